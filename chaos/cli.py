@@ -16,11 +16,11 @@ from typing import Final
 
 import click
 
-from chaos.cases.command import case, cases
-from chaos.command import run
+from chaos.cases.commands import case, cases
+from chaos.commands import run
 from chaos.nemeses import NEMESES
-from chaos.store import read_verdict, runs_below, together
-from chaos.telling import tell
+from chaos.run_folder import read_verdict, runs_below, together
+from chaos.verdict_text import tell
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

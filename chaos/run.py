@@ -27,9 +27,9 @@ from chaos.figures import FAULT, MENDING, figures_of
 from chaos.history import Ending, History
 from chaos.nemeses import GROUPS, NEMESES
 from chaos.nemesis import FAILURES, Nemesis
-from chaos.progress import HistoryProgress
+from chaos.progress_line import HistoryProgress
 from chaos.promises import HEALING_S, UNAVAILABLE_S, promised
-from chaos.store import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
+from chaos.run_folder import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
 from chaos.target import Target
 from chaos.workloads import REAL, REGISTRY, Scale, Workload
 from chaos.workloads.real import RealStage

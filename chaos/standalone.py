@@ -32,9 +32,9 @@ from broker.local.servers.process import HOST
 from broker.local.single import BrokerProcess
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.links import CLIENT, Link
+from chaos.proxies import client_url, proxied
 from chaos.synced import Disk, replay, traced
 from chaos.target import Ability, Target
-from chaos.wiring import client_url, proxied
 
 NODE: Final = "broker-1"
 DISK_MIB: Final = 256

@@ -20,7 +20,7 @@ from broker.model import TopicId
 from chaos.clocks import ClockOffsets
 from chaos.links import Links, Pair
 from chaos.packets import Packets
-from chaos.workloads.stage import Beneath
+from chaos.workloads.workload import Beneath
 
 ADMIN_DEADLINE_S: Final = 10.0
 

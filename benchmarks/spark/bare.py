@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from benchmarks.spark.rows import payload
-from broker.spark.batches import SCHEMA, arrow_schema
+from broker.spark.record_batches import SCHEMA, arrow_schema
 
 BATCH_ROWS = 16_384
 PARTS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker.api.blockers import LIMIT_DEFAULT, LIMIT_MAX, THRIFT
-from broker.api.schemas import (
+from broker.api.json_schemas import (
     BOOLEAN,
     BYTES,
     INT64,

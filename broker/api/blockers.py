@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.api import decoding
+from broker.api import body_reader
 from broker.api.own_service import AnyService
 from broker.api.times import parse_place, rfc3339
 from broker.clock import Clock
@@ -13,7 +13,7 @@ from broker.http.reply import Answer, json_reply, media_type
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 from broker.wire.transaction import transaction_steps
 
 THRIFT: Final = "application/x-thrift"
@@ -61,9 +61,9 @@ class BlockersApi:
             if text is not None:
                 raise BadRequest("transaction: give it, or a snapshot in the body, not both.")
             if media_type(request.headers) == THRIFT:
-                steps = transaction_steps(request.body, take=decoding.counting(request))
-                return await decoding.read(request, steps), "request"
-            return await decoding.read_snapshot(request), "request"
+                steps = transaction_steps(request.body, take=body_reader.counting(request))
+                return await body_reader.read(request, steps), "request"
+            return await body_reader.read_snapshot(request), "request"
         if text is None:
             return await self._service.snapshot(), "now"
         if not (text.isascii() and text.isdecimal() and len(text) <= 19):

@@ -11,16 +11,16 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
-from broker.api.decoding import read_snapshot
-from broker.api.polling import blocked_by
+from broker.api.body_reader import read_snapshot
+from broker.api.polls import blocked_by
 from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece
 from broker.http.request import Request
 from broker.model import Snapshot, message_id_from_hex
 from broker.slices import Slice
 from broker.topics.pages import PollPage, cut
-from broker.topics.service import Topics
 from broker.topics.streams import RowStream
+from broker.topics.topics import Topics
 
 THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
 THREAD_ATTRIBUTES_BYTES_MIN: Final = 16 * 1024

@@ -23,7 +23,7 @@ from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId, check_namespace, check_topic
-from broker.storage.health import StorageHealth
+from broker.storage.call_health import StorageHealth
 from broker.storage.records import RecordStore
 from broker.topics.reserved import is_reserved
 

@@ -23,9 +23,9 @@ from broker.clock import Clock
 from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
-from broker.http.asking import Ask
+from broker.http.outbound import Ask
 from broker.http.reply import JSON
-from broker.storage.health import CallHealth
+from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders
 

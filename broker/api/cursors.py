@@ -20,7 +20,7 @@ from broker.model import (
     timestamp_of,
 )
 from broker.topics.cursors import StoredCursor, shown
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 
 LIMIT_MAX: Final = 100
 DATA_BYTES_MAX: Final = 1024

@@ -30,19 +30,19 @@ from typing import Any, Protocol
 
 import orjson
 
+from broker.api.abandonment import unless_abandoned
 from broker.api.leadership import epoch_of
-from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
+from broker.api.payload_text import PART_BYTES, in_pieces, shown, shown_beside
 from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place
-from broker.api.waiting import unless_abandoned
 from broker.errors import TopicNotFound
 from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers
 from broker.http.request import Request
 from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId, message_id_from_hex
-from broker.routing.calls import LeaderSeen
+from broker.routing.routed_calls import LeaderSeen
 from broker.slices import Slice
 from broker.topics.browse import BrowseQuery
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 
 KEEP_ALIVE_S = 15.0
 PAGE_MESSAGES = 500

@@ -9,7 +9,7 @@ from broker.coordination.tenure import TopicPlacement
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 
 
 class Leadership:

@@ -18,9 +18,7 @@ from broker.api.arrow import ARROW
 from broker.api.blocker_schemas import BLOCKER_OPERATIONS, BLOCKER_SCHEMAS
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.api.cursors import LIMIT_MAX
-from broker.api.plainschemas import PLAIN_SCHEMAS
-from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS, Shape
-from broker.api.schemas import (
+from broker.api.json_schemas import (
     BYTES,
     CURSOR_NAME,
     INTEGER,
@@ -33,6 +31,8 @@ from broker.api.schemas import (
     Spec,
     of,
 )
+from broker.api.plainschemas import PLAIN_SCHEMAS
+from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS, Shape
 from broker.api.specs import body, header, ok, query
 from broker.api.transaction_schemas import TRANSACTION_OPERATIONS, TRANSACTION_SCHEMAS
 from broker.http.reply import AVRO, AVRO_JSON, EVENTS, JSON, MESSAGES

@@ -27,7 +27,7 @@ from typing import Any, Final
 import orjson
 
 from broker.api import fields
-from broker.api.payloads import in_pieces, shown, shown_beside
+from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
@@ -49,8 +49,8 @@ from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
+from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.snapshotjson import snapshot_steps
-from broker.wire.steps import Steps, Take, finish, free
 from broker.wire.topics import TTL_MAX_S
 from broker.wire.varint import INT_MAX, LONG_MAX
 

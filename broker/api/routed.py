@@ -25,7 +25,7 @@ from typing import Final
 import orjson
 
 from broker.api.leadership import epoch_of
-from broker.api.publishing import COUNT, FIRST_ID, LAST_ID
+from broker.api.publish import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
 from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
@@ -33,13 +33,13 @@ from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, ChunkedReply,
 from broker.http.request import Request
 from broker.model import TopicId
 from broker.routing import nodeheaders
-from broker.routing.calls import OUTCOME, Call, LeaderSeen, Relayed
-from broker.routing.deciding import LOOK_AGAIN, PeerAnswer, RepeatEffect, is_final
+from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, RepeatEffect, is_final
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
-from broker.routing.receiving import Receiving
-from broker.routing.service import Routing
-from broker.topics.service import Topics
+from broker.routing.peer_requests import Receiving
+from broker.routing.routed_calls import OUTCOME, Call, LeaderSeen, Relayed
+from broker.routing.routing import Routing
+from broker.topics.topics import Topics
 
 BROKER_LEADER: Final = "Broker-Leader"
 

@@ -21,24 +21,24 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import Final, NamedTuple
 
+from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType
 from broker.api.events import PollNext
 from broker.api.leadership import Leadership
-from broker.api.polling import Polling, PollRequest, answer_of
+from broker.api.polls import Polling, PollRequest, answer_of
 from broker.api.routed import Routed
 from broker.api.router import Handler
-from broker.api.waiting import unless_abandoned
 from broker.errors import NotLeader, TopicNotFound, Unavailable, UnavailableError
 from broker.http.reply import AVRO, MESSAGES, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll
 from broker.routing import nodeheaders
-from broker.routing.calls import MOVED, Call, Relayed
-from broker.routing.deciding import RepeatEffect
+from broker.routing.decisions import RepeatEffect
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
-from broker.topics.service import Topics
-from broker.topics.waiting import counted
+from broker.routing.routed_calls import MOVED, Call, Relayed
+from broker.topics.topics import Topics
+from broker.topics.waiting_polls import counted
 from broker.wire import avro, messages
 
 AGAIN_S: Final = 0.02

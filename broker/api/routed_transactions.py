@@ -31,8 +31,8 @@ from broker.errors import (
 from broker.http.answer import HttpAnswer
 from broker.http.reply import JSON
 from broker.model import Snapshot
-from broker.routing.calls import ERROR, OUTCOME, Call, Relayed
-from broker.routing.service import Routing
+from broker.routing.routed_calls import ERROR, OUTCOME, Call, Relayed
+from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
 from broker.wire.transaction import decode_transaction

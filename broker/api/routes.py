@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Protocol
 
 from broker.api.access import Action
 from broker.api.blockers import BlockersApi
-from broker.api.browsing import Browsing
+from broker.api.browse import Browsing
 from broker.api.bulk import BulkReading
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
@@ -14,12 +14,12 @@ from broker.api.events import Events, PollNext
 from broker.api.health import Health
 from broker.api.leadership import Leadership
 from broker.api.own_service import AnyService, OwnService
-from broker.api.placing import Placing
-from broker.api.polling import Polling
-from broker.api.pruning import PruningApi
-from broker.api.publishing import Publishing
+from broker.api.placement import Placing
+from broker.api.polls import Polling
+from broker.api.prune import PruningApi
+from broker.api.publish import Publishing
 from broker.api.router import Handler, Route
-from broker.api.staging import Staging
+from broker.api.stages import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
@@ -27,8 +27,8 @@ from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
-from broker.topics.service import Topics
-from broker.transactions.pruning import Pruning
+from broker.topics.topics import Topics
+from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
 from broker.wire import jsontext
 from broker.wire.topics import TTL

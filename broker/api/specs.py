@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.api.schemas import STRING, Spec
+from broker.api.json_schemas import STRING, Spec
 
 
 def query(name: str, text: str, schema: Spec) -> Spec:

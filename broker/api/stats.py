@@ -17,7 +17,7 @@ from broker.model import (
     timestamp_of,
 )
 from broker.topics.ranges import AMOUNT_MAX, PARTS_MAX, RangeQuery
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 
 
 class Stats:

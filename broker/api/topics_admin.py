@@ -11,7 +11,7 @@ from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import EMPTY, JSON, Answer, ChunkedReply, Piece, Reply, json_reply
 from broker.http.request import Request
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
 
 NOW = "now"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api.schemas import (
+from broker.api.json_schemas import (
     BOOLEAN,
     BYTES,
     INT64,

@@ -7,7 +7,7 @@ import binascii
 from typing import Any, Final
 
 from broker import logs
-from broker.api import decoding
+from broker.api import body_reader
 from broker.api.fields import record
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
@@ -16,8 +16,8 @@ from broker.model import POINTER_MAX, Snapshot
 from broker.slices import Slice
 from broker.transactions.service import Transactions
 from broker.wire.jsontext import parse_steps
+from broker.wire.read_steps import Steps, Take
 from broker.wire.snapshotjson import encode_snapshot
-from broker.wire.steps import Steps, Take
 from broker.wire.transaction import encode_transaction
 
 THRIFT: Final = "application/x-thrift"
@@ -55,8 +55,8 @@ class TransactionsApi:
     async def can_commit(self, request: Request) -> Answer:
         """Tell what a transaction changed, and hear whether it may commit."""
         transaction = transaction_of(request)
-        steps = _changes_steps(request.body, decoding.counting(request))
-        changes = await decoding.read(request, steps)
+        steps = _changes_steps(request.body, body_reader.counting(request))
+        changes = await body_reader.read(request, steps)
         request.let_go_of_body()
         await self._service.can_commit(transaction, changes, request.deadline)
         return json_reply({})
@@ -160,7 +160,9 @@ async def _sent(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of a body, none if it is empty. Raises BadRequest, BodyTooLarge."""
     if not request.body.strip():
         return {}
-    value = await decoding.read(request, _counted_steps(request.body, decoding.counting(request)))
+    value = await body_reader.read(
+        request, _counted_steps(request.body, body_reader.counting(request))
+    )
     return record(value, names, names or ("no fields",))
 
 

@@ -15,22 +15,22 @@ from broker.cli import (
     completion,
     context,
     cursors,
-    node,
-    publishing,
-    purging,
-    reading,
+    poll,
+    publish,
+    purge,
+    serve,
     storage,
-    tailing,
+    tail,
     topics,
     transactions,
 )
 from broker.cli.bench import commands as bench
-from broker.cli.given import GivenOptions
+from broker.cli.given_options import GivenOptions
 from broker.cli.options import take_json
 from broker.cli.problems import ending
 from broker.cli.rowlog.commands import rowlog
 from broker.cli.streams.commands import streams
-from broker.cli.top.command import top
+from broker.cli.top.commands import top
 from broker.cli.transfer import commands as transfer
 
 
@@ -56,12 +56,12 @@ def cli() -> None:
 for command in (
     topics.topics,
     topics.namespaces,
-    publishing.publish,
-    tailing.tail,
-    reading.poll,
-    reading.browse,
-    reading.stats,
-    purging.purge,
+    publish.publish,
+    tail.tail,
+    poll.poll,
+    poll.browse,
+    poll.stats,
+    purge.purge,
     cursors.cursors,
     transfer.export,
     transfer.import_,
@@ -69,8 +69,8 @@ for command in (
     top,
     context.context,
     completion.completion,
-    node.serve,
-    node.config,
+    serve.serve,
+    serve.config,
     storage.storage,
     rowlog,
     cluster.cluster,

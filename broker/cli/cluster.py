@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from broker.cli import steering
+from broker.cli import leadership
 from broker.cli.options import json_option
 from broker.config.sources import check_environment
 
@@ -118,5 +118,5 @@ def up(  # noqa: PLR0913, PLR0917 - One parameter per option.
     os.execv(sys.executable, command)  # noqa: S606 - No shell is wanted.
 
 
-for steer in steering.COMMANDS:
+for steer in leadership.COMMANDS:
     cluster.add_command(steer)

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from broker.cli.contexts import known
-from broker.cli.given import GivenOptions
+from broker.cli.given_options import GivenOptions
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError

@@ -9,7 +9,7 @@ import click
 from broker.cli.options import connect, id_option, place_option, to_broker, topic_argument
 from broker.cli.output import time_text, write_json, write_properties, write_table
 from broker.client import Cursor, NotFound, SyncClient
-from broker.client.places import before, behind
+from broker.client.positions import before, behind
 from broker.model import MessageId, TopicId, timestamp_of
 
 _name_argument = click.argument("name")

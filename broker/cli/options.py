@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from broker.cli import completion, contexts
-from broker.cli.given import given
+from broker.cli.given_options import given
 from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
 from broker.clock import SystemClock

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from broker.cli.given import GivenOptions
+from broker.cli.given_options import GivenOptions
 from broker.cli.options import NotNow
 from broker.cli.troubles import address
 from broker.config.sections import ConfigError

@@ -10,7 +10,7 @@ import click
 
 from broker.cli.output import write_json
 from broker.client import Published
-from broker.client.acknowledging import ids_of
+from broker.client.acknowledgements import ids_of
 from broker.model import MessageId, TopicId
 
 

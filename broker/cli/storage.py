@@ -15,9 +15,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from broker.cli.node import configured_by, resolved
 from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_properties, write_table
+from broker.cli.serve import configured_by, resolved
 from broker.config import sources
 from broker.errors import UnavailableError, install_command
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from broker.storage.hbase.schema import Made
     from broker.storage.log import Logs
     from broker.storage.report import CheckReport, Tell
-    from broker.storage.showing import ShownLog
+    from broker.storage.shown_log import ShownLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ async def _verified(directory: Path | None, config: Config, tell: Tell) -> Check
 
     window_ms = int(config.topics.idempotency_window_s * 1000)
     if directory is not None or not config.hbase.hbase_gateways:
-        from broker.storage.leveldb.mending import verify_directory  # noqa: PLC0415
+        from broker.storage.leveldb.directory_repair import verify_directory  # noqa: PLC0415
 
         directory = directory or config.storage.data_dir
         return await verify_directory(directory, tell, window_ms=window_ms)
@@ -107,7 +107,7 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
     from broker.storage.log import Logs  # noqa: PLC0415
 
     if directory is not None or not config.hbase.hbase_gateways:
-        from broker.storage.leveldb.mending import opened_copy  # noqa: PLC0415
+        from broker.storage.leveldb.directory_repair import opened_copy  # noqa: PLC0415
 
         async with opened_copy(directory or config.storage.data_dir) as table:
             yield Logs(table, SystemClock())
@@ -189,7 +189,7 @@ def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
     """  # noqa: D301
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
     from broker.storage.keys import LogId  # noqa: PLC0415
-    from broker.storage.showing import shown  # noqa: PLC0415
+    from broker.storage.shown_log import shown  # noqa: PLC0415
 
     config = resolved(file, flags).config
     invalid = [] if snapshot_file is None else storage_text.invalid_pointers(snapshot_file.read())
@@ -227,11 +227,11 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
     \b
     broker storage repair data mended && broker serve --data-dir mended
     """  # noqa: D301
-    from broker.storage.leveldb import mending  # noqa: PLC0415 - Only these commands need LevelDB.
+    from broker.storage.leveldb import directory_repair  # noqa: PLC0415 - Only these commands need LevelDB.
 
     with _own_store(), _progress("mending") as tell:
         try:
-            report = asyncio.run(mending.repair(directory, copy, tell))
+            report = asyncio.run(directory_repair.repair(directory, copy, tell))
         except FileExistsError as error:
             raise click.ClickException(f"{copy} exists; name a new directory") from error
     _show(report, as_json=as_json)

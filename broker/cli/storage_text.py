@@ -15,7 +15,7 @@ from broker.storage.entry import Entry
 from broker.storage.head import NO_END, Head
 from broker.storage.report import COUNTED, CheckReport
 from broker.storage.root import Root, RootState
-from broker.storage.showing import ShownEntry, ShownLog, ShownPage
+from broker.storage.shown_log import ShownEntry, ShownLog, ShownPage
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
 

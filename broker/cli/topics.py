@@ -6,7 +6,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from broker.cli import completion
-from broker.cli.given import given
+from broker.cli.given_options import given
 from broker.cli.options import connect, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json, write_properties
 from broker.cli.properties import PROPERTY, properties_of, property_arguments

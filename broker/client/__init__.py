@@ -6,17 +6,16 @@ original. Errors are those of ``broker.errors``, by name.
 
 from broker.client.aio import Client
 from broker.client.cursors import Cursor, CursorLag
-from broker.client.keeping import PlaceStore
-from broker.client.leaders import Leader
-from broker.client.reading import Reading
-from broker.client.retrying import Trouble
+from broker.client.node_directory import Leader
+from broker.client.place_keepers import PlaceStore
+from broker.client.range_read import Reading
+from broker.client.retrier import Trouble
 from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
 from broker.client.sync import SyncClient, SyncReading, SyncStage
 from broker.client.sync_subscriber import SyncSubscriber
-from broker.client.tailing import TailOptions
-from broker.client.transaction import TransactionPublisher
+from broker.client.tail import TailOptions
 from broker.client.transaction_aware import (
     AnyTransactionService,
     DecidingAware,
@@ -26,6 +25,7 @@ from broker.client.transaction_aware import (
 )
 from broker.client.transaction_block import Transaction
 from broker.client.transaction_context import TransactionContext
+from broker.client.transaction_publisher import TransactionPublisher
 from broker.client.transaction_sync import (
     SyncTransaction,
     SyncTransactionPublisher,

@@ -37,19 +37,19 @@ from broker.client import admin, protocol
 from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later
-from broker.client.leaders import Leader
-from broker.client.messages import SINGLE, parts_of, payload_bytes, request_of
+from broker.client.node_directory import Leader
 from broker.client.properties import settable
 from broker.client.protocol import ClientRequest
+from broker.client.publish_request import SINGLE, parts_of, payload_bytes, request_of
 from broker.client.reader import Reader
-from broker.client.retrying import OnTrouble, Retrier
+from broker.client.retrier import OnTrouble, Retrier
 from broker.client.stage import Stage
-from broker.client.transaction import TransactionPublisher
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_block import Transaction
 from broker.client.transaction_buffer import BUFFER_BYTES_MAX, BufferedPublisher
 from broker.client.transaction_context import TransactionContext
-from broker.client.transaction_retrying import ATTEMPTS_MAX, repeat
+from broker.client.transaction_publisher import TransactionPublisher
+from broker.client.transaction_retry import ATTEMPTS_MAX, repeat
 from broker.client.transactions import TransactionService
 from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (

@@ -20,8 +20,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.client import protocol
-from broker.client.tables import check_pyarrow, with_attributes
-from broker.client.tailing import ANSWER_S, Backoff, TailSource
+from broker.client.dataframes import check_pyarrow, with_attributes
+from broker.client.tail import ANSWER_S, Backoff, TailSource
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
 from broker.model import MessageId, Snapshot

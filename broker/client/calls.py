@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from broker.client import outcomes, protocol
 from broker.client.protocol import ClientRequest, Reply
-from broker.client.retrying import Retrier
+from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply, Transport
 from broker.client.values import Published
 from broker.errors import BodyTooLarge
-from broker.http.asking import REPLY_BYTES_MAX
+from broker.http.outbound import REPLY_BYTES_MAX
 from broker.model import Message
 from broker.wire import messages
 

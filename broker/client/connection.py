@@ -1,6 +1,6 @@
 """A connection to a node: for writes, several at a time if the server is ours, or for one read at a time.
 
-What HTTP needs is in ``broker.http.asking``; here is what it means to a client: an outcome by its name
+What HTTP needs is in ``broker.http.outbound``; here is what it means to a client: an outcome by its name
 (``outcomes``), what an answer tells of the cluster (``leaders``), and whether the server may be sent the
 next request before the last is answered. Pipelining starts with the second request, after an answer
 showed that the server is this project's: of the original nobody knows whether it answers in order.
@@ -29,9 +29,9 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import outcomes
-from broker.client.leaders import HEADER, NodeDirectory
+from broker.client.node_directory import HEADER, NodeDirectory
 from broker.client.protocol import ClientRequest, Reply
-from broker.http import asking
+from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
 
@@ -41,7 +41,7 @@ OURS: Final = "x-request-id"
 HEADS_KEPT_MAX: Final = 256
 
 
-class ClientConnection(asking.OutboundConnection):
+class ClientConnection(outbound.OutboundConnection):
     """A connection whose ends are told as a client understands them.
 
     Args:
@@ -147,7 +147,7 @@ class ClientConnection(asking.OutboundConnection):
         self.ours = self.ours or OURS in reply.headers
 
     @override
-    def head(self, request: asking.Ask) -> bytes:
+    def head(self, request: outbound.Ask) -> bytes:
         key = (request.method, request.path, tuple(request.headers.items()))
         head = self._heads.get(key)
         if head is None:
@@ -157,7 +157,7 @@ class ClientConnection(asking.OutboundConnection):
         return head
 
 
-def _comes_once(request: asking.Ask) -> bool:
+def _comes_once(request: outbound.Ask) -> bool:
     """Whether a request has a head that does not come again, but for a retry."""
     headers = request.headers
     is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers

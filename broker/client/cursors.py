@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
-from broker.client.places import id_of
+from broker.client.positions import id_of
 from broker.client.protocol import JSON, ClientRequest
 from broker.client.values import TopicName
 from broker.model import MessageId, TopicId, check_cursor

@@ -29,8 +29,8 @@ from operator import add
 from typing import NamedTuple
 
 from broker.client import outcomes, protocol
-from broker.client.acknowledging import each_of
-from broker.client.retrying import Retrier
+from broker.client.acknowledgements import each_of
+from broker.client.retrier import Retrier
 from broker.client.track import Track, TrackTicket
 from broker.client.transport import Transport
 from broker.client.values import Published, Settings

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.client import outcomes, protocol
-from broker.client.acknowledging import each_of
-from broker.client.messages import EncodedMessage, joined
+from broker.client.acknowledgements import each_of
 from broker.client.protocol import ClientRequest
-from broker.client.retrying import Retrier
+from broker.client.publish_request import EncodedMessage, joined
+from broker.client.retrier import Retrier
 from broker.client.values import OnFull, Published, Settings, check_on_full
 from broker.errors import BrokerError, Overloaded
 from broker.model import TopicId

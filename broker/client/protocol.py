@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from broker.client.leaders import HEADER, leader_of
-from broker.client.places import id_of, start_of
+from broker.client.node_directory import HEADER, leader_of
+from broker.client.positions import id_of, start_of
 from broker.client.values import (
     Browsed,
     BrowsePage,

@@ -9,14 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from broker.client import bulk, protocol, tailing
+from broker.client import bulk, protocol
+from broker.client import tail as tails
 from broker.client.calls import Calls
 from broker.client.cursors import CursorCalls
-from broker.client.handling import Handler
-from broker.client.keeping import PlaceStore
-from broker.client.places import id_of, start_of
-from broker.client.reading import Reading, ReadOptions
-from broker.client.retrying import Retrier
+from broker.client.handler import Handler
+from broker.client.place_keepers import PlaceStore
+from broker.client.positions import id_of, start_of
+from broker.client.range_read import Reading, ReadOptions
+from broker.client.retrier import Retrier
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
 from broker.client.values import BrowsePage, Settings, Start, Stats, TopicName, TopicRange
@@ -77,7 +78,7 @@ class Reader:
         *,
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
-        options: tailing.TailOptions | None = None,
+        options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[Message]:
         """Give all messages from a place on, and new ones as they come, without end.
 
@@ -99,11 +100,11 @@ class Reader:
         *,
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
-        options: tailing.TailOptions | None = None,
+        options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[list[Message]]:
         """Give what ``tail`` gives, in the lists in which it arrives."""
         poll = Poll(start_of(start), inclusive, None, snapshot)
-        return tailing.tail(self._source(topic), poll, options or tailing.TailOptions())
+        return tails.tail(self._source(topic), poll, options or tails.TailOptions())
 
     def events(
         self,
@@ -120,9 +121,9 @@ class Reader:
         Raises:
             BadRequest, TypeError: ``start`` is no place.
         """
-        is_now = start == tailing.NOW
-        place = tailing.NOW if is_now else protocol.place_text(start, "start")
-        return tailing.events(self._source(topic), place)
+        is_now = start == tails.NOW
+        place = tails.NOW if is_now else protocol.place_text(start, "start")
+        return tails.events(self._source(topic), place)
 
     async def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
         self,
@@ -345,5 +346,5 @@ class Reader:
     def _topic(self, name: TopicName) -> TopicId:
         return protocol.topic_id(name, self.settings.namespace)
 
-    def _source(self, topic: TopicName) -> tailing.TailSource:
-        return tailing.TailSource(self._topic(topic), self._calls.stream, self._retrier)
+    def _source(self, topic: TopicName) -> tails.TailSource:
+        return tails.TailSource(self._topic(topic), self._calls.stream, self._retrier)

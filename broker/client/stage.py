@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from broker.client import protocol
-from broker.client.messages import request_of
+from broker.client.publish_request import request_of
 from broker.client.values import Payload, Publishable
 from broker.model import NO_HEADERS
 

@@ -30,9 +30,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from broker.client import letters, places
-from broker.client.handling import Calling, GaveUp, Handler, Stopped, Trying, Work, as_given, log
-from broker.client.keeping import (
+from broker.client import dead_letters, positions
+from broker.client.handler import Calling, GaveUp, Handler, Stopped, Trying, Work, as_given, log
+from broker.client.place_keepers import (
     CursorKeeper,
     CursorLost,
     CursorOptions,
@@ -40,9 +40,9 @@ from broker.client.keeping import (
     PlaceKeeper,
     PlaceStore,
 )
-from broker.client.retrying import Retrier
+from broker.client.retrier import Retrier
 from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
-from broker.client.tailing import NOW, Backoff
+from broker.client.tail import NOW, Backoff
 from broker.clock import Clock, SystemClock
 from broker.errors import (
     BrokerError,
@@ -127,7 +127,7 @@ class Subscriber:
         else:
             wanted = CursorOptions(topic, self.name, self._begin, options.takeover_s)
             self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
-        self._letters = letters.default_topic(topic)
+        self._letters = dead_letters.default_topic(topic)
         self._has_letters = False
         self._working = self._began = False
 
@@ -294,7 +294,7 @@ class Subscriber:
 
     async def _bury(self, progress: SubscriberProgress, message: Message, failure: GaveUp) -> None:
         """Publish a message as a dead letter, then go past it. The idempotency key prevents a second one after a crash."""
-        letter = letters.letter_of(
+        letter = dead_letters.letter_of(
             self.topic,
             self.name,
             message,
@@ -302,7 +302,7 @@ class Subscriber:
             tries=failure.tries,
             now_ms=self._clock.now_ms(),
         )
-        await self._publish(letter, letters.key_of(self.topic, self.name, message))
+        await self._publish(letter, dead_letters.key_of(self.topic, self.name, message))
         work = self._keeper.work(message.id)
         if work is not None:
             await self._skip(work)
@@ -359,9 +359,9 @@ class Subscriber:
         """Return the place behind which a new name begins."""
         start = self.options.start
         if start == NOW:
-            return places.behind((await self._client.range(self.topic)).latest)
-        place = places.start_of(start)
-        return places.before(place) if isinstance(place, int) else place
+            return positions.behind((await self._client.range(self.topic)).latest)
+        place = positions.start_of(start)
+        return positions.before(place) if isinstance(place, int) else place
 
     # Stopping.
 

@@ -25,19 +25,19 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from typing_extensions import override
 
 from broker.client.aio import Client
-from broker.client.blocking import blocking, described
-from broker.client.handling import Handler
-from broker.client.keeping import PlaceStore
+from broker.client.facade import blocking, described
+from broker.client.handler import Handler
 from broker.client.later import Counts
-from broker.client.reading import Reading
-from broker.client.retrying import OnTrouble
+from broker.client.place_keepers import PlaceStore
+from broker.client.range_read import Reading
+from broker.client.retrier import OnTrouble
 from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
 from broker.client.sync_subscriber import CallersThread, SyncCursorCalls, SyncSubscriber
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_buffer import BUFFER_BYTES_MAX
-from broker.client.transaction_retrying import ATTEMPTS_MAX, repeat_blocking
+from broker.client.transaction_retry import ATTEMPTS_MAX, repeat_blocking
 from broker.client.transaction_sync import (
     SyncTransaction,
     SyncTransactionPublisher,
@@ -372,7 +372,7 @@ class SyncStage:
 
 
 class SyncReading:
-    """A range to be iterated, or to be made a table of; see ``broker.client.reading.Reading``, whose methods these are."""
+    """A range to be iterated, or to be made a table of; see ``broker.client.range_read.Reading``, whose methods these are."""
 
     def __init__(self, client: SyncClient, reading: Reading) -> None:
         self._client = reading

@@ -9,9 +9,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from typing_extensions import override
 
-from broker.client.blocking import blocking
 from broker.client.cursors import CursorCalls
-from broker.client.handling import Interrupted
+from broker.client.facade import blocking
+from broker.client.handler import Interrupted
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberCounts
 

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from broker.client.messages import EncodedMessage
+from broker.client.publish_request import EncodedMessage
 from broker.model import Snapshot, TopicId
 
 T = TypeVar("T")

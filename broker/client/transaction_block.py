@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from broker.client.messages import EncodedMessage, parts_of, several
 from broker.client.protocol import topic_id
+from broker.client.publish_request import EncodedMessage, parts_of, several
 from broker.client.transaction_aware import DecidingAware
 from broker.client.transaction_context import TransactionContext
 from broker.client.values import Payload, Publishable, Start, TopicName

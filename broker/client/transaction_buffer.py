@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.client import protocol
-from broker.client.messages import EncodedMessage, joined
+from broker.client.publish_request import EncodedMessage, joined
 from broker.client.transaction_aware import Topical
 from broker.client.transaction_undo import Undo
 from broker.client.values import Published, Settings

@@ -24,8 +24,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from broker.client.blocking import blocking
-from broker.client.transaction import TransactionPublisher
+from broker.client.facade import blocking
 from broker.client.transaction_aware import (
     AnyTransactionService,
     DecidingAware,
@@ -33,6 +32,7 @@ from broker.client.transaction_aware import (
     told,
 )
 from broker.client.transaction_block import Transaction
+from broker.client.transaction_publisher import TransactionPublisher
 from broker.client.transactions import TransactionService
 from broker.client.values import Payload
 from broker.model import Snapshot

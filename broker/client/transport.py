@@ -18,14 +18,14 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from broker.client import outcomes
 from broker.client.connection import ClientConnection
-from broker.client.leaders import NodeDirectory
+from broker.client.node_directory import NodeDirectory
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.values import Settings
 from broker.errors import Unavailable
-from broker.http import asking
+from broker.http import outbound
 from broker.http.address import Address
 from broker.http.answer import NotSent, Streamed
-from broker.http.asking import header_lines
+from broker.http.outbound import header_lines
 from broker.http.pool import Pool
 from broker.model import TopicId
 
@@ -120,7 +120,7 @@ class HttpTransport:
     ) -> ClientConnection:
         self._check_open()
         connection = ClientConnection(url, headers, self._nodes, self._settings.idle_s_max)
-        opening = asyncio.ensure_future(asking.open_connection(connection, timeout_s, self._tls))
+        opening = asyncio.ensure_future(outbound.open_connection(connection, timeout_s, self._tls))
         self._opening.add(opening)
         try:
             await opening

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from broker.client.leaders import Leader
+from broker.client.node_directory import Leader
 from broker.model import NO_HEADERS, MessageId, TopicId
 
 TopicName = str | TopicId | tuple[str, str]

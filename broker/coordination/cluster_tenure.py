@@ -51,9 +51,9 @@ from broker.coordination.tenure import TopicPlacement, not_leader
 from broker.errors import BrokerError, NoLeader, Unavailable
 from broker.model import TopicId
 from broker.storage.head import Head
+from broker.storage.last_page import TailReading
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
-from broker.storage.tail import TailReading
 
 PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from broker.coordination.ports import NodeInfo
 from broker.errors import NotLeader
 from broker.model import TopicId
-from broker.storage.tail import TailReading
+from broker.storage.last_page import TailReading
 
 
 class TopicPlacement(NamedTuple):

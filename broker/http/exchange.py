@@ -22,12 +22,12 @@ from broker.config.sections import Config
 from broker.errors import BrokerError
 from broker.http.body import BodyReader
 from broker.http.content import Content
-from broker.http.outgoing import Outgoing, SlowReaderLimits, send_at_once
+from broker.http.delivery import Outgoing, SlowReaderLimits, send_at_once
 from broker.http.reply import Answer, Reply
 from broker.http.request import PathNames, Request
 
 if TYPE_CHECKING:
-    from broker.http.connection import Connection
+    from broker.http.inbound import Connection
     from broker.http.server import Server
     from broker.http.side import Side
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
-from broker.http.asking import OutboundConnection
+from broker.http.outbound import OutboundConnection
 
 AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
 

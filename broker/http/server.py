@@ -25,9 +25,9 @@ from broker.config.sections import Config
 from broker.errors import BrokerError, Overloaded
 from broker.http.body import BodyReader
 from broker.http.budget import DEFAULTS, Bounds, BudgetKind, Budgets
-from broker.http.connection import Connection
 from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
+from broker.http.inbound import Connection
 from broker.http.reply import error_reply
 
 BACKLOG: Final = 1024

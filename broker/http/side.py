@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from broker.http.connection import Connection
+    from broker.http.inbound import Connection
 
 
 class Side(asyncio.Transport):

@@ -12,9 +12,9 @@
     local     all of it together
 """
 
+from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
 from broker.local.member import Member
-from broker.local.places import Sizes
 from broker.local.plan import ProcessKind
 
 __all__ = ["LocalCluster", "Member", "ProcessKind", "Sizes"]

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
 from broker.local.member import run
-from broker.local.places import Sizes
 from broker.local.servers import ServerFailed, ServerMissing
 
 FIRST_PORT = 8081

@@ -39,13 +39,13 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from broker.local import pids, plan
-from broker.local.asking import question
+from broker.local.addresses import Sizes, local_layout
 from broker.local.member import STOP_S, Member
-from broker.local.places import Sizes, local_layout
 from broker.local.plan import ClusterLayout, ListenAddress, ProcessKind, Program, Settings
+from broker.local.readiness import question
 from broker.local.servers import HBaseServer, ServerFailed
 from broker.local.servers.process import HOST
-from broker.local.tables import init_storage
+from broker.local.storage_tables import init_storage
 
 Report = Callable[[str], None]
 

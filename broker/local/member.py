@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import broker
 from broker.local import pids
-from broker.local.asking import told_by
 from broker.local.plan import ProcessKind, Program
+from broker.local.readiness import told_by
 from broker.local.servers.process import ServerFailed, await_answer, start_child, tied_to_us
 
 READY_S = 60.0

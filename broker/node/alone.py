@@ -18,7 +18,7 @@ from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 
 OPENING_TOLD_EVERY_S = 5.0

@@ -33,15 +33,15 @@ from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import Sender
+from broker.routing.peer_requests import Receiving
 from broker.routing.peers import HttpPeers
-from broker.routing.receiving import Receiving
+from broker.routing.routing import Routing
 from broker.routing.secret import cluster_secret
-from broker.routing.service import Routing
 from broker.routing.witnesses import clocks_of
-from broker.storage.health import CallHealth, CallOutcome
+from broker.storage.call_health import CallHealth, CallOutcome
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 
 INCARNATION_BYTES = 8

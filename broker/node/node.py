@@ -41,21 +41,21 @@ from broker.http.server import BACKLOG, Server
 from broker.metrics import Metrics
 from broker.node.alone import Alone, open_store
 from broker.node.cluster import InCluster
-from broker.node.tephra import serve_tephra
-from broker.node.transactions import ServiceElsewhere, asked_service, sweep_source
-from broker.node.values import (
+from broker.node.part_settings import (
     STANDALONE,
     is_loopback,
     node_name,
     topic_settings,
     transaction_settings,
 )
+from broker.node.tephra import serve_tephra
+from broker.node.transactions import ServiceElsewhere, asked_service, sweep_source
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
 from broker.storage.records import Records, RecordStore
 from broker.topics.retention import Sweeper, SweepReport
-from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from broker.coordination import zookeeper
 from broker.coordination.coordinator import TreeCoordinator
 from broker.node.cluster import Stores
 from broker.routing.nodeheaders import PROTOCOL
+from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.store import open_hbase
-from broker.storage.health import CallOutcome
 from broker.storage.log import Logs
 from broker.storage.records import Records
 

@@ -11,7 +11,7 @@ from broker.clock import Clock
 from broker.config.sections import Config
 from broker.errors import NotFound
 from broker.model import Snapshot
-from broker.topics.inverting import Source
+from broker.topics.inversion import Source
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import TRANSACTIONS
 

@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 from broker.clock import Clock
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
-from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.routing.deadlines import on_the_wire_ms
-from broker.routing.deciding import RepeatEffect
+from broker.routing.decisions import RepeatEffect
 from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, RelayedAnswer, whole
+from broker.routing.routed_calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.turns import CallSubject, Turns
 
 GRACE_S: Final = 0.5

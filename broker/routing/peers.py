@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
-from broker.http.asking import REPLY_BYTES_MAX, Ask, OutboundConnection, open_connection
+from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection, open_connection
 from broker.http.pool import Pool
 
 CONNECTIONS_MAX: Final = 4096

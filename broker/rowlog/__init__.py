@@ -11,14 +11,14 @@ heals.** See docs/guides/rowlog.md, and docs/internals/rowlog.md for what each f
         await log.put(b"row", {b"data:title": b"A title"}, payload=b"what happened")
 """
 
-from broker.rowlog.feeding import feeder
+from broker.rowlog.feeder import feeder
 from broker.rowlog.letters import DeadLetter
-from broker.rowlog.putting import Put
+from broker.rowlog.puts import Put
+from broker.rowlog.refusals import MessagesOpen, RowLocked
+from broker.rowlog.rowlog import RowLog
 from broker.rowlog.rows import Message
-from broker.rowlog.service import RowLog
 from broker.rowlog.setup import Filter, Settings, Subscription
 from broker.rowlog.topicindex import topic_index
-from broker.rowlog.troubles import MessagesOpen, RowLocked
 
 __all__ = [
     "DeadLetter",

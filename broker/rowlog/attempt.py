@@ -18,12 +18,9 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 from broker import logs
 from broker.clock import Clock
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, Unavailable
-from broker.rowlog import state as states
-from broker.rowlog.figures import Figures
-from broker.rowlog.listeners import NoListener, Offers
-from broker.rowlog.meta import Meta
-from broker.rowlog.rows import Decide, Found, Message, Rows
-from broker.rowlog.state import (
+from broker.rowlog import execution_state
+from broker.rowlog.counters import Figures
+from broker.rowlog.execution_state import (
     BY_CALL,
     BY_PROCESSOR,
     Busy,
@@ -33,7 +30,10 @@ from broker.rowlog.state import (
     Standing,
     State,
 )
-from broker.rowlog.table import TableError
+from broker.rowlog.listeners import NoListener, Offers
+from broker.rowlog.meta import Meta
+from broker.rowlog.row_table import TableError
+from broker.rowlog.rows import Decide, Found, Message, Rows
 
 log = logs.get_logger()
 
@@ -95,7 +95,7 @@ class Attempts:
         by = Claimer(kind + secrets.token_bytes(8), epoch)
 
         def claim(state: State) -> State:
-            return states.claim(state, name, by, tools.clock.now_ms(), setup.settings)
+            return execution_state.claim(state, name, by, tools.clock.now_ms(), setup.settings)
 
         message = await self.message(row, found)
         await tools.rows.change(row, found.id, claim, found.raw)
@@ -145,7 +145,7 @@ class Attempts:
         return reason
 
     async def _give_back(self, row: bytes, found: Found, name: str, token: bytes) -> None:
-        decide = partial(states.given_back, name=name, token=token)
+        decide = partial(execution_state.given_back, name=name, token=token)
         try:
             await self._tools.rows.change(row, found.id, decide)
         except (Gone, TableError, OutcomeUnknown):
@@ -159,9 +159,9 @@ class Attempts:
 
         def mark(state: State) -> State:
             if not reason:
-                return states.done(state, name, token)
+                return execution_state.done(state, name, token)
             failure = Failure(tools.clock.now_ms(), reason, tools.chance())
-            return states.failed(state, name, token, failure, setup)
+            return execution_state.failed(state, name, token, failure, setup)
 
         state = await self._change(row, found, mark)
         if state.parts[name].standing is Standing.DEAD:
@@ -190,11 +190,11 @@ class Attempts:
         tools = self._tools
         try:
             setup = await tools.meta.setup()
-            if not state.is_finished and states.unknown(state, setup):
+            if not state.is_finished and execution_state.unknown(state, setup):
                 # One that this process does not know yet must not count as removed.
-                removed = states.unknown(state, await tools.meta.fresh())
+                removed = execution_state.unknown(state, await tools.meta.fresh())
                 if removed:
-                    decide = partial(states.without, names=removed)
+                    decide = partial(execution_state.without, names=removed)
                     state = await tools.rows.change(row, found.id, decide)
             if state.is_finished:
                 await tools.rows.remove(row, [found.id])

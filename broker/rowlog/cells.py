@@ -20,7 +20,7 @@ import struct
 from typing import Final
 
 from broker.errors import StorageCorrupt
-from broker.rowlog.state import Part, Standing, State
+from broker.rowlog.execution_state import Part, Standing, State
 
 _MORE: Final = 0x80
 _REASON_BYTES_MAX: Final = 400

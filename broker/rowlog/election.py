@@ -19,7 +19,7 @@ from broker.clock import Clock
 from broker.coordination.ports import Contact, Coordinator, Lease
 from broker.errors import BrokerError, Fenced, NoLeader
 from broker.rowlog.meta import Meta
-from broker.rowlog.table import TableError
+from broker.rowlog.row_table import TableError
 
 log = logs.get_logger()
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from broker.rowlog.gathering import Gathering
-from broker.rowlog.keys import (
+from broker.rowlog.batcher import Gathering
+from broker.rowlog.cell_keys import (
     DEAD_END,
     INDEX_COLUMN,
     OPEN_END,
@@ -22,8 +22,8 @@ from broker.rowlog.keys import (
     range_stop,
 )
 from broker.rowlog.ring import Ring
+from broker.rowlog.row_table import RowTable
 from broker.rowlog.setup import Setup
-from broker.rowlog.table import RowTable
 
 SCAN_ENTRIES: Final = 1000
 """How many entries one page has, of all shards together; at least one of each."""

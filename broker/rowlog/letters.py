@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from broker.errors import BadRequest, NotFound
-from broker.rowlog import state as states
+from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
+from broker.rowlog.execution_state import Gone, Standing
 from broker.rowlog.index import Index, TableIndex
 from broker.rowlog.meta import Meta
 from broker.rowlog.rows import Message, Rows
 from broker.rowlog.setup import Setup
-from broker.rowlog.state import Gone, Standing
 from broker.rowlog.wakeups import Wakeups
 from broker.rowlog.workoff import entries_of
 
@@ -66,14 +66,16 @@ class DeadLetters:
 
     async def revive(self, letter: DeadLetter) -> None:
         """Open a dead message again. It comes after what its row has passed meanwhile. Raises NotFound."""
-        await self._raise(letter, states.revived)
+        await self._raise(letter, execution_state.revived)
 
     async def drop(self, letter: DeadLetter) -> None:
         """Give a dead message up: it counts as done. Raises NotFound."""
-        await self._raise(letter, states.dropped)
+        await self._raise(letter, execution_state.dropped)
 
     async def _raise(
-        self, letter: DeadLetter, decide: Callable[[states.State, str, Setup], states.State]
+        self,
+        letter: DeadLetter,
+        decide: Callable[[execution_state.State, str, Setup], execution_state.State],
     ) -> None:
         setup, message = await self.meta.fresh(), letter.message
         if letter.held:

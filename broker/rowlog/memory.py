@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
-from broker.rowlog.table import Cells, Guard, NotWritten
+from broker.rowlog.row_table import Cells, Guard, NotWritten
 
 Step = Callable[[str, bytes], None]
 

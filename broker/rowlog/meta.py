@@ -19,9 +19,9 @@ from typing import Final
 from broker.clock import Clock
 from broker.errors import NotFound, OutcomeUnknown, Unavailable
 from broker.rowlog import setup as setups
-from broker.rowlog.keys import INDEX_COLUMN, meta_key
+from broker.rowlog.cell_keys import INDEX_COLUMN, meta_key
+from broker.rowlog.row_table import NotWritten, RowTable, TableError
 from broker.rowlog.setup import Setup
-from broker.rowlog.table import NotWritten, RowTable, TableError
 
 SETUP: Final = "setup"
 REFRESH_S: Final = 5.0

@@ -21,16 +21,25 @@ from typing import Final
 from broker import logs
 from broker.errors import BrokerError, Fenced, StorageCorrupt
 from broker.rowlog.attempt import Attempts, Tools
+from broker.rowlog.cell_keys import Entry
 from broker.rowlog.election import Leading
+from broker.rowlog.execution_state import (
+    Busy,
+    Gone,
+    Standing,
+    State,
+    Turn,
+    choose,
+    unknown,
+    without,
+)
 from broker.rowlog.index import Index, TableIndex
-from broker.rowlog.keys import Entry
 from broker.rowlog.listeners import Offers
+from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found
 from broker.rowlog.setup import Setup, Subscription
-from broker.rowlog.state import Busy, Gone, Standing, State, Turn, choose, unknown, without
-from broker.rowlog.table import TableError
 from broker.rowlog.wakeups import FULL, Wakeups
-from broker.rowlog.work import Work
+from broker.rowlog.worklist import Work
 
 log = logs.get_logger()
 

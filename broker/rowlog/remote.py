@@ -31,8 +31,8 @@ from broker.config.sections import Config
 from broker.coordination.ports import Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
 from broker.http.answer import NoAnswer, NotSent
-from broker.http.asking import OutboundConnection, open_connection
 from broker.http.exchange import Admitted
+from broker.http.outbound import OutboundConnection, open_connection
 from broker.http.pool import Pool
 from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected_reply
 from broker.http.request import NO_NAMES, Request

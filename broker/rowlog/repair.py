@@ -24,14 +24,14 @@ from typing import Final
 from broker import logs
 from broker.clock import Clock
 from broker.errors import StorageCorrupt
-from broker.rowlog.figures import Figures
+from broker.rowlog.cell_keys import DEAD_END, OPEN_END, Entry
+from broker.rowlog.counters import Figures
+from broker.rowlog.execution_state import Gone, Standing, unknown, without
 from broker.rowlog.index import Index, TableIndex, entries_for
-from broker.rowlog.keys import DEAD_END, OPEN_END, Entry
 from broker.rowlog.meta import Meta
 from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Found, Rows
 from broker.rowlog.setup import Setup
-from broker.rowlog.state import Gone, Standing, unknown, without
 
 log = logs.get_logger()
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import OutcomeUnknown, StorageCorrupt
+from broker.rowlog.cell_keys import DATA, PAYLOAD, STATE, Columns, MessageId
 from broker.rowlog.cells import decode_state, encode_state
-from broker.rowlog.keys import DATA, PAYLOAD, STATE, Columns, MessageId
-from broker.rowlog.state import Gone, State
-from broker.rowlog.table import Cells, RowTable, TableError
+from broker.rowlog.execution_state import Gone, State
+from broker.rowlog.row_table import Cells, RowTable, TableError
 
 ATTEMPTS: Final = 20
 WIDE: Final = 32

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
 from broker.errors import BadRequest, NotFound, StorageCorrupt
-from broker.rowlog.keys import SHARDS_MAX, check_id
+from broker.rowlog.cell_keys import SHARDS_MAX, check_id
 
 FORMAT: Final = 1
 Kind = TypeVar("Kind")

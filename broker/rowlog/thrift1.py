@@ -26,7 +26,7 @@ from happybase.pool import NoConnectionsAvailable
 
 from broker.clock import Clock
 from broker.errors import Unavailable
-from broker.rowlog.table import Cells, Guard, NotWritten, TableError, WriteUnknown
+from broker.rowlog.row_table import Cells, Guard, NotWritten, TableError, WriteUnknown
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.config.sections import parse_address
-from broker.rowlog.table import Cells, Guard
+from broker.rowlog.row_table import Cells, Guard
 from broker.storage.hbase import thrift
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.requests import FSYNC_WAL, SYNC_WAL

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final
 from broker.client import Client
 from broker.errors import BrokerError, UnavailableError
 from broker.model import Message as Hint
-from broker.rowlog.keys import Entry
-from broker.rowlog.table import NotWritten, TableError, WriteUnknown
+from broker.rowlog.cell_keys import Entry
+from broker.rowlog.row_table import NotWritten, TableError, WriteUnknown
 
 if TYPE_CHECKING:
-    from broker.rowlog.service import RowLog
+    from broker.rowlog.rowlog import RowLog
 
 PAGE: Final = 1_000
 SETTLED_MAX: Final = 200_000

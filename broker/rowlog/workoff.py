@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.errors import Fenced, OutcomeUnknown
-from broker.rowlog import state as states
+from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
+from broker.rowlog.cell_keys import Entry
+from broker.rowlog.execution_state import Busy, Gone, unknown, waits_for, without
 from broker.rowlog.index import Index, entries_for
-from broker.rowlog.keys import Entry
 from broker.rowlog.listeners import LocalListeners
 from broker.rowlog.meta import Meta
+from broker.rowlog.refusals import MessagesOpen
 from broker.rowlog.ring import Ring
+from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found, Message, Rows
 from broker.rowlog.setup import Setup
-from broker.rowlog.state import Busy, Gone, unknown, waits_for, without
-from broker.rowlog.table import TableError
-from broker.rowlog.troubles import MessagesOpen
 
 
 class WorkingOff:
@@ -94,14 +94,14 @@ class WorkingOff:
                 reasons.append(f"message {found.id.seq} for '{name}': {reason}")
 
     async def _try(
-        self, row: bytes, found: Found, name: str, state: states.State
-    ) -> tuple[states.State, str]:
+        self, row: bytes, found: Found, name: str, state: execution_state.State
+    ) -> tuple[execution_state.State, str]:
         try:
             outcome = await self._attempts.attempt(row, found, name, self.listeners)
         except (Busy, Fenced) as busy:
             return state, str(busy)
         except Gone:
-            return state.with_part(name, states.DONE), ""
+            return state.with_part(name, execution_state.DONE), ""
         except (TableError, OutcomeUnknown) as error:
             return state, str(error)
         if outcome.is_done:

@@ -5,6 +5,6 @@ that Spark starts for it. Needs the extra ``spark``.
 """
 
 from broker.spark.datasource import TmsDataSource
-from broker.spark.publishing import publish
+from broker.spark.foreachbatch import publish
 
 __all__ = ["TmsDataSource", "publish"]

@@ -28,11 +28,11 @@ from typing_extensions import override
 from broker.client.sync import SyncClient
 from broker.client.values import Settings
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
-from broker.spark import planning
-from broker.spark.batches import TaskRange, read_part
-from broker.spark.connecting import client_of
-from broker.spark.options import SourceOptions
-from broker.spark.places import SourceOffset
+from broker.spark import task_ranges
+from broker.spark.clients import client_of
+from broker.spark.format_options import SourceOptions
+from broker.spark.offsets import SourceOffset
+from broker.spark.record_batches import TaskRange, read_part
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOWER: Final = (GreaterThan, GreaterThanOrEqual, EqualTo)
@@ -80,8 +80,8 @@ class TmsBatchReader(DataSourceReader):
             return []
         found = self._client.range(self._options.topic, after=after, through=through)
         if self._options.starts_at_a_message:
-            planning.check_nothing_lost(self._options, found.after, found)
-        parts = planning.parts_of(self._client, self._options, found)
+            task_ranges.check_nothing_lost(self._options, found.after, found)
+        parts = task_ranges.parts_of(self._client, self._options, found)
         return [InputPartition(part) for part in parts]
 
     @override

@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from broker.spark.batch import PushingBatchReader, TmsBatchReader
-from broker.spark.batches import SCHEMA, arrow_schema
 from broker.spark.beats import check_nullable
-from broker.spark.options import sink_options, source_options
+from broker.spark.format_options import sink_options, source_options
+from broker.spark.record_batches import SCHEMA, arrow_schema
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 from broker.spark.stream import TmsStreamReader
 

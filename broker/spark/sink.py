@@ -38,9 +38,9 @@ from typing_extensions import override
 
 from broker.client.sync import SyncClient, SyncStage
 from broker.client.values import Settings
-from broker.spark.connecting import client_of
-from broker.spark.options import SinkOptions, SinkProducer
-from broker.spark.rows import MessageRun, Row, check_columns, chunks_of, runs_of, size_of
+from broker.spark.clients import client_of
+from broker.spark.format_options import SinkOptions, SinkProducer
+from broker.spark.sink_rows import MessageRun, Row, check_columns, chunks_of, runs_of, size_of
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"

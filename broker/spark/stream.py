@@ -35,12 +35,11 @@ from typing_extensions import override
 from broker.client.sync import SyncClient
 from broker.client.values import Settings, TopicRange
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
-from broker.spark import planning
-from broker.spark.batches import TaskRange, read_part
+from broker.spark import task_ranges
 from broker.spark.beats import Beat, Silence, beat_batch
-from broker.spark.connecting import client_of
-from broker.spark.options import SourceOptions
-from broker.spark.places import (
+from broker.spark.clients import client_of
+from broker.spark.format_options import SourceOptions
+from broker.spark.offsets import (
     Offset,
     SourceOffset,
     beat_ms_of,
@@ -49,6 +48,7 @@ from broker.spark.places import (
     next_offset,
     range_of,
 )
+from broker.spark.record_batches import TaskRange, read_part
 
 WAIT_S: Final = 0.2
 WAIT_S_MIN: Final = 0.001
@@ -136,7 +136,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = found.latest
         if self._options.snapshot is not None:
             found = found._replace(
-                through=planning.seen_through(self._client, self._options, found)
+                through=task_ranges.seen_through(self._client, self._options, found)
             )
         begin = found.after
         if start.get("init") and self._starts_with_what_is_there:
@@ -227,8 +227,8 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found, self._planned = self._planned, None
         if found is None or (found.after, found.through) != (after, through):
             found = self._client.range(self._options.topic, after=after, through=through)
-        planning.check_nothing_lost(self._options, after, found)
-        parts = planning.parts_of(self._client, self._options, found)
+        task_ranges.check_nothing_lost(self._options, after, found)
+        parts = task_ranges.parts_of(self._client, self._options, found)
         return [InputPartition(part) for part in parts]
 
     @override

@@ -64,8 +64,8 @@ from sqlalchemy import (
     update,
 )
 
-from broker.client.messages import parts_of, several
 from broker.client.protocol import topic_id
+from broker.client.publish_request import parts_of, several
 from broker.client.values import NewMessage, Payload, Publishable, TopicName
 from broker.model import NO_HEADERS
 from broker.sql.relay import CounterWentBack, Overtaken, Relay

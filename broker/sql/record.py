@@ -64,7 +64,7 @@ from sqlalchemy import (
     update,
 )
 
-from broker.client.messages import joined
+from broker.client.publish_request import joined
 from broker.client.transaction_aware import AnyTransactionService, Topical
 from broker.client.values import NewMessage
 from broker.model import Snapshot

@@ -15,7 +15,7 @@ An entry has at most 16 KiB of items and attributes, or one message. With attrib
 from before them refuse it by its format. Messages with a write pointer, a lifetime or a
 reference have entries of their own, so a reader judges once for all messages of an entry.
 An entry does not change. When its lifetime has ended it is replaced by a **stub**, its header alone; small ones
-of a page that takes nothing more are replaced by one that has the messages of all (packing.py).
+of a page that takes nothing more are replaced by one that has the messages of all (page_packer.py).
 
 Items of a payload log lack the reference's half of the id, which is not known yet; they are framed again
 when they are read. Reading copies slices of ``items``; nothing is decoded that is not judged.

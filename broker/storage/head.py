@@ -10,7 +10,7 @@ A **page** is a row: the next stretch of a log, with a head and entries. A log i
                                  └─────────┘   prev  └─────────┘   prev  └─────────┘
 
     open      takes appends         sealed    the log goes on at the next page, pointer + 1
-    closed    the log ended here    packed    sealed, and small entries were joined (packing.py)
+    closed    the log ended here    packed    sealed, and small entries were joined (page_packer.py)
                                     gone      its entries were removed; the head stays, so that no late
                                               make of the page can succeed
 

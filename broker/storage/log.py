@@ -27,11 +27,11 @@ from broker.storage.entry import Mark
 from broker.storage.head import Head, PageState
 from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
-from broker.storage.reading import LogReader
+from broker.storage.last_page import Tail, TailReading, next_head
+from broker.storage.log_reader import LogReader
 from broker.storage.resolve import Pauses, Resolver, random_nonce
 from broker.storage.root import Root, RootState
 from broker.storage.table import Table
-from broker.storage.tail import Tail, TailReading, next_head
 
 CLAIM_TRIES_MAX = 4
 PACKED_SOON = PageBounds(cells_max=1024)

@@ -33,7 +33,7 @@ from broker.storage.entry import Entry
 from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of
 from broker.storage.marks import Marks
-from broker.storage.packing import is_worth_it, pack
+from broker.storage.page_packer import is_worth_it, pack
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.shared import SharedRead

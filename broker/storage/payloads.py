@@ -17,7 +17,7 @@ from broker.errors import Unavailable
 from broker.model import POINTER_MAX, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
 from broker.storage import head as heads
 from broker.storage import root as roots
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import Mark
 from broker.storage.head import Head
 from broker.storage.hold import LogHold
@@ -234,7 +234,7 @@ class PayloadLogs:
             return 0
         went = 0
         for page, _ in await self._pages(log):
-            head, turned = await sweeping.turn_gone(self._resolver, log, page)
+            head, turned = await sweep.turn_gone(self._resolver, log, page)
             if head is not None and turned:
                 went = max(went, head.total)
         return went

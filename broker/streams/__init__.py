@@ -5,7 +5,7 @@ are Spark's; sources and sinks are those of ``broker.spark``. Needs the extra ``
 """
 
 from broker.streams.accumulators import Accumulator
-from broker.streams.building import (
+from broker.streams.builder import (
     GroupedStream,
     Stream,
     StreamBuilder,
@@ -13,8 +13,8 @@ from broker.streams.building import (
 )
 from broker.streams.changes import JobChanged
 from broker.streams.job import Job
-from broker.streams.joining import JoinedStream
-from broker.streams.keyed import Processor, State
+from broker.streams.joins import JoinedStream
+from broker.streams.operators import Processor, State
 from broker.streams.serdes import Bytes, Json, Serde, Text
 from broker.streams.windows import Window, session, sliding, tumbling
 

@@ -10,7 +10,7 @@ _PLAN: Final = "\n=== Streaming Query ==="
 _TRACE: Final = "Traceback (most recent call last):"
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
 _BEFORE: Final = re.compile(r"\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ")
-_OWN: Final = "broker.streams.letters.Failed: "
+_OWN: Final = "broker.streams.failures.Failed: "
 
 
 def cause_of(text: str) -> str:

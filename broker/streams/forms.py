@@ -9,16 +9,16 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from broker.streams import graph, keyed
+from broker.streams import graph, operators
 from broker.streams.passes import RecordReader
-from broker.streams.steps import Step
+from broker.streams.stateless_steps import Step
 
 
 @dataclass(frozen=True)
 class Branch:
     """A frame and the steps behind it.
 
-    ``columns`` is set as long as all is SQL: the frame of columns.py; ``source`` as long as nothing was done. Else
+    ``columns`` is set as long as all is SQL: the frame of sql_columns.py; ``source`` as long as nothing was done. Else
     ``reader`` reads ``frame``, or Spark calls ``parts`` for each key if ``is_keyed``.
     """
 
@@ -27,7 +27,7 @@ class Branch:
     source: graph.Source | None = None
     columns: DataFrame | None = None
     reader: RecordReader | None = None
-    parts: tuple[keyed.KeyedOperator | Step, ...] = ()
+    parts: tuple[operators.KeyedOperator | Step, ...] = ()
     is_keyed: bool = False
     is_behind_state: bool = False
     """Whether an operator with state is before it: then no watermark can be made of its times."""
@@ -63,7 +63,7 @@ def check_times(branch: Branch, name: str) -> None:
         )
 
 
-def step_alone(part: keyed.KeyedOperator | Step) -> Step:
+def step_alone(part: operators.KeyedOperator | Step) -> Step:
     """Return a part of a pass, which has no state."""
     assert isinstance(part, Step), "operators are run by key"
     return part

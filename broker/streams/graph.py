@@ -1,4 +1,4 @@
-"""A job as a graph of operators: values alone, made by building.py and read by the rest. Pure.
+"""A job as a graph of operators: values alone, made by builder.py and read by the rest. Pure.
 
 An operator knows those that it gets records from. A job is what its **ends** need: its sinks and prints. Names are
 unique in a job. Operators with state are found again by them, so they count each kind for itself: one that is added
@@ -16,8 +16,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from broker.streams.accumulators import Accumulator
-from broker.streams.keyed import Processor
-from broker.streams.matching import Pairs
+from broker.streams.join_operators import Pairs
+from broker.streams.operators import Processor
 from broker.streams.serdes import Serde
 from broker.streams.windows import Sliding, Windows
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from broker.streams import drawing, graph
+from broker.streams import graph, plan_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from broker.streams.running import JobQueries, Status
+    from broker.streams.queries import JobQueries, Status
 
 
 class Job:
@@ -36,7 +36,7 @@ class Job:
 
     def explain(self, form: Literal["text", "svg"] = "text") -> str:
         """Return the plan: as text, or as a picture (SVG)."""
-        return drawing.picture(self.graph) if form == "svg" else drawing.text(self.graph)
+        return plan_text.picture(self.graph) if form == "svg" else plan_text.text(self.graph)
 
     def start(self, spark: SparkSession, *, checkpoint: str, url: str, **options: str) -> Job:
         """Start the queries; return at once.
@@ -71,7 +71,7 @@ class Job:
         *,
         is_available: bool,
     ) -> None:
-        from broker.streams.running import JobQueries  # noqa: PLC0415 - PySpark takes a second, a plan needs none.
+        from broker.streams.queries import JobQueries  # noqa: PLC0415 - PySpark takes a second, a plan needs none.
 
         if self.is_running:
             raise RuntimeError(f"The job {self.id} runs already.")

@@ -1,4 +1,4 @@
-"""The passes of Spark in which records are of Python: thin shells around steps.py and keyed.py.
+"""The passes of Spark in which records are of Python: thin shells around stateless_steps.py and operators.py.
 
 A **pass** reads batches, runs steps and writes rows; a **keyed pass** is a chain that Spark calls for each key.
 Both travel to Spark's workers pickled, and so do the functions in them.
@@ -19,11 +19,13 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from broker.clock import SystemClock
-from broker.streams import steps
-from broker.streams.keyed import Cells, Chain, packed, unpacked
-from broker.streams.keys import decode_key, encode_key
-from broker.streams.letters import Failures
-from broker.streams.records import (
+from broker.streams import stateless_steps
+from broker.streams.failures import Failures
+from broker.streams.key_codec import decode_key, encode_key
+from broker.streams.operators import Cells, Chain, packed, unpacked
+from broker.streams.serdes import Serde
+from broker.streams.stateless_steps import Step
+from broker.streams.stream_records import (
     BEAT,
     COLUMNS,
     LETTER,
@@ -38,8 +40,6 @@ from broker.streams.records import (
     packed_rows,
     unpacked_records,
 )
-from broker.streams.serdes import Serde
-from broker.streams.steps import Step
 from broker.streams.windows import Window
 
 ROWS_AT_ONCE: Final = 20_000
@@ -233,7 +233,7 @@ class Pass:
         if not isinstance(read, StreamRecord | Letter):
             yield read
             return
-        for found in steps.run(self._steps, self._failures, read):
+        for found in stateless_steps.run(self._steps, self._failures, read):
             row = found if isinstance(found, Letter) else self._write(found)
             if row is not None:
                 yield row.row() if isinstance(row, Letter) else row

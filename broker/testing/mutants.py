@@ -17,26 +17,26 @@ from typing import Any, Final, NamedTuple
 
 from broker.errors import BrokerError, StorageCorrupt
 from broker.model import ROW_ID_MAX, RowId, row_after
-from broker.storage import gathering, ownchain, reading, resolve, sweeping
 from broker.storage import head as heads
 from broker.storage import log as log_module
+from broker.storage import log_reader, ownchain, page_entries, resolve, sweep
 from broker.storage import root as roots
 from broker.storage.entry import Entry, encode
 from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
+from broker.storage.last_page import Tail, next_head
 from broker.storage.log import Logs
 from broker.storage.marks import Marks
-from broker.storage.memory.rows import RowSpace
+from broker.storage.memory.row_space import RowSpace
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
-from broker.storage.tail import Tail, next_head
 from broker.testing import (
+    mutants_cleanup,
     mutants_journal,
     mutants_processes,
-    mutants_routing,
-    mutants_settling,
+    mutants_routes,
     mutants_tephra,
     mutants_transactions,
 )
@@ -185,7 +185,7 @@ def _own_after_link(link: Any) -> Any:
 
 
 def _sealed_before_next(_: Any) -> Any:
-    async def mutant(self: reading.LogReader, page: RowId, head: Head) -> RowId | None:
+    async def mutant(self: log_reader.LogReader, page: RowId, head: Head) -> RowId | None:
         if head.is_sealed:
             return head.next
         rows = await self._resolver.read(
@@ -210,7 +210,7 @@ def _up_to_the_pointer(_: Any) -> Any:
 
 
 def _look_at_the_root(_: Any) -> Any:
-    async def mutant(self: reading.LogReader, page: RowId) -> None:
+    async def mutant(self: log_reader.LogReader, page: RowId) -> None:
         del page
         self.ended = True
 
@@ -345,8 +345,8 @@ def _epochs_over_generations(next_head: Any) -> Any:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    **{name: Mutant(*above) for name, above in mutants_routing.MUTANTS.items()},
-    **{name: Mutant(*above) for name, above in mutants_settling.MUTANTS.items()},
+    **{name: Mutant(*above) for name, above in mutants_routes.MUTANTS.items()},
+    **{name: Mutant(*above) for name, above in mutants_cleanup.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_journal.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_tephra.MUTANTS.items()},
@@ -385,7 +385,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "attributes": Mutant(
         "small entries that are joined lose the keys and headers of their messages",
-        gathering,
+        page_entries,
         "join",
         _attributes,
     ),
@@ -403,21 +403,21 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link),
     "sealed-before-next": Mutant(
         "a reader goes on from an open page",
-        reading.LogReader,
+        log_reader.LogReader,
         "_following",
         _sealed_before_next,
         "storm",
     ),
     "up-to-the-pointer": Mutant(
         "a page in pieces is not compared with its pointer",
-        reading,
+        log_reader,
         "is_short",
         _up_to_the_pointer,
         "storm",
     ),
     "look-at-the-root": Mutant(
         "absent, gone or empty is the end",
-        reading.LogReader,
+        log_reader.LogReader,
         "_look_at_root",
         _look_at_the_root,
         "zombies",
@@ -459,14 +459,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "marks",
     ),
     "floor-not-tail": Mutant(
-        "the floor rises above the tail", sweeping, "raise_floor", _floor_not_tail, "floor"
+        "the floor rises above the tail", sweep, "raise_floor", _floor_not_tail, "floor"
     ),
     "gone-stays": Mutant(
-        "heads of pages below the floor are removed", sweeping, "turn_gone", _gone_stays
+        "heads of pages below the floor are removed", sweep, "turn_gone", _gone_stays
     ),
     "dead-generations-stay": Mutant(
         "heads of a dead generation are removed",
-        sweeping,
+        sweep,
         "turn_gone",
         _dead_generations_stay,
     ),

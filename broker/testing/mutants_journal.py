@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.testing.mutants_routing import Above
+from broker.testing.mutants_routes import Above
 from broker.topics.write import Write
 from broker.transactions import journal, manager
 from broker.transactions.journal import LedState

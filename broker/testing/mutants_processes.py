@@ -19,12 +19,12 @@ from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
 from broker.coordination.tenure import TopicPlacement
 from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
-from broker.storage import entry, gathering, head, log, root, tail
+from broker.storage import entry, head, last_page, log, page_entries, root
 from broker.storage.entry import Entry
 from broker.storage.head import ChangeVerdict, Head
 from broker.storage.leveldb.database import Database
-from broker.storage.leveldb.writer import Writer
-from broker.storage.memory.rows import RowSpace
+from broker.storage.leveldb.write_thread import Writer
+from broker.storage.memory.row_space import RowSpace
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
@@ -197,7 +197,7 @@ def _suspended() -> Patch:
 
 
 def _zookeeper_epochs() -> Patch:
-    made, next_head = TreeLease.__init__, tail.next_head
+    made, next_head = TreeLease.__init__, last_page.next_head
     newest = 0
 
     def note(self: TreeLease, locks: Any, wish: Any, name: str, session: int) -> None:
@@ -281,9 +281,12 @@ def _checksums() -> Patch:
         mock.patch(f"{_PLYVEL}.DB", unverified),
         *(
             mock.patch.object(module, "zlib", _Constant)
-            for module in (entry, gathering, head, root)
+            for module in (entry, page_entries, head, root)
         ),
-        *(mock.patch.object(module, "WHOLE", _Constant.crc32()) for module in (entry, gathering)),
+        *(
+            mock.patch.object(module, "WHOLE", _Constant.crc32())
+            for module in (entry, page_entries)
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.model import Snapshot
-from broker.testing.mutants_routing import Above
+from broker.testing.mutants_routes import Above
 from broker.transactions import tephra_commits
 from broker.transactions.tephra_commits import Commits
 

@@ -12,7 +12,7 @@ from broker.client.transaction_fate import TransactionFate
 from broker.client.transaction_undo import Undo
 from broker.errors import RequestError
 from broker.model import Snapshot
-from broker.testing.mutants_routing import Above
+from broker.testing.mutants_routes import Above
 
 
 def _unknown_publish(rollback: Any) -> Any:

@@ -32,9 +32,9 @@ from broker.model import (
 from broker.slices import Slice
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.keys import LogId
-from broker.storage.reading import LogReader
+from broker.storage.log_reader import LogReader
 from broker.topics.fetch import FetchAction, expires_at_ms, judge, lives, oldest_held, oldest_live
-from broker.topics.payload_reading import PayloadReader, shorter
+from broker.topics.payload_reader import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
 PAGE_BYTES_MAX = 2 * 1024 * 1024

@@ -17,7 +17,7 @@ from typing import Final
 
 from broker.model import ROW_ID_MIN, RowId, row_before
 from broker.storage.entry import Entry, merged
-from broker.storage.gathering import joined
+from broker.storage.page_entries import joined
 
 SLOT_BYTES_MAX: Final = 64 * 1024
 SLOT_ENTRIES_MAX: Final = 1024

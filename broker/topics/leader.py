@@ -2,7 +2,7 @@
 
 A leader is made by a claim and is of no more use once its hold is done; nothing that it remembers
 outlives the epoch. What it leads: the message log, and under the same epoch the payload logs of the
-transactions that store into this topic (stored.py).
+transactions that store into this topic (stored_payloads.py).
 
 Its end has two moments. When it *ends* it takes nothing more. When it has *settled*, everything that
 it sent has its outcome, and what it certainly did not store is there for the next leader.
@@ -17,15 +17,15 @@ from typing import TypeVar
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.slices import Slice
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.hold import LogHold, Looked
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
-from broker.topics.keyed import KeyedLog, request_hash
+from broker.topics.keyed_log import KeyedLog, request_hash
 from broker.topics.producers import Producers
 from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.stats import Rates
-from broker.topics.stored import StoredPayloads
+from broker.topics.stored_payloads import StoredPayloads
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import KeyMark, ProducerMark, Write
 from broker.topics.writer import LogWriter, ends_hold
@@ -239,7 +239,7 @@ class TopicLeader:
 
     async def raise_floor(self, bound: RowId) -> None:
         """Raise the floor to the page that holds the first id at or above ``bound``."""
-        await self.guarded(sweeping.raise_floor(self.hold, bound))
+        await self.guarded(sweep.raise_floor(self.hold, bound))
         self.cache.floor = self.hold.root.floor
 
     async def guarded(self, change: Awaitable[Result]) -> Result:

@@ -10,7 +10,7 @@ is done, or when the topic has been idle::
 The next claim waits until the former leader's requests all have their outcome. So what was certainly
 not stored keeps its place before what came later.
 
-In a cluster a topic that another node should lead is handed over (handing_over.py).
+In a cluster a topic that another node should lead is handed over (hand_over.py).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from broker.errors import (
 from broker.model import Topic, TopicId
 from broker.slices import Slice
 from broker.storage.hold import LogHold
-from broker.topics.claiming import TopicClaims
-from broker.topics.handing_over import HAND_OVER_S, HandingOver
+from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import PublishOptions
-from broker.topics.settling import refused_below
-from broker.topics.state import TopicState
+from broker.topics.settlement import refused_below
 from broker.topics.surroundings import Surroundings
+from broker.topics.topic_claims import TopicClaims
+from broker.topics.topic_state import TopicState
 from broker.topics.writer import fail
 
 RELEASES_AT_ONCE = 256

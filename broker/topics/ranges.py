@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from broker.model import RowId, Topic, row_before
 from broker.storage.keys import LogId
-from broker.storage.numbering import LogCount, Numbering
+from broker.storage.ordinals import LogCount, Numbering
 from broker.topics.fetch import oldest_live
 from broker.topics.surroundings import Surroundings
 

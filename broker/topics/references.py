@@ -29,7 +29,7 @@ from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
 from broker.topics import stages
-from broker.topics.keyed import KeyedLog
+from broker.topics.keyed_log import KeyedLog
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write

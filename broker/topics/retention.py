@@ -6,7 +6,7 @@ One sweep goes over all records, of deleted topics too, and over each topic in t
     pages          below the floor: their entries go with one change a page; their heads stay
     lifetimes      entries whose own, shorter life is over become stubs, one change a page
     marks          whose window has passed
-    invalid        what invalid transactions published is rolled back (inverting.py)
+    invalid        what invalid transactions published is rolled back (inversion.py)
     payload logs   dropped once no reference to them can be alive, emptied, and a margin later forgotten
     generations    all older ones, and a deleted topic's own, with their cursors
 
@@ -38,16 +38,16 @@ from broker.model import (
     first_row_at,
 )
 from broker.slices import Slice
-from broker.storage import sweeping
+from broker.storage import sweep as sweeping
 from broker.storage.head import NO_END
 from broker.storage.keys import LogId
 from broker.storage.marks import PRODUCER_LIFE_MS, MarksBefore, forget_marks, sweep_marks
 from broker.storage.root import Root, RootState
-from broker.storage.sweeping import LifetimeEnds
+from broker.storage.sweep import LifetimeEnds
 from broker.topics import stages
 from broker.topics.cursors import forget_cursors
 from broker.topics.expiry import PayloadLifetimes, due_through, floor_of, may_drop, may_forget
-from broker.topics.inverting import Inverting, Source
+from broker.topics.inversion import Inverting, Source
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 

@@ -9,7 +9,7 @@ from broker.http.budget import BudgetKind, Hold
 from broker.model import Message
 from broker.slices import Slice
 from broker.topics.pages import NO_PAGE, PollPage
-from broker.topics.reading import TopicReading
+from broker.topics.topic_reader import TopicReading
 
 PAGE_BYTES: Final = 288 * 1024
 """What a reader who stands still holds in memory; smaller pages make fast readers slower. A thousand

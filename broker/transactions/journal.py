@@ -42,8 +42,8 @@ from broker.transactions import manager, snapshots
 from broker.transactions.edits import Edit, encode_edit
 from broker.transactions.manager import Decision
 from broker.transactions.replay import Replay
-from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import ServiceState
+from broker.transactions.service_settings import TransactionSettings
+from broker.transactions.service_state import ServiceState
 
 Result = TypeVar("Result")
 Decide = Callable[[ServiceState, int], Decision[Result]]

@@ -8,7 +8,7 @@
                    │                           └──invalidate, abort (long)───▶ invalid
                    └──time-out──▶ invalid ──abort (short)──▶ visible
 
-A decision gives edits and an answer. It changes nothing: the journal applies the edits (state.py), at once in memory and
+A decision gives edits and an answer. It changes nothing: the journal applies the edits (service_state.py), at once in memory and
 again when the journal is replayed. An answer counts only once its edits are on disk.
 """
 
@@ -38,8 +38,8 @@ from broker.transactions.edits import (
     Truncated,
     TruncatedBefore,
 )
-from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import OpenTransaction, ServiceState, size_of
+from broker.transactions.service_settings import TransactionSettings
+from broker.transactions.service_state import OpenTransaction, ServiceState, size_of
 
 Result = TypeVar("Result")
 

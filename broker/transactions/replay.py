@@ -13,7 +13,7 @@ from __future__ import annotations
 from broker.errors import StorageCorrupt
 from broker.transactions import snapshots
 from broker.transactions.edits import FORMAT, Edit, decode_edit
-from broker.transactions.state import ServiceState
+from broker.transactions.service_state import ServiceState
 from broker.wire.varint import Malformed, read_long
 
 

@@ -20,9 +20,9 @@ from broker.topics.leaders import Leaders
 from broker.transactions import manager
 from broker.transactions.journal import Decide, Doubt, Journal, LedState
 from broker.transactions.manager import Decision
-from broker.transactions.settings import TransactionSettings
+from broker.transactions.service_settings import TransactionSettings
+from broker.transactions.service_state import OpenTransaction, ServiceState
 from broker.transactions.snapshots import frozen
-from broker.transactions.state import OpenTransaction, ServiceState
 from broker.transactions.tephra_snapshot import snapshot_steps, state_of
 
 Result = TypeVar("Result")

@@ -27,7 +27,12 @@ from broker.transactions.edits import (
     read_keys,
     read_numbers,
 )
-from broker.transactions.state import InvalidTransaction, OpenTransaction, ServiceState, size_of
+from broker.transactions.service_state import (
+    InvalidTransaction,
+    OpenTransaction,
+    ServiceState,
+    size_of,
+)
 from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_long
 
 BEGIN: Final = 100

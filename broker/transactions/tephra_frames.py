@@ -27,7 +27,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType, TType
 
 from broker.errors import BadRequest, BodyTooLarge, ChangesTooLarge
 from broker.model import Snapshot
-from broker.wire.steps import STEP_BYTES, Steps, Take, free
+from broker.wire.read_steps import STEP_BYTES, Steps, Take, free
 from broker.wire.thriftskip import SET, Skipper
 from broker.wire.transaction import encode_transaction
 

@@ -38,7 +38,7 @@ from broker.errors import (
 from broker.model import Snapshot
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_commits import Commits
-from broker.wire.steps import Steps, Take
+from broker.wire.read_steps import Steps, Take
 
 ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
 TOO_LARGE: Final = "org.apache.tephra.TransactionSizeException"

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from broker.transactions.snapshots import Frozen
-from broker.wire.steps import Steps
+from broker.wire.read_steps import Steps
 from broker.wire.varint import encode_bytes, encode_long
 
 VERSION: Final = 4

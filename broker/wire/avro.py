@@ -35,7 +35,7 @@ from broker.model import (
     unpack_row_id,
 )
 from broker.wire.blocks import END
-from broker.wire.steps import STEP_BYTES, Steps, Take, copied, finish, free
+from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, finish, free
 from broker.wire.transaction import encode_transaction, transaction_steps
 from broker.wire.varint import (
     Malformed,

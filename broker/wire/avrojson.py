@@ -42,7 +42,7 @@ from broker.wire.avro import (
 )
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
-from broker.wire.steps import Steps, Take, finish, free
+from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.transaction import encode_transaction, transaction_steps
 from broker.wire.varint import INT_MAX, LONG_MAX
 

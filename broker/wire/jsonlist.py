@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
 from broker.wire.jsontext import BYTES_MAX, decoder, more_values, parse_steps
-from broker.wire.steps import STEP_BYTES, Steps
+from broker.wire.read_steps import STEP_BYTES, Steps
 
 WINDOW_BYTES: Final = 16 * 1024
 """Texts up to this long can as well be parsed at once."""

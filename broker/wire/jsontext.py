@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge, RequestError
-from broker.wire.steps import Steps, finish
+from broker.wire.read_steps import Steps, finish
 
 BYTES_MAX: Final = 2 * 1024 * 1024
 """The longest text, and in a list the longest message. Python's parser takes up to 10 ms for it."""

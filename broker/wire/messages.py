@@ -22,7 +22,7 @@ from broker.errors import BadRequest, OutcomeUnknown, Unavailable
 from broker.model import Message, PublishRequest
 from broker.wire import attributes, avro
 from broker.wire.blocks import END, PollDecoder
-from broker.wire.steps import STEP_BYTES, Steps, Take, copied, finish, free
+from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, finish, free
 from broker.wire.varint import Malformed, encode_bytes, encode_long, read_int, read_long, read_size
 
 CONTENT_TYPE: Final = "avro/message"

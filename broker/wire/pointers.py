@@ -14,7 +14,7 @@ from itertools import islice
 from operator import le
 from typing import Final
 
-from broker.wire.steps import Steps
+from broker.wire.read_steps import Steps
 
 POINTERS_MAX: Final = 1_000_000
 """The most pointers that all lists of a snapshot may have together; far more than a transaction service keeps."""

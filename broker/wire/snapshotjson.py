@@ -19,7 +19,7 @@ from broker.errors import BadRequest
 from broker.model import Snapshot
 from broker.wire import pointers
 from broker.wire.jsontext import parse_steps
-from broker.wire.steps import Steps, Take, finish, free
+from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.transaction import transaction_steps
 from broker.wire.varint import LONG_MAX
 

@@ -28,7 +28,7 @@ from typing import Final
 from broker.errors import BadRequest
 from broker.model import Snapshot
 from broker.wire import pointers
-from broker.wire.steps import Steps, Take, finish, free
+from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.thriftskip import FIELD, I32, I64, LIST, LIST_HEAD, STOP, Skipper
 
 _FIELD_TYPES = {1: I64, 2: I64, 3: LIST, 4: LIST, 5: I64, 6: I32, 7: I64, 8: LIST, 9: I32}

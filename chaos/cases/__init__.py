@@ -15,10 +15,10 @@ from __future__ import annotations
 from itertools import chain
 from typing import Final
 
-from chaos.cases import alone, disks, failovers, fencing, ids, pauses, splits
+from chaos.cases import disks, failovers, fences, message_ids, one_broker, pauses, splits
 from chaos.cases.case import Case, CaseTarget, Played
 
-_FAMILIES: Final = (alone, disks, failovers, fencing, ids, pauses, splits)
+_FAMILIES: Final = (one_broker, disks, failovers, fences, message_ids, pauses, splits)
 
 CASES: Final[dict[str, Case]] = {
     case.name: case

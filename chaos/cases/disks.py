@@ -14,12 +14,12 @@ from typing import Final
 from broker.client import BrokerError
 from broker.local.single import BrokerProcess
 from chaos import full_disk
-from chaos.cases.alone import broker_of
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
+from chaos.cases.one_broker import broker_of
 from chaos.full_disk import found_in, history_of
 from chaos.synced import cut_copy, replay, traced
-from chaos.workloads.process import TopicTarget
+from chaos.workloads.client_process import TopicTarget
 
 ACKNOWLEDGED: Final = 60
 RUN_S: Final = 90.0

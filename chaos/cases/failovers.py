@@ -25,8 +25,8 @@ from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import LeaderSighting, Scene
 from chaos.cases.splits import publish_at, session_of
 from chaos.links import CLIENT, Link
-from chaos.nemeses.members import INSTANCE
-from chaos.workloads.process import TopicTarget
+from chaos.nemeses.membership import INSTANCE
+from chaos.workloads.client_process import TopicTarget
 
 OUTAGE_S: Final = 20.0
 CUT_S: Final = 4.0

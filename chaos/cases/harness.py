@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.client import BrokerError, Published
 from chaos.checkers import Violation
-from chaos.cluster import ChaosCluster
 from chaos.history import History
+from chaos.proxied_cluster import ChaosCluster
 from chaos.workloads import REAL
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import ClientProcess, TopicTarget
 from chaos.workloads.real import RealStage
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ from broker.client import Published
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import LeaderSighting, Scene
 from chaos.cases.splits import publish_at
-from chaos.workloads.process import TopicTarget
+from chaos.workloads.client_process import TopicTarget
 
 ROUNDS: Final = 5
 LATE: Final = 5

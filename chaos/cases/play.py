@@ -15,9 +15,9 @@ from broker.testing import mutants
 from chaos.cases.case import Case, CaseTarget, Played
 from chaos.cases.harness import Scene
 from chaos.checkers import check
-from chaos.cluster import ChaosCluster
 from chaos.nemesis import FAILURES
 from chaos.promises import PROMISES
+from chaos.proxied_cluster import ChaosCluster
 
 CASE_S: Final = 120.0
 

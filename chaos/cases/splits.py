@@ -11,8 +11,8 @@ from broker.client import BrokerError, Published, Snapshot
 from broker.wire import avro
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import LeaderSighting, Scene
+from chaos.workloads.client_process import TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import TopicTarget
 
 LATE: Final = 5
 _LOST: Final = frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"})

@@ -7,7 +7,7 @@ keep nothing that grows with the history but in tables.
 from __future__ import annotations
 
 from chaos.checkers.facts import TopicFacts
-from chaos.checkers.values import Read
+from chaos.checkers.history_rows import Read
 from chaos.checkers.violations import Findings, Promises
 from chaos.history import Operation
 

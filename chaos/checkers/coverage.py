@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from chaos.checkers.checker import Checker
 from chaos.checkers.facts import NS, UNSURE, ShownRow, TopicFacts, TopicLife, Tried
-from chaos.checkers.values import ABOVE_ALL, Read, ReadRow, below
+from chaos.checkers.history_rows import ABOVE_ALL, Read, ReadRow, below
 from chaos.checkers.violations import Findings, Promises, spot
 
 EVERYTHING_MAY_GO: Final = ABOVE_ALL

@@ -17,9 +17,9 @@ from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
 from chaos.checkers.fates import Fates
+from chaos.checkers.history_rows import INLINE, REFERENCE, ROW_DIGITS, STORED, plain
 from chaos.checkers.lifetimes import TopicLifetimes
 from chaos.checkers.tables import Tables, ValueTable
-from chaos.checkers.values import INLINE, REFERENCE, ROW_DIGITS, STORED, plain
 from chaos.history import Operation
 
 UNSURE: Final = -1

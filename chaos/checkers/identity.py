@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from chaos.checkers.checker import Checker
 from chaos.checkers.facts import UNSURE, Tried, answered
-from chaos.checkers.values import Read, ReadRow
+from chaos.checkers.history_rows import Read, ReadRow
 from chaos.checkers.violations import spot
 from chaos.history import Operation
 

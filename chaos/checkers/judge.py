@@ -25,18 +25,17 @@ from typing import Final
 from chaos.checkers.availability import Availability, Faults, is_judged
 from chaos.checkers.checker import Checker
 from chaos.checkers.coverage import Coverage
-from chaos.checkers.ending import Finals, Lost, Order
 from chaos.checkers.facts import UNSURE, TopicFacts
 from chaos.checkers.fates import Fates
+from chaos.checkers.final_log import Finals, Lost, Order
+from chaos.checkers.history_rows import read_of
 from chaos.checkers.identity import Identity
 from chaos.checkers.publishes import Answers, Deadlines, ToldOrder
-from chaos.checkers.ranges import Ranges
+from chaos.checkers.reads import Ranges
 from chaos.checkers.registers import Registers
 from chaos.checkers.rowlog import RowLogs
-from chaos.checkers.snapshots import Snapshots, WholeAtTheEnd
 from chaos.checkers.tables import MemoryTables, Tables
 from chaos.checkers.transactions import Rollbacks, Stored
-from chaos.checkers.values import read_of
 from chaos.checkers.violations import (
     STORED_LATE,
     UNAVAILABLE,
@@ -45,6 +44,7 @@ from chaos.checkers.violations import (
     Verdict,
     total,
 )
+from chaos.checkers.visibility import Snapshots, WholeAtTheEnd
 from chaos.history import WRITES, Event, Operation, Pairing, who_owes
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (

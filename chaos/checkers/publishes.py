@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from chaos.checkers.checker import Checker
 from chaos.checkers.facts import TopicFacts
+from chaos.checkers.history_rows import moment_ms, plain
 from chaos.checkers.tables import LAST
-from chaos.checkers.values import moment_ms, plain
 from chaos.checkers.violations import Findings, Promises, spot
 from chaos.history import Operation
 

@@ -6,8 +6,8 @@ from typing_extensions import override
 
 from chaos.checkers.checker import Checker
 from chaos.checkers.facts import UNSURE, TopicFacts, Undone
+from chaos.checkers.history_rows import ABOVE_ALL, Read, ReadRow, plain
 from chaos.checkers.tables import ValueTable
-from chaos.checkers.values import ABOVE_ALL, Read, ReadRow, plain
 from chaos.checkers.violations import Findings, Promises, spot
 from chaos.history import Operation
 

@@ -9,18 +9,18 @@ from typing import Final
 from chaos.links import PAIRS
 from chaos.nemeses import slow
 from chaos.nemeses.beneath import GatewayKill, RegionMove, RegionServer, ZooKeeperLeader
-from chaos.nemeses.clock import HOUR_S, ClockStep, Skew, Strobe
+from chaos.nemeses.churn import Churn, LeaderMoves
 from chaos.nemeses.disk import FlippedBit, FullDisk, PowerCut
 from chaos.nemeses.drop import Drop
 from chaos.nemeses.kill import Kill
 from chaos.nemeses.loss import Loss
-from chaos.nemeses.members import MembershipChanges, Twin
+from chaos.nemeses.membership import MembershipChanges, Twin
 from chaos.nemeses.partition import Partition
 from chaos.nemeses.pause import Pause
 from chaos.nemeses.restart import Restart
-from chaos.nemeses.session import SessionLoss, Wipe
+from chaos.nemeses.session_loss import SessionLoss, Wipe
 from chaos.nemeses.slow import SlowLinks
-from chaos.nemeses.topics import Churn, LeaderMoves
+from chaos.nemeses.wall_clocks import HOUR_S, ClockStep, Skew, Strobe
 from chaos.nemesis import Make, Nemesis
 
 NEMESES: Final[Mapping[str, Make]] = {

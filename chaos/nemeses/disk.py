@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from typing_extensions import override
 
 from broker.local.servers import ServerFailed
-from broker.storage.leveldb.tail import writes
+from broker.storage.leveldb.torn_tail import writes
 from chaos.nemesis import Repeated
 from chaos.standalone import NODE, Standalone
 from chaos.synced import scrambled

@@ -4,9 +4,9 @@ from chaos.workloads.bounce import BounceWorkload
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.metadata import MetadataWorkload
 from chaos.workloads.rowlog import RowLogWorkload
-from chaos.workloads.stage import REAL, REGISTRY, SIMULATED, Scale, Workload, WorkloadStage
 from chaos.workloads.topics import TopicsWorkload
 from chaos.workloads.transactions import OwnTransactionsWorkload, TransactionsWorkload
+from chaos.workloads.workload import REAL, REGISTRY, SIMULATED, Scale, Workload, WorkloadStage
 
 REGISTRY.update(
     {

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing_extensions import override
 
 from broker.client import BrokerError, admin
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import ClientProcess, TopicTarget
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.workload import WorkloadStage
 
 ANYWHERE = 0.2
 """How often a topic is let go, so that the cluster itself says who leads it."""

@@ -21,8 +21,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
-from chaos.workloads.process import ClientProcess, TopicTarget, before, note
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.client_process import ClientProcess, TopicTarget, before, note
+from chaos.workloads.workload import WorkloadStage
 
 LOOKS_MIN: Final = 5
 """How many looks in a row end at the same place before a node is believed that differs from another."""

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence
 
 from chaos.workloads import publishers, readers
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import ClientProcess, TopicTarget
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.workload import WorkloadStage
 
 
 class LogWorkload:

@@ -23,8 +23,8 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 from broker.client import BrokerError, TopicId, TopicNotFound
 from chaos.history import Value
 from chaos.workloads import readers
-from chaos.workloads.process import ClientProcess, TopicTarget
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.client_process import ClientProcess, TopicTarget
+from chaos.workloads.workload import WorkloadStage
 
 OWNER: Final = "owner"
 SET: Final = 0.3

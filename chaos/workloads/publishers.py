@@ -24,8 +24,8 @@ from typing import Final
 
 from broker.client import BrokerError, Published
 from broker.client.values import Publishable
-from chaos.workloads.process import ClientProcess, TopicTarget, asked_of, tell
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.client_process import ClientProcess, TopicTarget, asked_of, tell
+from chaos.workloads.workload import WorkloadStage
 
 ATTEMPTS_MAX: Final = 20
 """How often a publish under a key is tried."""

@@ -23,8 +23,8 @@ from typing import Final, TypeVar
 
 from broker.client import BrokerError, Message, TailOptions
 from broker.model import MessageId
-from chaos.workloads.process import ClientProcess, TopicTarget, note
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.client_process import ClientProcess, TopicTarget, note
+from chaos.workloads.workload import WorkloadStage
 
 AGAIN: Final = 0.05
 """How often a paging consumer begins anew."""

@@ -10,7 +10,7 @@ from typing import Any
 from broker.client import Client
 from broker.clock import Clock, SystemClock
 from chaos.history import History
-from chaos.workloads.stage import REAL, Beneath, Scale
+from chaos.workloads.workload import REAL, Beneath, Scale
 
 CONNECT_S = 2.0
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 from broker.errors import BrokerError, Unavailable
 from broker.rowlog import RowLog, Subscription
-from broker.rowlog.table import TableError
+from broker.rowlog.row_table import TableError
 from broker.rowlog.thrift2 import Thrift2Rows
 from chaos.history import Event, Value
-from chaos.workloads.process import note
-from chaos.workloads.stage import Beneath, WorkloadStage
+from chaos.workloads.client_process import note
+from chaos.workloads.workload import Beneath, WorkloadStage
 
 SUBSCRIPTIONS: Final = ("a", "b")
 WRITERS: Final = 2

@@ -21,9 +21,9 @@ from typing import Final
 from broker.client import BrokerError
 from chaos.history import Value
 from chaos.workloads import publishers, readers
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import ClientProcess, TopicTarget
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.workload import WorkloadStage
 
 PUBLISHERS: Final = (
     publishers.single,

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from broker.client import Client, Snapshot
 from chaos.transactions_model import ModelService
-from chaos.workloads import publishers, readers, transacting
+from chaos.workloads import publishers, readers, transaction_clients
+from chaos.workloads.client_process import TopicTarget
 from chaos.workloads.finals import overview, read_everywhere
 from chaos.workloads.log import created
 from chaos.workloads.own import OwnTransactionService
-from chaos.workloads.process import TopicTarget
-from chaos.workloads.stage import WorkloadStage
+from chaos.workloads.workload import WorkloadStage
 
 TOPICS_MIN: Final = 2
 """A transaction may span topics."""
@@ -47,7 +47,7 @@ class TransactionsWorkload:
         self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
 
     @property
-    def service(self) -> transacting.WorkloadService:
+    def service(self) -> transaction_clients.WorkloadService:
         """The transaction service, once there is one."""
         assert self._service is not None, "prepared first"
         return self._service
@@ -56,15 +56,15 @@ class TransactionsWorkload:
         """Publish, commit, roll back and read until ``stop`` is set."""
         service, targets = self.service, self.targets
         publishing = [
-            transacting.publisher(stage, f"transactional-{number}", targets, service, stop)
+            transaction_clients.publisher(stage, f"transactional-{number}", targets, service, stop)
             for number in range(stage.scale.publishers)
         ]
         reading = []
         for target in targets:
             publishing.append(publishers.single(stage, f"plain-{target.name}", target, stop))
             reading += [
-                transacting.follower(stage, f"follower-{target.name}", target, service),
-                transacting.auditor(stage, f"auditor-{target.name}", target, service),
+                transaction_clients.follower(stage, f"follower-{target.name}", target, service),
+                transaction_clients.auditor(stage, f"auditor-{target.name}", target, service),
                 readers.waiting(stage, f"waiting-{target.name}", target),
                 readers.browsing(stage, f"browsing-{target.name}", target),
             ]
@@ -103,7 +103,7 @@ class OwnTransactionsWorkload(TransactionsWorkload):
 
     @property
     @override
-    def service(self) -> transacting.WorkloadService:
+    def service(self) -> transaction_clients.WorkloadService:
         assert self._own is not None, "prepared first"
         return self._own
 

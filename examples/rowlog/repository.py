@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from broker.rowlog import Message, RowLog, Subscription, feeder
-from broker.rowlog.table import RowTable
+from broker.rowlog.row_table import RowTable
 
 WAL = {"respect_order": True, "work_off_first": True, "minimal_process_delay_ms": 5_000}
 

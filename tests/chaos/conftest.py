@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.local import Sizes
-from chaos.cluster import ChaosCluster
+from chaos.proxied_cluster import ChaosCluster
 from tests.kit.fixtures import require
 
 SESSION_MS = 4_000

@@ -6,13 +6,13 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from click.testing import CliRunner
 
-from broker.storage.memory.rows import RowSpace
+from broker.storage.memory.row_space import RowSpace
 from broker.testing import mutants
 from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.checkers import NAMES, Violation
 from chaos.cli import cli
-from chaos.cluster import ChaosCluster
+from chaos.proxied_cluster import ChaosCluster
 from tests.kit.fixtures import require
 
 OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "time_poisoned"}

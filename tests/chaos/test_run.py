@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from chaos.cli import cli
-from chaos.cluster import ChaosCluster
-from chaos.given import GivenTarget
+from chaos.given_cluster import GivenTarget
+from chaos.proxied_cluster import ChaosCluster
 from chaos.run import Run, RunPlan
+from chaos.run_folder import RunFolder
 from chaos.standalone import Standalone
-from chaos.store import RunFolder
 from chaos.target import Ability
 from chaos.workloads import REAL
 

@@ -14,7 +14,7 @@ from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
-from broker.storage.sweeping import clear_below_floor, raise_floor
+from broker.storage.sweep import clear_below_floor, raise_floor
 from broker.storage.table import Space
 from tests.kit.full_store import BOUNDS, FULL, Filler, StillClock
 

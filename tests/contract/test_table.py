@@ -7,7 +7,7 @@ import pytest
 
 from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
-from broker.testing.simulation.storage import LinkedTable, StorageWay
+from broker.testing.simulation.storage_way import LinkedTable, StorageWay
 from tests.kit.contract.table import TableContract
 
 

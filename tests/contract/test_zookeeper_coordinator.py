@@ -21,7 +21,7 @@ from broker.coordination.ports import Contact
 from broker.errors import Unavailable
 from broker.local.servers import ZooKeeperServer, free_ports
 from broker.local.servers.ensemble import ZooKeeperEnsemble
-from broker.testing.clock import within
+from broker.testing.virtual_time import within
 from tests.kit.contract.coordination import (
     PATIENCE_S,
     Told,

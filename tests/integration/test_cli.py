@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cli import app, completion, publishing
-from broker.cli.publishing import LONG_BYTES
+from broker.cli import app, completion
+from broker.cli import publish as publishing
+from broker.cli.publish import LONG_BYTES
 from broker.client import SyncClient
 from broker.local.single import BrokerProcess
 from tests.kit.served import ServedNode

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.cli.bench.publishing import Load, publish
-from broker.cli.bench.tailing import tail
+from broker.cli.bench.publish_load import Load, publish
+from broker.cli.bench.tail_load import tail
 from broker.client import Client, SyncClient, TopicNotFound
 from broker.model import TopicId
 from tests.kit.served import ServedNode

@@ -19,7 +19,7 @@ from broker.client import (
     SyncClient,
     TopicNotFound,
 )
-from broker.client.places import before
+from broker.client.positions import before
 from tests.kit.served import ServedNode
 
 Run = Callable[..., tuple[int, str, str]]

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from broker.cli import app
-from broker.cli.transfer import exporting, importing
+from broker.cli.transfer import exports, imports
 from broker.cli.transfer.avrofile import AvroFile
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
@@ -95,8 +95,8 @@ def run(
 ) -> Run:
     """Return what runs a command in this process and gives its code, its output and its errors."""
     monkeypatch.setenv("BROKER_URL", node.url)
-    monkeypatch.setattr(exporting, "CHUNK_MESSAGES_MAX", CHUNK)
-    monkeypatch.setattr(importing, "CHUNK_MESSAGES_MAX", CHUNK)
+    monkeypatch.setattr(exports, "CHUNK_MESSAGES_MAX", CHUNK)
+    monkeypatch.setattr(imports, "CHUNK_MESSAGES_MAX", CHUNK)
 
     def command(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
@@ -286,7 +286,7 @@ def test_what_is_read_back_is_compared(
     file = tmp_path / "a.jsonl"
     file.write_text('{"value": "a"}\n')
     client.create_topic("in/other")
-    monkeypatch.setattr(importing, "new_of", lambda _: b"another")
+    monkeypatch.setattr(imports, "new_of", lambda _: b"another")
     code, _, said = run("import", "in/other", str(file))
     assert (code, "not there as they were" in said) == (1, True), said
 

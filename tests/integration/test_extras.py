@@ -141,6 +141,6 @@ def test_the_verifier_has_all_with_the_extra_chaos(made: Path) -> None:
 
 @pytest.mark.parametrize("made", [("rowlog",)], indirect=True, ids=["rowlog"])
 def test_a_rowlog_has_all_with_the_extra_rowlog(made: Path) -> None:
-    program = "import broker.rowlog.opening, broker.rowlog.remote, broker.coordination.zookeeper"
+    program = "import broker.rowlog.directory, broker.rowlog.remote, broker.coordination.zookeeper"
     done = run(made, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -17,10 +17,10 @@ from broker.clock import SystemClock
 from broker.errors import BrokerError
 from broker.local.servers import HBaseGateway, HBaseServer, thrift2_idl
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
+from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.health import CallOutcome
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.table import HEAD, Cell, Space

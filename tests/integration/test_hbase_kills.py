@@ -7,8 +7,8 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
+from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
-from broker.local.places import Sizes
 from broker.local.servers import HBaseGateway, HBaseServer
 from broker.storage.hbase.gateways import GatewayAddress
 from chaos.checkers import check

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.leveldb.mending import verify_directory
+from broker.storage.leveldb.directory_repair import verify_directory
 from chaos.checkers import check
 from chaos.history import History
 from tests.kit.kill_store import DieAt, StoreDriver

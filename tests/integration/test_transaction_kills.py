@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import create_engine, insert, select
 
 from broker.client import SyncClient, TopicId
-from broker.client.messages import parts_of
+from broker.client.publish_request import parts_of
 from broker.client.transaction_aware import Topical
 from broker.local.single import BrokerProcess
 from tests.integration.victims import (

@@ -1,6 +1,6 @@
 """A node's topics over memory, for tests: a store whose calls a test can hold up, fail and count.
 
-Everything above the tables is the shipped code. A Bench belongs on a virtual loop (clock.py), where a
+Everything above the tables is the shipped code. A Bench belongs on a virtual loop (virtual_time.py), where a
 test can let days pass and be the same every time.
 """
 
@@ -19,12 +19,12 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.storage.table import HEAD, Space, Table
-from broker.testing.clock import VirtualClock, VirtualLoop
+from broker.testing.virtual_time import VirtualClock, VirtualLoop
 from broker.topics.leader import TopicLeader
 from broker.topics.retention import Sweeper
-from broker.topics.service import Topics
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 
 TOPIC = TopicId("ns", "t")
 Hook = Callable[..., Awaitable[Any]]

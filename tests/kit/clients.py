@@ -20,7 +20,7 @@ from broker.model import (
     Snapshot,
     TopicId,
 )
-from broker.testing.clock import VirtualLoop
+from broker.testing.virtual_time import VirtualLoop
 from broker.topics.settings import NO_OPTIONS, PublishOptions
 from broker.wire import attributes, avro, messages
 from chaos.history import History

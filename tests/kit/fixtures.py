@@ -21,7 +21,7 @@ from broker.local.servers import (
     ServerFailed,
     ServerMissing,
     TmsServer,
-    fetch,
+    downloads,
 )
 
 
@@ -40,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def require(name: str) -> None:
     """Skip this test, or in CI fail it, unless the server ``name`` can be started here."""
     try:
-        fetch.check(name)
+        downloads.check(name)
     except ServerMissing as missing:
         if os.environ.get("CI") == "true":
             pytest.fail(str(missing), pytrace=False)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from broker.clock import SystemClock
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import head as heads
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import PLAIN, Mark, Shared, encode_count
 from broker.storage.head import PageState
 from broker.storage.hold import LogHold
@@ -18,7 +18,7 @@ from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.ownpage import PageBounds
-from broker.storage.packing import pack
+from broker.storage.page_packer import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.records import Records
 from broker.storage.table import Space
@@ -128,11 +128,11 @@ class Filler:
 
     async def _sweep(self, hold: LogHold, floor: RowId) -> None:
         resolver = self.logs.resolver
-        known = sweeping.LifetimeEnds(hold.log.generation)
-        await sweeping.look_for_ends(resolver, hold, known)
-        await sweeping.end_lives(hold, known, NOW_MS)
-        await sweeping.raise_floor(hold, floor)
-        await sweeping.clear_below_floor(resolver, hold, 1)
+        known = sweep.LifetimeEnds(hold.log.generation)
+        await sweep.look_for_ends(resolver, hold, known)
+        await sweep.end_lives(hold, known, NOW_MS)
+        await sweep.raise_floor(hold, floor)
+        await sweep.clear_below_floor(resolver, hold, 1)
 
     async def _store(self, topic: LogHold) -> None:
         """Make a payload log in every state."""
@@ -169,7 +169,7 @@ class Filler:
             await self.append(stored, shared=Shared(is_stored=True))
             await self.delete(AGAIN, generation)
             hold.end()
-        await sweeping.clear_generation(self.logs.resolver, AGAIN, 1, bytes(10), 2)
+        await sweep.clear_generation(self.logs.resolver, AGAIN, 1, bytes(10), 2)
         hold = await self.create(AGAIN)
         for _ in range(8):
             await self.append(hold)

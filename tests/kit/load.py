@@ -28,8 +28,8 @@ from broker.model import TopicId
 from chaos.checkers import Verdict, check
 from chaos.history import Event, History, Pairing
 from chaos.workloads import REAL, WorkloadStage, publishers, readers
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import ClientProcess, TopicTarget
 from chaos.workloads.real import RealStage
 
 DEADLINE_S: Final = 60.0

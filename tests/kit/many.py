@@ -27,11 +27,11 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.storage.table import Cell, Space
-from broker.testing.clock import VirtualClock, VirtualLoop
+from broker.testing.virtual_time import VirtualClock, VirtualLoop
 from broker.topics.retention import Sweeper
-from broker.topics.service import Topics
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from tests.kit.bench import LIFE_S, HookedTable
 
 WRITE_S = 0.003

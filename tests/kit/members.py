@@ -12,7 +12,7 @@ from broker.api.cluster import OWN_PATH, ClusterView, own_view
 from broker.clock import Clock
 from broker.coordination.ports import Contact, Members, NodeInfo
 from broker.model import TopicId
-from broker.storage.health import CallHealth
+from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
 
 

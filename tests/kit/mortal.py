@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from broker.testing.clock import VirtualLoop
+from broker.testing.virtual_time import VirtualLoop
 
 Result = TypeVar("Result")
 

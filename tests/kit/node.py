@@ -24,13 +24,13 @@ from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable
 from broker.storage.records import NONCE_BYTES, Records
-from broker.testing.clock import VirtualClock
+from broker.testing.virtual_time import VirtualClock
 from broker.topics.retention import Sweeper, SweepReport
-from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
-from broker.transactions.settings import TransactionSettings
+from broker.transactions.service_settings import TransactionSettings
 from tests.kit.mortal import Mortal
 
 OUTCOME = "Broker-Outcome"

@@ -45,7 +45,7 @@ from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import AdversaryTable, Bias
 from broker.storage.memory.table import MemoryTable
 from broker.testing import mutants
-from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, virtual_loop
 from broker.topics.settings import NO_OPTIONS, TopicSettings
 from broker.wire import avro
 from chaos import checkers

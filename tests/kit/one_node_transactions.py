@@ -24,9 +24,9 @@ from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import AdversaryTable, Bias
 from broker.storage.memory.table import MemoryTable
 from broker.testing import mutants
-from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, virtual_loop
 from broker.topics.settings import TopicSettings
-from broker.transactions.settings import TransactionSettings
+from broker.transactions.service_settings import TransactionSettings
 from tests.kit.mortal import NodeDied, own_tasks
 from tests.kit.node import WholeNode
 from tests.kit.transacting import Told, Transactors, pause, told_by

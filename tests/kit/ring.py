@@ -26,22 +26,22 @@ from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, TopicPlacement, not_leader
 from broker.errors import NoLeader
 from broker.http.answer import HttpAnswer, NoAnswer
-from broker.http.asking import Ask
+from broker.http.outbound import Ask
 from broker.http.server import Server
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node.values import topic_settings, transaction_settings
+from broker.node.part_settings import topic_settings, transaction_settings
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
+from broker.routing.peer_requests import Receiving
 from broker.routing.peers import HttpPeers, Peers, RelayedAnswer
-from broker.routing.receiving import Receiving
+from broker.routing.routing import Routing
 from broker.routing.secret import cluster_secret
-from broker.routing.service import Routing
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 from tests.kit.serving import Http
 

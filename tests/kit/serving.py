@@ -29,12 +29,12 @@ from broker.config.sections import Config
 from broker.http.reply import Reply
 from broker.http.server import Server
 from broker.metrics import Metrics
-from broker.node.values import topic_settings, transaction_settings
+from broker.node.part_settings import topic_settings, transaction_settings
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records, RecordStore
-from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 from tests.kit.openapi import Answered, Checker
 

@@ -99,7 +99,7 @@ def test_an_error_that_nobody_foresaw_is_found(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> bytes:
         raise ValueError("nobody foresaw this")
 
-    monkeypatch.setattr("broker.topics.reading.oldest_live", fails)
+    monkeypatch.setattr("broker.topics.topic_reader.oldest_live", fails)
     assert "unexpected_error" in simulate(Plan(seed=1, minutes=0.1)).verdict.names
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from broker.testing import mutants
-from broker.topics.state import TopicState
+from broker.topics.topic_state import TopicState
 from tests.kit.one_node import simulate
 
 SEEDS = 100
@@ -90,7 +90,7 @@ def test_a_wake_up_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.simulation
 def test_expired_messages_that_are_shown_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "broker.topics.reading.oldest_live", lambda topic, now_ms, lifetime_ms=None: bytes(10)
+        "broker.topics.topic_reader.oldest_live", lambda topic, now_ms, lifetime_ms=None: bytes(10)
     )
     assert found_within({"expired_late"})
 

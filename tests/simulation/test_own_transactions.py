@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.client.transaction import TransactionPublisher
+from broker.client.transaction_publisher import TransactionPublisher
 from broker.client.transactions import TransactionService
 from tests.kit.seeds.plan import Fault, Plan
 from tests.kit.seeds.run import Outcome, simulate

@@ -53,7 +53,12 @@ FORBIDDEN = [
         "The client rests on",
         "broker.client -> broker.storage.keys",
     ),
-    ("http/asking.py", "import aiohttp", "The client rests on", "broker.http.asking -> aiohttp"),
+    (
+        "http/outbound.py",
+        "import aiohttp",
+        "The client rests on",
+        "broker.http.outbound -> aiohttp",
+    ),
     (
         "client/__init__.py",
         "import broker.http.budget",
@@ -61,10 +66,10 @@ FORBIDDEN = [
         "broker.client -> broker.http.budget",
     ),
     (
-        "spark/options.py",
+        "spark/format_options.py",
         "import broker.topics.ids",
         "Spark's source and sink",
-        "broker.spark.options -> broker.topics.ids",
+        "broker.spark.format_options -> broker.topics.ids",
     ),
     ("topics/ids.py", "import broker.testing", "The test kit", "broker.topics.ids"),
     ("cli/chaos.py", "import chaos.run", "The verifier", "broker.cli.chaos -> chaos"),

@@ -1,7 +1,8 @@
-"""One word, one thing: no two classes of the product have one name."""
+"""One word, one thing: no two classes of the product have one name, and no two modules but mirrors."""
 
 import ast
 from collections import defaultdict
+from pathlib import Path
 
 from tests.tidy.sources import text, tracked
 
@@ -14,6 +15,36 @@ PUBLIC = {
     "Turn": "of the event loop, and of a subscription",
 }
 """Names that RowLog, which no other part imports, shares with another part."""
+
+MIRRORS = {
+    "blockers": "of a topic, and their operation",
+    "browse": "a look into a topic, and its operation",
+    "bulk": "bulk reads, served and asked for",
+    "cluster": "a cluster: its operation, its command, a node in it; and one of processes, and simulated",
+    "commands": "the commands of each group",
+    "cursors": "of a topic, their operations, their calls, their commands",
+    "leadership": "its operations and its commands",
+    "letters": "dead letters of a rowlog, and their commands",
+    "log": "the log, and the workload of logs",
+    "memory": "each port's implementation in memory",
+    "node": "a node, and a simulated one",
+    "placement": "of topics on nodes, and its operations",
+    "properties": "of a topic, in a call and in a command",
+    "prune": "of invalid transactions, and its operation",
+    "publish": "its operation and its command",
+    "rowlog": "the rowlog, its workload, its checker",
+    "stages": "of messages, and their operations",
+    "stats": "of a topic, and their operation",
+    "table": "the port to a store, and each implementation",
+    "tail": "in the client, and its command",
+    "topics": "of a node, on the wire, their commands, their workload",
+    "toxiproxy": "its server, and its control",
+    "transactions": "their operations, calls and commands; on a node; their workload and its checker",
+    "zookeeper": "its server, and its client",
+}
+"""Modules that show one thing at several doors. Packages tell them apart."""
+GERUNDS = {"framing", "ring", "routing"}
+"""Modules that end in -ing and are nouns all the same."""
 
 
 def classes(source: str) -> list[str]:
@@ -39,3 +70,27 @@ def test_the_rule_finds_a_twin() -> None:
     assert twins({"a.py": "class A: pass", "b.py": "class A: pass\nclass B: pass"}) == {
         "A": ["a.py", "b.py"]
     }
+
+
+def modules(files: list[str]) -> dict[str, list[str]]:
+    """Return the files of each module name, without ``__init__`` and ``__main__``."""
+    found = defaultdict(list)
+    for name in files:
+        if not (stem := Path(name).stem).startswith("__"):
+            found[stem].append(name)
+    return found
+
+
+def test_no_two_modules_have_one_name_but_mirrors() -> None:
+    found = modules(tracked("broker/*.py", "chaos/*.py"))
+    several = {each for each, names in found.items() if len(names) > 1}
+    assert several == MIRRORS.keys()
+
+
+def test_modules_are_nouns() -> None:
+    found = modules(tracked("broker/*.py", "chaos/*.py"))
+    assert {each for each in found if each.endswith("ing")} == GERUNDS
+
+
+def test_the_rule_sees_modules_of_one_name() -> None:
+    assert modules(["a/b.py", "c/b.py", "a/__init__.py"]) == {"b": ["a/b.py", "c/b.py"]}

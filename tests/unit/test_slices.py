@@ -7,7 +7,7 @@ import pytest
 
 from broker import slices
 from broker.slices import ROUNDS_FREE, ShortWork, Slice, aside
-from broker.testing.clock import simulate
+from broker.testing.virtual_time import simulate
 from tests.kit.bench import settle
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.testing.clock import VirtualLoop, pass_time, simulate
+from broker.testing.virtual_time import VirtualLoop, pass_time, simulate
 from broker.turns import LATE_S, SLOW_KNOWN_MAX, CallSubject, Turn, Turns
 
 WAIT_S = 10.0

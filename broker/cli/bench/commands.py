@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.bench.publishing import Load
-from broker.cli.bench.publishing import publish as publish_load
+from broker.cli.bench.publish_load import Load
+from broker.cli.bench.publish_load import publish as publish_load
 from broker.cli.bench.stamp import BYTES_MIN
-from broker.cli.bench.tailing import tail as tail_topic
+from broker.cli.bench.tail_load import tail as tail_topic
 from broker.cli.options import client_settings, teller, to_broker, topic_argument
 from broker.cli.output import write_json
 from broker.client import Client

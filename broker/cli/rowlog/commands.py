@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from broker.cli.rowlog import changing, letters, looking, processing
+from broker.cli.rowlog import letters, views, worker, write_commands
 
 
 @click.group()
@@ -23,13 +23,13 @@ def rowlog() -> None:
 
 
 for command in (
-    looking.list_,
-    looking.show,
-    changing.put,
-    processing.process,
+    views.list_,
+    views.show,
+    write_commands.put,
+    worker.process,
     letters.dead,
     letters.retry,
-    changing.subscriptions,
-    looking.verify,
+    write_commands.subscriptions,
+    views.verify,
 ):
     rowlog.add_command(command)

@@ -9,7 +9,7 @@ import click
 
 from broker.cli.options import json_option
 from broker.cli.output import bytes_json, time_text, write_json, write_table
-from broker.cli.rowlog.reaching import At, id_argument, reaching
+from broker.cli.rowlog.connections import At, id_argument, reaching
 from broker.errors import NotFound
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import click
 
 from broker.cli.options import NotNow, client_settings, json_option, to_broker
 from broker.cli.output import write_json, write_table
-from broker.cli.streams import screen
+from broker.cli.streams import job_table
 from broker.cli.streams.control import Control, folder_of, state_of
-from broker.cli.streams.loading import load
-from broker.cli.streams.running import JobOptions, check_spark, run, started, telling
+from broker.cli.streams.job_module import load
+from broker.cli.streams.job_run import JobOptions, check_spark, run, started, telling
 from broker.clock import SystemClock
 from broker.errors import Unavailable
 
@@ -148,9 +148,9 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     if as_json:
         write_json(told)
     else:
-        click.echo(screen.head(told, SystemClock().now_ms()))
+        click.echo(job_table.head(told, SystemClock().now_ms()))
         if told["queries"]:
-            write_table(screen.HEADS, screen.rows(told))
+            write_table(job_table.HEADS, job_table.rows(told))
     if told["state"] in {"died", "gone"}:
         raise click.exceptions.Exit(1)
 
@@ -187,7 +187,7 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     told = files.told()
     state = state_of(told, is_held=False)
     if state in {"died", "gone"}:
-        raise click.ClickException(screen.head({**told, "state": state}, SystemClock().now_ms()))
+        raise click.ClickException(job_table.head({**told, "state": state}, SystemClock().now_ms()))
     if as_json:
         write_json({"job": told["job"], "state": state})
     else:
@@ -290,8 +290,8 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
     broker streams state counting.state sink-1 --json | jq .kept
     """  # noqa: D301
     check_spark()
-    from broker.streams.launching import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
-    from broker.streams.stored import JobEndState, NoState  # noqa: PLC0415
+    from broker.streams.spark_session import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
+    from broker.streams.stored_state import JobEndState, NoState  # noqa: PLC0415
 
     spark = started("broker streams state", master, conf)
     try:
@@ -306,6 +306,6 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
         for entry in shown:
             write_json(entry.as_dict())
     else:
-        write_table(screen.STATE_HEADS, screen.state_rows(shown))
+        write_table(job_table.STATE_HEADS, job_table.state_rows(shown))
     if len(found) > len(shown):
         click.echo(f"the first {entries_max:,} entries; see more with --limit", err=True)

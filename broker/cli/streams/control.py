@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.transfer.files import beside, place, read_json, write_json
+from broker.cli.transfer.sidecars import beside, place, read_json, write_json
 
 NAMES: Final = ("status.json", "stop", "lock")
 PATIENCE_S: Final = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from broker.cli.top.snapshot import ClusterSnapshot, NodeRow, TopicRow
+from broker.cli.top.cluster_snapshot import ClusterSnapshot, NodeRow, TopicRow
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.transfer import files
-from broker.cli.transfer.records import message_of
+from broker.cli.transfer import sidecars
+from broker.cli.transfer.message_records import message_of
 from broker.model import Message
 
 SCHEMA: Final[dict[str, Any]] = {
@@ -40,7 +40,7 @@ class AvroFile:
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
         """Write a block behind a position, which is a size in bytes; at 0 the header, too."""
         fastavro = _fastavro()
-        files.check_reaches(part, position)
+        sidecars.check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
             # An empty file gets a header, any other is gone on with by its own.
@@ -53,11 +53,11 @@ class AvroFile:
     def finish(self, part: Path, position: int, file: Path) -> None:
         """Give the part its name, unless it has that already."""
         if file.exists() and not part.exists():
-            files.check_reaches(file, position)
+            sidecars.check_reaches(file, position)
             return
-        files.check_reaches(part, position)
+        sidecars.check_reaches(part, position)
         os.truncate(part, position)  # What a stopped export wrote behind it does not count.
-        files.place(part, file)
+        sidecars.place(part, file)
 
     def discard(self, part: Path) -> None:
         """Remove the part."""

@@ -9,9 +9,9 @@ import click
 
 from broker.cli.options import connect, place_of, to_broker, topic_argument
 from broker.cli.output import write_json
-from broker.cli.transfer.exporting import Export, ExportPlan
+from broker.cli.transfer.exports import Export, ExportPlan
 from broker.cli.transfer.formats import FORMATS, format_of
-from broker.cli.transfer.importing import Import, ImportPlan, checked
+from broker.cli.transfer.imports import Import, ImportPlan, checked
 from broker.clock import SystemClock
 from broker.model import MessageId, TopicId
 

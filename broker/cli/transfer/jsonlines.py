@@ -22,8 +22,8 @@ from typing import Any, Final
 import click
 
 from broker.cli.output import message_json
-from broker.cli.transfer import files
-from broker.cli.transfer.records import NO_ID
+from broker.cli.transfer import sidecars
+from broker.cli.transfer.message_records import NO_ID
 from broker.model import NO_HEADERS, Message
 
 _KNOWN: Final = frozenset(
@@ -41,7 +41,7 @@ class JsonLines:
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
         """Write lines behind a position, which is a size in bytes."""
-        files.check_reaches(part, position)
+        sidecars.check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
             file.seek(position)
@@ -53,11 +53,11 @@ class JsonLines:
     def finish(self, part: Path, position: int, file: Path) -> None:
         """Give the part its name, unless it has that already."""
         if file.exists() and not part.exists():
-            files.check_reaches(file, position)
+            sidecars.check_reaches(file, position)
             return
-        files.check_reaches(part, position)
+        sidecars.check_reaches(part, position)
         os.truncate(part, position)  # What a stopped export wrote behind it does not count.
-        files.place(part, file)
+        sidecars.place(part, file)
 
     def discard(self, part: Path) -> None:
         """Remove the part."""

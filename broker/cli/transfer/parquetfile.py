@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.transfer import files
-from broker.cli.transfer.records import message_of
+from broker.cli.transfer import sidecars
+from broker.cli.transfer.message_records import message_of
 from broker.model import MESSAGE_ID_BYTES, Message
 
 ROWS_AT_ONCE: Final = 1000
@@ -59,7 +59,7 @@ class ParquetFile:
                     for group in range(chunk.num_row_groups):
                         writer.write_table(chunk.read_row_group(group))
         _sync(whole)
-        files.place(whole, file)
+        sidecars.place(whole, file)
 
     def discard(self, part: Path) -> None:
         """Remove the folder."""

@@ -19,7 +19,7 @@ whose server is not there raises ``ServerMissing``, whose message is the command
     ToxiproxyServer  a proxy whose connections can be made slow, silent or dead
 """
 
-from broker.local.servers.cache import ServerMissing
+from broker.local.servers.cache_folder import ServerMissing
 from broker.local.servers.hbase import HBaseGateway, HBaseServer, thrift2_idl
 from broker.local.servers.javaclient import JavaClient, JavaError, JavaTopics, RollbackHandle
 from broker.local.servers.kafka import KafkaServer

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from broker.local.servers import fetch
-from broker.local.servers.cache import ServerMissing, cache_folder
+from broker.local.servers import downloads
+from broker.local.servers.cache_folder import ServerMissing, cache_folder
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,17 +19,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m broker.local.servers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fetching = commands.add_parser("fetch", help="fetch servers into the cache; idempotent")
-    fetching.add_argument("names", nargs="*", metavar="NAME", help=", ".join(fetch.RECIPES))
+    fetching.add_argument("names", nargs="*", metavar="NAME", help=", ".join(downloads.RECIPES))
     fetching.add_argument(
         "--if-possible",
         action="store_true",
         help="exit 0 also if something is missing (its tests will skip), unless CI=true",
     )
     given = parser.parse_args(arguments)
-    unknown = sorted(set(given.names) - set(fetch.RECIPES))
+    unknown = sorted(set(given.names) - set(downloads.RECIPES))
     if unknown:
-        parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(fetch.RECIPES)})")
-    missing = _fetch_all(given.names or list(fetch.RECIPES))
+        parser.error(
+            f"no such server: {', '.join(unknown)} (there are {', '.join(downloads.RECIPES)})"
+        )
+    missing = _fetch_all(given.names or list(downloads.RECIPES))
     tolerated = given.if_possible and os.environ.get("CI") != "true"
     return 1 if missing and not tolerated else 0
 
@@ -39,7 +41,7 @@ def _fetch_all(names: list[str]) -> list[str]:
     missing = []
     for name in names:
         try:
-            fetch.fetch(name, _say)
+            downloads.fetch(name, _say)
         except ServerMissing as error:
             missing.append(name)
             _say(f"MISSING {name}: {error}")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.local.servers import jvm
-from broker.local.servers.cache import java_project, key_of_files, place
+from broker.local.servers.cache_folder import java_project, key_of_files, place
 from broker.local.servers.process import ServerProcess, program
 
 RECORDING = "-XX:+RecordDynamicDumpInfo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker.local.servers.cache import ServerMissing, place
+from broker.local.servers.cache_folder import ServerMissing, place
 
 VERSION = "2.40.3"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from broker.local.servers.cache import ServerMissing, java_project, key_of_files, place
+from broker.local.servers.cache_folder import ServerMissing, java_project, key_of_files, place
 from broker.local.servers.process import program
 
 # A quick start and a small footprint, at the price of speed: for tests, not for benchmarks.

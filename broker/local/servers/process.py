@@ -33,7 +33,7 @@ from typing import IO, ClassVar, Self
 
 from typing_extensions import override
 
-from broker.local.servers.cache import ServerMissing
+from broker.local.servers.cache_folder import ServerMissing
 
 HOST = "127.0.0.1"
 

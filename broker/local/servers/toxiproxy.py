@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from broker.local.servers.cache import ServerMissing, place
+from broker.local.servers.cache_folder import ServerMissing, place
 from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
 
 VERSION = "2.12.0"

@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
+from broker.storage.call_health import CANCELLED, CallOutcome
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
-from broker.storage.health import CANCELLED, CallOutcome
 from broker.storage.table import NotWritten, TableError, WriteUnknown
 from broker.turns import CallSubject, Turn, Turns
 

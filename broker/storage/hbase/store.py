@@ -9,10 +9,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random
 from broker.clock import Clock
 from broker.config.sections import HBaseConfig, parse_address
 from broker.errors import Unavailable
+from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.gateways import CALL_S, GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Made, Schema
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.health import CallOutcome
 from broker.storage.table import TableError
 
 Observe = Callable[[CallOutcome], None]

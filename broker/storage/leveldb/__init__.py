@@ -16,17 +16,17 @@ log have keys of one length, hence the cells of consecutive pages are one range 
 
 ::
 
-    table.py       the port: reads in threads of their own, writes by the writer
-    writer.py      the one thread that writes, and its behaviour after a failed write
-    round.py       one write batch: the changes of many callers, checked
-    pending.py     calls that another thread answers, and their deadline
-    compaction.py  room on the disk, given back
-    database.py    the one door to plyvel
-    files.py       the directory: lock, identity, the note of a clean close
-    readers.py     the threads that read
-    tail.py        the end of LevelDB's log and manifest after a power cut
-    checksum.py    the checksum of both
-    snapshot.py    copies to look at, also of a store that is served
-    mending.py     checks of a store, and mended copies
-    layout.py      the keys above
+    table.py             the port: reads in threads of their own, writes by the writer
+    write_thread.py      the one thread that writes, and its behaviour after a failed write
+    round.py             one write batch: the changes of many callers, checked
+    pending_calls.py     calls that another thread answers, and their deadline
+    compaction.py        room on the disk, given back
+    database.py          the one door to plyvel
+    files.py             the directory: lock, identity, the note of a clean close
+    read_threads.py      the threads that read
+    torn_tail.py         the end of LevelDB's log and manifest after a power cut
+    checksum.py          the checksum of both
+    snapshot.py          copies to look at, also of a store that is served
+    directory_repair.py  checks of a store, and mended copies
+    layout.py            the keys above
 """

@@ -1,7 +1,7 @@
 """The one door to plyvel: a LevelDB database in a store's directory.
 
 LevelDB is opened with paranoid checks, and every read of values verifies checksums: a value that does not fit is
-StorageCorrupt, and nothing is mended in passing but the end of a log that was never synced (tail.py).
+StorageCorrupt, and nothing is mended in passing but the end of a log that was never synced (torn_tail.py).
 
 LevelDB merges files on one thread, and stops writes while twelve new ones wait to be merged.
 Each topic appends at its own place, so that every new file overlaps all others and must be merged;
@@ -25,7 +25,7 @@ from typing import Any
 import plyvel
 
 from broker.errors import BrokerError, Unavailable
-from broker.storage.leveldb import files, tail
+from broker.storage.leveldb import files, torn_tail
 from broker.storage.leveldb.layout import FORMAT_KEY
 
 _PROBE_BYTES_MIN = 4 << 20
@@ -74,8 +74,8 @@ class Database:
 
     def _open(self, *, create: bool, may_cut: bool) -> None:
         try:
-            tail.mend(self._path, may_cut=may_cut)
-        except tail.Damaged as error:
+            torn_tail.mend(self._path, may_cut=may_cut)
+        except torn_tail.Damaged as error:
             raise files.corrupt(self._path.parent, str(error)) from error
         with translated(self._path):
             self._db = plyvel.DB(

@@ -8,7 +8,7 @@ Of a closed store all files are as they were left. Of one that is served, the co
 of LevelDB (impl.md): a table or a log goes only after an edit of the manifest that does without it; a table is
 whole before an edit names it; a log is whole before the next one begins. So if the manifest is the same before and
 after, the copy has all that it names; and of the logs that were there before, only the last may lack its end.
-That end is cut when the copy is opened (tail.py), as after a crash. All that was acknowledged before is in it.
+That end is cut when the copy is opened (torn_tail.py), as after a crash. All that was acknowledged before is in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.errors import Unavailable
-from broker.storage.leveldb import tail
+from broker.storage.leveldb import torn_tail
 from broker.storage.leveldb.files import DATABASE, corrupt
 
 TRIES: Final = 100
@@ -39,7 +39,7 @@ def copy_closed(directory: Path, target: Path) -> None:
     """Copy the database of a closed store to ``target``/db; no tables if the manifest can't be read."""
     database, copy = directory / DATABASE, target / DATABASE
     copy.mkdir(parents=True)
-    with contextlib.suppress(OSError, ValueError, tail.Damaged):  # LevelDB says what is wrong.
+    with contextlib.suppress(OSError, ValueError, torn_tail.Damaged):  # LevelDB says what is wrong.
         _link_tables(database, copy, _manifest(database)[1])
     for path in database.iterdir():
         if path.is_file() and path.suffix not in _TABLES:
@@ -61,7 +61,7 @@ def copy_served(directory: Path, target: Path) -> None:
                 return
         except FileNotFoundError as error:  # LevelDB removed it, so the manifest has changed.
             missing.append(Path(error.filename))
-        except tail.Damaged as error:
+        except torn_tail.Damaged as error:
             raise corrupt(directory, f"its manifest: {error}") from error
         shutil.rmtree(copy)
     if len(missing) == TRIES and len(set(missing)) == 1:
@@ -84,7 +84,7 @@ def _is_copied(database: Path, copy: Path) -> bool:
 
 
 def _link_tables(database: Path, copy: Path, edits: bytes) -> None:
-    named = tail.table_numbers(edits)
+    named = torn_tail.table_numbers(edits)
     for path in database.iterdir():
         if path.suffix in _TABLES and path.stem.isdigit() and int(path.stem) in named:
             (copy / path.name).hardlink_to(path)

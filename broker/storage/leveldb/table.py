@@ -1,7 +1,7 @@
 """The port over LevelDB, for the one process that has the directory open.
 
-Writes go through one thread, which compares heads and shares syncs (writer.py). Reads run in two
-threads (readers.py), and see what was written before they began. A head that was put or read lately is
+Writes go through one thread, which compares heads and shares syncs (write_thread.py). Reads run in two
+threads (read_threads.py), and see what was written before they began. A head that was put or read lately is
 answered on the event loop without any hop, so a proof of leading costs a look into a dict.
 
 Clearing a page finds its cells twice: in a reading thread, which waits for the disk if it must, and then in
@@ -23,9 +23,9 @@ from broker.storage.leveldb import files
 from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
 from broker.storage.leveldb.layout import cells_prefix, has_cells, head_key
-from broker.storage.leveldb.readers import Readers
+from broker.storage.leveldb.read_threads import Readers
 from broker.storage.leveldb.round import ChangeRequest
-from broker.storage.leveldb.writer import Fault, Observe, Writer
+from broker.storage.leveldb.write_thread import Fault, Observe, Writer
 from broker.storage.table import HEAD, Cell, Cells, Space
 
 BYTES_MAX = 64 << 20

@@ -48,7 +48,7 @@ from typing import Final
 from zlib import crc32
 
 from broker.storage.memory.past import Past
-from broker.storage.memory.rows import MemoryRow, Undo
+from broker.storage.memory.row_space import MemoryRow, Undo
 from broker.storage.memory.table import MemoryTable, topic_of
 from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space, WriteUnknown
 

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from broker.storage.memory.rows import MemoryRow, Undo
+from broker.storage.memory.row_space import MemoryRow, Undo
 from broker.storage.table import HEAD, Space
 
 STATES_MAX: Final = 8

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.errors import BodyTooLarge
-from broker.storage.memory.rows import RowSpace
+from broker.storage.memory.row_space import RowSpace
 from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space
 
 CELL_BYTES_MAX: Final = 64 << 20

@@ -30,13 +30,13 @@ from broker.storage.log import Logs
 from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.testing.clock import VirtualClock
 from broker.testing.simulation.client import Repeater, placed_client
-from broker.testing.simulation.clocks import MachineWall
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.loop import SimLoop
+from broker.testing.simulation.machine_clocks import MachineWall
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.node import PORT, Machine, SharedGround
+from broker.testing.virtual_time import VirtualClock
 
 ASK_S: Final = 0.002
 STARTED_S: Final = 30.0

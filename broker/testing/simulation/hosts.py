@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack, override
 
-from broker.testing.clock import Hang, VirtualLoop
+from broker.testing.virtual_time import Hang, VirtualLoop
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

@@ -22,10 +22,10 @@ from contextvars import Context, ContextVar
 from random import Random
 from typing import Final
 
+from broker.testing.simulation.connection_end import End
 from broker.testing.simulation.hosts import RUNNING, HostLoop, SimulatedProcess
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.sockets import Address, ListeningSocket
-from broker.testing.simulation.transport import End
 
 LATENCY_S: Final = 0.0005
 JITTER_S: Final = 0.001

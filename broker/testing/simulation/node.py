@@ -26,16 +26,16 @@ from broker.model import TopicId
 from broker.node.cluster import InCluster, Stores
 from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
-from broker.storage.health import CallOutcome
+from broker.storage.call_health import CallOutcome
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable
 from broker.storage.records import Records
-from broker.testing.simulation.clocks import MachineWall, ProcessClock
 from broker.testing.simulation.hosts import SimulatedProcess
+from broker.testing.simulation.machine_clocks import MachineWall, ProcessClock
 from broker.testing.simulation.network import Network
-from broker.testing.simulation.storage import LinkedTable, StorageWay
-from broker.topics.service import Topics
+from broker.testing.simulation.storage_way import LinkedTable, StorageWay
+from broker.topics.topics import Topics
 
 PORT: Final = 8080
 RESTART_S: Final = 1.0

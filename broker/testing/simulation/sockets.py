@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from broker.testing.simulation.transport import End
+    from broker.testing.simulation.connection_end import End
 
 Address = tuple[str, int]
 

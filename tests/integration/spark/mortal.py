@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 from broker.client import SyncClient
 from broker.client.values import Settings
 from broker.spark import TmsDataSource, publish, sink
-from broker.spark.connecting import client_of
+from broker.spark.clients import client_of
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 
 STEPS = ("begun", "stored", "publishing", "published")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient
-from broker.local.servers import fetch
-from broker.local.servers.cache import cache_folder
+from broker.local.servers import downloads
+from broker.local.servers.cache_folder import cache_folder
 from broker.local.single import BrokerProcess
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import Gate, Jobs
@@ -43,7 +43,7 @@ def test_through_spark_connect(
 def test_with_the_oldest_spark_that_is_supported(
     gate: Gate, client: SyncClient, broker: BrokerProcess, topic: str, tmp_path: Path
 ) -> None:
-    fetch.fetch("pyspark", print)
+    downloads.fetch("pyspark", print)
     (folder,) = cache_folder().glob("pyspark-4.2.*")
     before = filter(None, [os.environ.get("PYTHONPATH")])
     environment = {"PYTHONPATH": os.pathsep.join([str(folder), *before])}

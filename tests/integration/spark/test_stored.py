@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from broker.streams import Json, Stream, StreamBuilder, session, tumbling
-from broker.streams.inspecting import StateEntry
-from broker.streams.stored import JobEndState, NoState
+from broker.streams.state_view import StateEntry
+from broker.streams.stored_state import JobEndState, NoState
 from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]

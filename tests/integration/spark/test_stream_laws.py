@@ -18,7 +18,7 @@ from broker.streams import (
     sliding,
     tumbling,
 )
-from broker.streams.building import GroupedStream, Stream
+from broker.streams.builder import GroupedStream, Stream
 from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]

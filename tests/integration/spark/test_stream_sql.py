@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from broker.client import SyncClient
 from broker.local.single import BrokerProcess
 from broker.streams import Json, StreamBuilder, graph
-from broker.streams.compiling import Compiler
+from broker.streams.compiler import Compiler
 from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from broker.coordination.ports import Contact, Coordinator, Lease, Membership, NodeInfo
-from broker.testing.clock import within
+from broker.testing.virtual_time import within
 
 PATIENCE_S = 20.0
 """Longer than any session lives on without its node."""

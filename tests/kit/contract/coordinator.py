@@ -9,7 +9,7 @@ import pytest
 
 from broker.coordination.ports import Contact, Coordinator, InstanceTaken, Membership
 from broker.errors import NoLeader, Unavailable
-from broker.testing.clock import within
+from broker.testing.virtual_time import within
 from tests.kit.contract.coordination import (
     PATIENCE_S,
     CoordinatorHarness,

@@ -15,10 +15,10 @@ from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.storage.table import Table
 from broker.topics.retention import Sweeper
-from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
-from broker.transactions.pruning import Pruning
+from broker.topics.topics import Topics
+from broker.transactions.prune import Pruning
 from chaos.transactions_model import TransactionModel
 
 TOPIC = TopicId("ns", "t")

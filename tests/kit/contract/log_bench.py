@@ -12,12 +12,12 @@ import pytest
 from broker.clock import SystemClock
 from broker.errors import Fenced
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
-from broker.storage.reading import LogReader
+from broker.storage.log_reader import LogReader
 from broker.storage.table import Table
 from tests.kit.contract.table import TableHarness
 
@@ -118,7 +118,7 @@ class Bench:
         """Remove what lies below the floor, in slices; return how many messages went."""
         went, more = 0, True
         while more:
-            some, more = await sweeping.clear_below_floor(self.one.resolver, hold, pages_max)
+            some, more = await sweep.clear_below_floor(self.one.resolver, hold, pages_max)
             went += some
         return went
 

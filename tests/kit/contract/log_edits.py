@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_after, row_id
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import Mark, Shared
 from broker.storage.head import NO_END, PageState
 from broker.storage.hold import LogHold
@@ -104,7 +104,7 @@ class RollbackContract(LogSuite):
         self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 2, Shared(pointer=7))
-        await sweeping.raise_floor(hold, row_after(rows[-1]))
+        await sweep.raise_floor(hold, row_after(rows[-1]))
         assert hold.root.floor == hold.page
         await hold.rollback(7, rows[0], rows[-1])
         assert await bench.read() == []
@@ -153,7 +153,7 @@ class MarkContract(LogSuite):
         self, bench: Bench, hold: LogHold
     ) -> None:
         rows = [row for n in range(5) for row in await bench.publish(hold, key=b"%016d" % n)]
-        await sweeping.raise_floor(hold, row_after(rows[-1]))
+        await sweep.raise_floor(hold, row_after(rows[-1]))
         await bench.clear(hold)
         second = await bench.claim(bench.other, "other")
         for number, row in enumerate(rows):
@@ -199,14 +199,14 @@ class FloorContract(LogSuite):
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
-        await sweeping.raise_floor(hold, rows[2])
+        await sweep.raise_floor(hold, rows[2])
         assert hold.root.floor == ROW_ID_MIN
-        await sweeping.raise_floor(hold, rows[6])
+        await sweep.raise_floor(hold, rows[6])
         assert hold.root.floor == row_after(rows[3])
         assert await bench.read() == rows[4:]
         reader = bench.other.reader(bench.log, ROW_ID_MIN)
         assert await backwards(reader, 2) == rows[4:][::-1]
-        await sweeping.raise_floor(hold, rows[1])
+        await sweep.raise_floor(hold, rows[1])
         await hold.raise_floor(row_after(rows[3]))
         assert hold.root.floor == row_after(rows[3])
 
@@ -215,7 +215,7 @@ class FloorContract(LogSuite):
     ) -> None:
         rows = ten
         assert await bench.clear(hold) == 0
-        await sweeping.raise_floor(hold, rows[-1])
+        await sweep.raise_floor(hold, rows[-1])
         assert await bench.clear(hold, 1) == 8
         assert hold.root.gone == hold.root.floor
         assert await bench.read() == rows[8:]
@@ -228,12 +228,12 @@ class FloorContract(LogSuite):
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
-        await sweeping.raise_floor(hold, row_after(rows[-1]))
+        await sweep.raise_floor(hold, row_after(rows[-1]))
         assert hold.root.floor == hold.page == row_after(rows[-1])
         assert await bench.clear(hold) == 10
         assert await bench.read() == []
         page = hold.page
-        await sweeping.raise_floor(hold, row_id(1 << 40, 0))
+        await sweep.raise_floor(hold, row_id(1 << 40, 0))
         assert hold.page == page
         second = await bench.claim(bench.other, "other")
         more = await bench.publish(second, 2)
@@ -251,8 +251,8 @@ class FloorContract(LogSuite):
             for _ in range(8):
                 more.extend(await bench.publish(hold))
 
-        await asyncio.gather(publishes(), sweeping.raise_floor(hold, bound))
-        await sweeping.raise_floor(hold, bound)
+        await asyncio.gather(publishes(), sweep.raise_floor(hold, bound))
+        await sweep.raise_floor(hold, bound)
         await bench.clear(hold)
         found = await bench.read()
         assert found[-8:] == more
@@ -271,10 +271,10 @@ class FloorContract(LogSuite):
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
-        await sweeping.raise_floor(hold, rows[-1])
+        await sweep.raise_floor(hold, rows[-1])
         await bench.clear(hold)
         assert await bench.read() == rows[8:]
-        head, turned = await sweeping.turn_gone(bench.one.resolver, bench.log, ROW_ID_MIN)
+        head, turned = await sweep.turn_gone(bench.one.resolver, bench.log, ROW_ID_MIN)
         assert head is not None
         assert (head.state, turned) == (PageState.GONE, False)
 
@@ -285,13 +285,13 @@ class FloorContract(LogSuite):
             gone += await bench.publish(hold, 1, Shared(lifetime_ms=50), key=KEY)
         late = await bench.publish(hold, 1, Shared(lifetime_ms=1 << 40))
         assert await bench.read() == kept + gone + late
-        known = sweeping.LifetimeEnds(1)
-        await sweeping.look_for_ends(bench.one.resolver, hold, known)
-        assert await sweeping.end_lives(hold, known, bench.ms) == 0
-        assert await sweeping.end_lives(hold, known, bench.ms + 100) == 2
+        known = sweep.LifetimeEnds(1)
+        await sweep.look_for_ends(bench.one.resolver, hold, known)
+        assert await sweep.end_lives(hold, known, bench.ms) == 0
+        assert await sweep.end_lives(hold, known, bench.ms + 100) == 2
         assert await bench.read() == kept + late
         assert hold.head.first_end_ms > bench.ms + 100
-        assert await sweeping.end_lives(hold, known, bench.ms + 100) == 0
+        assert await sweep.end_lives(hold, known, bench.ms + 100) == 0
         second = await bench.claim(bench.other, "other")
         assert [m.first for m in await second.marks.find(1, KEY)] == gone
         assert second.head.total == 9

@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import Fenced
 from broker.model import ROW_ID_MIN, RowId, row_after
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import Shared
 from broker.storage.head import PageState
 from broker.storage.hold import LogHold
@@ -113,15 +113,13 @@ class GenerationContract(LogSuite):
         for generation in (1, 2, 3, 4):
             after: RowId | None = ROW_ID_MIN
             while after is not None:
-                some, after = await sweeping.clear_generation(
+                some, after = await sweep.clear_generation(
                     bench.one.resolver, bench.topic, generation, after, 2
                 )
                 went += some
         assert went == 18
         assert await bench.read() == rows
-        head, turned = await sweeping.turn_gone(
-            bench.one.resolver, LogId(bench.topic, 1), ROW_ID_MIN
-        )
+        head, turned = await sweep.turn_gone(bench.one.resolver, LogId(bench.topic, 1), ROW_ID_MIN)
         assert head is not None
         assert not turned
 

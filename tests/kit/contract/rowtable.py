@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from broker.errors import Unavailable
-from broker.rowlog.table import Guard, RowTable, TableError
+from broker.rowlog.row_table import Guard, RowTable, TableError
 
 A, B, STATE = b"d:a", b"d:b", b"rowlog:\x04\x02\x00'\xff(x"
 

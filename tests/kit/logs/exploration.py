@@ -25,7 +25,7 @@ from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.memory.adversary import AdversaryTable, Bias
 from broker.testing import mutants
-from broker.testing.clock import EPOCH_MS, VirtualClock, VirtualLoop, virtual_loop
+from broker.testing.virtual_time import EPOCH_MS, VirtualClock, VirtualLoop, virtual_loop
 from tests.kit.logs.ghost import Ghost
 from tests.kit.logs.node import ENDS_BADLY, Node, Refused, Request
 from tests.kit.logs.watched import TOPIC, WatchedTable

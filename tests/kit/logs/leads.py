@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from broker.model import RowId, timestamp_of
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import Entry
 from broker.storage.hold import LogHold
 from broker.storage.memory.adversary import AdversaryTable
-from broker.testing.clock import VirtualClock
+from broker.testing.virtual_time import VirtualClock
 from broker.topics.ids import RowIds, first_timestamp_ms
 
 
@@ -88,7 +88,7 @@ class Lead:
         self.parts: dict[int, Part] = {}
         self.publishing: dict[int, asyncio.Lock] = {}
         self.ids = _ids(hold, clock, instance)
-        self.ends = sweeping.LifetimeEnds(hold.log.generation)
+        self.ends = sweep.LifetimeEnds(hold.log.generation)
 
     def take(self, added: Sequence[Entry]) -> None:
         """Take entries into memory."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable, UnavailableError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_before
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
@@ -23,7 +23,7 @@ from broker.storage.payloads import LogClosed, PayloadLogs
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
 from broker.storage.root import RootState
-from broker.testing.clock import VirtualClock
+from broker.testing.virtual_time import VirtualClock
 from broker.topics.ids import LeadExceeded, RowIds
 from tests.kit.logs.ghost import Acked, Answer, Ghost, Rolled, Shown, Start
 from tests.kit.logs.leads import Lead, NodeTable, Part
@@ -264,12 +264,12 @@ class Node:
         generation = hold.log.generation
         bounds = self._ghost.bounds
         bounds[generation] = max(bounds.get(generation, ROW_ID_MIN), bound)
-        await self._guarded(lead, sweeping.raise_floor(hold, bound))
+        await self._guarded(lead, sweep.raise_floor(hold, bound))
         more, slices = True, 0
         while more and slices < 50:
             slices += 1
             slice_max = self._chance.choice((1, 2, 10))
-            clearing = sweeping.clear_below_floor(hold._resolver, hold, slice_max)
+            clearing = sweep.clear_below_floor(hold._resolver, hold, slice_max)
             _, more = await self._guarded(lead, clearing)
 
     async def end_lives(self) -> None:
@@ -278,8 +278,8 @@ class Node:
         before_ms = self.clock.now_ms() + self._chance.choice((-200, 0, 100))
         self._ghost.ended_ms = max(self._ghost.ended_ms, before_ms)
         resolver = lead.hold._resolver
-        await self._guarded(lead, sweeping.look_for_ends(resolver, lead.hold, lead.ends))
-        await self._guarded(lead, sweeping.end_lives(lead.hold, lead.ends, before_ms))
+        await self._guarded(lead, sweep.look_for_ends(resolver, lead.hold, lead.ends))
+        await self._guarded(lead, sweep.end_lives(lead.hold, lead.ends, before_ms))
 
     # Generations.
 
@@ -313,7 +313,7 @@ class Node:
         for generation in range(1, 0 if root is None else root.generation):
             after: RowId | None = ROW_ID_MIN
             while after is not None:
-                _, after = await sweeping.clear_generation(
+                _, after = await sweep.clear_generation(
                     self.logs.resolver, TOPIC, generation, after, self._chance.choice((1, 100))
                 )
 

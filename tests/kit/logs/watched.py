@@ -19,11 +19,11 @@ from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.columns import is_rolled_column
 from broker.storage.entry import Entry
-from broker.storage.gathering import entries_in
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of, topic_prefix
-from broker.storage.memory.rows import RowSpace, Undo
+from broker.storage.memory.row_space import RowSpace, Undo
 from broker.storage.memory.table import MemoryTable
+from broker.storage.page_entries import entries_in
 from broker.storage.root import Root, RootState
 from broker.storage.table import HEAD, Space
 

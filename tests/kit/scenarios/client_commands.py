@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from broker.client import Published, admin
-from broker.client.transaction import TransactionPublisher
+from broker.client.transaction_publisher import TransactionPublisher
 from broker.errors import BrokerError
 from broker.model import Message
 from broker.storage.table import Space

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.client import Client
-from broker.client.transaction import TransactionPublisher
+from broker.client.transaction_publisher import TransactionPublisher
 from broker.errors import BrokerError
 from broker.model import MessageId, TopicId
 from broker.testing.simulation.cluster import SimCluster

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 from broker.client import BrokerError, Client
 from chaos.checkers import Violation
 from chaos.workloads import Workload, WorkloadStage, publishers
+from chaos.workloads.client_process import ClientProcess, TopicTarget, tell
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import ClientProcess, TopicTarget, tell
 from tests.kit.seeds.faults import Detail, Nothing, fault, some_leader
 from tests.kit.seeds.rare_times import WORKLOADS as OF_TIMES
 from tests.kit.seeds.rare_writes import WORKLOADS as OF_WRITES

@@ -14,8 +14,8 @@ from typing import Final
 from broker.client import BrokerError
 from broker.testing.simulation.node import Machine
 from chaos.workloads import Workload, WorkloadStage
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import ClientProcess, TopicTarget
 from tests.kit.seeds.kinds import Detail, fault
 from tests.kit.seeds.stage import StagedCluster
 

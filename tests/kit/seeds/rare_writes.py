@@ -18,9 +18,9 @@ from broker.storage.table import Space
 from broker.testing.simulation.node import Machine
 from broker.wire import avro
 from chaos.workloads import Workload, WorkloadStage
+from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import overview
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import ClientProcess, TopicTarget
 from tests.kit.seeds.kinds import Detail, Nothing, fault, some
 from tests.kit.seeds.stage import StagedCluster
 

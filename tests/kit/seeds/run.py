@@ -31,9 +31,9 @@ from broker.testing.simulation.world import in_world
 from chaos.checkers import UNAVAILABLE, Promises, Verdict, Violation, check
 from chaos.history import Event, Operation
 from chaos.workloads import REGISTRY
-from chaos.workloads.process import PAUSE_MEANS_MAX
-from chaos.workloads.stage import SIMULATED, Scale
+from chaos.workloads.client_process import PAUSE_MEANS_MAX
 from chaos.workloads.topics import PAUSES
+from chaos.workloads.workload import SIMULATED, Scale
 from tests.kit.seeds.faults import KINDS, Nothing
 from tests.kit.seeds.plan import CLOCK_OFF_MS, Fault, Plan
 from tests.kit.seeds.rare import WORKLOADS

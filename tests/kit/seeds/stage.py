@@ -11,11 +11,11 @@ from broker.storage.memory.adversary import CALM, Bias
 from broker.testing.simulation.cluster import PAGES, SimCluster
 from chaos.checkers import Violation
 from chaos.history import History
-from chaos.workloads.stage import SIMULATED, Scale
+from chaos.workloads.workload import SIMULATED, Scale
 
 
 class StagedCluster(SimCluster):
-    """A simulated cluster on which workloads run (see chaos/workloads/stage.py).
+    """A simulated cluster on which workloads run (see chaos/workloads/workload.py).
 
     Attributes:
         scale: how much happens.

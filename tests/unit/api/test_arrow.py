@@ -16,7 +16,7 @@ from broker.errors import NotInstalled
 from broker.model import row_id
 from broker.storage import entry as entries
 from broker.storage.entry import Entry, Shared, entries_of
-from broker.storage.gathering import joined
+from broker.storage.page_entries import joined
 from broker.topics.pages import PollPage, Run
 from broker.wire import attributes
 from broker.wire.attributes import Attributes

@@ -11,13 +11,13 @@ import pytest
 
 from broker.api import bulk
 from broker.api.arrow import ARROW
-from broker.api.polling import BLOCKED_BY
+from broker.api.polls import BLOCKED_BY
 from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
-from broker.topics import service, streams
+from broker.topics import streams, topics
 from broker.topics.pages import PollPage
-from broker.topics.state import TopicState
+from broker.topics.topic_state import TopicState
 from broker.wire import attributes
 from broker.wire.transaction import encode_transaction
 from tests.kit.bench import settle
@@ -87,7 +87,7 @@ async def test_a_long_range_comes_in_many_batches(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch, thread_bytes_min: int
 ) -> None:
     monkeypatch.setattr(bulk, "THREAD_BYTES_MIN", thread_bytes_min)
-    for module in (service, streams):
+    for module in (topics, streams):
         monkeypatch.setattr(module, "ROWS_BYTES", 5000)
     payloads = [b"%d" % number * (number % 7) for number in range(5000)]
     await publish(broker, *payloads)
@@ -158,7 +158,7 @@ async def test_a_reply_that_fails_halfway_is_cut_off(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "ROWS_BYTES", 1000)
-    monkeypatch.setattr(service, "ROWS_BYTES", 1000)
+    monkeypatch.setattr(topics, "ROWS_BYTES", 1000)
     await publish(broker, *[bytes(100)] * 100)
     _, latest = await ids(broker)
     real, calls = TopicState.next_page, iter(range(100))
@@ -182,7 +182,7 @@ async def test_a_client_reads_on_where_a_reply_was_cut_off(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the middle of what a reference shows, whose messages all have its row."""
-    for module in (service, streams):
+    for module in (topics, streams):
         monkeypatch.setattr(module, "ROWS_BYTES", 2000)
     pointer = broker.clock.now_ms() * 1_000_000
     payloads = [b"%d" % number * 20 for number in range(300)]

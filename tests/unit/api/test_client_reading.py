@@ -12,11 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from broker.client import BadRequest, Client, NewMessage, SyncClient, TopicNotFound, reading
+from broker.client import BadRequest, Client, NewMessage, SyncClient, TopicNotFound, range_read
 from broker.errors import NotInstalled, Unavailable, UnavailableError
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, row_id
-from broker.topics import service, streams
-from broker.topics.state import TopicState
+from broker.topics import streams, topics
+from broker.topics.topic_state import TopicState
 from tests.kit.ring import ring_of
 from tests.kit.serving import Broker, Http, topic_path
 
@@ -38,9 +38,9 @@ async def client(broker: Broker, http: Http) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (service, streams):
+    for module in (topics, streams):
         monkeypatch.setattr(module, "ROWS_BYTES", 300)
-    monkeypatch.setattr(reading, "PAGE_MESSAGES_MAX", 3)
+    monkeypatch.setattr(range_read, "PAGE_MESSAGES_MAX", 3)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from broker.coordination.ports import Contact, Members, NodeInfo
 from broker.errors import Unavailable
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
-from broker.storage.health import CallHealth
+from broker.storage.call_health import CallHealth
 from broker.testing.memory import MemoryRecords
 from tests.kit.serving import Broker, topic_path
 

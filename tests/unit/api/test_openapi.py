@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from multidict import CIMultiDict
 
+from broker.api.json_schemas import decimals_up_to
 from broker.api.openapi import OPERATIONS, make_document
 from broker.api.routes import SHAPES
-from broker.api.schemas import decimals_up_to
 from broker.wire.topics import TTL_MAX_S
 from tests.kit.openapi import Answered, Checker, Undocumented
 from tests.kit.serving import Broker, topic_path

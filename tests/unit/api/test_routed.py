@@ -9,7 +9,7 @@ from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS
 from broker.errors import NoLeader, Overloaded
 from broker.http.reply import EMPTY, EMPTY_REPLAYED
 from broker.model import PublishRequest, RollbackRange
-from broker.routing.deciding import RepeatEffect
+from broker.routing.decisions import RepeatEffect
 from broker.wire import avro
 from tests.kit.ring import Ring, request_lost, ring_of
 from tests.kit.serving import topic_path

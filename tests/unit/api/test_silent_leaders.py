@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.polling import Polling
+from broker.api.polls import Polling
 from broker.api.routed import Routed
 from broker.api.routed_polls import RoutedPolls
 from broker.coordination.ports import NodeInfo
@@ -20,15 +20,15 @@ from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
-from broker.routing.receiving import Receiving
-from broker.routing.service import Routing
+from broker.routing.peer_requests import Receiving
+from broker.routing.routing import Routing
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
 from broker.testing.memory import MemoryRecords
-from broker.topics.service import Topics
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
 

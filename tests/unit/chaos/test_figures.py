@@ -2,7 +2,7 @@ import json
 
 from chaos.figures import RunFigures, figures_of, longest_gap_s
 from chaos.history import History
-from chaos.store import Judged
+from chaos.run_folder import Judged
 
 
 class Told:

@@ -9,10 +9,10 @@ from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
 from chaos.nemeses.beneath import RegionMove
-from chaos.nemeses.clock import ClockStep, Strobe
 from chaos.nemeses.disk import Flipped
 from chaos.nemeses.kill import Kill
 from chaos.nemeses.partition import Partition
+from chaos.nemeses.wall_clocks import ClockStep, Strobe
 from chaos.nemesis import Repeated
 from chaos.target import Target
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from chaos import progress, run
+from chaos import progress_line, run
 from chaos.history import Event, calls_of, load
 from chaos.run import Run, RunPlan
-from chaos.store import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
+from chaos.run_folder import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
 from chaos.workloads import REGISTRY, WorkloadStage
 
@@ -130,7 +130,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "NEMESES", {"fault": Told})
     monkeypatch.setattr(run, "WELL_S", 0.0)
     monkeypatch.setattr(run, "ENDING_S", 2.0)
-    monkeypatch.setattr(progress, "LOOK_S", 0.01)
+    monkeypatch.setattr(progress_line, "LOOK_S", 0.01)
     monkeypatch.setattr(Answered, "silent", asyncio.Event(), raising=False)
 
 

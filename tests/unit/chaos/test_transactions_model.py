@@ -4,7 +4,7 @@ import pytest
 
 from broker.errors import OutcomeUnknown
 from broker.model import POINTERS_PER_MS
-from broker.testing.clock import VirtualClock, simulate
+from broker.testing.virtual_time import VirtualClock, simulate
 from chaos.transactions_model import ModelService, NotInProgress, TransactionModel
 
 NOW = 1_600_000_000_000

@@ -9,7 +9,7 @@ import pytest
 from broker import __version__, errors
 from broker.cli import app
 from broker.cli.contexts import BrokerTarget
-from broker.cli.given import GivenOptions
+from broker.cli.given_options import GivenOptions
 from broker.cli.problems import ADVICE, problem_of
 from broker.config.sections import iter_keys
 from broker.config.sources import as_text

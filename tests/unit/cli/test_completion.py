@@ -2,7 +2,7 @@ import pytest
 
 from broker.cli import app, completion
 from broker.cli.contexts import BrokerTarget
-from broker.cli.given import GivenOptions
+from broker.cli.given_options import GivenOptions
 
 
 def run(capsys, *words):

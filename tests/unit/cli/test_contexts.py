@@ -7,7 +7,7 @@ import pytest
 
 from broker.cli import app, contexts
 from broker.cli.contexts import BrokerOptions, Context, Contexts, target
-from broker.cli.given import GivenOptions
+from broker.cli.given_options import GivenOptions
 from broker.cli.options import client_settings
 from broker.config.sections import ConfigError
 

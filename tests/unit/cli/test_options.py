@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from broker.cli.options import duration_s, place_of
 from broker.cli.output import time_text
-from broker.cli.publishing import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
+from broker.cli.publish import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
 from broker.client import Published
 from broker.errors import OutcomeUnknown, TopicNotFound
 
@@ -117,7 +117,7 @@ class FailsAfter:
 def test_when_a_request_fails_it_is_told_which_lines_are_published(
     requests, error, told, monkeypatch
 ):
-    monkeypatch.setattr("broker.cli.publishing.connect", lambda *_: FailsAfter(requests, error))
+    monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(requests, error))
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error
     assert f"\n{told} this is the outcome: {error.outcome}." in error.message

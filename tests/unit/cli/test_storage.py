@@ -81,7 +81,7 @@ def damaged(full: Path, copy: Path) -> Path:
 
 
 async def _copied(full: Path, copy: Path) -> None:
-    from broker.storage.leveldb.mending import repair  # noqa: PLC0415
+    from broker.storage.leveldb.directory_repair import repair  # noqa: PLC0415
 
     await repair(full, copy)
 

@@ -12,7 +12,7 @@ from broker.client import Client
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.model import TopicId
-from broker.testing.clock import VirtualLoop
+from broker.testing.virtual_time import VirtualLoop
 from broker.wire import avro
 
 

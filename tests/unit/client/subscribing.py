@@ -11,7 +11,7 @@ from broker.client import Client
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.testing.clock import VirtualClock, pass_time
+from broker.testing.virtual_time import VirtualClock, pass_time
 from tests.kit.serving import Broker, topic_path
 
 TOPIC = "default/t"

@@ -4,7 +4,7 @@ from broker.client import Settings, protocol
 from broker.client import calls as calls_module
 from broker.client.calls import Calls
 from broker.client.protocol import Reply
-from broker.client.retrying import Retrier
+from broker.client.retrier import Retrier
 from broker.errors import BodyTooLarge, Overloaded, TopicNotFound, Unavailable
 from broker.model import Message, Poll, PublishRequest, TopicId, row_id
 from broker.wire import blocks

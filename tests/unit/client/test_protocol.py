@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from broker.client import protocol
-from broker.client.leaders import Leader
+from broker.client.node_directory import Leader
 from broker.client.protocol import Reply
 from broker.client.values import Published
 from broker.errors import BadName, BadRequest

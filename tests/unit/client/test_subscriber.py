@@ -16,8 +16,8 @@ from broker.client import CursorMoved, NewMessage, Subscriber, SubscriberOptions
 from broker.client.subscription import SubscriberProgress
 from broker.errors import BodyTooLarge
 from broker.model import Message, Snapshot, row_id
-from broker.testing.clock import pass_time
 from broker.testing.mutants import in_force
+from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import TOPIC, Handled, World
 
 LETTERS = "default/t-dead-letters"

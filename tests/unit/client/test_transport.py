@@ -6,10 +6,10 @@ import pytest
 
 from broker.client import Client, Settings, protocol
 from broker.client.connection import ClientConnection
-from broker.client.leaders import NodeDirectory
+from broker.client.node_directory import NodeDirectory
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.http import asking
+from broker.http import outbound
 from broker.http.answer import NotSent
 from broker.model import Poll, PublishRequest, TopicId
 from tests.kit.serving import eventually
@@ -299,7 +299,7 @@ async def test_a_write_that_cannot_connect_in_time_is_refused_and_leaves_its_slo
         tried.append(True)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(asking, "open_connection", unreachable)
+    monkeypatch.setattr(outbound, "open_connection", unreachable)
     transport = HttpTransport(Settings(connect_timeout_s=60, connections_max=1))
     for count in (1, 2):
         async with asyncio.timeout(10):
@@ -383,7 +383,7 @@ async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch,
         tried.append(timeout_s)
         raise NotSent("nobody listens")
 
-    monkeypatch.setattr(asking, "open_connection", unreachable)
+    monkeypatch.setattr(outbound, "open_connection", unreachable)
     transport = HttpTransport(Settings(url="http://a,http://b,http://c", deadline_s=deadline_s))
     with pytest.raises(Unavailable):
         await transport.connect(None)
@@ -400,7 +400,7 @@ def nobody_accepts(monkeypatch):
         tried.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(asking, "open_connection", open_connection)
+    monkeypatch.setattr(outbound, "open_connection", open_connection)
     return tried
 
 
@@ -440,8 +440,8 @@ async def test_a_connection_that_is_made_as_its_caller_is_cancelled_is_closed(
         call.cancel()
         return connection
 
-    opened = asking.open_connection
-    monkeypatch.setattr(asking, "open_connection", open_connection)
+    opened = outbound.open_connection
+    monkeypatch.setattr(outbound, "open_connection", open_connection)
     call = asyncio.create_task(transport.send(PUBLISH, 60))
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.clock import VirtualLoop
+from broker.testing.virtual_time import VirtualLoop
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:

@@ -20,9 +20,9 @@ from broker.errors import (
 )
 from broker.model import TopicId
 from broker.storage.keys import LogId
+from broker.storage.last_page import TailReading
 from broker.storage.log import Deleted, StaleGeneration
-from broker.storage.tail import TailReading
-from broker.testing.clock import VirtualClock, VirtualLoop, simulate
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, simulate
 
 LOG = LogId(TopicId("ns", "t"), 1)
 SEEN = TailReading(None, None, None)

@@ -20,8 +20,8 @@ from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time
 from broker.testing.memory import MemoryRecords
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(30)]
 

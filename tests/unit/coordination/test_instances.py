@@ -17,9 +17,9 @@ from broker.coordination.instances import (
 from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import InstanceTaken, NodeInfo
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
-from broker.testing.clock import VirtualClock, pass_time, simulate, within
 from broker.testing.memory import MemoryRecords
 from broker.testing.mutants import in_force
+from broker.testing.virtual_time import VirtualClock, pass_time, simulate, within
 
 
 def node(name: str, incarnation: str = "first") -> NodeInfo:

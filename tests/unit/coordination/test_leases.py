@@ -9,7 +9,7 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.leases import WAIT_S, Leases
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import Unavailable
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time
 
 SLOT = "slot/17"
 

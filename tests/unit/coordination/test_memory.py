@@ -8,7 +8,7 @@ import pytest
 from broker.coordination.memory import SESSION_TIMEOUT_S, MemoryCoordination
 from broker.coordination.ports import Contact
 from broker.errors import NoLeader, Unavailable
-from broker.testing.clock import VirtualClock, pass_time, simulate, within
+from broker.testing.virtual_time import VirtualClock, pass_time, simulate, within
 from tests.kit.contract.coordination import Told, info, listening, sees
 
 SLOT = "slot/17"

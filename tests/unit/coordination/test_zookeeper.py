@@ -11,7 +11,7 @@ from kazoo.client import KazooState
 from broker.coordination import zookeeper
 from broker.coordination.ports import Contact
 from broker.coordination.tree import Unanswered
-from broker.testing.clock import VirtualClock, pass_time, simulate, within
+from broker.testing.virtual_time import VirtualClock, pass_time, simulate, within
 from tests.kit.contract.coordination import Told, reaches
 
 SESSION_S = 4.0

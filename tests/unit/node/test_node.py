@@ -36,7 +36,7 @@ from broker.storage.leveldb.table import LevelDBTable
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.topics.service import Topics
+from broker.topics.topics import Topics
 from tests.kit.bench import HookedTable
 from tests.kit.serving import Http, topic_path
 

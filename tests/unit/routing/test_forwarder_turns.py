@@ -6,14 +6,14 @@ import asyncio
 from typing import ClassVar
 
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
-from broker.http.asking import Ask
+from broker.http.outbound import Ask
 from broker.model import TopicId
-from broker.routing.calls import Call
-from broker.routing.deciding import RepeatEffect
+from broker.routing.decisions import RepeatEffect
 from broker.routing.forwarder import TURNS_MAX, Forwarder
 from broker.routing.nodeheaders import Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, RelayedAnswer
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.routing.routed_calls import Call
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 from broker.turns import LATE_S
 
 URL = "http://node-1"

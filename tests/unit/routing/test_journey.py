@@ -13,16 +13,16 @@ from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, TopicPlacement
 from broker.errors import NoLeader, NotLeader, Unavailable
 from broker.http.answer import HttpAnswer, NoAnswer
-from broker.http.asking import Ask
+from broker.http.outbound import Ask
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.routing.calls import Call
-from broker.routing.deciding import RepeatEffect
+from broker.routing.decisions import RepeatEffect
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.peers import RelayedAnswer
-from broker.routing.service import Routing
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.routing.routed_calls import Call
+from broker.routing.routing import Routing
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
 TOPIC = TopicId("default", "t")
 NODES = [NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", 1) for n in range(4)]

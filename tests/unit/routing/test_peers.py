@@ -9,7 +9,7 @@ import pytest
 from broker.http.answer import NoAnswer, NotSent
 from broker.routing import peers as peers_module
 from broker.routing.peers import HttpPeers, whole
-from broker.testing.clock import VirtualLoop, pass_time, simulate
+from broker.testing.virtual_time import VirtualLoop, pass_time, simulate
 from tests.kit.serving import eventually
 
 

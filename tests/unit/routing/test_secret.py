@@ -3,8 +3,8 @@ import pytest
 from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.routing.secret import KEY, cluster_secret
-from broker.testing.clock import VirtualClock, VirtualLoop, simulate
 from broker.testing.memory import MemoryRecords
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, simulate
 
 
 async def test_all_nodes_get_the_secret_that_the_first_one_made() -> None:

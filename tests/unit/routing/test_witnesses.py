@@ -11,7 +11,7 @@ from broker.coordination.claims import Written
 from broker.coordination.ports import NodeInfo
 from broker.errors import Unavailable
 from broker.routing.witnesses import ANSWER_S_MAX, ASKED_MAX, clocks_of
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
 NODES = [NodeInfo(number, "life", f"http://node-{number}", "1.0", 1) for number in range(1, 20)]
 

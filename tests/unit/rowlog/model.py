@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 from broker.errors import BrokerError
 from broker.rowlog import Message, Subscription
-from broker.rowlog.state import Standing
-from broker.rowlog.table import TableError
-from broker.testing.clock import pass_time
+from broker.rowlog.execution_state import Standing
+from broker.rowlog.row_table import TableError
+from broker.testing.virtual_time import pass_time
 from tests.unit.rowlog.world import INDEX, TABLE, Process, World, until
 
 ROWS = [b"r%d" % each for each in range(4)]

@@ -6,10 +6,10 @@ import pytest
 
 from broker.errors import Fenced
 from broker.rowlog import Subscription
+from broker.rowlog.candidacy import best_for
+from broker.rowlog.cell_keys import Entry, index_key
 from broker.rowlog.cells import decode_state
-from broker.rowlog.keys import Entry, index_key
-from broker.rowlog.processing import best_for
-from broker.testing.clock import pass_time
+from broker.testing.virtual_time import pass_time
 from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard, Process, World, until, virtual
 
 

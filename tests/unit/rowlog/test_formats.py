@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadName, BadRequest, StorageCorrupt
-from broker.rowlog.cells import decode_state, encode_permit, encode_state, permit_taken_at
-from broker.rowlog.keys import (
+from broker.rowlog.cell_keys import (
     DEAD_END,
     OPEN_END,
     PAYLOAD,
@@ -20,8 +19,9 @@ from broker.rowlog.keys import (
     range_start,
     range_stop,
 )
+from broker.rowlog.cells import decode_state, encode_permit, encode_state, permit_taken_at
+from broker.rowlog.execution_state import Part, Standing, State, fresh
 from broker.rowlog.setup import Setup, Shard, Subscription, decode, encode
-from broker.rowlog.state import Part, Standing, State, fresh
 
 MESSAGE = MessageId(seq=2, timestamp=0x0102030405060708)
 

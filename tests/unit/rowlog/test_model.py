@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.testing.clock import VirtualLoop, simulate
+from broker.testing.virtual_time import VirtualLoop, simulate
 from tests.plugins.seeds import first_seed
 from tests.unit.rowlog.model import Run
 from tests.unit.rowlog.world import World

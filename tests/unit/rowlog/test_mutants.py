@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from broker.rowlog import attempt, election, index, meta, processor, putting, state, wakeups
+from broker.rowlog import attempt, election, execution_state, index, meta, processor, puts, wakeups
 from broker.rowlog import rows as rows_module
+from broker.rowlog.execution_state import Choice, Standing, Turn
 from broker.rowlog.memory import MemoryRows
-from broker.rowlog.state import Choice, Standing, Turn
-from tests.unit.rowlog import test_failover, test_processing, test_puts, test_wal
+from tests.unit.rowlog import test_candidacy, test_failover, test_puts, test_wal
 from tests.unit.rowlog.test_model import wrong
 
 Test = Callable[[], None]
@@ -91,7 +91,7 @@ def without_token(_: Any) -> Any:
     def claimed(now_state: Any, name: str, token: bytes) -> Any:
         part = now_state.parts.get(name)
         if part is None or part.standing is not Standing.OPEN:
-            raise state.Gone
+            raise execution_state.Gone
         return part
 
     return claimed
@@ -166,20 +166,23 @@ def not_stuck(original: Any) -> Any:
 
 
 MUTANTS = {
-    "index-before-row": Mutant(putting.Putting, "_write", index_last, runs),
+    "index-before-row": Mutant(puts.Putting, "_write", index_last, runs),
     "compare-state": Mutant(MemoryRows, "check_and_put", always_set, runs),
     "head-only": Mutant(processor, "choose", any_open, runs),
     "claim-compares-epoch": Mutant(
-        state, "claim", without_epoch, test_failover.test_a_later_epoch_is_no_ones_to_claim_from
+        execution_state,
+        "claim",
+        without_epoch,
+        test_failover.test_a_later_epoch_is_no_ones_to_claim_from,
     ),
     "mark-compares-token": Mutant(
-        state,
+        execution_state,
         "_claimed",
         without_token,
         test_failover.test_a_mark_of_a_fenced_processor_changes_nothing,
     ),
     "claim-of-a-call": Mutant(
-        state,
+        execution_state,
         "claim",
         deaf_to_calls,
         test_wal.test_process_and_processor_never_have_one_message_at_once,
@@ -194,7 +197,7 @@ MUTANTS = {
         meta.Meta,
         "fresh",
         old_setup,
-        test_processing.test_a_message_for_a_subscription_not_known_here_yet_is_kept,
+        test_candidacy.test_a_message_for_a_subscription_not_known_here_yet_is_kept,
     ),
     "margin": Mutant(
         processor.Processor,
@@ -206,7 +209,7 @@ MUTANTS = {
         wakeups.Wakeups,
         "_tell",
         no_trailing_edge,
-        test_processing.test_a_wake_up_of_another_process_is_at_once_and_its_trailing_edge_too,
+        test_candidacy.test_a_wake_up_of_another_process_is_at_once_and_its_trailing_edge_too,
     ),
     "contact": Mutant(
         election.Leading,
@@ -221,22 +224,22 @@ MUTANTS = {
         test_failover.test_a_higher_epoch_is_seen_before_anything_is_scanned,
     ),
     "respect-order": Mutant(
-        state,
+        execution_state,
         "waits_for",
         no_waiting,
-        test_processing.test_if_order_is_respected_later_subscriptions_wait_for_the_earlier,
+        test_candidacy.test_if_order_is_respected_later_subscriptions_wait_for_the_earlier,
     ),
     "dead-holds-later": Mutant(
-        state,
+        execution_state,
         "_later",
         no_turns,
-        test_processing.test_what_is_dead_for_an_earlier_subscription_is_held_for_later_ones,
+        test_candidacy.test_what_is_dead_for_an_earlier_subscription_is_held_for_later_ones,
     ),
     "removed-counts-as-done": Mutant(
-        state,
+        execution_state,
         "unknown",
         not_stuck,
-        test_processing.test_a_removed_subscription_leaves_nothing_behind,
+        test_candidacy.test_a_removed_subscription_leaves_nothing_behind,
     ),
     "lock-guards-the-put": Mutant(
         MemoryRows,
@@ -248,13 +251,13 @@ MUTANTS = {
         rows_module.Rows,
         "remove",
         nothing,
-        test_processing.test_a_message_that_is_done_for_all_leaves_nothing,
+        test_candidacy.test_a_message_that_is_done_for_all_leaves_nothing,
     ),
     "entry-is-removed": Mutant(
         index.TableIndex,
         "flush",
         nothing,
-        test_processing.test_a_message_that_is_done_for_all_leaves_nothing,
+        test_candidacy.test_a_message_that_is_done_for_all_leaves_nothing,
     ),
 }
 
@@ -264,8 +267,8 @@ def swap_in(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     swapped = mutant.swap(original)
     patch.setattr(mutant.owner, mutant.name, swapped)
     # A function that others import by name is theirs, too.
-    users: Sequence[Any] = (processor, attempt, state)
-    if mutant.owner is state:
+    users: Sequence[Any] = (processor, attempt, execution_state)
+    if mutant.owner is execution_state:
         for user in users:
             if getattr(user, mutant.name, None) is original:
                 patch.setattr(user, mutant.name, swapped)

@@ -6,7 +6,7 @@ import pytest
 
 from broker.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
 from broker.rowlog import Filter, Put, RowLocked, Subscription
-from broker.rowlog.locks import RowLocks
+from broker.rowlog.row_locks import RowLocks
 from broker.rowlog.setup import Settings
 from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard, World, until, virtual
 

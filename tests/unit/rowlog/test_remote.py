@@ -9,7 +9,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import BadRequest, Forbidden, NotFound
-from broker.http.asking import OutboundConnection, open_connection
+from broker.http.outbound import OutboundConnection, open_connection
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.remote import PREFIX, ListenerNode, _Ask, decode_message, encode_message

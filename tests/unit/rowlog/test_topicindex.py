@@ -11,7 +11,7 @@ from broker.clock import SystemClock
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import BadRequest, Unavailable
 from broker.rowlog import RowLog, Subscription, topic_index
-from broker.rowlog.keys import Entry
+from broker.rowlog.cell_keys import Entry
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.topicindex import decode_hint, encode_hint
 from tests.kit.served import ServedNode

@@ -6,8 +6,8 @@ import pytest
 
 from broker.errors import BadRequest
 from broker.rowlog import MessagesOpen, Subscription
-from broker.rowlog.feeding import feeder
-from broker.testing.clock import pass_time
+from broker.rowlog.feeder import feeder
+from broker.testing.virtual_time import pass_time
 from tests.unit.rowlog.world import ROW, TABLE, Heard, World, until, virtual
 
 WAL = {"respect_order": True, "work_off_first": True, "minimal_process_delay_ms": 5_000}

@@ -10,8 +10,8 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
-from broker.rowlog.table import Cells, NotWritten
-from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.rowlog.row_table import Cells, NotWritten
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
 TABLE = b"records"
 INDEX = b"rowlog-mq"

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import (
 from broker.client.values import Settings, TopicRange
 from broker.model import ROW_ID_MIN, row_id
 from broker.spark.batch import PushingBatchReader, TmsBatchReader, bounds_of
-from broker.spark.batches import SCHEMA, arrow_schema
-from broker.spark.options import SourceOptions
-from broker.spark.places import SourceOffset
+from broker.spark.format_options import SourceOptions
+from broker.spark.offsets import SourceOffset
+from broker.spark.record_batches import SCHEMA, arrow_schema
 
 FILTERS = {
     GreaterThan: lambda a, b: a > b,

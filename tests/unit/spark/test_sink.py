@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, Stru
 
 from broker.client.values import NewMessage, Settings
 from broker.spark import sink
-from broker.spark.options import SinkOptions, SinkProducer
+from broker.spark.format_options import SinkOptions, SinkProducer
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 
 VALUE = StructField("value", BinaryType())

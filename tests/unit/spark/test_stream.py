@@ -11,13 +11,13 @@ from pyspark.sql.types import StructType
 
 from broker.client.values import Settings, TopicRange
 from broker.model import ROW_ID_MIN, Message, MessageId, Snapshot, row_id
-from broker.spark import planning
-from broker.spark.batches import SCHEMA, arrow_schema
+from broker.spark import task_ranges
 from broker.spark.beats import Beat
-from broker.spark.options import SourceOptions
-from broker.spark.places import Offset, SourceOffset
-from broker.spark.planning import PART_MESSAGES
+from broker.spark.format_options import SourceOptions
+from broker.spark.offsets import Offset, SourceOffset
+from broker.spark.record_batches import SCHEMA, arrow_schema
 from broker.spark.stream import TmsStreamReader
+from broker.spark.task_ranges import PART_MESSAGES
 
 COLUMNS = arrow_schema(SCHEMA)
 
@@ -423,7 +423,7 @@ class TestHeartBeats:
         self, beating, clock, topic, monkeypatch
     ) -> None:
         """A transaction may see them later, and they are older than a beat would be."""
-        monkeypatch.setattr(planning, "seen_through", lambda client, options, found: ident(3))
+        monkeypatch.setattr(task_ranges, "seen_through", lambda client, options, found: ident(3))
         snapshot = Snapshot(transaction_id=9, read_pointer=5)
         reader = beating(snapshot=snapshot)
         end = again(reader.latestOffset(reader.initialOffset(), ALL))

@@ -11,7 +11,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, 
 from sqlalchemy.orm import Session
 
 from broker.client import BrokerError, Client, TopicId
-from broker.client.messages import parts_of
+from broker.client.publish_request import parts_of
 from broker.client.transaction_aware import Topical
 from broker.client.transaction_commit import Commit
 from broker.sql import Outbox, SqlRecord

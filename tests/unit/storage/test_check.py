@@ -18,16 +18,16 @@ from broker.storage.attributed import pack
 from broker.storage.check import verify
 from broker.storage.columns import is_rolled_column, rolled_column
 from broker.storage.entry import Entry, Mark, Shared
-from broker.storage.gathering import entries_in
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, mark_prefix, page_key, page_of, root_key, topic_prefix
 from broker.storage.log import Logs
 from broker.storage.marks import encode_mark, mark_key
-from broker.storage.memory.rows import MemoryRow
+from broker.storage.memory.row_space import MemoryRow
 from broker.storage.memory.table import MemoryTable
+from broker.storage.page_entries import entries_in
 from broker.storage.report import PROBLEMS_MAX, CheckProgress
 from broker.storage.root import RootState
-from broker.storage.sweeping import clear_below_floor, raise_floor
+from broker.storage.sweep import clear_below_floor, raise_floor
 from broker.storage.table import HEAD, Cell, Cells, Space
 from tests.kit.bench import settle
 from tests.kit.full_store import (

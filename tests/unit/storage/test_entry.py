@@ -33,7 +33,7 @@ from broker.storage.entry import (
     merged,
     stub_of,
 )
-from broker.storage.gathering import entries_in, joined
+from broker.storage.page_entries import entries_in, joined
 from broker.wire import attributes
 
 ATTRIBUTED = Path(__file__).parents[2] / "data" / "storage" / "entries-format-2.txt"

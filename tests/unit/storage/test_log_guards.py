@@ -10,13 +10,13 @@ from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_after
 from broker.storage import entry as entries
-from broker.storage import sweeping
+from broker.storage import sweep
 from broker.storage.entry import PLAIN, Shared
 from broker.storage.hold import LogHold
 from broker.storage.keys import page_key, root_key
 from broker.storage.log import Deleted, Logs
 from broker.storage.memory.table import MemoryTable
-from broker.storage.packing import pack
+from broker.storage.page_packer import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.root import RootState
 from broker.storage.table import HEAD, NotWritten, WriteUnknown
@@ -83,7 +83,7 @@ async def outcome_of_an_append_to_a_page_that_goes(bench: Bench) -> BrokerError:
 
     async def meanwhile() -> None:
         second = await bench.claim(bench.other, "other")
-        await sweeping.raise_floor(second, row_after(second.pointer))
+        await sweep.raise_floor(second, row_after(second.pointer))
         await bench.clear(second)
         raise WriteUnknown("lost")
 
@@ -281,7 +281,7 @@ async def test_what_is_published_while_a_tail_expires_stays_above_the_floor(benc
     bound = row_after(hold.pointer)
 
     await hold._turn.acquire()
-    raising = asyncio.ensure_future(sweeping.raise_floor(hold, bound))
+    raising = asyncio.ensure_future(sweep.raise_floor(hold, bound))
     while not hold._turn._waiters:
         await settle(1)
     ids = bench.ids(1)
@@ -332,9 +332,9 @@ async def outcome_of_a_late_make(bench: Bench, *, is_dead: bool) -> str:
         await bench.other.delete(bench.log, "other")
         alive = Bench(bench.table, bench.topic, bench.other, bench.other, generation=2)
         await alive.claim(name="other")
-        await sweeping.clear_generation(bench.other.resolver, bench.topic, 1, ROW_ID_MIN, 100)
+        await sweep.clear_generation(bench.other.resolver, bench.topic, 1, ROW_ID_MIN, 100)
     else:
-        await sweeping.raise_floor(second, row_after(second.pointer))
+        await sweep.raise_floor(second, row_after(second.pointer))
         await bench.clear(second)
     await change(*late)
     try:

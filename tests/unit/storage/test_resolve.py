@@ -10,7 +10,7 @@ from broker.storage.entry import Shared, entries_of, stub_of
 from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.resolve import Resolver, Tokens, epoch_of
 from broker.storage.table import HEAD, Cell, NotWritten, Space, WriteUnknown
-from broker.testing.clock import VirtualClock, simulate
+from broker.testing.virtual_time import VirtualClock, simulate
 
 OLD = Head(5, "me", b"old" * 4, row_id(1, 0))
 NEW = OLD._replace(token=b"new" * 4, pointer=row_id(2, 0))

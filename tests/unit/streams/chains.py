@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.streams.keyed import Cells, Chain, KeyedOperator, Windowed, packed, unpacked
-from broker.streams.letters import Failures
-from broker.streams.records import Letter, StreamRecord
-from broker.streams.steps import Step
+from broker.streams.failures import Failures
+from broker.streams.operators import Cells, Chain, KeyedOperator, Windowed, packed, unpacked
+from broker.streams.stateless_steps import Step
+from broker.streams.stream_records import Letter, StreamRecord
 from broker.streams.windows import Windows
 
 

@@ -11,7 +11,7 @@ def test_a_function_that_raised_is_told_in_the_words_of_the_job() -> None:
         f"{BEFORE}[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):\n"
         '  File "passes.py", line 203, in __call__\n    rows += self._rows(read)\n'
         "          ^^^^^^\n"
-        "broker.streams.letters.Failed: map-1 failed at the message 0001 (error): ZeroDivisionError.\n"
+        "broker.streams.failures.Failed: map-1 failed at the message 0001 (error): ZeroDivisionError.\n"
         f" SQLSTATE: 38000 SQLSTATE: XXKST{PLAN}"
     )
     assert cause_of(text) == "map-1 failed at the message 0001 (error): ZeroDivisionError."

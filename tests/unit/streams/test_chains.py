@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.streams import steps
+from broker.streams import stateless_steps
 from broker.streams.accumulators import Avg, Count, Max, Sum
+from broker.streams.failures import Failed
 from broker.streams.forms import Measured
-from broker.streams.keyed import Processor, ProcessorOperator, RunningAggregate, State
-from broker.streams.letters import Failed
-from broker.streams.records import Letter
-from broker.streams.steps import Step
+from broker.streams.operators import Processor, ProcessorOperator, RunningAggregate, State
+from broker.streams.stateless_steps import Step
+from broker.streams.stream_records import Letter
 from broker.streams.windows import Window, session, sliding, tumbling
 from tests.unit.streams.chains import Run, letters, results, values, windowed
 
@@ -70,8 +70,8 @@ class TestRunning:
         assert [value["place"] for value in found] == [0, 1, 1, 1]
 
     def test_functions_between_aggregates_drop_and_multiply(self) -> None:
-        twice = Step("flat_map-1", steps.FlatMapping(lambda n: [n, None, n * 10]))
-        odd = Step("filter-1", steps.Filtering(lambda n: n % 2))
+        twice = Step("flat_map-1", stateless_steps.FlatMapping(lambda n: [n, None, n * 10]))
+        odd = Step("filter-1", stateless_steps.Filtering(lambda n: n % 2))
         run = Run(RunningAggregate("count", Count), twice, odd, RunningAggregate("sum", Sum))
         assert values(run.batch(*[("a", "x", 1)] * 3)) == [1, 4]
 
@@ -204,7 +204,10 @@ class TestFailing:
         return 1 / value
 
     def test_a_failing_function_fails_that_record_alone(self) -> None:
-        run = Run(RunningAggregate("sum", Sum, self.fail), Step("map-1", steps.Mapping(self.fail)))
+        run = Run(
+            RunningAggregate("sum", Sum, self.fail),
+            Step("map-1", stateless_steps.Mapping(self.fail)),
+        )
         found = run.batch(("a", 1, 1), ("a", 0, 1), ("a", -1, 1), ("a", 1, 1))
         assert [each.value for each in found if not isinstance(each, Letter)] == [1, 1]
         assert [letter.headers["operator"] for letter in letters(found)] == [b"sum", b"map-1"]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from broker.streams import Json, StreamBuilder, session, tumbling
-from broker.streams.building import GroupedStream, Stream
+from broker.streams.builder import GroupedStream, Stream
 from broker.streams.changes import JobChanged, check, decode, encode, form_of
-from broker.streams.keyed import Processor
+from broker.streams.operators import Processor
 
 Words = Stream[Any]
 Grouped = GroupedStream[Any, Any]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.streams.matching import LEFT, RIGHT, AllOfWindow, Latest, LatestOfWindow
-from broker.streams.records import Letter, StreamRecord
-from broker.streams.steps import PairFunction, Step
+from broker.streams.join_operators import LEFT, RIGHT, AllOfWindow, Latest, LatestOfWindow
+from broker.streams.stateless_steps import PairFunction, Step
+from broker.streams.stream_records import Letter, StreamRecord
 from broker.streams.windows import sliding, tumbling
 from tests.unit.streams.chains import Run, letters, results, values
 

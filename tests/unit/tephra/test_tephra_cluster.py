@@ -21,7 +21,7 @@ from broker.metrics import Metrics
 from broker.node.cluster import InCluster, Stores
 from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
-from broker.storage.health import CallOutcome
+from broker.storage.call_health import CallOutcome
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records

@@ -13,8 +13,8 @@ from broker.errors import (
     TransactionNotInProgress,
 )
 from broker.model import Snapshot
-from broker.testing.clock import VirtualClock, virtual_loop
 from broker.testing.mutants import in_force
+from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_commits
 from broker.transactions.tephra_commits import Commits
 from tests.kit.serving import eventually

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, ChangesTooLarge
 from broker.transactions import tephra_frames as frames
-from broker.wire.steps import STEP_BYTES, finish
+from broker.wire.read_steps import STEP_BYTES, finish
 from tests.unit.tephra.vectors import VECTORS, Vector
 
 IDL = frames.Idl()

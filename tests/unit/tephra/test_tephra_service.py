@@ -17,10 +17,10 @@ from broker.errors import (
     TransactionNotInProgress,
 )
 from broker.model import Snapshot
-from broker.testing.clock import VirtualClock, virtual_loop
+from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_service import TephraAnswer, TephraBounds, TephraService
-from broker.wire.steps import finish
+from broker.wire.read_steps import finish
 from broker.wire.transaction import decode_transaction
 from tests.unit.tephra.fakes import Scripted
 from tests.unit.tephra.vectors import VECTORS, Vector

@@ -7,7 +7,7 @@ from broker.transactions.tephra_snapshot import (
     snapshot_steps,
     upper_bound,
 )
-from broker.wire.steps import finish
+from broker.wire.read_steps import finish
 from broker.wire.varint import encode_long, read_long
 from tests.unit.tephra.vectors import VECTORS
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker.model import RowId, row_id
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.storage.marks import PRODUCER
-from broker.testing.clock import VirtualLoop, simulate
+from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics.batches import Batch, answer, batch_of, producer_number
 from broker.topics.settings import PublishedIds
 from broker.topics.write import Write

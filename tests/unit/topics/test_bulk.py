@@ -19,12 +19,13 @@ from broker.model import (
     row_after,
 )
 from broker.storage.hold import PageBounds
-from broker.testing.clock import VirtualLoop, simulate
-from broker.topics import service, streams
+from broker.testing.virtual_time import VirtualLoop, simulate
+from broker.topics import streams
+from broker.topics import topics as service
 from broker.topics.ranges import RangeQuery
 from broker.topics.retention import Sweeper
-from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
+from broker.topics.topics import Topics
 from tests.kit.bench import TOPIC, Bench
 from tests.unit.topics.test_consuming import SNAPSHOT, Shown, expected, make, places, steps
 

@@ -12,9 +12,9 @@ from broker.errors import ClockSkew, Unavailable
 from broker.model import ROW_ID_MIN, MessageId, RowId, TopicId
 from broker.storage.columns import last_of
 from broker.storage.table import Cell, Cells, Space
-from broker.testing.clock import pass_time
 from broker.testing.mutants import in_force
-from broker.topics.payload_reading import STALE_READS_MAX
+from broker.testing.virtual_time import pass_time
+from broker.topics.payload_reader import STALE_READS_MAX
 from broker.topics.ranges import RangeQuery
 from tests.kit.many import Cluster, Member, led_by
 from tests.unit.topics.test_bulk import read

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge
 from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
-from broker.testing.clock import VirtualLoop, simulate
+from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics.pages import PollPage
 from broker.topics.settings import PublishOptions
 from broker.wire import attributes

@@ -10,7 +10,7 @@ import pytest
 from broker.coordination import placement
 from broker.errors import Fenced, NotLeader, OutcomeUnknown
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId
-from broker.testing.clock import pass_time, within
+from broker.testing.virtual_time import pass_time, within
 from broker.topics.settings import PublishedIds, PublishOptions
 from tests.kit.bench import Gate, settle
 from tests.kit.many import Cluster, Load, Member, head, led_by

@@ -11,13 +11,17 @@ import pytest
 from broker.errors import Fenced, IdempotencyKeyReused, TooManyMessages
 from broker.model import PublishRequest
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN
-from broker.topics import admitting
+from broker.topics import admission
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import Bench, failing, settle
 
 MANY = [b"%d" % number for number in range(ASIDE_ITEMS_MIN)]
 LONG = [bytes(ASIDE_BYTES_MIN)]
-OURS = ("broker.topics.writer.aside", "broker.storage.ownpage.aside", "broker.topics.keyed.aside")
+OURS = (
+    "broker.topics.writer.aside",
+    "broker.storage.ownpage.aside",
+    "broker.topics.keyed_log.aside",
+)
 
 
 class Slow:
@@ -111,7 +115,7 @@ async def test_a_key_is_judged_when_its_large_request_was_hashed(
 async def test_lifetimes_may_change_so_often_within_a_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admitting, "LIFETIMES_MAX", 3)
+    monkeypatch.setattr(admission, "LIFETIMES_MAX", 3)
     topic = (await bench.create()).id
 
     def request(*ttls_s: int | None) -> PublishRequest:

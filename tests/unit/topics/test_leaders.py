@@ -21,13 +21,13 @@ from broker.errors import (
 from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Hold
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
-from broker.testing.clock import within
+from broker.testing.virtual_time import within
 from broker.topics import leaders
 from broker.topics.browse import BrowseQuery
-from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
-from broker.topics.state import WOKEN_AT_ONCE
 from broker.topics.streams import PollStream
+from broker.topics.topic_state import WOKEN_AT_ONCE
+from broker.topics.topics import Topics
 from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
 
 SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, in_progress=[50])

@@ -29,9 +29,9 @@ from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.topics.browse import BrowseQuery
 from broker.topics.retention import Sweeper
-from broker.topics.service import Topics
 from broker.topics.settings import PublishedIds, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.wire import attributes
 from tests.kit.serving import eventually
 

@@ -11,7 +11,7 @@ from broker.errors import Overloaded
 from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.model import Message, Poll, Snapshot
 from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, PollPage
-from broker.topics.reading import ROWS_AT_ONCE, TopicReading
+from broker.topics.topic_reader import ROWS_AT_ONCE, TopicReading
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.messages import PagesDecoder
 from tests.kit.bench import TOPIC, Bench, settle

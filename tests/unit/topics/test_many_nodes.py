@@ -25,13 +25,13 @@ from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, is_root, topic_prefix
 from broker.storage.table import Space
-from broker.testing.clock import pass_time
 from broker.testing.mutants import in_force
+from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
-from broker.topics.claiming import SKEWED_S
-from broker.topics.comparing import SHARP_MS
+from broker.topics.clock_comparison import SHARP_MS
 from broker.topics.retention import SweepReport
 from broker.topics.settings import PublishOptions
+from broker.topics.topic_claims import SKEWED_S
 from chaos.bare import append
 from tests.kit.bench import Gate, Hook, failing, settle
 from tests.kit.many import Cluster, Load, Member, head, led_by

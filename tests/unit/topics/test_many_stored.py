@@ -13,7 +13,7 @@ from broker.errors import NotLeader, Unavailable
 from broker.model import PublishRequest, TopicId
 from broker.storage.keys import LogId, root_key
 from broker.storage.table import HEAD, Cell, Space
-from broker.testing.clock import pass_time
+from broker.testing.virtual_time import pass_time
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import Hook, failing
 from tests.kit.many import Cluster, Member, led_by

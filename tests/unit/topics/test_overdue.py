@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.errors import Fenced, Overloaded
-from broker.testing.clock import pass_time, within
+from broker.testing.virtual_time import pass_time, within
 from broker.topics.overdue import LOOK_S, Overdue
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import Bench, Gate, settle

@@ -13,7 +13,7 @@ from broker.errors import Fenced, OutcomeUnknown
 from broker.storage import marks as module
 from broker.storage.check import verify
 from broker.storage.log import Logs
-from broker.testing.clock import VirtualLoop, simulate
+from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics import producers
 from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from tests.kit.bench import Bench, Gate, done_but, settle

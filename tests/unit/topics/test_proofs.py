@@ -9,8 +9,8 @@ import pytest
 
 from broker.errors import TopicNotFound
 from broker.model import ROW_ID_MIN, Poll, TopicId
-from broker.testing.clock import pass_time
 from broker.testing.mutants import in_force
+from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
 from tests.kit.bench import Gate
 from tests.kit.many import Cluster, Member, led_by

@@ -6,10 +6,10 @@ from broker.coordination import placement
 from broker.errors import BadRequest, OutcomeUnknown, TopicNotFound
 from broker.model import Poll, PublishRequest, TopicId, timestamp_of
 from broker.storage.hold import PageBounds
-from broker.testing.clock import pass_time
+from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
-from broker.topics.changing import purge_through
 from broker.topics.ranges import RangeQuery
+from broker.topics.record_changes import purge_through
 from broker.topics.registry import TopicRegistry, record_key
 from broker.topics.settings import TopicSettings
 from tests.kit.bench import TOPIC, Bench, Gate, failing

@@ -18,8 +18,8 @@ from broker.errors import (
 )
 from broker.model import TopicId
 from broker.storage import records
-from broker.testing.clock import VirtualLoop, simulate
 from broker.testing.memory import MemoryRecords
+from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics.registry import TopicRegistry, record_key
 
 TOPIC = TopicId("ns", "t")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.clock import VirtualLoop
+from broker.testing.virtual_time import VirtualLoop
 from tests.kit.bench import Bench
 
 

@@ -22,10 +22,10 @@ from broker.storage.log import Logs
 from broker.storage.table import Space
 from broker.testing.mutants import in_force
 from broker.topics.reserved import TRANSACTIONS
-from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
-from broker.transactions.settings import TransactionSettings
+from broker.transactions.service_settings import TransactionSettings
 from tests.kit.bench import Bench, Gate, Hook, done_but, settle
 
 

@@ -12,16 +12,16 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.storage.leveldb.database import Options
-from broker.storage.leveldb.mending import verify_directory
+from broker.storage.leveldb.directory_repair import verify_directory
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
-from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
-from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import ServiceState
+from broker.transactions.service_settings import TransactionSettings
+from broker.transactions.service_state import ServiceState
 
 SETTINGS = TransactionSettings(snapshot_edits=15)
 STEPS = 60

@@ -15,11 +15,11 @@ from broker.errors import (
     TransactionNotInProgress,
 )
 from broker.model import POINTER_MAX, POINTERS_PER_MS, Snapshot
-from broker.transactions import manager, state
+from broker.transactions import manager, service_state
 from broker.transactions.edits import Committed, Truncated, decode_edit, encode_edit
 from broker.transactions.manager import Decision, OlderInProgress
-from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import ServiceState
+from broker.transactions.service_settings import TransactionSettings
+from broker.transactions.service_state import ServiceState
 
 NOW_MS = 1000
 SETTINGS = TransactionSettings(
@@ -161,7 +161,7 @@ def test_change_sets_are_forgotten_with_the_last_short_one_before_them(tx: Manag
 def test_one_edit_forgets_no_more_change_sets_than_the_loop_can_bear(
     tx: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(service_state, "FORGOTTEN_AT_ONCE", 2)
     oldest = tx.start().transaction_id
     for key in (b"a", b"b", b"c"):
         other = tx.start().transaction_id

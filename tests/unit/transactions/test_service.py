@@ -14,7 +14,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.transactions.service import Transactions
-from broker.transactions.settings import TransactionSettings
+from broker.transactions.service_settings import TransactionSettings
 from tests.kit.bench import Bench, Gate, done_but, failing, settle
 
 

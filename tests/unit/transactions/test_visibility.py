@@ -11,8 +11,8 @@ from broker.model import Snapshot
 from broker.topics.fetch import FetchAction, judge
 from broker.transactions import manager
 from broker.transactions.manager import Decision
-from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import ServiceState
+from broker.transactions.service_settings import TransactionSettings
+from broker.transactions.service_state import ServiceState
 from broker.wire.snapshotjson import decode_snapshot, encode_snapshot
 from broker.wire.transaction import decode_transaction, encode_transaction
 

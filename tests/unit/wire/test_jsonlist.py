@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, TooManyMessages
 from broker.wire import jsonlist
 from broker.wire.jsonlist import read_list
-from broker.wire.steps import finish
+from broker.wire.read_steps import finish
 
 NAME = "messages"
 STEPS_MAX = 100

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from broker.model import Snapshot
 from broker.wire import pointers
-from broker.wire.steps import finish
+from broker.wire.read_steps import finish
 
 I64_MAX = (1 << 63) - 1
 numbers = st.lists(st.integers(-I64_MAX - 1, I64_MAX), max_size=40)

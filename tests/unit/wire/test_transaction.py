@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, Overloaded
 from broker.model import Snapshot
 from broker.wire import pointers
-from broker.wire.steps import finish
+from broker.wire.read_steps import finish
 from broker.wire.transaction import decode_transaction, encode_transaction, transaction_steps
 
 STOP = b"\x00"

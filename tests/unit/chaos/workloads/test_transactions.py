@@ -1,7 +1,7 @@
 import pytest
 
 from chaos.history import of
-from chaos.workloads import transacting
+from chaos.workloads import transaction_clients
 from chaos.workloads.transactions import TransactionsWorkload
 from tests.unit.chaos.workloads import lying
 from tests.unit.chaos.workloads.lying import Lies
@@ -11,7 +11,7 @@ from tests.unit.chaos.workloads.staged import play
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Let more transactions be undone."""
-    monkeypatch.setattr(transacting, "CHANGED_MIND", 0.4)
+    monkeypatch.setattr(transaction_clients, "CHANGED_MIND", 0.4)
 
 
 def test_a_broker_that_does_its_work_is_found_valid():

@@ -19,7 +19,7 @@ from thriftpy2.thrift import TMessageType, TProcessor
 from thriftpy2.transport import TBufferedTransport, TMemoryBuffer, TSocket
 
 from broker.storage.hbase.gateways import GatewayAddress
-from broker.storage.memory.rows import MemoryRow, RowSpace
+from broker.storage.memory.row_space import MemoryRow, RowSpace
 from broker.storage.table import HEAD, Cell
 
 DEADLINE_S = 20

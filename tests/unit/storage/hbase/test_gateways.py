@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from broker.storage.call_health import CallOutcome
 from broker.storage.hbase import gateways as module
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
-from broker.storage.health import CallOutcome
 from broker.storage.table import NotWritten, WriteUnknown
 from tests.kit.bench import settle
 from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving

@@ -8,9 +8,9 @@ import pytest
 from broker.clock import SystemClock
 from broker.config.sections import Durability, HBaseConfig
 from broker.errors import Unavailable
+from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.schema import Schema
 from broker.storage.hbase.store import init_hbase, open_hbase, schema_of
-from broker.storage.health import CallOutcome
 from broker.storage.table import HEAD, Space
 from tests.unit.storage.hbase.fake import IDL, Served, serving
 

@@ -8,7 +8,7 @@ import pytest
 from broker.errors import StorageCorrupt, StorageFull, Unavailable
 from broker.storage.leveldb import compaction, files
 from broker.storage.leveldb.database import Database, Options
-from broker.storage.leveldb.readers import Readers
+from broker.storage.leveldb.read_threads import Readers
 from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.table import HEAD, Cell, Space
 

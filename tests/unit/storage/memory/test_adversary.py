@@ -11,7 +11,7 @@ from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
 from broker.storage.memory.past import ROWS_MAX, STATES_MAX
 from broker.storage.memory.table import MemoryTable
 from broker.storage.table import HEAD, NotWritten, Space, TableError, WriteUnknown
-from broker.testing.clock import pass_time, simulate
+from broker.testing.virtual_time import pass_time, simulate
 
 MESSAGES, PAYLOADS, RECORDS = Space.MESSAGES, Space.PAYLOADS, Space.RECORDS
 PAGE = b"ns:t:\0\0\0\1page"

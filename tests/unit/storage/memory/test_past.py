@@ -3,7 +3,7 @@ import random
 import pytest
 
 from broker.storage.memory.past import ROWS_MAX, STATES_MAX, Past, is_edit
-from broker.storage.memory.rows import RowSpace
+from broker.storage.memory.row_space import RowSpace
 from broker.storage.table import HEAD, Space
 
 MESSAGES = Space.MESSAGES

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from broker.storage.memory.adversary import CALM
-from broker.testing.clock import pass_time
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.world import in_world
+from broker.testing.virtual_time import pass_time
 from tests.kit.seeds.faults import KINDS, Nothing
 from tests.kit.seeds.plan import HOSTILE
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.testing.clock import pass_time
 from broker.testing.simulation.hosts import SimulatedProcess
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.world import in_world
+from broker.testing.virtual_time import pass_time
 
 ADDRESS = ("10.0.0.1", 80)
 

@@ -1,0 +1,140 @@
+"""Look into a topic without consuming: as JSON, page by page, in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any, Final
+
+import orjson
+
+from broker.api.body_reader import read_snapshot
+from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
+from broker.api.payload_text import PART_BYTES, in_pieces, shown, shown_beside
+from broker.api.times import parse_place, rfc3339, rfc3339_or_none
+from broker.http.budget import BudgetKind, Hold
+from broker.http.reply import JSON, Answer, ChunkedReply, Piece, Reply
+from broker.http.request import Request, one_of, whole_number
+from broker.model import Snapshot, timestamp_of
+from broker.slices import Slice
+from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
+from broker.topics.topics import Topics
+from broker.wire import attributes
+
+LIMIT_DEFAULT = 100
+PREVIEW_BYTES = 1024
+CHOICES: Final = ("preview", "full")
+_OPENING: Final = b'{"messages":'
+
+
+class Browsing:
+    """The handlers that look."""
+
+    def __init__(self, topics: Topics, *, messages_max: int) -> None:
+        """Keep the service; ``messages_max`` bounds one page."""
+        self._topics = topics
+        self._messages_max = messages_max
+
+    async def browse(self, request: Request) -> Answer:
+        """Answer a page of messages and where the next one begins."""
+        return await self._page(request, None)
+
+    async def browse_with_snapshot(self, request: Request) -> Answer:
+        """Answer a page that also says what a transaction could consume."""
+        return await self._page(request, await read_snapshot(request))
+
+    async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
+        query = request.query
+        bytes_max = None if one_of(query, "payload", CHOICES) == "full" else PREVIEW_BYTES
+        start, end = query.get("from"), query.get("to")
+        wanted = BrowseQuery(
+            start=None if start is None else parse_place("from", start),
+            end=None if end is None else parse_place("to", end),
+            limit=whole_number(
+                query, "limit", least=1, most=self._messages_max, default=LIMIT_DEFAULT
+            ),
+            descending=one_of(query, "order", ("asc", "desc")) == "desc",
+            snapshot=snapshot,
+            # One byte more tells that there are more.
+            payload_bytes_max=None if bytes_max is None else bytes_max + 1,
+        )
+        page = await self._topics.browse(request.topic, wanted, request.hold)
+        size = sum([len(entry.payload or b"") for entry in page.entries])
+        out = _list(bytes_max)
+        if size > PART_BYTES or len(page.entries) > MESSAGES_AT_ONCE:
+            return ChunkedReply(_chunks(page, out, request.hold), JSON)
+        messages = b"".join([*out.pieces(page.entries), out.end()])
+        return Reply(200, _OPENING + messages + _end(page), JSON)
+
+
+async def _chunks(
+    page: EntryPage, out: JsonList[BrowseEntry], hold: Hold
+) -> AsyncGenerator[Piece, None]:
+    """Yield a page, some of its messages at a time; what was taken of them is let go."""
+    entries, mine = page.entries[::-1], Slice()
+    page.entries.clear()
+    yield _OPENING
+    while entries:
+        some = entries[: -MESSAGES_AT_ONCE - 1 : -1]
+        del entries[-MESSAGES_AT_ONCE:]
+        for piece in out.pieces(some):
+            if piece:
+                yield piece
+            await mine.go_on()
+        hold.give(BudgetKind.REPLY_BYTES, _bytes_of(some))
+    yield out.end() + _end(page)
+
+
+def _bytes_of(entries: Sequence[BrowseEntry]) -> int:
+    return sum([len(entry.payload or b"") + len(entry.attributes) for entry in entries])
+
+
+def _end(page: EntryPage) -> bytes:
+    return b',"next":%b}' % orjson.dumps(None if page.next is None else page.next.hex())
+
+
+def _list(bytes_max: int | None) -> JsonList[BrowseEntry]:
+    """Return a list of messages, of each at most so many bytes of its payload."""
+
+    def together(entries: Sequence[BrowseEntry]) -> bytes:
+        return orjson.dumps([_shown(entry, bytes_max) for entry in entries])[1:-1]
+
+    return JsonList(ItemForm(together, _in_pieces))
+
+
+def _shown(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
+    if entry.payload is None:
+        told: dict[str, Any] = {"encoding": "text", "payload": None, "truncated": False}
+    else:
+        payload = shown(entry.payload, bytes_max)
+        told = {
+            "encoding": payload.encoding,
+            "payload": payload.text,
+            "truncated": payload.truncated,
+        }
+    return {**_before(entry), **told, **_after(entry)}
+
+
+def _in_pieces(entry: BrowseEntry) -> Iterator[bytes]:
+    assert entry.payload is not None, "only large payloads are shown in pieces"
+    return in_pieces(_before(entry), entry.payload, {"truncated": False, **_after(entry)})
+
+
+def _before(entry: BrowseEntry) -> dict[str, Any]:
+    """Return what is shown before the payload."""
+    time_ms = timestamp_of(entry.id)
+    return {
+        "id": entry.id.hex(),
+        "time": rfc3339(time_ms),
+        "timestamp_ms": time_ms,
+        "size": entry.size,
+        "expires_at": rfc3339_or_none(entry.expires_at_ms),
+        "kind": entry.kind,
+        "tx_state": entry.tx_state,
+        "write_pointer": entry.pointer,
+    }
+
+
+def _after(entry: BrowseEntry) -> dict[str, Any]:
+    """Return what is shown behind the payload."""
+    beside = shown_beside(*attributes.decode(entry.attributes))
+    return beside if entry.consumable is None else {**beside, "consumable": entry.consumable}

@@ -1,0 +1,149 @@
+"""Polls: read as a consumer.
+
+A reply is a stream of whole Avro blocks with a zero at the end. A consumer that finds the zero missing
+knows that the answer was cut; that is how a failure after the status line is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from typing import Final, NamedTuple
+
+from broker.api import body_reader, plainjson
+from broker.api.abandonment import unless_abandoned
+from broker.api.bodies import BodyType, body_type
+from broker.api.message_list import ItemForm, JsonList
+from broker.errors import BadRequest
+from broker.http.reply import (
+    AVRO,
+    AVRO_JSON,
+    JSON,
+    MESSAGES,
+    Answer,
+    ChunkedReply,
+    Headers,
+    Piece,
+    Reply,
+)
+from broker.http.request import Request
+from broker.model import Message, Poll
+from broker.slices import Slice
+from broker.topics.pages import PollPage
+from broker.topics.streams import Form, PollStream
+from broker.topics.topics import Topics
+from broker.wire import avro, avrojson
+from broker.wire.blocks import END
+
+BLOCKED_BY = "Broker-Blocked-By"
+WHOLE_BYTES_MAX = 16 * 1024
+"""A reply of at most so much is put together and sent at once. To put a larger one together costs more
+than a stream does: each copy is memory that the process fetches from the system and gives back.
+"""
+
+_POLLS: Final = {
+    BodyType.AVRO: avro.poll_steps,
+    BodyType.AVRO_JSON: avrojson.poll_steps,
+    BodyType.JSON: plainjson.poll_steps,
+}
+
+
+_PLAIN_JSON: Final = ItemForm(plainjson.encode_items, plainjson.item_in_pieces)
+_AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
+
+
+class PollRequest(NamedTuple):
+    """A poll as a request has it."""
+
+    kind: BodyType
+    poll: Poll
+    wait_s: float
+    whole: bool = False
+    """Whether messages are wanted with their attributes (wire.messages)."""
+
+
+class Polling:
+    """The handler of polls."""
+
+    def __init__(self, topics: Topics, *, wait_max_s: float) -> None:
+        """Keep the service; ``wait_max_s`` bounds how long a poll may wait."""
+        self._topics = topics
+        self._wait_max_s = wait_max_s
+
+    async def poll(self, request: Request) -> Answer:
+        """Answer messages, at once or as soon as there are some that this consumer may see."""
+        asked = await self.asked(request)
+        request.let_go_of_body()
+        return answer_of(await self.read(request, asked, asked.wait_s), asked)
+
+    async def asked(self, request: Request) -> PollRequest:
+        """Read what a request asks for. Raises BadRequest, BodyTooLarge."""
+        kind = body_type(request.headers)
+        whole = request.headers.get("Accept") == MESSAGES
+        wait_s = self._wait_s(request)
+        steps = _POLLS[kind](request.body, take=body_reader.counting(request))
+        return PollRequest(kind, await body_reader.read(request, steps), wait_s, whole)
+
+    async def read(
+        self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool = False
+    ) -> PollStream | None:
+        """Return what there is, waiting at most so long; None if nobody waits any more.
+
+        ``anywhere``: it may wait also where the topic is not led.
+        """
+        topic, poll, hold = request.topic, asked.poll, request.hold
+        if wait_s > 0:
+            waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, hold=hold)
+            return await unless_abandoned(waiting, request.abandoned())
+        return await self._topics.poll(topic, poll, hold=hold)
+
+    def _wait_s(self, request: Request) -> float:
+        if not request.query_string or (text := request.query.get("wait")) is None:
+            return 0.0
+        try:
+            wait_s = float(text)
+        except ValueError:
+            wait_s = math.nan
+        if not 0 <= wait_s <= self._wait_max_s:
+            raise BadRequest(f"wait must be 0 to {self._wait_max_s:g} seconds, not {text!r:.80}.")
+        return wait_s
+
+
+def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:
+    """Return the answer that has these messages; None is an empty one."""
+    kind, whole = asked.kind, asked.whole
+    headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
+    if kind is BodyType.JSON:
+        return ChunkedReply(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
+    if kind is BodyType.AVRO_JSON:
+        return ChunkedReply(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
+    form, content_type = (PollPage.whole, MESSAGES) if whole else (PollPage.block, AVRO)
+    if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):
+        # Nothing is left to read: one chunk, without the cost of a stream.
+        first = b"" if stream is None else b"".join(form(stream.first))
+        return Reply(200, first + END, content_type, headers, chunked=True)
+    return ChunkedReply(_avro_chunks(stream, form), content_type, headers)
+
+
+def blocked_by(pointer: int | None) -> Headers:
+    """Return the header that names the open transaction because of which a reply is empty, if one is why."""
+    return () if pointer is None else ((BLOCKED_BY, str(pointer)),)
+
+
+async def _avro_chunks(stream: PollStream, form: Form) -> AsyncGenerator[Piece, None]:
+    async for block in stream.blocks(form):
+        yield block
+    yield END
+
+
+async def _json_chunks(
+    stream: PollStream | None, form: ItemForm[Message]
+) -> AsyncGenerator[Piece, None]:
+    out, mine = JsonList(form), Slice()
+    if stream is not None:
+        async for messages in stream.messages():
+            for piece in out.pieces(messages):
+                if piece:
+                    yield piece
+                await mine.go_on()
+    yield out.end()

@@ -1,0 +1,85 @@
+"""Pruning invalid transactions: what may be forgotten now and why not more, and letting the service forget it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.api.times import rfc3339
+from broker.http.reply import Answer, json_reply
+from broker.http.request import Request, whole_number
+from broker.model import POINTER_MAX, ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
+from broker.transactions.prune import Pruning, PruningPlan
+
+
+class PruningApi:
+    """The handlers. Any node answers: all that is asked lies in records, and with the service."""
+
+    def __init__(self, pruning: Pruning) -> None:
+        """Keep what prunes."""
+        self._pruning = pruning
+
+    async def plan(self, request: Request) -> Answer:
+        """Answer what could be pruned; change nothing."""
+        return json_reply(told(await self._pruning.plan(_through(request))))
+
+    async def prune(self, request: Request) -> Answer:
+        """Prune what may be pruned."""
+        plan, removed = await self._pruning.prune(_through(request))
+        return json_reply({**told(plan), "removed": removed})
+
+
+def _through(request: Request) -> int:
+    return whole_number(request.query, "through", least=0, most=POINTER_MAX, default=POINTER_MAX)
+
+
+def told(plan: PruningPlan) -> dict[str, Any]:
+    """Return a plan as JSON."""
+    prunable = plan.prunable
+    return {
+        "invalid": plan.invalid,
+        "prunable": len(prunable),
+        "oldest_prunable": prunable[0] if prunable else None,
+        "newest_prunable": prunable[-1] if prunable else None,
+        "oldest_left": plan.oldest_left,
+        "reason": reason(plan),
+        "settled_at": None if plan.settled_ms is None else rfc3339(plan.settled_ms),
+        "in_progress": plan.in_progress,
+        "unpassed": _unpassed(plan),
+    }
+
+
+def _unpassed(plan: PruningPlan) -> dict[str, Any] | None:
+    each = plan.unpassed
+    if each is None:
+        return None
+    page = each.page.ljust(ROW_ID_BYTES, b"\0")
+    return {
+        "namespace": each.topic.namespace,
+        "topic": each.topic.topic,
+        "generation": each.generation,
+        "passed_below": each.below,
+        "page": (page + ROW_ID_MIN).hex(),
+        "page_time": rfc3339(timestamp_of(page)) if any(page) else None,
+    }
+
+
+def reason(plan: PruningPlan) -> str | None:
+    """Say why not more is pruned; None: nothing is left."""
+    if plan.unpassed is not None:
+        name = "/".join(plan.unpassed.topic)
+        return (
+            f"No sweep has passed topic {name} (generation {plan.unpassed.generation}) since transaction "
+            f"{plan.oldest_left} was settled. The node that should lead it passes it with one of its next sweeps, at the "
+            "latest an hour after the last time; its log says why if it does not."
+        )
+    if plan.in_progress is not None:
+        return (
+            f"Transaction {plan.in_progress} began before transaction {plan.oldest_left}, and is still in progress: "
+            f"broker tx show {plan.in_progress}."
+        )
+    if plan.settled_ms is not None:
+        return (
+            f"Transaction {plan.oldest_left} is younger than the longest life of a transaction and the margin, until "
+            f"{rfc3339(plan.settled_ms)}."
+        )
+    return None

@@ -1,0 +1,99 @@
+"""How commands reach HBase and ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from broker import logs
+from broker.cli.options import NotNow
+from broker.config.sections import LogLevel, LogsConfig, parse_address
+from broker.errors import Unavailable, install_command
+
+if TYPE_CHECKING:
+    from broker.rowlog import RowLog
+    from broker.rowlog.row_table import RowTable
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Work = Callable[["RowLog"], Awaitable[None]]
+
+id_argument = click.argument("name", metavar="ID")
+
+
+def reaching(command: Command) -> Command:
+    """Add how HBase and ZooKeeper are reached; the command gets ``at``."""
+    options = (
+        click.option(
+            "--hbase",
+            metavar="HOST:PORT",
+            default="localhost:9090",
+            envvar="ROWLOG_HBASE",
+            show_envvar=True,
+            show_default=True,
+            help="A Thrift-1 gateway of HBase; with --synced a Thrift-2 gateway.",
+        ),
+        click.option("--synced", is_flag=True, help="Speak Thrift-2, and sync each write to disk."),
+        click.option(
+            "--zookeeper",
+            metavar="HOST:PORT,...",
+            default="",
+            envvar="ROWLOG_ZOOKEEPER",
+            show_envvar=True,
+            help="Tell processors at once of what is changed here; needed by: process.",
+        ),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+class At:
+    """How HBase and ZooKeeper are reached."""
+
+    def __init__(self, hbase: str, zookeeper: str, *, synced: bool) -> None:
+        try:
+            self.address = parse_address(hbase)
+        except ValueError as error:
+            raise click.UsageError(f"--hbase {hbase}: {error}") from error
+        self.synced = synced
+        self.zookeeper = [each for each in zookeeper.split(",") if each]
+
+    @asynccontextmanager
+    async def rows(self) -> AsyncIterator[RowTable]:
+        """Give the rows. Raises NotNow."""
+        try:
+            from broker.rowlog import directory  # noqa: PLC0415 - Slow to import, and an extra.
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"rowlogs need {error.name}, which is not installed: {install_command('rowlog')}"
+            ) from error
+        try:
+            async with directory.rows_at(self.address, synced=self.synced) as rows:
+                yield rows
+        except Unavailable as error:
+            raise NotNow(error) from error
+
+    def run(self, name: str, work: Work) -> None:
+        """Do something with the rowlog of an id."""
+
+        async def done() -> None:
+            from broker.rowlog import directory  # noqa: PLC0415
+
+            async with self.rows() as rows, directory.opened(rows, name, self.zookeeper) as log:
+                await work(log)
+
+        run(done)
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine to its end; what the rowlog logs goes to standard error."""
+
+    async def main() -> None:
+        await work()
+
+    with logs.writing(LogsConfig(log_level=LogLevel.WARNING)):
+        asyncio.run(main())

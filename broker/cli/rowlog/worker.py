@@ -1,0 +1,104 @@
+"""``broker rowlog process``: a process that is a candidate for processing, or listens only."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from broker.cli.options import json_option
+from broker.cli.output import write_json
+from broker.cli.rowlog.connections import At, id_argument, reaching
+from broker.config.sections import parse_address
+
+if TYPE_CHECKING:
+    from broker.rowlog import RowLog
+
+
+@click.command()
+@id_argument
+@click.option(
+    "--listener",
+    "listeners",
+    multiple=True,
+    required=True,
+    metavar="SUBSCRIPTION=MODULE:FUNCTION",
+    help="An async function of a message.",
+)
+@click.option(
+    "--serve", metavar="HOST:PORT", help="Let processors on other nodes call these listeners."
+)
+@click.option("--listen-only", is_flag=True, help="With --serve: be no candidate for processing.")
+@click.option("--once", is_flag=True, help="End when nothing is open any more.")
+@reaching
+@json_option
+def process(  # noqa: PLR0913 - As many as the command has options.
+    name: str,
+    listeners: Sequence[str],
+    *,
+    serve: str | None,
+    listen_only: bool,
+    once: bool,
+    hbase: str,
+    zookeeper: str,
+    synced: bool,
+    as_json: bool,
+) -> None:
+    """Process a rowlog with listeners of yours, until Ctrl-C.
+
+    Of many such processes one is elected (--zookeeper); another takes over when it ends. Modules are looked for in
+    the current directory, too.
+
+    \b
+    broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
+    broker rowlog process mq --listener indexer=app.index:on_message --serve 0.0.0.0:8090 --listen-only
+    """  # noqa: D301
+    sys.path.insert(0, str(Path.cwd()))
+    functions = dict(map(_function, listeners))
+
+    async def work(log: RowLog) -> None:
+        for subscription, function in functions.items():
+            log.listen(subscription, function)
+        if serve:
+            host, port = parse_address(serve)
+            url = await log.serve_listeners(host, port)
+            _tell({"event": "listening", "url": url}, f"listening at {url}", as_json)
+        if not listen_only:
+            await log.start(remote=bool(log.zookeeper))
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        _tell({"event": "processing", "rowlog": name}, f"processing {name}", as_json)
+        while not ended.is_set():
+            if once and not sum([(await log.depth(each, 1))[0] for each in functions]):
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await ended.wait()
+
+    At(hbase, zookeeper, synced=synced).run(name, work)
+
+
+def _function(given: str) -> tuple[str, Any]:
+    subscription, equals, place = given.partition("=")
+    module, colon, function = place.partition(":")
+    if not equals or not colon:
+        raise click.UsageError(f"--listener {given}: it is SUBSCRIPTION=MODULE:FUNCTION")
+    try:
+        return subscription, getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise click.UsageError(f"--listener {given}: {error}") from error
+
+
+def _tell(event: dict[str, str], text: str, as_json: bool) -> None:
+    if as_json:
+        write_json(event)
+    else:
+        click.echo(text)

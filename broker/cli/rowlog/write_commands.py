@@ -1,0 +1,163 @@
+"""``broker rowlog put`` and ``subscriptions``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from broker.cli.options import json_option
+from broker.cli.output import write_json, write_table
+from broker.cli.rowlog.connections import At, id_argument, reaching
+from broker.cli.rowlog.views import setup_json
+
+if TYPE_CHECKING:
+    from broker.rowlog import RowLog
+
+
+@click.command()
+@id_argument
+@click.argument("row")
+@click.option(
+    "--cell", "cells", multiple=True, metavar="FAMILY:COLUMN=VALUE", help="A change of the row."
+)
+@click.option("--payload", default="", help="What the message says.")
+@click.option("--data", default="", help="Something small that lies in the index, too.")
+@click.option("--subscription", "only", multiple=True, help="For these subscriptions alone.")
+@reaching
+@json_option
+def put(  # noqa: PLR0913 - As many as the command has options.
+    name: str,
+    row: str,
+    cells: Sequence[str],
+    *,
+    payload: str,
+    data: str,
+    only: Sequence[str],
+    hbase: str,
+    zookeeper: str,
+    synced: bool,
+    as_json: bool,
+) -> None:
+    """Change a row and put a message about it, in one atomic step.
+
+    \b
+    broker rowlog put mq user/7 --cell d:name=Alice --payload created
+    """  # noqa: D301
+    change: dict[bytes, bytes | None] = {}
+    for cell in cells:
+        column, equals, value = cell.partition("=")
+        if not equals or ":" not in column:
+            raise click.UsageError(f"--cell {cell}: it is FAMILY:COLUMN=VALUE")
+        change[column.encode()] = value.encode()
+
+    async def work(log: RowLog) -> None:
+        message = await log.put(
+            row.encode(),
+            change,
+            payload.encode(),
+            data=data.encode(),
+            subscriptions=only or None,
+        )
+        seq = None if message is None else message.seq
+        if as_json:
+            write_json({"row": row, "seq": seq})
+        elif seq is None:
+            click.echo("changed the row; no subscription takes the message")
+        else:
+            click.echo(f"put message {seq} of row {row}")
+
+    At(hbase, zookeeper, synced=synced).run(name, work)
+
+
+@click.command()
+@id_argument
+@click.option("--add", metavar="SUBSCRIPTION", help="Add one, or change it.")
+@click.option("--remove", metavar="SUBSCRIPTION", help="Remove one, and its messages.")
+@click.option(
+    "--pause",
+    metavar="SUBSCRIPTION",
+    help="Process its messages no more; they are put all the same.",
+)
+@click.option("--resume", metavar="SUBSCRIPTION", help="Process them again.")
+@click.option("--order", type=int, help="With --add: its place in the order.  [default: 0]")
+@click.option(
+    "--max-tries", type=click.IntRange(min=0), help="With --add: 0 is for ever.  [default: 10]"
+)
+@click.option(
+    "--parallel", type=click.IntRange(min=1), help="With --add: rows at once.  [default: 10]"
+)
+@click.option("--row-prefix", help="With --add: only messages of such rows.")
+@click.option(
+    "--since",
+    type=click.Choice(["now", "open"]),
+    default="now",
+    show_default=True,
+    help="With --add: begin now, or with what is still open.",
+)
+@reaching
+@json_option
+def subscriptions(  # noqa: PLR0913 - As many as the command has options.
+    name: str,
+    *,
+    add: str | None,
+    remove: str | None,
+    pause: str | None,
+    resume: str | None,
+    order: int | None,
+    max_tries: int | None,
+    parallel: int | None,
+    row_prefix: str | None,
+    since: str,
+    hbase: str,
+    zookeeper: str,
+    synced: bool,
+    as_json: bool,
+) -> None:
+    """List, add, change, pause and remove subscriptions.
+
+    \b
+    broker rowlog subscriptions mq
+    broker rowlog subscriptions mq --add indexer --max-tries 5 --since open
+    broker rowlog subscriptions mq --pause indexer
+    """  # noqa: D301
+    given = {"order": order, "max_tries": max_tries, "parallel": parallel}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+
+    async def work(log: RowLog) -> None:
+        from broker.rowlog import Filter, Subscription  # noqa: PLC0415
+
+        if add:
+            there = (await log.meta.fresh()).named(add) or Subscription(add)
+            wanted = replace(there, **changes)
+            if row_prefix is not None:
+                wanted = replace(wanted, filter=Filter(row_prefix.encode()))
+            await log.subscribe(wanted, since=cast("Literal['now', 'open']", since))
+        if remove:
+            click.echo(f"removed {remove}; {await log.unsubscribe(remove)} messages waited for it")
+        for each, paused in ((pause, True), (resume, False)):
+            if each:
+                await log.pause(each, paused=paused)
+        await _list_subscriptions(log, as_json)
+
+    At(hbase, zookeeper, synced=synced).run(name, work)
+
+
+async def _list_subscriptions(log: RowLog, as_json: bool) -> None:
+    setup = await log.meta.fresh()
+    if as_json:
+        write_json(setup_json(setup)["subscriptions"])
+        return
+    lines = [
+        (
+            each.id,
+            str(each.order),
+            str(each.max_tries or "for ever"),
+            str(each.parallel),
+            "paused" if each.paused else "",
+        )
+        for each in setup.current
+    ]
+    write_table(("SUBSCRIPTION", "ORDER", "MAX TRIES", "PARALLEL", ""), lines)

@@ -1,0 +1,125 @@
+"""``broker serve`` and ``broker config``. Each key of the configuration is a flag."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from broker.cli.options import NotNow, json_option
+from broker.cli.output import write_json, write_table
+from broker.config import sources
+from broker.config.sections import Key, ServerConfig, iter_keys
+from broker.coordination.ports import InstanceTaken
+from broker.errors import BrokerError, UnavailableError, install_command
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _flag(known: Key) -> Callable[[Command], Command]:
+    default = sources.as_text(known.default)
+    return click.option(
+        known.flag,
+        known.dotted.replace(".", "__"),
+        metavar=known.name.upper(),
+        help=f"{known.doc}  [default: {default or 'empty'}; {known.variable}]",
+    )
+
+
+def configured(command: Command) -> Command:
+    """Add ``--config`` and a flag for every key."""
+    return configured_by({known.section for known in iter_keys()})(command)
+
+
+def configured_by(sections: Collection[str]) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--config`` and a flag for every key of some sections."""
+    return lambda command: _configured(command, sections)
+
+
+def _configured(command: Command, sections: Collection[str]) -> Command:
+    for known in reversed(list(iter_keys())):
+        if known.section in sections:
+            command = _flag(known)(command)
+    return click.option(
+        "--config",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="BROKER_CONFIG",
+        show_envvar=True,
+        help="A TOML file with the sections of the configuration.",
+    )(command)
+
+
+def resolved(file: Path | None, flags: dict[str, str | None]) -> sources.LoadedConfig:
+    """Return the configuration that the file, the environment and these flags give."""
+    dotted = {name.replace("__", ".", 1): text for name, text in flags.items()}
+    return sources.load(file=file, environment=os.environ, flags=dotted)
+
+
+@click.command()
+@configured
+def serve(file: Path | None, **flags: str | None) -> None:
+    """Serve topics until SIGTERM or Ctrl-C, then finish the requests in flight and exit 0.
+
+    Flags override the environment, the environment overrides the file, and the file overrides the
+    defaults. To see the values in force: broker config
+
+    \b
+    broker serve
+    broker serve --port 9000 --data-dir /var/lib/broker
+    broker serve --config broker.toml
+    """  # noqa: D301
+    config = resolved(file, flags).config
+    try:
+        from broker.cli import node_process  # noqa: PLC0415 - Only this command needs the server.
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"serving needs the package {error.name!r}: {install_command('server')}"
+        ) from error
+    try:
+        reason = node_process.serve(config)
+    except UnavailableError as error:
+        raise NotNow(error) from error
+    except InstanceTaken as error:
+        raise click.ClickException(f"{error} This node does not start.") from error
+    except BrokerError:
+        raise
+    except OSError as error:
+        raise click.ClickException(cannot_serve(error, config.server)) from error
+    if reason is not None:
+        raise click.ClickException(f"stopped: {reason}")
+
+
+def cannot_serve(error: OSError, server: ServerConfig) -> str:
+    """Return the message for a node that can't listen or open a file, with advice."""
+    address = f"{server.host}:{server.port}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"can't serve on {address}: another program listens there, perhaps a broker. "
+            f"Choose another port: broker serve --port {server.port % 65_535 + 1}"
+        )
+    # An OSError about a file has the file's name; one about an address has no name.
+    return f"can't serve on {error.filename or address}: {error.strerror or error}"
+
+
+@click.command()
+@configured
+@json_option
+def config(file: Path | None, as_json: bool, **flags: str | None) -> None:
+    """Print the configuration in force, and the source of each value.
+
+    \b
+    broker config
+    broker config --config broker.toml --port 9000
+    BROKER_SERVER__PORT=9000 broker config --json
+    """  # noqa: D301
+    settings = resolved(file, flags)
+    lines = list(settings.lines())
+    if as_json:
+        write_json({key: {"value": value, "source": source} for key, value, source in lines})
+    else:
+        write_table(("KEY", "VALUE", "FROM"), lines)

@@ -1,0 +1,270 @@
+"""A job run by this process: Spark is started, the job is followed until it ends, and told of all the while.
+
+It ends when it has processed all that there was (``--available``), when it is asked to stop (a signal, or the file
+of ``broker streams stop``), or when a query dies. The last that it tells of itself is how it ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from broker.cli.options import teller
+from broker.cli.streams import job_table
+from broker.cli.streams.control import NAMES, Control, here
+from broker.cli.streams.job_module import load, missing
+from broker.client import SyncClient
+from broker.clock import SystemClock
+
+if TYPE_CHECKING:
+    from broker.streams import Job
+    from broker.streams.queries import JobQueries
+    from broker.streams.spark_session import Session
+
+TICK_S: Final = 0.5
+EVERY_S: Final = 2.0
+"""How often a job is told of."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What to run, and how. ``options``: of the format ``tms``, the url among them."""
+
+    target: str
+    checkpoint: str
+    options: Mapping[str, str]
+    deadline_s: float
+    master: str
+    conf: Mapping[str, str]
+    is_available: bool
+
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run(wanted: JobOptions, control: Control, tell: Tell) -> None:
+    """Run a job to its end; ``tell`` gets its status again and again.
+
+    Raises:
+        click.ClickException: it can't be started, or it died.
+        BrokerError: the broker can't be reached, or a topic is not there.
+    """
+    check_spark()
+    job = load(wanted.target)
+    for end in job.graph.ends:
+        if end.name in NAMES:
+            raise click.ClickException(f"an end can't be called {end.name}: give it another name.")
+    _check_topics(job, wanted)
+    with control.held(), _signals() as signals:
+        follower = _Follower(job, wanted, control, tell, signals)
+        try:
+            follower.run()
+        except click.ClickException as error:
+            follower.told("died", error=error.message)
+            raise
+
+
+def check_spark() -> None:
+    """Raise click.ClickException unless Spark can be started here."""
+    try:
+        from broker.streams.spark_session import has_java  # noqa: PLC0415 - The extra may be missing.
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    if not has_java():
+        raise click.ClickException(
+            "Spark needs Java 17 or newer, and there is no program java: install one, and name it by JAVA_HOME or "
+            "PATH."
+        )
+
+
+def started(name: str, master: str, conf: Mapping[str, str]) -> Session:
+    """Start Spark. Raises click.ClickException."""
+    from broker.streams.spark_session import SparkFailed, spark_session, told_short  # noqa: PLC0415
+
+    try:
+        with told_short():
+            return spark_session(name, master, conf, Path.cwd())
+    except SparkFailed as error:
+        raise click.ClickException(f"Spark does not start: {error}") from error
+
+
+def _check_topics(job: Job, wanted: JobOptions) -> None:
+    """Ask for all topics before Spark takes its time. Raises BrokerError, click.ClickException."""
+    from broker.spark.format_options import sink_options  # noqa: PLC0415 - With PySpark.
+    from broker.streams import graph  # noqa: PLC0415
+
+    try:
+        settings = sink_options(dict(wanted.options), streaming=True).settings
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    topics = {job.graph.dead_letters} - {None}
+    for each in job.graph.operators():
+        if isinstance(each, graph.Sink) and each.topic is not None:
+            topics.add(each.topic)
+        if isinstance(each, graph.Source) and "url" not in each.options:
+            topics.add(each.topic)
+        if isinstance(each, graph.Aggregate | graph.Join) and each.late is not None:
+            topics.add(each.late)
+    patient = replace(settings, deadline_s=wanted.deadline_s)
+    with SyncClient(settings=patient, on_trouble=teller(settings.url)) as client:
+        for topic in sorted(filter(None, topics)):
+            client.topic(topic)
+
+
+class _Signals:
+    """Notes that SIGINT or SIGTERM came."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+
+    def take(self) -> None:
+        """Take both signals; Spark's start has taken one."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.came.set())
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = _Signals()
+    signals.take()
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Follower:
+    """Starts a job, and follows it to its end."""
+
+    def __init__(
+        self, job: Job, wanted: JobOptions, control: Control, tell: Tell, signals: _Signals
+    ) -> None:
+        self._job = job
+        self._wanted = wanted
+        self._control = control
+        self._tell = tell
+        self._signals = signals
+        self._clock = SystemClock()
+        self._started_ms = self._clock.now_ms()
+        self._queries: list[Any] = []
+
+    def run(self) -> None:
+        """Run the job to its end. Raises click.ClickException if it dies."""
+        from broker.streams.spark_session import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
+
+        self.told("starting")
+        session = started(self._job.id, self._wanted.master, self._wanted.conf)
+        try:
+            with told_short():
+                try:
+                    self.told(self._followed(session))
+                finally:
+                    session.stop()
+        except SparkFailed as error:
+            raise click.ClickException(self._death(str(error))) from error
+
+    def _followed(self, session: Session) -> str:
+        """Follow the job until it ends, or is to stop; return which. Raises what it dies of."""
+        self._signals.take()
+        if self._is_to_stop():
+            return "stopped"
+        running = self._start(session)
+        due_s = 0.0
+        while not self._is_to_stop():
+            if self._is_over(running):
+                try:
+                    running.await_termination(None)
+                finally:
+                    self._is_over(running)
+                return "ended"
+            if time.monotonic() >= due_s:
+                self.told("running")
+                due_s = time.monotonic() + EVERY_S
+            self._signals.came.wait(TICK_S)
+        running.stop()
+        self._is_over(running)
+        return "stopped"
+
+    def _start(self, session: Session) -> JobQueries:
+        from broker.streams import JobChanged  # noqa: PLC0415 - With PySpark.
+        from broker.streams.queries import JobQueries  # noqa: PLC0415
+
+        wanted = self._wanted
+        try:
+            return JobQueries.start(
+                self._job.graph,
+                session,
+                wanted.checkpoint,
+                wanted.options,
+                is_available=wanted.is_available,
+            )
+        except (JobChanged, TypeError, ValueError) as error:
+            raise click.ClickException(f"the job {self._job.id} can't run: {error}") from error
+
+    def _is_over(self, running: JobQueries) -> bool:
+        """Look at the queries; return whether one has died, or all have ended."""
+        status = running.status()
+        self._queries = list(status.as_dict()["queries"])
+        return any(query.error is not None for query in status.queries) or not any(
+            query.is_running for query in status.queries
+        )
+
+    def _death(self, cause: str) -> str:
+        ends = ", ".join(query["name"] for query in self._queries if query["error"])
+        return (
+            f"the job {self._job.id} died{f' ({ends})' if ends else ''}: {cause}\n"
+            "Mend the cause, and run it again with the same checkpoint: what it has not published is processed then."
+        )
+
+    def _is_to_stop(self) -> bool:
+        return self._signals.came.is_set() or self._control.is_asked_to_stop
+
+    def told(self, state: str, error: str | None = None) -> None:
+        """Tell of the job, in its file and to ``tell``."""
+        told = {
+            "job": self._job.id,
+            "state": state,
+            "error": error,
+            **here(),
+            "started_ms": self._started_ms,
+            "told_ms": self._clock.now_ms(),
+            "queries": self._queries,
+        }
+        self._control.tell(told)
+        self._tell(told)
+
+
+@contextmanager
+def telling(*, as_json: bool, write_json: Tell) -> Iterator[Tell]:
+    """Give what shows a status: a line in place at a terminal, a line for each change elsewhere, or JSON lines."""
+    if as_json:
+        yield write_json
+    elif sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+        from rich.live import Live  # noqa: PLC0415
+
+        console = Console(stderr=True, highlight=False)
+        with Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()) as live:
+            yield lambda told: live.update(job_table.line(told), refresh=True)
+    else:
+        before = ""
+
+        def told_changed(told: dict[str, Any]) -> None:
+            nonlocal before
+            line = job_table.line(told)
+            if line != before:
+                before = line
+                click.echo(line, err=True)
+
+        yield told_changed

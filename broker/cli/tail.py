@@ -1,0 +1,186 @@
+"""``broker tail``: messages as they come, written or handed to a program, and how far it has come."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from broker.cli import cursorfile
+from broker.cli import span as spans
+from broker.cli.line_layout import LineLayout, chosen, layout_options, write_message
+from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.span import Span, SpanStart, limit_option, span_options
+from broker.client import SyncClient, TailOptions
+from broker.clock import SystemClock
+from broker.model import Message, MessageId, TopicId
+
+
+class _TailSink(NamedTuple):
+    """What happens to each message of a tail."""
+
+    topic: TopicId
+    command: list[str] | None
+    layout: LineLayout | None
+
+    def take(self, message: Message) -> None:
+        """Handle one message.
+
+        Raises:
+            click.ClickException: CMD fails.
+            OSError: the reader of what is written is gone.
+        """
+        if self.command is not None:
+            self._run(self.command, message)
+            return
+        write_message(message, self.layout)
+        sys.stdout.flush()  # What was only buffered counts as not handled.
+
+    def _run(self, command: list[str], message: Message) -> None:
+        known = {
+            "BROKER_TOPIC": f"{self.topic.namespace}/{self.topic.topic}",
+            "BROKER_MESSAGE_ID": message.id.hex(),
+            "BROKER_MESSAGE_TIMESTAMP_MS": str(message.timestamp_ms),
+        }
+        try:
+            done = subprocess.run(  # noqa: S603 - The command is what the user asked to run.
+                command, input=message.payload, env={**os.environ, **known}, check=False
+            )
+        except OSError as error:
+            raise click.ClickException(f"{command[0]}: {error.strerror}") from error
+        if done.returncode:
+            raise click.ClickException(
+                f"{command[0]} ended with {done.returncode} at message {message.id.hex()}; "
+                f"it will be the next one with --since {message.id.hex()}"
+            )
+
+
+class _Bookmark(NamedTuple):
+    """The cursor file of a tail: what was read from it, and what is kept in it."""
+
+    file: Path
+    log: cursorfile.CursorLog
+    found: cursorfile.FileCursor | None
+
+    def keep(self, message: Message) -> None:
+        """Note that a message was handled. Raises OSError."""
+        cursorfile.save(self.file, self.log, message.id)
+
+
+def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) -> _Bookmark:
+    """Read a cursor file. Raises click.ClickException if it is another topic's or broker's."""
+    name = f"{topic.namespace}/{topic.topic}"
+    log = cursorfile.CursorLog(name, client.topic(topic).generation, client.settings.urls)
+    found = cursorfile.load(file)
+    if found is not None:
+        cursorfile.check(file, found, log)
+        if found.log is None and not as_json:
+            click.echo(f"{file} names no topic, and is taken for one of {name}", err=True)
+    return _Bookmark(file, log, found)
+
+
+def _words(
+    context: click.Context, option: click.Parameter, command: str | None
+) -> list[str] | None:
+    """Return the words of a command line, None without one. Raises click.BadParameter."""
+    try:
+        return shlex.split(command) if command else None
+    except ValueError as error:
+        raise click.BadParameter(f"{command!r}: {error}", context, option) from error
+
+
+def _follows(follow: bool | None, until: MessageId | int | None) -> bool:
+    """Return whether a tail waits for new messages: not if it has an end. Raises click.UsageError."""
+    if until is None:
+        return follow is not False
+    if follow:
+        raise click.UsageError("With --until a tail ends there: leave --follow out.")
+    if isinstance(until, int) and until > SystemClock().now_ms():
+        raise click.UsageError("--until is yet to come: leave it out to follow the topic.")
+    return False
+
+
+@click.command()
+@topic_argument
+@span_options
+@click.option(
+    "--follow/--no-follow",
+    default=None,
+    help="Wait for new messages (the default without --until).",
+)
+@limit_option
+@click.option(
+    "--exec", "command", metavar="CMD", callback=_words, help="Run this for each message."
+)
+@click.option(
+    "--cursor",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep the last handled message in this file, and go on after it next time.",
+)
+@layout_options
+@to_broker
+def tail(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    since: MessageId | int | None,
+    after: MessageId | None,
+    until: MessageId | int | None,
+    last: int | None,
+    follow: bool | None,
+    limit: int | None,
+    command: list[str] | None,
+    cursor: Path | None,
+    layout: LineLayout | None,
+    ids: bool,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Write a topic's messages, from the oldest on, then new ones as they come.
+
+    With --exec, CMD runs once per message, in order: the payload on its standard input, the id in
+    BROKER_MESSAGE_ID, the time in BROKER_MESSAGE_TIMESTAMP_MS, the topic in BROKER_TOPIC. If it fails,
+    the tail ends, and the message counts as not handled: it is the next one of the next run.
+
+    A cursor file comes before --since, --after and --last: these say where the first run starts.
+
+    \b
+    broker tail audit/logins --since 1h
+    broker tail audit/logins --last 10 -f '{time} {payload}'
+    broker tail audit/logins --no-follow --json | jq .payload
+    broker tail jobs/states --exec 'python react.py' --cursor states.cursor
+    """  # noqa: D301
+    span = Span(since, after, until, last).checked()
+    follows = _follows(follow, until)
+    sink = _TailSink(topic, command, chosen(layout, ids=ids, as_json=as_json))
+    with connect(url, deadline_s) as client:
+        mark = _bookmark(client, topic, cursor, as_json=as_json) if cursor is not None else None
+        start = _start(client, topic, span, mark)
+        options = TailOptions(follow=follows, give_up_after_s=None if follows else deadline_s)
+        for message in islice(_messages(client, topic, start, span, options), limit):
+            sink.take(message)
+            if mark is not None:
+                mark.keep(message)
+
+
+def _start(client: SyncClient, topic: TopicId, span: Span, mark: _Bookmark | None) -> SpanStart:
+    if mark is not None and mark.found is not None:
+        return SpanStart(mark.found.after, inclusive=False)
+    return spans.start(client, topic, span)
+
+
+def _messages(
+    client: SyncClient, topic: TopicId, start: SpanStart, span: Span, options: TailOptions
+) -> Iterator[Message]:
+    # A tail that follows waits for a broker that went away for as long as it takes; that there is one
+    # at this address is found out before.
+    client.poll(topic, start.place, inclusive=start.inclusive, limit=1)
+    messages = client.tail(topic, start.place, inclusive=start.inclusive, options=options)
+    return takewhile(lambda message: not span.ends_before(message), messages)

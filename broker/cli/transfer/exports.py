@@ -1,0 +1,213 @@
+"""``broker export``: a range of a topic as a file.
+
+The range is fixed when the export begins: what is published later is not part of it. Chunk by chunk messages go
+into ``FILE.part``; after each, ``FILE.state`` says how far it came, so that an export that was stopped, by whatever,
+goes on there. The finished file appears under its name at once, and then ``FILE.manifest.json`` with count and hash::
+
+    reading ──last chunk──▶ read ──file has its name──▶ placed ──manifest──▶ no state
+
+Each step can be done twice, so one that was stopped within a step begins with it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from broker.cli.transfer import sidecars
+from broker.cli.transfer.contents import Contents
+from broker.cli.transfer.formats import Format
+from broker.cli.transfer.message_records import size_of
+from broker.cli.transfer.progress import messages_bar
+from broker.client import SyncClient, TailOptions
+from broker.model import (
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    Message,
+    MessageId,
+    TopicId,
+    first_row_at,
+    row_before,
+)
+
+CHUNK_MESSAGES_MAX: Final = 10_000
+CHUNK_BYTES_MAX: Final = 16 << 20
+READING, READ, PLACED = "reading", "read", "placed"
+
+
+class ExportPlan(NamedTuple):
+    """What is exported where. ``since`` and ``until`` as they were typed, and what they meant then."""
+
+    topic: TopicId
+    file: Path
+    format: Format
+    since: str | None
+    until: str | None
+    start: MessageId | int | None
+    stop: MessageId | int | None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a state must agree with so that it is this export's."""
+        name = f"{self.topic.namespace}/{self.topic.topic}"
+        return {
+            "topic": name,
+            "format": self.format.name,
+            "since": self.since,
+            "until": self.until,
+        }
+
+    @property
+    def part(self) -> Path:
+        """Where the file grows."""
+        return sidecars.beside(self.file, ".part")
+
+    @property
+    def state(self) -> Path:
+        """Where it is written how far it has come."""
+        return sidecars.beside(self.file, ".state")
+
+    @property
+    def manifest(self) -> Path:
+        """Where it is written what the finished file contains."""
+        return manifest_of(self.file)
+
+
+class Export:
+    """One export, which may have begun in another process."""
+
+    def __init__(self, client: SyncClient, wanted: ExportPlan, *, deadline_s: float) -> None:
+        """Begin, or go on where the file's state says. Raises click.ClickException if that is another's."""
+        self._client = client
+        self._wanted = wanted
+        self._deadline_s = deadline_s
+        generation = client.topic(wanted.topic).generation
+        found = sidecars.read_json(wanted.state)
+        self.is_resumed = found is not None
+        self._state = self._begun(generation) if found is None else found
+        asked = {**wanted.asked, "generation": generation}
+        told = {name: self._state.get(name) for name in asked}
+        if told != asked:
+            raise click.ClickException(
+                f"{wanted.state} is of another export: {_differences(told, asked)}. Ask for the same as then, name "
+                f"another file, or remove {wanted.state.name}."
+            )
+        self._contents = Contents.of(self._state)
+
+    def _begun(self, generation: int) -> dict[str, Any]:
+        wanted = self._wanted
+        through = self._client.range(wanted.topic).latest
+        return {
+            **wanted.asked,
+            "generation": generation,
+            "stage": READING,
+            "after": _behind(wanted.start).hex(),
+            "through": min(through, _last_before(wanted.stop)).hex(),
+            "first": None,
+            "last": None,
+            "position": 0,
+            **Contents().told(),
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Bring it to its end, and return the manifest."""
+        wanted, state = self._wanted, self._state
+        if state["stage"] == READING:
+            self._read()
+            if self._client.topic(wanted.topic).generation != state["generation"]:
+                raise click.ClickException(f"{state['topic']} was created anew meanwhile.")
+            self._note(stage=READ)
+        if state["stage"] == READ:
+            wanted.format.finish(wanted.part, state["position"], wanted.file)
+            self._note(stage=PLACED)
+        told = ("topic", "generation", "format", "since", "until", "first", "last")
+        manifest = {name: state[name] for name in told} | self._contents.told()
+        sidecars.write_json(wanted.manifest, manifest)
+        wanted.format.discard(wanted.part)
+        wanted.state.unlink()
+        return manifest
+
+    def _read(self) -> None:
+        state, append = self._state, self._wanted.format.append
+        if not self._contents.messages:
+            self._note(position=append(self._wanted.part, 0, []))
+        after, through = (
+            bytes.fromhex(state["last"] or state["after"]),
+            bytes.fromhex(state["through"]),
+        )
+        if after[:ROW_ID_BYTES] > through[:ROW_ID_BYTES]:
+            return
+        left = self._client.range(self._wanted.topic, after=after, through=through).messages
+        with messages_bar() as bar:
+            task = bar.add_task("exporting", total=left)
+            for chunk in self._chunks(after, through):
+                position = append(self._wanted.part, state["position"], chunk)
+                self._contents = self._contents.with_all(chunk)
+                self._note(
+                    position=position,
+                    first=state["first"] or chunk[0].id.hex(),
+                    last=chunk[-1].id.hex(),
+                    **self._contents.told(),
+                )
+                bar.advance(task, len(chunk))
+
+    def _chunks(self, after: MessageId, through: MessageId) -> Iterator[list[Message]]:
+        """Give the messages of ``(after, through]`` in lists of bounded size."""
+        options = TailOptions(follow=False, give_up_after_s=self._deadline_s)
+        messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)
+        chunk: list[Message] = []
+        size = 0
+        # A reference's messages have its id, and one of their own behind it.
+        last = through[:ROW_ID_BYTES]
+        stop = self._wanted.stop if isinstance(self._wanted.stop, bytes) else None
+        with closing(messages):
+            for message in messages:
+                if message.id[:ROW_ID_BYTES] > last or (stop is not None and message.id >= stop):
+                    break
+                if chunk and (len(chunk) >= CHUNK_MESSAGES_MAX or size >= CHUNK_BYTES_MAX):
+                    yield chunk
+                    chunk, size = [], 0
+                chunk.append(message)
+                size += size_of(message)
+        if chunk:
+            yield chunk
+
+    def _note(self, **changed: Any) -> None:
+        self._state.update(changed)
+        sidecars.write_json(self._wanted.state, self._state)
+
+
+def manifest_of(file: Path) -> Path:
+    """Return where it is written what an exported file contains."""
+    return sidecars.beside(file, ".manifest.json")
+
+
+def _behind(start: MessageId | int | None) -> MessageId:
+    """Return the id behind which a range begins."""
+    if start is None:
+        return ROW_ID_MIN + ROW_ID_MIN
+    if isinstance(start, int):
+        return row_before(first_row_at(start)) + ROW_ID_MIN
+    return (int.from_bytes(start, "big") - 1).to_bytes(len(start), "big") if any(start) else start
+
+
+def _last_before(stop: MessageId | int | None) -> MessageId:
+    """Return the last row before an end, which is exclusive: that of the end itself within a reference."""
+    if stop is None:
+        return b"\xff" * (2 * ROW_ID_BYTES)
+    if isinstance(stop, int):
+        return row_before(first_row_at(stop)) + ROW_ID_MIN
+    row, payload = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
+    return (row if payload != ROW_ID_MIN else row_before(row)) + ROW_ID_MIN
+
+
+def _differences(told: dict[str, Any], asked: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} is {told[name] or 'not given'} there and {asked[name] or 'not given'} here"
+        for name in asked
+        if told[name] != asked[name]
+    )

@@ -1,0 +1,188 @@
+"""``broker import``: the messages of a file into a topic, each once.
+
+The file is read twice. First as a whole: is it what its manifest says, and can every message of it be read? Only
+then chunk by chunk, each one numbered publish of a producer whose id is made from the file's hash. So a chunk that
+was published before, by a process that was killed or by an import that is done, is not published again. Each chunk is
+read back by its ids and compared. ``FILE.NS.TOPIC.import`` says which chunk comes next.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from broker.cli.transfer import sidecars
+from broker.cli.transfer.contents import Contents
+from broker.cli.transfer.exports import manifest_of
+from broker.cli.transfer.formats import Format
+from broker.cli.transfer.message_records import size_of
+from broker.cli.transfer.progress import messages_bar
+from broker.client import NewMessage, Published, SyncClient
+from broker.errors import BadRequest, BrokerError
+from broker.model import Message, TopicId
+from broker.wire import attributes
+
+CHUNK_MESSAGES_MAX: Final = 1000
+CHUNK_BYTES_MAX: Final = 1 << 20
+
+
+class ImportPlan(NamedTuple):
+    """What is imported where; ``again``: also if it was before."""
+
+    topic: TopicId
+    file: Path
+    format: Format
+    again: bool
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return f"{self.topic.namespace}/{self.topic.topic}"
+
+    @property
+    def state(self) -> Path:
+        """Where it is written how far the import has come."""
+        return sidecars.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
+
+
+def checked(given: ImportPlan) -> Contents:
+    """Read a file to its end, and return its contents.
+
+    Raises click.ClickException if it can't be read as messages, or is not what its manifest says.
+    """
+    contents = Contents()
+    manifest = sidecars.read_json(manifest_of(given.file))
+    total = manifest.get("messages") if manifest is not None else None
+    with messages_bar() as bar:
+        task = bar.add_task("checking", total=total if isinstance(total, int) else None)
+        for message in given.format.read(given.file):
+            _check_beside(given, message, contents.messages + 1)
+            contents = contents.with_message(message)
+            bar.advance(task)
+    if manifest is not None and contents.told() != {
+        name: manifest.get(name) for name in contents.told()
+    }:
+        raise click.ClickException(
+            f"{given.file} has {contents.messages:,} messages with the hash {contents.hash.hex()}; "
+            f"{manifest_of(given.file).name} says {manifest.get('messages')} with {manifest.get('sha256')}. The "
+            "file was changed or damaged; nothing was published."
+        )
+    return contents
+
+
+def _check_beside(given: ImportPlan, message: Message, number: int) -> None:
+    """Refuse before anything is published what no broker takes. Raises click.ClickException."""
+    try:
+        attributes.encode(message.key, message.headers)
+    except BadRequest as error:
+        raise click.ClickException(
+            f"{given.file}, message {number:,}: {error.message} Nothing was published."
+        ) from error
+
+
+class Import:
+    """One import, which may have begun in another process."""
+
+    def __init__(self, client: SyncClient, given: ImportPlan, contents: Contents) -> None:
+        """Begin, or go on where the state says. Raises click.ClickException if the file is another by now."""
+        self._client = client
+        self._given = given
+        generation = client.topic(given.topic).generation
+        by_contents = f"import-{contents.hash.hex()}"
+        found = sidecars.read_json(given.state)
+        if found is not None and given.again and found.get("producer") == by_contents:
+            found = None  # It is of an import that was not to be repeated.
+        self.is_resumed = found is not None
+        asked = {"topic": given.name, "generation": generation, **contents.told()}
+        self._state: dict[str, Any] = found or {
+            **asked,
+            "producer": f"import-{secrets.token_hex(16)}" if given.again else by_contents,
+            "chunks": 0,
+            "done": 0,
+        }
+        if {name: self._state.get(name) for name in asked} != asked:
+            raise click.ClickException(
+                f"{given.state} is of an import of another file, or into a topic that was created anew since. Remove "
+                "it to begin anew."
+            )
+        self._contents = contents
+        self._counts = {"published": 0, "already": 0, "verified": 0}
+
+    def run(self) -> dict[str, Any]:
+        """Bring it to its end, and tell what was done.
+
+        Raises click.ClickException if what is read back is not what was published.
+        """
+        state = self._state
+        sidecars.write_json(
+            self._given.state, state
+        )  # The producer's id must be known before it is used.
+        skipped = state["done"]
+        self._counts["already"] = skipped
+        with messages_bar() as bar:
+            task = bar.add_task("importing", total=self._contents.messages, completed=skipped)
+            for number, chunk in enumerate(chunks(self._given.format.read(self._given.file)), 1):
+                if number <= state["chunks"]:
+                    continue
+                self._publish(number, chunk)
+                state.update(chunks=number, done=state["done"] + len(chunk))
+                sidecars.write_json(self._given.state, state)
+                bar.advance(task, len(chunk))
+        self._given.state.unlink()
+        return {"topic": self._given.name, **self._contents.told(), **self._counts}
+
+    def _publish(self, number: int, chunk: list[Message]) -> None:
+        try:
+            published = self._client.publish(
+                self._given.topic,
+                [new_of(one) for one in chunk],
+                producer=(self._state["producer"], number),
+            )
+        except BrokerError as error:
+            error.message += (
+                f"\n{self._state['done']:,} of {self._contents.messages:,} messages are published. The same "
+                "command goes on, and publishes each once."
+            )
+            raise
+        self._counts["already" if published.replayed else "published"] += len(chunk)
+        self._verify(published, chunk)
+
+    def _verify(self, published: Published, chunk: list[Message]) -> None:
+        """Read a chunk back and compare it. Where an old one lies is not known any more."""
+        if published.first_id is None:
+            return
+        found = self._client.poll(self._given.topic, published.first_id, limit=len(chunk))
+        if Contents().with_all(found) != Contents().with_all(chunk):
+            raise click.ClickException(
+                f"{len(chunk):,} messages that were published to {self._given.name} are not there as they were, from "
+                f"{published.first_id.hex()} on: they were purged, or have expired. To publish the whole file once more: "
+                "--again"
+            )
+        self._counts["verified"] += len(chunk)
+
+
+def new_of(message: Message) -> bytes | NewMessage:
+    """Return what is published for a message; a payload alone travels as the original has it."""
+    if message.key is None and not message.headers:
+        return message.payload
+    return NewMessage(message.payload, message.key, message.headers)
+
+
+def chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Cut messages into requests, always in the same way, so that their numbers come again."""
+    chunk: list[Message] = []
+    size = 0
+    for message in messages:
+        if chunk and (
+            len(chunk) >= CHUNK_MESSAGES_MAX or size + size_of(message) > CHUNK_BYTES_MAX
+        ):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(message)
+        size += size_of(message)
+    if chunk:
+        yield chunk

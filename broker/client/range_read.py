@@ -1,0 +1,182 @@
+"""A range of a topic that is read once, from its begin to its end: message by message, or as one table.
+
+::
+
+    client.read(topic, start, end)      [start, end): what is there when it is first used, and nothing later
+
+    messages    polls of 1,000 each, resumed behind the last message that was handed out
+    a table     one bulk read (see ``bulk``), which is several times as fast and holds the whole range
+
+The end is fixed by the first use: no later than the topic's latest id of that moment. So every use of one reading has
+the same messages, but for those that have expired or were rolled back meanwhile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from broker.client import bulk, dataframes, tail
+from broker.client.values import TopicRange
+from broker.model import (
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    Message,
+    MessageId,
+    Poll,
+    Snapshot,
+    first_row_at,
+    row_after,
+    row_before,
+)
+
+if TYPE_CHECKING:
+    from broker.client.dataframes import PandasFrame, PolarsFrame, Table
+
+PAGE_MESSAGES_MAX: Final = 1_000
+
+
+class ReadOptions(NamedTuple):
+    """What a caller asks for; places as the wire has them.
+
+    ``start`` None: the oldest message; that of an id itself only if ``inclusive``. ``end`` None: the newest one.
+    """
+
+    start: MessageId | int | None = None
+    end: MessageId | int | None = None
+    inclusive: bool = True
+    snapshot: Snapshot | None = None
+
+    @property
+    def first(self) -> MessageId:
+        """The least id at which it may begin."""
+        if self.start is None:
+            return ROW_ID_MIN + ROW_ID_MIN
+        return _id_at(self.start)
+
+    def stop(self, latest: MessageId) -> MessageId:
+        """Return the id before which it ends, in a topic with that latest id."""
+        behind = row_after(latest[:ROW_ID_BYTES]) + ROW_ID_MIN
+        return behind if self.end is None else min(behind, _id_at(self.end))
+
+    def span(self, stop: MessageId) -> bulk.BulkRange:
+        """Return rows that have all of it: perhaps too much in the first and in the last row."""
+        row, inside = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
+        through = (row_before(row) if inside == ROW_ID_MIN else row) + ROW_ID_MIN
+        after = None
+        if self.start is not None:
+            after = row_before(self.first[:ROW_ID_BYTES]) + ROW_ID_MIN
+        return bulk.BulkRange(after, through, self.snapshot)
+
+    def has_begun(self, identifier: MessageId) -> bool:
+        """Whether an id is not before the begin."""
+        if isinstance(self.start, bytes) and not self.inclusive:
+            return identifier > self.start
+        return identifier >= self.first
+
+
+def _id_at(place: MessageId | int) -> MessageId:
+    return first_row_at(place) + ROW_ID_MIN if isinstance(place, int) else place
+
+
+class Reading:
+    """What ``Client.read`` returns: to be iterated, or to be made a table of.
+
+    ::
+
+        async for message in client.read("shop/orders", start, end): ...
+        table = await client.read("shop/orders", start, end).to_arrow()
+
+    A table has these columns, and holds the whole range in memory:
+
+    =========== ======================= ================================================
+    ``id``      binary                  the message's 20 bytes, which sort as the topic does
+    ``time``    timestamp[ms, tz=UTC]   when it was published
+    ``value``   binary                  its payload
+    ``key``     binary                  its key; null: none
+    ``headers`` map<string, binary>     its headers; null: none
+    =========== ======================= ================================================
+    """
+
+    def __init__(
+        self,
+        source: tail.TailSource,
+        topic_range: Callable[[], Awaitable[TopicRange]],
+        wanted: ReadOptions,
+        deadline_s: float,
+    ) -> None:
+        self._source = source
+        self._topic_range = topic_range
+        self._wanted = wanted
+        self._deadline_s = deadline_s
+        self._stop: MessageId | None = None
+
+    def __aiter__(self) -> AsyncGenerator[Message]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncGenerator[Message]:
+        async with aclosing(self.pages()) as pages:
+            async for page in pages:
+                for message in page:
+                    yield message
+
+    async def pages(self) -> AsyncGenerator[list[Message]]:
+        """Give the messages in the lists in which they arrive, none of them empty."""
+        wanted, stop = self._wanted, await self._end()
+        if wanted.first >= stop:
+            return
+        poll = Poll(wanted.start, wanted.inclusive, None, wanted.snapshot)
+        options = tail.TailOptions(
+            follow=False,
+            page_messages_max=PAGE_MESSAGES_MAX,
+            give_up_after_s=self._deadline_s,
+        )
+        async with aclosing(tail.tail(self._source, poll, options)) as pages:
+            async for page in pages:
+                count = bisect_left(page, stop, key=_id_of)
+                if count:
+                    yield page[:count]
+                if count < len(page):
+                    return
+
+    async def to_arrow(self) -> Table:
+        """Return the range as a ``pyarrow.Table``; the broker needs the extra ``arrow``.
+
+        Raises:
+            ImportError: pyarrow is missing.
+            NotInstalled: the broker lacks the extra.
+            BrokerError: the range can't be read, or could not be for the client's ``deadline_s`` on end.
+        """
+        dataframes.check_pyarrow()
+        stop = await self._end()
+        span = self._wanted.span(stop)
+        if (span.after or ROW_ID_MIN) >= span.through:
+            return dataframes.table_of([])
+        received = bulk.record_batches(self._source, span, self._deadline_s)
+        async with aclosing(received):
+            batches = [
+                dataframes.cut(each, self._wanted.has_begun, stop) async for each in received
+            ]
+        return dataframes.table_of(batches)
+
+    async def to_pandas(self) -> PandasFrame:
+        """Return the range as a ``pandas.DataFrame``: ``time`` in UTC, ``headers`` as dicts. Raises as ``to_arrow``."""
+        dataframes.check_pandas()
+        return dataframes.pandas_of(await self.to_arrow())
+
+    async def to_polars(self) -> PolarsFrame:
+        """Return the range as a ``polars.DataFrame``: ``headers`` as lists of pairs. Raises as ``to_arrow``."""
+        dataframes.check_polars()
+        return dataframes.polars_of(await self.to_arrow())
+
+    async def _end(self) -> MessageId:
+        """Return the id before which the range ends, which the first call fixes."""
+        if self._stop is None:
+            self._stop = self._wanted.stop((await self._topic_range()).latest)
+        return self._stop
+
+
+def _id_of(message: Message) -> MessageId:
+    return message.id

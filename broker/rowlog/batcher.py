@@ -1,0 +1,85 @@
+"""Puts of many tasks as few calls: what waits while calls are under way goes with the next one.
+
+A lone put goes at once. A call that fails is told to all whose rows it carried: each finds out for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from broker.rowlog.row_table import RowTable
+
+ROWS_MAX: Final = 100
+BYTES_MAX: Final = 1 << 20
+WAYS: Final = 2
+"""Calls under way at once."""
+RowPut = tuple[bytes, Mapping[bytes, bytes]]
+_Waiting = tuple[Sequence[RowPut], int, "asyncio.Future[None]"]
+
+
+class Gathering:
+    """Puts into one table. To be used in one event loop."""
+
+    def __init__(self, table: RowTable, name: bytes) -> None:
+        """Put into the table ``name``."""
+        self._table = table
+        self._name = name
+        self._waiting: list[_Waiting] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def put(self, rows: Sequence[RowPut]) -> None:
+        """Put rows, of which none comes twice. Raises TableError.
+
+        A caller that goes away has put them all the same, or may have.
+        """
+        size = sum(len(value) for _, cells in rows for value in cells.values())
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((rows, size, done))
+        self._begin()
+        await done
+
+    def _begin(self) -> None:
+        while self._waiting and len(self._under_way) < WAYS:
+            task = asyncio.create_task(self._call(self._taken()))
+            self._under_way.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._begin()
+
+    def _taken(self) -> list[_Waiting]:
+        """Take what one call can carry: a row twice would change in one step, and not in order."""
+        taken: list[_Waiting] = []
+        left: list[_Waiting] = []
+        keys: set[bytes] = set()
+        size = 0
+        for at, waiting in enumerate(self._waiting):
+            own = {row for row, _ in waiting[0]}
+            is_full = len(keys) + len(own) > ROWS_MAX or size + waiting[1] > BYTES_MAX
+            if taken and is_full:
+                left += self._waiting[at:]
+                break
+            if keys & own:
+                left.append(waiting)
+                keys |= own  # What comes later of the same row stays behind it.
+            else:
+                taken.append(waiting)
+                keys |= own
+                size += waiting[1]
+        self._waiting = left
+        return taken
+
+    async def _call(self, taken: list[_Waiting]) -> None:
+        try:
+            await self._table.put(self._name, [row for rows, _, _ in taken for row in rows])
+        except Exception as error:  # noqa: BLE001 - It is handed to those whose put it was.
+            for _, _, done in taken:
+                if not done.done():
+                    done.set_exception(error)
+        else:
+            for _, _, done in taken:
+                if not done.done():
+                    done.set_result(None)

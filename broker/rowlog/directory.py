@@ -1,0 +1,111 @@
+"""Rowlogs by their id alone: for commands, which are not told where a rowlog lies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import happybase
+
+from broker.client import Client
+from broker.clock import Clock, SystemClock
+from broker.errors import Unavailable
+from broker.rowlog.cell_keys import TABLE_PREFIX, check_id
+from broker.rowlog.meta import Meta
+from broker.rowlog.row_table import RowTable, TableError
+from broker.rowlog.rowlog import RowLog
+from broker.rowlog.setup import Setup
+from broker.rowlog.thrift1 import Thrift1Rows
+from broker.rowlog.thrift2 import Thrift2Rows
+from broker.rowlog.topicindex import topic_index
+
+THREADS: Final = 4
+TIMEOUT_MS: Final = 30_000
+
+
+class Door:
+    """The rows of an HBase through one gateway: Thrift-1, or Thrift-2 if ``synced``."""
+
+    def __init__(self, address: tuple[str, int], *, synced: bool, clock: Clock) -> None:
+        """Connect to nothing yet."""
+        self._address = address
+        self._synced = synced
+        self._clock = clock
+        self._pool: happybase.ConnectionPool | None = None
+
+    async def open(self) -> RowTable:
+        """Return the rows. Raises Unavailable."""
+        host, port = self._address
+        if self._synced:
+            return Thrift2Rows([f"{host}:{port}"])
+        try:
+            self._pool = await asyncio.to_thread(
+                happybase.ConnectionPool, THREADS, host=host, port=port, timeout=TIMEOUT_MS
+            )
+        except Exception as error:  # thriftpy2's errors have no common base.
+            raise Unavailable(f"No Thrift-1 gateway of HBase answers at {host}:{port}.") from error
+        return Thrift1Rows(self._pool, self._clock, threads=THREADS)
+
+    def close(self) -> None:
+        """Close the pool's connections, for which happybase has no call."""
+        while self._pool is not None and not self._pool._queue.empty():  # noqa: SLF001
+            self._pool._queue.get_nowait().close()  # noqa: SLF001
+
+
+@asynccontextmanager
+async def rows_at(address: tuple[str, int], *, synced: bool) -> AsyncIterator[RowTable]:
+    """Give the rows of an HBase through the gateway at ``address``. Raises Unavailable."""
+    door = Door(address, synced=synced, clock=SystemClock())
+    rows = await door.open()
+    try:
+        yield rows
+    except TableError as error:
+        raise Unavailable(f"HBase does not answer: {error}.") from error
+    finally:
+        await rows.close()
+        door.close()
+
+
+async def all_setups(rows: RowTable) -> list[Setup]:
+    """Return the setups of all rowlogs. Raises TableError, Unavailable, StorageCorrupt."""
+    names = [each for each in await rows.tables() if each.startswith(TABLE_PREFIX.encode())]
+    return [await Meta(rows, name, SystemClock()).fresh() for name in names]
+
+
+@asynccontextmanager
+async def opened(rows: RowTable, name: str, zookeeper: Sequence[str] = ()) -> AsyncIterator[RowLog]:
+    """Give the rowlog of an id; if its index is a topic, by the broker at BROKER_URL.
+
+    Raises:
+        NotFound: there is no such rowlog.
+        Unavailable: what is needed does not answer.
+    """
+    table = (TABLE_PREFIX + check_id(name)).encode()
+    setup = await Meta(rows, table, SystemClock()).fresh()
+    async with AsyncExitStack() as stack:
+        index = None
+        if setup.topic:
+            url = os.environ.get("BROKER_URL", "http://localhost:8080")
+            index = topic_index(await stack.enter_async_context(Client(url)), setup.topic)
+        log = _log(rows, setup, zookeeper, index)
+        await log.open(make=False)
+        stack.push_async_callback(log.close)
+        yield log
+
+
+def _log(
+    rows: RowTable, setup: Setup, zookeeper: Sequence[str], index: topic_index | None
+) -> RowLog:
+    return RowLog(
+        None,
+        setup.table,
+        id=setup.id,
+        family=setup.family,
+        log_byte=setup.log_byte,
+        rows=rows,
+        zookeeper=zookeeper,
+        index=index,
+    )

@@ -1,0 +1,306 @@
+"""The states of a message, one for each subscription, and every decision about them. Pure.
+
+::
+
+    open ── claim ──▶ claimed ── done ──▶ done
+     ▲                  │ failed: tries + 1, not before a time ──▶ open, or after the last try: dead
+     └── revive ── dead ┘ ── drop ──▶ done
+
+A **claim** has a fresh token, and the epoch of the processor that made it; a ``process`` call has none, and leaves
+the epoch that it finds. Only who finds its own token in the state may change that part. Each change here is
+written by a compare-and-set on the bytes that it was decided from (rows.py).
+
+If order is respected, a message that dies for a subscription is **held** for all later ones: they wait for what is
+dead. They open again when it is revived or dropped.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from broker.errors import Fenced
+from broker.rowlog.cell_keys import MessageId
+from broker.rowlog.setup import Settings, Setup, Subscription
+
+BY_CALL: Final = b"c"
+BY_PROCESSOR: Final = b"p"
+"""How the token of a claim begins."""
+
+
+class Standing(enum.IntEnum):
+    """How a message stands with a subscription; as stored."""
+
+    OPEN = 0
+    DONE = 1
+    DEAD = 2
+    HELD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a state that is about one subscription. Times in ms since 1970."""
+
+    standing: Standing = Standing.OPEN
+    epoch: int = 0
+    """The highest epoch that claimed it."""
+    tries: int = 0
+    not_before: int = 0
+    claimed_at: int = 0
+    token: bytes = b""
+    """Of the claim; empty: nothing has it in work."""
+    reason: str = ""
+    """Why the last try failed."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says no more than open or done."""
+        more = self.epoch or self.tries or self.not_before or self.claimed_at
+        return self.standing <= Standing.DONE and not (more or self.token or self.reason)
+
+
+DONE: Final = Part(Standing.DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The execution state of a message: one part for each subscription that it was put for."""
+
+    timestamp: int
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    def with_part(self, name: str, part: Part) -> State:
+        """Return it with another part."""
+        return State(self.timestamp, {**self.parts, name: part})
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is done for all: its cells may go."""
+        return all(part.standing is Standing.DONE for part in self.parts.values())
+
+    def is_open(self, name: str) -> bool:
+        """Whether it waits for a subscription."""
+        part = self.parts.get(name)
+        return part is not None and part.standing is Standing.OPEN
+
+
+class Claimer(NamedTuple):
+    """In whose name a message is claimed. ``epoch`` 0: of a ``process`` call."""
+
+    token: bytes
+    epoch: int = 0
+
+
+class Busy(Exception):
+    """It is in work elsewhere, or must wait; ``until`` ms, 0: not known."""
+
+    def __init__(self, message: str, until: int = 0) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.until = until
+
+
+class Gone(Exception):
+    """It is not open for the subscription any more, or the claim is another one's by now."""
+
+
+def fresh(timestamp: int, names: Iterable[str]) -> State:
+    """Return the state of a message that is being put."""
+    return State(timestamp, dict.fromkeys(names, Part()))
+
+
+def claim(state: State, name: str, by: Claimer, now: int, settings: Settings) -> State:
+    """Take a message into work.
+
+    Raises:
+        Gone: it is not open.
+        Busy: another has it, or it is not time yet.
+        Fenced: a later epoch was there.
+    """
+    part = state.parts.get(name)
+    if part is None or part.standing is not Standing.OPEN:
+        raise Gone
+    over_at = part.claimed_at + settings.claim_timeout_ms
+    if part.token.startswith(BY_CALL) and now < over_at:
+        raise Busy("a process call has it in work", over_at)
+    if not by.epoch:
+        if part.token.startswith(BY_PROCESSOR):
+            raise Busy("a processor has it in work")
+    elif part.epoch > by.epoch:
+        raise Fenced(f"Epoch {part.epoch} works on a message that epoch {by.epoch} wants.")
+    elif part.not_before > now:
+        raise Busy("it was tried, and is tried again later", part.not_before)
+    epoch = max(by.epoch, part.epoch)
+    return state.with_part(name, replace(part, epoch=epoch, token=by.token, claimed_at=now))
+
+
+def _claimed(state: State, name: str, token: bytes) -> Part:
+    part = state.parts.get(name)
+    if part is None or part.standing is not Standing.OPEN or part.token != token:
+        raise Gone
+    return part
+
+
+def done(state: State, name: str, token: bytes) -> State:
+    """Mark a claimed message as done. Raises Gone: the claim is another one's."""
+    _claimed(state, name, token)
+    return state.with_part(name, DONE)
+
+
+def given_back(state: State, name: str, token: bytes) -> State:
+    """End a claim without a try. Raises Gone."""
+    return state.with_part(name, replace(_claimed(state, name, token), token=b"", claimed_at=0))
+
+
+class Failure(NamedTuple):
+    """A try that failed: when, why, and a number of [0, 1) by chance, for the jitter."""
+
+    now: int
+    reason: str
+    chance: float
+
+
+def failed(state: State, name: str, token: bytes, failure: Failure, setup: Setup) -> State:
+    """Count a failed try: the message waits, or is dead after the last. Raises Gone."""
+    part = _claimed(state, name, token)
+    tries = part.tries + 1
+    subscription = setup.named(name) or Subscription(name)
+    last = subscription.max_tries
+    if last and tries >= last:
+        dead = Part(Standing.DEAD, part.epoch, tries, 0, 0, b"", failure.reason)
+        state = state.with_part(name, dead)
+        if setup.settings.respect_order:
+            for later in _later(state, subscription, setup):
+                if state.is_open(later):
+                    held = replace(
+                        state.parts[later], standing=Standing.HELD, token=b"", claimed_at=0
+                    )
+                    state = state.with_part(later, held)
+        return state
+    wait = backoff_ms(subscription, tries, failure.chance)
+    return state.with_part(
+        name, Part(Standing.OPEN, part.epoch, tries, failure.now + wait, 0, b"", failure.reason)
+    )
+
+
+def backoff_ms(subscription: Subscription, tries: int, chance: float) -> int:
+    """Return how long a message waits after its ``tries``-th try: doubling, of which a half is chance."""
+    doubled: int = subscription.backoff_ms_first << min(tries - 1, 32)
+    return int(min(doubled, subscription.backoff_ms_max) * (0.5 + chance / 2))
+
+
+def revived(state: State, name: str, setup: Setup) -> State:
+    """Open a dead message again, with all its tries. Raises Gone: it is not dead."""
+    return _raised(state, name, Part(epoch=_dead(state, name).epoch), setup)
+
+
+def dropped(state: State, name: str, setup: Setup) -> State:
+    """Give a dead message up: it counts as done. Raises Gone: it is not dead."""
+    _dead(state, name)
+    return _raised(state, name, DONE, setup)
+
+
+def _dead(state: State, name: str) -> Part:
+    part = state.parts.get(name)
+    if part is None or part.standing is not Standing.DEAD:
+        raise Gone
+    return part
+
+
+def _raised(state: State, name: str, part: Part, setup: Setup) -> State:
+    state = state.with_part(name, part)
+    for each in setup.current:
+        part_of = state.parts.get(each.id)
+        if part_of is not None and part_of.standing is Standing.HELD:
+            before = [other.id for other in setup.current if other.order < each.order]
+            if not any(_stands(state, other, Standing.DEAD) for other in before):
+                state = state.with_part(each.id, replace(part_of, standing=Standing.OPEN))
+    return state
+
+
+def _stands(state: State, name: str, standing: Standing) -> bool:
+    part = state.parts.get(name)
+    return part is not None and part.standing is standing
+
+
+def _later(state: State, subscription: Subscription, setup: Setup) -> list[str]:
+    return [
+        each.id
+        for each in setup.current
+        if each.order > subscription.order and each.id in state.parts
+    ]
+
+
+def unknown(state: State, setup: Setup) -> set[str]:
+    """Return the subscriptions that a message waits for and that a setup does not have."""
+    there = {each.id for each in setup.current}
+    return {
+        name
+        for name, part in state.parts.items()
+        if part.standing is not Standing.DONE and name not in there
+    }
+
+
+def without(state: State, names: Iterable[str]) -> State:
+    """Count a message as done for subscriptions that are removed."""
+    for name in names:
+        if name in state.parts:
+            state = state.with_part(name, DONE)
+    return state
+
+
+def added(state: State, name: str) -> State:
+    """Open a message for one more subscription. Raises Gone: it is finished, or has that one."""
+    if state.is_finished or name in state.parts:
+        raise Gone
+    return state.with_part(name, Part())
+
+
+def waits_for(state: State, subscription: Subscription, setup: Setup) -> list[str]:
+    """Return the earlier subscriptions that a message must be done for first."""
+    if not setup.settings.respect_order:
+        return []
+    return [
+        each.id
+        for each in setup.current
+        if each.order < subscription.order and state.is_open(each.id)
+    ]
+
+
+class Turn(enum.Enum):
+    """What a row has for a subscription."""
+
+    TAKE = "take"
+    """The message may be claimed."""
+    WAIT = "wait"
+    """Its first open message must wait, and so do all behind it."""
+    NOTHING = "nothing"
+    """No message is open."""
+
+
+class Choice(NamedTuple):
+    """What to do with a row next; ``until``: for how long to wait at most, ms since 1970."""
+
+    turn: Turn
+    message: MessageId | None = None
+    until: int = 0
+
+
+def choose(
+    messages: Sequence[tuple[MessageId, State]], subscription: Subscription, setup: Setup, now: int
+) -> Choice:
+    """Choose of a row's messages, sorted, the one that is next: the first open one, or none."""
+    head = next((each for each in messages if each[1].is_open(subscription.id)), None)
+    if head is None:
+        return Choice(Turn.NOTHING)
+    message, state = head
+    if waits_for(state, subscription, setup):
+        return Choice(Turn.WAIT, message, now + setup.settings.wakeup_timeout_ms)
+    part = state.parts[subscription.id]
+    # A writer's clock may be ahead: no message waits longer than the delay from now on.
+    delay = setup.settings.minimal_process_delay_ms
+    ripe = min(message.timestamp, now) + delay if delay and not part.epoch else 0
+    until = max(part.not_before, ripe)
+    return Choice(Turn.WAIT, message, until) if until > now else Choice(Turn.TAKE, message)

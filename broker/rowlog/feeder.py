@@ -1,0 +1,33 @@
+"""A WAL that feeds an MQ: the feeder is a subscription of the WAL, whose listener puts into the MQ.
+
+If the put fails, the message stays open in the WAL and is fed later; if its outcome is unknown, too, so a message may
+be fed twice. The MQ may lie in the same row and family, under another log byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from broker.rowlog.listeners import Listener
+from broker.rowlog.rowlog import RowLog
+from broker.rowlog.rows import Message
+
+Choose = Callable[[Message], Collection[str] | None]
+
+
+def feeder(queue: RowLog, choose: Choose | None = None) -> Listener:
+    """Return a listener that copies row, data and payload of each message into ``queue``.
+
+    ``choose`` names the subscriptions of the queue that a message is for: none, and it is not put; None: all
+    whose filter takes it.
+    """
+
+    async def feed(message: Message) -> bool:
+        only = None if choose is None else choose(message)
+        if only is None or only:
+            await queue.put(
+                message.row, None, message.payload, data=message.data, subscriptions=only
+            )
+        return True
+
+    return feed

@@ -1,0 +1,100 @@
+"""Row locks: one cell of the row, taken by compare-and-set, for as long as a put takes.
+
+The value is Lily's: the time it was taken, and four random bytes. Whose time is up may be put aside by another. Where
+the table can compare and change in one step (Thrift-2, memory), the put itself compares the lock's cell, so a holder
+whose lock was taken over can't write. Thrift-1 has no such call: there a holder refuses to write when the lock is
+near its end, and a put that is then late for longer than LATE_MS comes after another's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from broker.clock import Clock
+from broker.rowlog.cells import encode_permit, permit_taken_at
+from broker.rowlog.refusals import RowLocked
+from broker.rowlog.row_table import Guard, NotWritten, RowTable, TableError
+from broker.rowlog.rows import Rows
+from broker.rowlog.setup import Settings
+
+PAUSE_S: Final = 0.02
+LATE_MS: Final = 3_000
+"""How long before its end a lock is no good for a put that can't compare it."""
+
+
+class Permit:
+    """A lock that this process holds on a row."""
+
+    def __init__(self, guard: Guard, good_until: float) -> None:
+        """Be good until a moment of the monotonic clock."""
+        self.guard = guard
+        self.good_until = good_until
+
+
+class RowLocks:
+    """The locks of one rowlog."""
+
+    def __init__(self, table: RowTable, rows: Rows, clock: Clock) -> None:
+        """Lie in the cells that ``rows`` has for them."""
+        self._table = table
+        self._rows = rows
+        self._clock = clock
+
+    @asynccontextmanager
+    async def held(self, row: bytes, settings: Settings) -> AsyncIterator[Permit]:
+        """Hold the lock on a row.
+
+        Raises:
+            RowLocked: another has it for as long as a lock lasts; or the table does not answer.
+        """
+        permit = await self._take(row, settings)
+        try:
+            yield permit
+        finally:
+            await self._release(row, permit)
+
+    async def _take(self, row: bytes, settings: Settings) -> Permit:
+        column = self._rows.columns.lock
+        timeout_s = settings.lock_timeout_ms / 1000
+        deadline = self._clock.monotonic() + timeout_s
+        while True:
+            began, now = self._clock.monotonic(), self._clock.now_ms()
+            value = encode_permit(now, secrets.token_bytes(4))
+            try:
+                there = await self._holder(row, column)
+                is_free = not there or permit_taken_at(there) + settings.lock_timeout_ms < now
+                if is_free and await self._swap(row, column, there, value):
+                    return Permit(Guard(column, value), began + timeout_s)
+            except TableError as error:
+                raise RowLocked(f"The lock on a row can't be had: {error}.") from error
+            if self._clock.monotonic() >= deadline:
+                raise RowLocked("Another has the lock on this row.")
+            await self._clock.sleep(PAUSE_S)
+
+    async def _holder(self, row: bytes, column: bytes) -> bytes:
+        found = await self._table.get(self._rows.table, [row], [column])
+        return found.get(row, {}).get(column, b"")
+
+    async def _swap(self, row: bytes, column: bytes, expected: bytes, value: bytes) -> bool:
+        try:
+            done = await self._table.check_and_put(self._rows.table, row, column, expected, value)
+        except NotWritten:
+            raise
+        except TableError:
+            done = False
+        return done or await self._holder(row, column) == value
+
+    async def _release(self, row: bytes, permit: Permit) -> None:
+        column, value = permit.guard
+        try:
+            await self._table.check_and_put(self._rows.table, row, column, value, b"")
+        except TableError:
+            return  # It ends by its time.
+
+    def check(self, permit: Permit) -> None:
+        """Refuse a put that can't compare the lock, and might come too late. Raises RowLocked."""
+        if self._clock.monotonic() + LATE_MS / 1000 > permit.good_until:
+            raise RowLocked("The lock on this row is near its end; nothing was written.")

@@ -1,0 +1,128 @@
+"""Subscriptions, settings and shards: changes of the setup, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+from broker.coordination.ports import Coordinator
+from broker.errors import NotFound
+from broker.rowlog import execution_state
+from broker.rowlog.execution_state import Gone
+from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.meta import Meta
+from broker.rowlog.repair import ROWS, Repair
+from broker.rowlog.rows import Rows
+from broker.rowlog.setup import Settings, Setup, Subscription, changed_settings
+from broker.rowlog.wakeups import Wakeups
+from broker.rowlog.workoff import entries_of
+
+
+class Subscribing:
+    """Changes what a rowlog is set up to do."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
+        self,
+        rowlog: str,
+        messages: Rows,
+        meta: Meta,
+        index: Index,
+        table_index: TableIndex,
+        repair: Repair,
+        wakeups: Wakeups,
+        coordinator: Coordinator | None,
+    ) -> None:
+        """Use the parts of a rowlog."""
+        self.id = rowlog
+        self.messages = messages
+        self.meta = meta
+        self.index = index
+        self.table_index = table_index
+        self.repair = repair
+        self.wakeups = wakeups
+        self._coordinator = coordinator
+
+    async def subscribe(
+        self, subscription: Subscription, *, since: Literal["now", "open"] = "now"
+    ) -> None:
+        """Add a subscription, or change the one of its id.
+
+        Args:
+            subscription: what it is.
+            since: "now": it gets messages that are put from now on. "open": also those that are open for any
+                other subscription.
+        """
+        is_new = (await self.meta.fresh()).named(subscription.id) is None
+        await self._change(lambda setup: setup.with_subscription(subscription))
+        if is_new and since == "open":
+            await self._open_for(subscription)
+
+    async def _open_for(self, subscription: Subscription) -> None:
+        """Open what is open for others for a new subscription as well."""
+        start = b""
+        while rows := await self.messages.sweep(start, ROWS):
+            for row, found in rows:
+                for each in found or ():
+                    data = (await self.messages.data(row, [each.id])).get(each.id, b"")
+                    if not subscription.filter.takes(row, data):
+                        continue
+                    with suppress(Gone):
+                        execution_state.added(
+                            each.state, subscription.id
+                        )  # Else no entry is needed.
+                        entries = await entries_of(
+                            self.meta, row, each._replace(data=data), [subscription.id]
+                        )
+                        await self.index.add(entries)
+                        await self.messages.change(
+                            row, each.id, lambda now: execution_state.added(now, subscription.id)
+                        )
+            start = rows[-1][0] + b"\0"
+        self.wakeups.wake_for_all(subscription.id)
+
+    async def unsubscribe(self, name: str) -> int:
+        """Remove a subscription, and its messages; return how many waited for it. Raises NotFound."""
+        there = (await self.meta.fresh()).named(name)
+        if there is None:
+            raise NotFound(f"Rowlog '{self.id}' has no subscription '{name}'.")
+        await self._change(lambda setup: setup.with_subscription(replace(there, removing=True)))
+        count = await self.repair.purge(name)
+        await self._change(lambda setup: setup.without_subscription(name))
+        return count
+
+    async def pause(self, name: str, *, paused: bool = True) -> None:
+        """Process a subscription's messages no more, or again. They are put all the same."""
+
+        def change(setup: Setup) -> Setup:
+            there = setup.named(name)
+            if there is None:
+                raise NotFound(f"Rowlog '{self.id}' has no subscription '{name}'.")
+            return setup.with_subscription(replace(there, paused=paused))
+
+        await self._change(change)
+
+    async def change_settings(self, **changes: Any) -> Settings:
+        """Change settings by name; return all of them. Raises BadRequest."""
+        made = await self._change(
+            lambda setup: replace(setup, settings=changed_settings(setup.settings, changes))
+        )
+        return made.settings
+
+    async def reshard(self, shards: int) -> None:
+        """Have another number of shards: new entries go by it, old ones are read until they are gone."""
+        await self._change(lambda setup: setup.with_shards(shards))
+
+    async def drop_drained(self) -> None:
+        """Forget shards that took no entries any more and are empty. Raises TableError."""
+        for shard in (await self.meta.fresh()).shards:
+            if shard.draining and not await self.table_index.all(shard.id, b"", 1):
+                number = shard.id
+                await self._change(lambda setup: setup.without_shard(number))  # noqa: B023 - Called at once.
+
+    async def _change(self, change: Callable[[Setup], Setup]) -> Setup:
+        made = await self.meta.change(change)
+        if self._coordinator is not None:
+            await self._coordinator.hint(self.wakeups.hint("setup"))
+        return made

@@ -1,0 +1,340 @@
+"""The options of the format ``tms``: read from Spark's mapping, checked, and turned into values.
+
+An option has the name of Kafka's where the meaning is the same. Spark hands all names over in lower case,
+so they are compared without case; the table here has the spelling for people. A name that this format does
+not know is refused: a misspelt limit must not go unnoticed. ``tms.`` before a name is a setting of the
+client (``broker.client.Settings``), such as ``tms.namespace``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from broker.client.values import Settings
+from broker.errors import BadRequest
+from broker.model import Snapshot, message_id_from_hex
+from broker.spark.offsets import ONE_MS, SourceOffset
+from broker.wire.transaction import decode_transaction
+
+T = TypeVar("T")
+
+DEADLINE_S: Final = 120.0
+"""How long a call to the broker is tried: an outage of a minute shall not end a query."""
+DELAY_S: Final = 900.0
+"""The default of ``maxTriggerDelay``, as in Kafka's source."""
+AMOUNT_MAX: Final = (1 << 62) - 1
+
+_CLIENT: Final = ("url", "token")
+SOURCE: Final = (
+    *_CLIENT,
+    "topic",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "heartbeatInterval",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "isolation",
+    "snapshot",
+    "pushDownFilters",
+)
+SINK: Final = (*_CLIENT, "topic", "dedupKey")
+STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "heartbeatInterval",
+)
+BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushDownFilters")
+_OF_SPARK: Final = {"checkpointlocation", "queryname"}
+"""Options that Spark itself adds to those of a sink."""
+_SETTING: Final = "tms."
+_SETTINGS: Final = {
+    field.name: type(getattr(Settings(), field.name))
+    for field in fields(Settings)
+    if field.name not in {"url", "headers"}
+}
+_UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|min|m|h|)")
+
+
+class SinkProducer(NamedTuple):
+    """By which a publish is known to the broker: a number that is not above the last one is a duplicate."""
+
+    id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Which messages a query reads, and in which portions.
+
+    Attributes:
+        settings: how the client behaves.
+        topic: the topic, as the option names it.
+        start: the place of the first message; None: not given.
+        end: the place behind the last message of a batch query; "latest": all that is there.
+        messages_max: most messages of a micro-batch.
+        bytes_max: about the most bytes of payloads of a micro-batch.
+        messages_min: a micro-batch waits for so many messages,
+        delay_s_max: but not longer than this.
+        beat_interval_s: after so long a silence comes a heart-beat, and again; None: none comes.
+        parts_min: into how many partitions a range is divided at least; 0: by its size.
+        part_messages_max: about the most messages of a partition.
+        fail_on_data_loss: whether messages that expired before they were read fail the query.
+        snapshot: what the transaction may see that the query reads in.
+        push_down: whether filters of a batch query narrow what is read.
+    """
+
+    settings: Settings
+    topic: str
+    start: SourceOffset | Literal["earliest", "latest"] | None = None
+    end: SourceOffset | Literal["latest"] = "latest"
+    messages_max: int | None = None
+    bytes_max: int | None = None
+    messages_min: int = 0
+    delay_s_max: float = DELAY_S
+    beat_interval_s: float | None = None
+    parts_min: int = 0
+    part_messages_max: int | None = None
+    fail_on_data_loss: bool = True
+    snapshot: Snapshot | None = None
+    push_down: bool = False
+
+    @property
+    def starts_at_a_message(self) -> bool:
+        """Whether the query names its first message, and not *what there is*, from a time on or at all."""
+        return isinstance(self.start, SourceOffset) and not self.start.is_time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Where a query publishes; ``topic`` None: each row names its topic."""
+
+    settings: Settings
+    topic: str | None
+    producer: SinkProducer | None
+
+
+def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Return the options of a source.
+
+    Raises:
+        ValueError: an option is missing, is not known, or has a bad value; the text says what to give.
+    """
+    read = _OptionReader(given, SOURCE, "reads")
+    for name in BATCH_ONLY if streaming else STREAM_ONLY:
+        if read.has(name):
+            kind, other = ("stream", "batch") if streaming else ("batch", "streaming")
+            raise ValueError(
+                f"The option {name} is for {other} queries, and this is a {kind} query: leave it out."
+            )
+    return SourceOptions(
+        settings=read.settings(),
+        topic=read.required("topic"),
+        start=_start(read, streaming=streaming),
+        end=_end(read),
+        messages_max=read.option("maxOffsetsPerTrigger", _whole(1)),
+        bytes_max=read.option("maxBytesPerTrigger", _whole(1)),
+        messages_min=read.option("minOffsetsPerTrigger", _whole(1)) or 0,
+        delay_s_max=read.option("maxTriggerDelay", _duration_s, DELAY_S),
+        beat_interval_s=read.option("heartbeatInterval", _interval_s),
+        parts_min=read.option("minPartitions", _whole(1)) or 0,
+        part_messages_max=read.option("maxRecordsPerPartition", _whole(1)),
+        fail_on_data_loss=read.option("failOnDataLoss", _flag, default=True),
+        snapshot=_snapshot(read),
+        push_down=read.option("pushDownFilters", _flag, default=False),
+    )
+
+
+def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Return the options of a sink. Raises ValueError, as ``source_options`` does."""
+    read = _OptionReader(given, SINK, "writes")
+    if streaming and read.has("dedupKey"):
+        raise ValueError(
+            "The option dedupKey is for df.write: a stream is known by its query id and batch id."
+        )
+    return SinkOptions(
+        settings=read.settings(),
+        topic=read.option("topic", str),
+        producer=read.option("dedupKey", _producer),
+    )
+
+
+class _OptionReader:
+    """The options that were given, by their names in lower case."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], does: str) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+        names = {name.lower() for name in known} | _OF_SPARK
+        names |= {_SETTING + name for name in _SETTINGS}
+        for name in self._given:
+            if name not in names:
+                raise ValueError(
+                    f"The format tms does not know the option {name!r} where it {does}. It knows "
+                    f"{', '.join(known)}; and the client's settings: "
+                    f"{', '.join(_SETTING + setting for setting in _SETTINGS)}."
+                )
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def required(self, name: str) -> str:
+        value = self._given.get(name.lower(), "").strip()
+        if not value:
+            raise ValueError(f'The format tms needs the option {name}: .option("{name}", …).')
+        return value
+
+    def option(self, name: str, parse: Callable[[str], T], default: Any = None) -> Any:
+        """Return an option's value, or ``default``. Raises ValueError with the option's name."""
+        text = self._given.get(name.lower())
+        if text is None:
+            return default
+        try:
+            return parse(text.strip())
+        except ValueError as error:
+            raise ValueError(f"The option {name} can't be {text!r}: {error}") from error
+
+    def settings(self) -> Settings:
+        """Return the client's settings. Raises ValueError."""
+        changes: dict[str, Any] = {"deadline_s": DEADLINE_S}
+        for name, kind in _SETTINGS.items():
+            if self.has(_SETTING + name):
+                changes[name] = self.option(_SETTING + name, _PARSERS[kind])
+        if self.has("token"):
+            changes["headers"] = (("Authorization", f"Bearer {self.required('token')}"),)
+        return replace(Settings(url=self.required("url")), **changes)
+
+
+def _start(read: _OptionReader, *, streaming: bool) -> SourceOffset | Literal["earliest", "latest"]:
+    offsets = read.option("startingOffsets", _one_of_or_id("earliest", "latest"))
+    time = read.option("startingTimestamp", _time)
+    if offsets is not None and time is not None:
+        raise ValueError("Give startingOffsets or startingTimestamp, not both.")
+    if offsets == "latest" and not streaming:
+        raise ValueError(
+            "startingOffsets can't be 'latest' in a batch query, which would read nothing: give "
+            "'earliest', a message id, or startingTimestamp."
+        )
+    default: Literal["earliest", "latest"] = "latest" if streaming else "earliest"
+    place: SourceOffset | Literal["earliest", "latest"] = offsets or time or default
+    return place
+
+
+def _end(read: _OptionReader) -> SourceOffset | Literal["latest"]:
+    offsets = read.option("endingOffsets", _one_of_or_id("latest"))
+    time = read.option("endingTimestamp", _time)
+    if offsets is not None and time is not None:
+        raise ValueError("Give endingOffsets or endingTimestamp, not both.")
+    place: SourceOffset | Literal["latest"] = offsets or time or "latest"
+    return place
+
+
+def _snapshot(read: _OptionReader) -> Snapshot | None:
+    isolation = read.option("isolation", _one_of("none", "transactional"), "none")
+    snapshot: Snapshot | None = read.option("snapshot", _decoded)
+    if isolation == "transactional" and snapshot is None:
+        raise ValueError(
+            "isolation=transactional needs the option snapshot: the transaction's snapshot in hex, "
+            "as broker.wire.transaction.encode_transaction(snapshot).hex() gives it."
+        )
+    if isolation == "none" and snapshot is not None:
+        raise ValueError("The option snapshot is used with isolation=transactional only.")
+    return snapshot
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,19}", text) or not least <= int(text) <= AMOUNT_MAX:
+            raise ValueError(f"give a whole number from {least}.")
+        return int(text)
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("give a number.") from None
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError("give true or false.")
+    return text.lower() == "true"
+
+
+_PARSERS: Final[Mapping[type, Callable[[str], Any]]] = {
+    bool: _flag,
+    int: _whole(1),
+    float: _number,
+    str: str,
+}
+
+
+def _duration_s(text: str) -> float:
+    found = _DURATION.fullmatch(text.lower())
+    if found is None:
+        raise ValueError("give a duration, such as 500ms, 30s, 15m or 1h.")
+    return int(found[1]) * _UNITS_MS[found[2]] / 1000
+
+
+def _interval_s(text: str) -> float:
+    interval_s = _duration_s(text)
+    if not interval_s:
+        raise ValueError("give a duration above 0, or leave it out for none.")
+    return interval_s
+
+
+def _time(text: str) -> SourceOffset:
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise ValueError("give milliseconds since 1970 (UTC).")
+    return SourceOffset.at_time(int(text) * ONE_MS)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"give {' or '.join(words)}.")
+        return text.lower()
+
+    return parse
+
+
+def _one_of_or_id(*words: str) -> Callable[[str], SourceOffset | str]:
+    def parse(text: str) -> SourceOffset | str:
+        if text.lower() in words:
+            return text.lower()
+        try:
+            return SourceOffset.of(message_id_from_hex(text))
+        except BadRequest:
+            raise ValueError(
+                f"give {', '.join(words)} or the 40 hex digits of a message id."
+            ) from None
+
+    return parse
+
+
+def _decoded(text: str) -> Snapshot:
+    try:
+        return decode_transaction(bytes.fromhex(text))
+    except (ValueError, BadRequest) as error:
+        raise ValueError(f"give a transaction's snapshot in hex ({error}).") from error
+
+
+def _producer(text: str) -> SinkProducer:
+    identifier, slash, number = text.rpartition("/")
+    if not slash or not identifier or not re.fullmatch(r"\d{1,18}", number):
+        raise ValueError("give an id and a number with a slash between them, such as load-7/0.")
+    return SinkProducer(identifier, int(number))

@@ -1,0 +1,86 @@
+"""The threads that read, so that the event loop never waits for a disk.
+
+A read hops to a thread even where its block is likely to be in memory: LevelDB can't be asked whether it
+is, it holds a lock while it begins a new log, and a block that has to be fetched from a busy disk takes
+longer than the event loop may stand still (20 ms).
+
+The hop is a queue and one call back into the loop. Measured on two busy cores: 9 us for a get of 16 KiB
+on the event loop, 100 us with the hop (p50), 190 us for a range of 512 KiB. So a head that the writer
+remembers, the get of every proof, does without both: 3 us.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from broker.errors import Unavailable
+from broker.storage.leveldb.pending_calls import Pending, WriteResult
+
+T = TypeVar("T")
+_THREADS = 2
+"""Python runs one at a time, and each change from one to the other costs: with eight pollers of 350 KB a poll takes
+1.0 ms of processor time with two threads, 1.1 with four. One alone would have all wait for a slow disk."""
+
+
+class _Read(NamedTuple):
+    function: Callable[[], Any]
+    answer: Any
+
+
+class Readers:
+    """A few threads, and the calls that wait for them."""
+
+    def __init__(self, deadline_s: float) -> None:
+        """Start the threads. Must be called on the event loop."""
+        self._deadline_s = deadline_s
+        self._pending = Pending(deadline_s, self._hung)
+        self._queue: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"leveldb-read-{number}", daemon=True)
+            for number in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def check_open(self) -> None:
+        """Raise Unavailable after the close."""
+        if self._closed:
+            raise Unavailable("the table is closed")
+
+    async def read(self, function: Callable[[], T]) -> T:
+        """Call a function in a thread; return its result or raise its error.
+
+        Raises Unavailable if the disk hangs, or after the close.
+        """
+        self.check_open()
+        future = self._pending.add()
+        self._queue.put(_Read(function, future))
+        result: T = await future
+        return result
+
+    def _hung(self) -> BaseException:
+        return Unavailable(f"no read has ended for {self._deadline_s:g} s")
+
+    def _run(self) -> None:
+        while (read := self._queue.get()) is not None:
+            try:
+                answer = WriteResult(read.answer, read.function())
+            except BaseException as error:  # noqa: BLE001 - It is the caller's.
+                answer = WriteResult(read.answer, None, error)
+            self._pending.tell([answer])
+
+    def close(self) -> None:
+        """End the threads once the reads before are done; to be called on the event loop."""
+        self._closed = True
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self) -> bool:
+        """Wait for the threads, for a deadline at most; return whether all have ended."""
+        for thread in self._threads:
+            thread.join(self._deadline_s)
+        return not any(thread.is_alive() for thread in self._threads)

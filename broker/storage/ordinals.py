@@ -1,0 +1,315 @@
+"""How many messages a log has up to an id, and which id is the n-th: from the heads of pages.
+
+A head has the totals of its log up to its page's end, and a sealed page stays as it is. So the heads of a log, once
+read, tell by bisection in which page the n-th message lies; only those of pages that came since are
+read again. Of the pages that were asked for lately the last ids of entries and their counts are kept; inside an
+entry the entry itself is read::
+
+    heads    ─── 7,212 ─── 14,100 ─── 21,345 ─── …      one for 2 MiB
+    entries             └ 57 ─ 114 ─ 171 ─ …            of a page in which a range begins or ends
+    messages                  └ 115, 116, …             of one entry
+
+Expired and rolled back messages count until their page goes. A reference counts as the messages that it
+stands for, and is not divided. Bytes are those of payloads; inside a page they are estimated by the size of entries.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from broker.errors import Unavailable
+from broker.model import MESSAGE_ID_BYTES, ROW_ID_MIN, RowId, row_after, row_before
+from broker.storage import head as heads
+from broker.storage.entry import Entry, messages_of
+from broker.storage.head import Head
+from broker.storage.keys import LogId, page_key, page_of, space_of
+from broker.storage.log import Logs
+from broker.storage.log_reader import LogReader
+from broker.storage.root import Root, RootState
+
+HEADS_AT_ONCE: Final = 1000
+PAGES_KEPT: Final = 8
+"""Pages of one log of which the counts of entries are kept."""
+_FRAME_BYTES: Final = MESSAGE_ID_BYTES + 3
+"""An item is so much longer than its payload, if the payload has 64 to 8,191 bytes; else a byte less or more."""
+
+
+class LogCount(NamedTuple):
+    """How much a log has up to an id."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def plus(self, other: LogCount) -> LogCount:
+        """Return the sum."""
+        return LogCount(self.messages + other.messages, self.bytes + other.bytes)
+
+
+class Numbering:
+    """Of one log, as it was at the last ``refresh``."""
+
+    def __init__(self, logs: Logs, log: LogId) -> None:
+        """Begin with an empty log; ``refresh`` looks at it."""
+        self._logs = logs
+        self.log = log
+        self._forget()
+
+    def _forget(self) -> None:
+        self._base: LogCount | None = None
+        """How much was published before the first page; None: this was not read yet."""
+        self._pages: list[RowId] = []
+        self._ends: list[RowId] = []
+        self._counts: list[LogCount] = []
+        """At the end of each sealed page, like the two before."""
+        self._open: tuple[RowId, Head] | None = None
+        self._entries: OrderedDict[RowId, _Entries] = OrderedDict()
+        self.floor: RowId = ROW_ID_MIN
+        """The last id that can't be read any more."""
+
+    @property
+    def size(self) -> int:
+        """How many pages and entries are kept in memory."""
+        return len(self._pages) + sum(len(known.lasts) for known in self._entries.values())
+
+    def pages_between(self, after: RowId, through: RowId) -> int:
+        """Return how many sealed pages end in ``(after, through]``."""
+        return bisect_right(self._ends, through) - bisect_right(self._ends, after)
+
+    @property
+    def tail(self) -> RowId:
+        """The last id: all that comes later has a higher one. The floor of an empty log."""
+        if self._open is not None:
+            return max(self._open[1].pointer, self.floor)
+        return max(self._ends[-1], self.floor) if self._ends else self.floor
+
+    @property
+    def all(self) -> LogCount:
+        """How much the log has."""
+        if self._open is not None:
+            return LogCount(self._open[1].total, self._open[1].bytes)
+        return self._counts[-1] if self._counts else self._base or LogCount()
+
+    # Reading heads.
+
+    async def refresh(self) -> None:
+        """Read the heads that are not known yet.
+
+        Raises:
+            Unavailable: storage does not answer, or only answers from before.
+        """
+        pauses = self._logs.resolver.pauses()
+        while not await self._is_read():
+            if not await pauses.next():
+                raise Unavailable("Storage gave an outdated answer. Try again.")
+
+    async def _is_read(self) -> bool:
+        """Read once; False: the answers don't fit together."""
+        root = await self._logs.root(self.log)
+        is_other = root is None or root.generation != self.log.generation
+        if root is None or is_other or root.state is RootState.DELETED:
+            self._forget()
+            return True
+        tail = await self._logs.find_tail(self.log, root)
+        if tail is None:
+            return False
+        await self._raise_floor(root)
+        following = row_after(self._ends[-1]) if self._ends else root.floor
+        if tail.page < following or not await self._sealed_between(following, tail.page):
+            return False
+        self._open = None if tail.head is None else (tail.page, tail.head)
+        return True
+
+    async def _raise_floor(self, root: Root) -> None:
+        if self._ends and root.floor > row_after(self._ends[-1]):
+            self._forget()  # Pages that were not read went meanwhile.
+        if self._base is None:
+            before = None
+            if root.floor > ROW_ID_MIN:
+                all_pages = root._replace(floor=ROW_ID_MIN)
+                before = await self._logs.page_at(self.log, row_before(root.floor), all_pages)
+            self._base = (
+                LogCount() if before is None else LogCount(before[1].total, before[1].bytes)
+            )
+        gone = bisect_left(self._pages, root.floor)
+        if gone:
+            self._base = self._counts[gone - 1]
+            del self._pages[:gone], self._ends[:gone], self._counts[:gone]
+        self.floor = row_before(root.floor) if root.floor > ROW_ID_MIN else ROW_ID_MIN
+
+    async def _sealed_between(self, following: RowId, tail: RowId) -> bool:
+        """Read the heads of sealed pages up to the tail; False if one is not as it must be."""
+        resolver, space = self._logs.resolver, space_of(self.log)
+        while following < tail:
+            first, last = page_key(self.log, following), page_key(self.log, row_before(tail))
+            found = await resolver.read(
+                lambda first=first, last=last: self._logs.table.scan(  # type: ignore[misc]
+                    space, first, last, limit=HEADS_AT_ONCE
+                )
+            )
+            if not found:
+                return False
+            for key, cell in found:
+                page, head = page_of(key), heads.decode(cell.value)
+                if page != following or not head.is_sealed:
+                    return False
+                self._pages.append(page)
+                self._ends.append(head.pointer)
+                self._counts.append(LogCount(head.total, head.bytes))
+                following = head.next
+        return True
+
+    # Questions.
+
+    async def count(self, row: RowId) -> LogCount:
+        """Return how much there is up to an id, that included. Raises Unavailable."""
+        if row >= self.tail:
+            return self.all
+        place = bisect_left(self._ends, row)
+        before = self._before(place)
+        page = self._page(place)
+        if page is None or row < page or row <= self.floor:
+            return before
+        entries = await self._entries_of(place, page)
+        found = bisect_left(entries.lasts, row)
+        inside = entries.counts[found]
+        if found == len(entries.lasts) or row < entries.firsts[found]:
+            return before.plus(inside)
+        one = await self._entry(entries, found)
+        places = one.place_after(row)
+        return before.plus(inside).plus(_part(one, places))
+
+    def seek_page(self, most: LogCount) -> RowId:
+        """Return the end of the last page up to which there is at most ``most``; the floor if that is less."""
+        place = self._fitting(most)
+        return self._ends[place - 1] if place else self.floor
+
+    async def seek(self, most: LogCount) -> RowId:
+        """Return the last id up to which there is at most ``most``; the floor if that is less. Raises Unavailable."""
+        if self.all.messages <= most.messages and self.all.bytes <= most.bytes:
+            return self.tail
+        place = self._fitting(most)
+        before, page = self._before(place), self._page(place)
+        start = self.seek_page(most)
+        if page is None:
+            return start
+        entries = await self._entries_of(place, page)
+        left = LogCount(most.messages - before.messages, most.bytes - before.bytes)
+        found = entries.fitting(left)
+        if found:
+            start = entries.lasts[found - 1]
+        if found == len(entries.lasts):
+            return start
+        inside = entries.counts[found]
+        one = await self._entry(entries, found)
+        if one.is_reference or one.is_stub:
+            return start
+        each = max(len(one.items) // one.count, 1)
+        places = min(
+            left.messages - inside.messages, (left.bytes - inside.bytes) // each, one.count
+        )
+        return one.id(places - 1) if places > 0 else start
+
+    async def next_id(self, row: RowId) -> RowId:
+        """Return the id of the first message behind another one; the tail if there is none. Raises Unavailable."""
+        place = bisect_right(self._ends, max(row, self.floor))
+        page = self._page(place)
+        if page is None or row >= self.tail:
+            return self.tail
+        entries = await self._entries_of(place, page)
+        found = bisect_right(entries.lasts, row)
+        if found == len(entries.lasts):
+            return self.tail
+        if row < entries.firsts[found]:
+            return entries.firsts[found]
+        one = await self._entry(entries, found)
+        return entries.lasts[found] if one.is_stub else one.id(one.place_after(row))
+
+    async def count_ever(self, row: RowId) -> LogCount:
+        """Return how much there ever was up to an id; below the floor at most that. Raises Unavailable."""
+        if row >= self.floor:
+            return await self.count(row)
+        every_page = Root(self.log.generation, RootState.LIVE)
+        found = await self._logs.page_at(self.log, row, every_page)
+        if found is None:
+            return LogCount()
+        _, head = found
+        return LogCount(head.total - (row < head.pointer), head.bytes)
+
+    def _before(self, place: int) -> LogCount:
+        if place:
+            return self._counts[place - 1]
+        return self._base or LogCount()
+
+    def _page(self, place: int) -> RowId | None:
+        if place < len(self._pages):
+            return self._pages[place]
+        return None if self._open is None else self._open[0]
+
+    def _fitting(self, most: LogCount) -> int:
+        """Return how many sealed pages fit as a whole; both totals never fall."""
+        by_messages = bisect_right(self._counts, most.messages, key=lambda count: count.messages)
+        by_bytes = bisect_right(self._counts, most.bytes, key=lambda count: count.bytes)
+        return min(by_messages, by_bytes)
+
+    async def _entries_of(self, place: int, page: RowId) -> _Entries:
+        """Return the counts of a page's entries, with those that came since."""
+        known = self._entries.setdefault(page, _Entries())
+        self._entries.move_to_end(page)
+        if len(self._entries) > PAGES_KEPT:
+            self._entries.popitem(last=False)
+        end = self._ends[place] if place < len(self._ends) else self.tail
+        after = known.lasts[-1] if known.lasts else row_before(page) if page > ROW_ID_MIN else page
+        if after < end:
+            reader = self._reader(after, end)
+            while not reader.ended and reader.after < end:
+                known.add(await reader.next(1 << 20))
+            if not known.lasts or known.lasts[-1] < end:
+                raise Unavailable("The page can't be read to its end just now. Try again.")
+        return known
+
+    def _reader(self, after: RowId, through: RowId) -> LogReader:
+        reader = self._logs.reader(self.log, after, through)
+        reader.gathers = False  # Entries as they are stored, however small.
+        return reader
+
+    async def _entry(self, entries: _Entries, place: int) -> Entry:
+        after = entries.lasts[place - 1] if place else row_before(entries.firsts[0])
+        reader = self._reader(after, entries.lasts[place])
+        found: list[Entry] = []
+        while not found and not reader.ended:
+            found = await reader.next(1)
+        if not found:
+            raise Unavailable("The page has gone meanwhile. Try again.")
+        return found[0]
+
+
+class _Entries:
+    """The entries of one page: their ids, and how much the page has before each, and in all."""
+
+    def __init__(self) -> None:
+        self.firsts: list[RowId] = []
+        self.lasts: list[RowId] = []
+        self.counts: list[LogCount] = [LogCount()]
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.firsts.append(entry.first)
+            self.lasts.append(entry.last)
+            self.counts.append(self.counts[-1].plus(_part(entry, entry.count)))
+
+    def fitting(self, most: LogCount) -> int:
+        """Return how many entries fit as a whole."""
+        by_messages = bisect_right(self.counts, most.messages, key=lambda count: count.messages)
+        by_bytes = bisect_right(self.counts, most.bytes, key=lambda count: count.bytes)
+        return max(min(by_messages, by_bytes) - 1, 0)
+
+
+def _part(entry: Entry, places: int) -> LogCount:
+    """Return how much the first messages of an entry are; all of a reference, or nothing."""
+    if entry.is_reference:
+        return LogCount(messages_of(entry)) if places else LogCount()
+    share = len(entry.items) * places // entry.count
+    return LogCount(places, max(share - _FRAME_BYTES * places, 0))

@@ -1,0 +1,117 @@
+"""Packing a sealed page: its small entries become few large ones, in one change (rule 15).
+
+Messages that were committed one at a time have a cell each, and a cell costs more to read than a message. A
+page that takes nothing more is therefore written once more, if its entries are small::
+
+    sealed │ a │ b │ c │ tx d │ e │ f │   ──one change──▶   packed │ a b c │ tx d │ e f │
+
+Neighbours of one epoch that every consumer takes are joined; the others stay. A reader finds the
+same messages behind an id before and after, so it may go on from one to the other; it leaves out messages that it
+has shown. A former leader may still look for the outcome of its append, and the cell of that append may be joined
+with others by now. So the head says *packed*, and no append to a packed page is answered as never stored.
+
+Only where the table is alone: elsewhere the cells that go would be markers, which cost readers as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage import walk
+from broker.storage.columns import PLAIN_COLUMN_BYTES, last_of
+from broker.storage.entry import ENTRY_BYTES_MAX, Entry
+from broker.storage.head import Head, PageState
+from broker.storage.keys import LogId, page_key, space_of
+from broker.storage.page_entries import joined
+from broker.storage.resolve import Resolver, Tokens
+
+SMALL_BYTES: Final = 1024
+"""A page is worth packing if its entries are smaller than so many bytes, each with each."""
+CELLS_AT_ONCE: Final = 128
+"""So many are decoded before others have their turn."""
+CELLS_MAX: Final = 0xFFFF
+
+
+def is_worth_it(head: Head, cells_min: int) -> bool:
+    """Whether a sealed page has so many entries, and so small ones, that packing pays."""
+    return cells_min <= head.cells < CELLS_MAX and head.size < SMALL_BYTES * head.cells
+
+
+class Packed:
+    """The cells that packing puts and deletes. It takes the cells of a page in order."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.puts: dict[bytes, bytes] = {}
+        self.deletes: list[bytes] = []
+        self.saved_bytes = 0
+        self._run: list[Entry] = []
+        self._bytes = 0
+
+    def take(self, column: bytes, value: bytes) -> None:
+        """Take a cell. Raises StorageCorrupt."""
+        if len(column) != PLAIN_COLUMN_BYTES:
+            self.end()
+            return
+        entry = entries.decode(value)
+        fits = self._bytes + entry.content_bytes <= ENTRY_BYTES_MAX and entry.is_plain
+        if self._run and not (fits and entry.epoch == self._run[0].epoch):
+            self.end()
+        if entry.is_plain:
+            self._run.append(entry)
+            self._bytes += entry.content_bytes
+
+    def end(self) -> None:
+        """Join what was gathered."""
+        run, self._run, self._bytes = self._run, [], 0
+        if len(run) < 2:
+            return
+        one = packed_of(run)
+        self.puts[one.column] = entries.encode(one)
+        self.deletes += [entry.column for entry in run[:-1]]
+        self.saved_bytes += sum(entry.stored_bytes for entry in run) - one.stored_bytes
+
+
+def packed_of(run: Sequence[Entry]) -> Entry:
+    """Return plain entries of one epoch that follow each other as one, with their marks."""
+    one = joined(run)
+    one.marks = tuple(mark for entry in run for mark in entry.marks)
+    return one
+
+
+async def pack(resolver: Resolver, tokens: Tokens, log: LogId, page: bytes) -> bool:
+    """Pack a sealed page; False if there is nothing to join, or the page was changed meanwhile.
+
+    Raises:
+        Unavailable, StorageFull: nothing was done.
+        OutcomeUnknown: it may be done; nothing depends on that.
+        StorageCorrupt: an entry can't be read; nothing was done.
+    """
+    space, row = space_of(log), page_key(log, page)
+    cell = await resolver.head(space, row)
+    head = None if cell is None else heads.decode(cell.value)
+    if cell is None or head is None or head.state is not PageState.SEALED:
+        return False
+    packed, count, last = Packed(), 0, b""
+    async for column, value in walk.cells(resolver, space, row):
+        packed.take(column, value)
+        last, count = last_of(column), count + 1
+        if count % CELLS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    packed.end()
+    if last != head.pointer or not packed.puts:
+        return False
+    new = head._replace(
+        state=PageState.PACKED,
+        token=tokens.fresh(),
+        edits=head.edits + 1,
+        cells=head.cells - len(packed.deletes),
+        size=head.size - packed.saved_bytes,
+    )
+    return await resolver.swap(
+        space, row, cell.value, heads.encode(new), packed.puts, deletes=packed.deletes
+    )

@@ -1,0 +1,77 @@
+"""The aggregates, as they are written."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from broker.streams import accumulators, graph
+from broker.streams.accumulators import Accumulator
+
+if TYPE_CHECKING:
+    from broker.streams.builder import GroupedStream, StreamBuilder
+    from broker.streams.windows import Windows
+
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R")
+
+Select = Callable[[V], Any] | str | None
+
+
+class Aggregating(Generic[K, V]):
+    """The aggregates that grouped and windowed streams have."""
+
+    builder: StreamBuilder
+    operator: graph.Operator
+    _windows: Windows | None = None
+    _late: str | None = None
+
+    @abstractmethod
+    def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
+        """Return the stream behind an operator."""
+
+    def _aggregated(
+        self,
+        kind: str,
+        make: Callable[[], Accumulator[Any, Any]],
+        select: graph.Function | None,
+        name: str | None,
+    ) -> GroupedStream[K, Any]:
+        operator = graph.Aggregate(
+            name=self.builder.name_of(kind, name),
+            parents=(self.operator,),
+            kind=kind,
+            make=make,
+            select=select,
+            windows=self._windows,
+            late=self._late,
+        )
+        return self._grouped(operator)
+
+    def count(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, int]:
+        """Count values, or those of which ``select`` is not None."""
+        return self._aggregated("count", accumulators.Count, select, name)
+
+    def sum(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, Any]:
+        """Add numbers; what is None is left out."""
+        return self._aggregated("sum", accumulators.Sum, select, name)
+
+    def avg(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, float]:
+        """Give the average of numbers; what is None is left out."""
+        return self._aggregated("avg", accumulators.Avg, select, name)
+
+    def min(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
+        """Give the whole value with the least ``select``; of equal ones the first."""
+        return self._aggregated("min", accumulators.Min, select, name)
+
+    def max(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
+        """Give the whole value with the greatest ``select``; of equal ones the first."""
+        return self._aggregated("max", accumulators.Max, select, name)
+
+    def aggregate(
+        self, make: Callable[[], Accumulator[V, R]], *, name: str | None = None
+    ) -> GroupedStream[K, R]:
+        """Aggregate by an accumulator of one's own; ``make``: its class, or a function that makes one."""
+        return self._aggregated("aggregate", make, None, name)

@@ -1,0 +1,338 @@
+"""The words in which a stream job is written: RocketMQ Streams' RStream, GroupedStream, WindowStream and JoinedStream.
+
+::
+
+    builder = StreamBuilder("word-count")
+    words = builder.source("shop/lines", Text()).flat_map(str.split)
+    words.key_by(lambda word: word).count().sink("shop/counts", Json())
+    job = builder.build()
+
+Nothing runs while a job is written. A function is one of Python, or SQL over the columns of a value
+(``"amount > 100"``), which Spark runs without Python as long as all before it is SQL, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic
+
+from typing_extensions import TypeVar, override
+
+from broker.streams import graph
+from broker.streams.aggregates import Aggregating
+from broker.streams.job import Job
+from broker.streams.joins import JoinedStream, check_same
+from broker.streams.operators import Processor
+from broker.streams.serdes import Json, Serde
+from broker.streams.windows import Duration, Window, Windows, duration_ms
+
+T = TypeVar("T")
+# Any is what SQL gives: a checker of types does not read it.
+U = TypeVar("U", default=Any)
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+W = TypeVar("W", default=Any)
+R = TypeVar("R", default=Any)
+
+
+class StreamBuilder:
+    """Collects the streams of one job."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        dead_letters: str | None = None,
+        lateness: Duration = "2s",
+        idle: Duration = "2s",
+        processing_time: bool = False,
+    ) -> None:
+        """Begin a job.
+
+        Args:
+            job_id: names the job, in its queries and letters.
+            dead_letters: the topic of records that can't be decoded or make a function raise; None: the first
+                such record stops the job.
+            lateness: how far the watermark lies behind the newest time: so much later a record may come.
+            idle: after so long without a message a topic's time goes on by itself, so that windows are closed.
+            processing_time: a record's time is when it is read, and not when it was published.
+        """
+        if not job_id:
+            raise ValueError("A job needs an id, such as word-count.")
+        self.job_id = job_id
+        self._dead_letters = dead_letters
+        self._lateness_ms = _not_negative("lateness", lateness)
+        self._idle_ms = _not_negative("idle", idle)
+        self._is_processing_time = processing_time
+        self._names = graph.OperatorNames()
+        self._ends: list[graph.Sink] = []
+
+    def source(
+        self,
+        topic: str,
+        deserializer: Serde[T],
+        *,
+        lateness: Duration | None = None,
+        name: str | None = None,
+        **options: str,
+    ) -> Stream[T]:
+        """Return the stream of a topic's messages, as ``deserializer`` gives them.
+
+        Args:
+            topic: the topic.
+            deserializer: turns payloads into values.
+            lateness: another than the job's.
+            name: names the operator; its progress is found by it.
+            options: of the format ``tms``, such as ``startingOffsets="earliest"``, which is so here by default.
+        """
+        source = graph.Source(
+            name=self._names.take("source", name),
+            topic=topic,
+            serde=deserializer,
+            options={"startingOffsets": "earliest", **options},
+            is_processing_time=self._is_processing_time,
+            lateness_ms=self._lateness_ms
+            if lateness is None
+            else _not_negative("lateness", lateness),
+        )
+        return Stream(self, source)
+
+    def build(self) -> Job:
+        """Return the job. Raises ValueError if it has no sink, or can't be run as it is written."""
+        if not self._ends:
+            raise ValueError("The job does nothing: end a stream with sink() or print().")
+        found = graph.Graph(self.job_id, tuple(self._ends), self._dead_letters, self._idle_ms)
+        return Job(found)
+
+    def name_of(self, kind: str, name: str | None) -> str:
+        """Return the name of a new operator. Raises ValueError if it is taken."""
+        return self._names.take(kind, name)
+
+    def add_end(self, end: graph.Sink) -> None:
+        """Add a sink."""
+        self._ends.append(end)
+
+
+class _Streaming(Generic[T]):
+    """The ends that every stream can have."""
+
+    def __init__(self, builder: StreamBuilder, operator: graph.Operator) -> None:
+        """Stand behind an operator."""
+        self.builder = builder
+        self.operator = operator
+
+    def _then(
+        self, kind: str, function: graph.Function, name: str | None, returns: str | None = None
+    ) -> graph.Stateless:
+        return self._step(kind, function, self.builder.name_of(kind, name), returns)
+
+    def _step(
+        self, kind: str, function: graph.Function, name: str, returns: str | None = None
+    ) -> graph.Stateless:
+        if not callable(function) and not isinstance(function, str):
+            raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
+        parents = (self.operator,)
+        return graph.Stateless(
+            name=name, parents=parents, kind=kind, function=function, returns=returns
+        )
+
+    def sink(self, topic: str, serializer: Serde[T], *, name: str | None = None) -> None:
+        """Publish each value to a topic, exactly once; a grouped stream's with their keys."""
+        self.builder.add_end(
+            graph.Sink(
+                name=self.builder.name_of("sink", name),
+                parents=(self.operator,),
+                topic=topic,
+                serde=serializer,
+                has_keys=isinstance(self, GroupedStream),
+            )
+        )
+
+    def print(self, *, name: str | None = None) -> None:
+        """Print each value where the job runs; after a crash some once more."""
+        self.builder.add_end(
+            graph.Sink(
+                name=self.builder.name_of("print", name),
+                parents=(self.operator,),
+                topic=None,
+                serde=Json(),
+                has_keys=isinstance(self, GroupedStream),
+            )
+        )
+
+
+class Stream(_Streaming[T]):
+    """Values without keys."""
+
+    def select_timestamp(
+        self, select: Callable[[T], Any] | str, *, name: str | None = None
+    ) -> Stream[T]:
+        """Take the time from the value: ms since 1970 or a datetime; SQL: a TIMESTAMP or ms."""
+        return Stream(self.builder, self._then("select_timestamp", select, name))
+
+    def map(
+        self,
+        function: Callable[[T], U | None] | str,
+        *,
+        returns: str | None = None,
+        name: str | None = None,
+    ) -> Stream[U]:
+        """Give another value for each; None drops it.
+
+        Args:
+            function: gives the value.
+            returns: its type as SQL has it (``"STRUCT<user: STRING, amount: DOUBLE>"``), so that SQL may follow
+                a function of Python; a struct is given as a dict.
+            name: names the operator.
+        """
+        return Stream(self.builder, self._then("map", function, name, returns))
+
+    def flat_map(
+        self,
+        function: Callable[[T], Iterable[U | None] | None] | str,
+        *,
+        returns: str | None = None,
+        name: str | None = None,
+    ) -> Stream[U]:
+        """Give several values for each; those that are None are dropped. SQL: an array. ``returns`` as in map."""
+        return Stream(self.builder, self._then("flat_map", function, name, returns))
+
+    def filter(self, function: Callable[[T], Any] | str, *, name: str | None = None) -> Stream[T]:
+        """Keep those of which a function is true."""
+        return Stream(self.builder, self._then("filter", function, name))
+
+    def foreach(self, function: Callable[[T], Any], *, name: str | None = None) -> Stream[T]:
+        """Call a function with each, and pass all on. After a crash it is called once more for some."""
+        return Stream(self.builder, self._then("foreach", function, name))
+
+    def key_by(
+        self, select: Callable[[T], K] | str, *, name: str | None = None
+    ) -> GroupedStream[K, T]:
+        """Group values by a key of any content."""
+        return GroupedStream(self.builder, self._then("key_by", select, name))
+
+    def union(self, *others: Stream[T], name: str | None = None) -> Stream[T]:
+        """Put streams together."""
+        for other in others:
+            check_same(self, other)
+        parents = (self.operator, *(other.operator for other in others))
+        return Stream(
+            self.builder, graph.Union(name=self.builder.name_of("union", name), parents=parents)
+        )
+
+    def branch(self, *tests: Callable[[T], Any] | str) -> list[Stream[T]]:
+        """Return a stream for each test, of the values of which it is the first that is true."""
+        branches: list[Stream[T]] = []
+        left: Stream[T] = self
+        for test in tests:
+            # A test runs in several branches, under one name: a record that it fails at has one letter.
+            name = self.builder.name_of("branch", None)
+            branches.append(Stream(self.builder, left._step("filter", test, name)))
+            left = Stream(self.builder, left._step("filter", _negated(test), name))
+        return branches
+
+    def join(self, other: Stream[U]) -> JoinedStream[T, U]:
+        """Join with another stream: pairs of values with the same key."""
+        return JoinedStream(self, other, is_left=False)
+
+    def left_join(self, other: Stream[U]) -> JoinedStream[T, U]:
+        """Join with another stream: each value of this one, with one of the other or None."""
+        return JoinedStream(self, other, is_left=True)
+
+
+class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
+    """Values with keys. Aggregates give a result for each value that comes."""
+
+    def filter(
+        self, function: Callable[[V], Any] | str, *, name: str | None = None
+    ) -> GroupedStream[K, V]:
+        """Keep those of which a function is true."""
+        return GroupedStream(self.builder, self._then("filter", function, name))
+
+    def map(
+        self,
+        function: Callable[[V], W | None] | str,
+        *,
+        returns: str | None = None,
+        name: str | None = None,
+    ) -> GroupedStream[K, W]:
+        """Give another value for each, with the same key; None drops it."""
+        return GroupedStream(self.builder, self._then("map", function, name, returns))
+
+    def flat_map(
+        self, function: Callable[[V], Iterable[W | None] | None] | str, *, name: str | None = None
+    ) -> GroupedStream[K, W]:
+        """Give several values for each, with the same key."""
+        return GroupedStream(self.builder, self._then("flat_map", function, name))
+
+    def window(self, windows: Windows, *, late: str | None = None) -> WindowedStream[K, V]:
+        """Aggregate by window; a record whose window is closed goes to the topic ``late``."""
+        return WindowedStream(self.builder, self.operator, windows, late)
+
+    def process(
+        self, processor: Processor[V, R], *, name: str | None = None
+    ) -> GroupedStream[K, R]:
+        """Let a processor of one's own work on the records of each key."""
+        operator = graph.Process(
+            name=self.builder.name_of("process", name),
+            parents=(self.operator,),
+            processor=processor,
+        )
+        return GroupedStream(self.builder, operator)
+
+    def ungrouped(self, operator: graph.Operator) -> Stream[Any]:
+        """Return the stream behind an operator that gives no keys."""
+        return Stream(self.builder, operator)
+
+    def to_stream(
+        self,
+        function: Callable[[K, V, Window | None], U] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> Stream[U]:
+        """Give values of keys, values and windows.
+
+        Args:
+            function: gives a value of a key, a value, and the window that it is of, or None; SQL: over ``key``,
+                ``value``, ``window.start`` and ``window.end``. Without it: the pair of key and value.
+            name: names the operator.
+        """
+        return Stream(self.builder, self._then("to_stream", function or _pair, name))
+
+    @override
+    def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
+        return GroupedStream(self.builder, operator)
+
+
+class WindowedStream(Aggregating[K, V]):
+    """Values with keys, by window. Aggregates give one result for each key and window, when it is closed."""
+
+    def __init__(
+        self, builder: StreamBuilder, operator: graph.Operator, windows: Windows, late: str | None
+    ) -> None:
+        """Stand behind an operator."""
+        self.builder = builder
+        self.operator = operator
+        self._windows = windows
+        self._late = late
+
+    @override
+    def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
+        return GroupedStream(self.builder, operator)
+
+
+def _pair(key: Any, value: Any, _: Window | None) -> tuple[Any, Any]:
+    return key, value
+
+
+def _not_negative(name: str, duration: Duration) -> int:
+    ms = duration_ms(duration)
+    if ms < 0:
+        raise ValueError(f"{name} must be 0s or more, not {duration!r}.")
+    return ms
+
+
+def _negated(test: Callable[[Any], Any] | str) -> Any:
+    if isinstance(test, str):
+        return f"NOT coalesce(({test}), false)"
+    return lambda value: not test(value)

@@ -1,0 +1,345 @@
+"""A job that runs: its queries, their checkpoints, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+from typing_extensions import override
+
+from broker.model import message_id_from_hex, timestamp_of
+from broker.spark import publish
+from broker.streams import changes, graph
+from broker.streams.causes import cause_of
+from broker.streams.compiler import Compiler
+
+ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SETTINGS: Final = {
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+LETTERS: Final = "letters"
+POLL_S: Final = 1
+PAUSE_S: Final = 0.05
+NO_PATH: Final = "PATH_NOT_FOUND"
+INITIALIZING: Final = "Initializing sources"
+"""What Spark says of a query that has none of its sources yet."""
+
+
+@dataclass(frozen=True)
+class QueryStatus:
+    """How far the query of one end is.
+
+    Attributes:
+        name: of the end.
+        is_running: whether it runs.
+        error: what it died of.
+        batch: the number of its last micro-batch.
+        read_per_s, published_per_s: messages a second, in that micro-batch.
+        lag_s: between the newest message of its topics and the last that it has read.
+        watermark: the time up to which windows are closed, RFC 3339.
+        late: records since its start whose window was closed.
+        skipped: records since its start that went to the dead letters.
+        state_rows, state_bytes: what its operators keep.
+    """
+
+    name: str
+    is_running: bool
+    error: str | None = None
+    batch: int | None = None
+    read_per_s: float = 0.0
+    published_per_s: float = 0.0
+    lag_s: float | None = None
+    watermark: str | None = None
+    late: int = 0
+    skipped: int = 0
+    state_rows: int = 0
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a job is."""
+
+    job: str
+    is_running: bool
+    queries: Sequence[QueryStatus]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+class _QueryCounts(StreamingQueryListener):
+    """Adds up what the micro-batches of a job's queries counted."""
+
+    def __init__(self) -> None:
+        self.late: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+
+    @override
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing has been counted."""
+
+    @override
+    def onQueryProgress(self, event: Any) -> None:
+        query = str(event.progress.id)
+        found = event.progress.observedMetrics.get(LETTERS)
+        if found is not None:
+            self.late[query] += found["late"] or 0
+            self.skipped[query] += found["skipped"] or 0
+        for operator in event.progress.stateOperators:
+            self.late[query] += operator.numRowsDroppedByWatermark
+
+    @override
+    def onQueryTerminated(self, event: Any) -> None:
+        """The counts stay."""
+
+
+class JobQueries:
+    """The queries of a job."""
+
+    def __init__(
+        self,
+        job_id: str,
+        session: SparkSession,
+        queries: Mapping[str, StreamingQuery],
+        counts: _QueryCounts,
+    ) -> None:
+        """Keep all; ``start`` makes them."""
+        self._job_id = job_id
+        self._session = session
+        self._queries = queries
+        self._counts = counts
+
+    @classmethod
+    def start(
+        cls,
+        found: graph.Graph,
+        spark: SparkSession,
+        checkpoint: str,
+        options: Mapping[str, str],
+        *,
+        is_available: bool,
+    ) -> JobQueries:
+        """Start all queries of a job. Raises JobChanged, ValueError."""
+        session = _session(spark)
+        starter = _Starter(found, session, checkpoint.rstrip("/"), dict(options), is_available)
+        frames = starter.frames()
+        for end in found.ends:
+            starter.check(end)
+        counts = _QueryCounts()
+        session.streams.addListener(counts)
+        queries: dict[str, StreamingQuery] = {}
+        try:
+            for end in found.ends:
+                queries[end.name] = query = starter.start(end, frames[end.name])
+                _wait_for_sources(query)
+        except BaseException:
+            for query in queries.values():
+                query.stop()
+            raise
+        return cls(found.job_id, session, queries, counts)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether all queries run."""
+        return all(query.isActive for query in self._queries.values())
+
+    def stop(self) -> None:
+        """Stop the queries."""
+        for query in self._queries.values():
+            query.stop()
+
+    def await_termination(self, timeout_s: float | None) -> bool:
+        """Wait until all queries have ended; return whether they have. Raises StreamingQueryException."""
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+        left = list(self._queries.values())
+        try:
+            while left:
+                if ends_s is not None and time.monotonic() >= ends_s:
+                    return False
+                left = [query for query in left if not query.awaitTermination(POLL_S)]
+        except StreamingQueryException:
+            self.stop()
+            raise
+        return True
+
+    def status(self) -> Status:
+        """Return how far the job is."""
+        queries = [self._status(name, query) for name, query in self._queries.items()]
+        return Status(self._job_id, self.is_running, queries)
+
+    def _status(self, name: str, query: StreamingQuery) -> QueryStatus:
+        error = query.exception()
+        progress = query.lastProgress
+        told = QueryStatus(
+            name,
+            query.isActive,
+            None if error is None else cause_of(str(error)),
+            late=self._counts.late[str(query.id)],
+            skipped=self._counts.skipped[str(query.id)],
+        )
+        if progress is None:
+            return told
+        return QueryStatus(
+            **{
+                **asdict(told),
+                "batch": progress.batchId,
+                "read_per_s": round(progress.processedRowsPerSecond or 0.0, 1),
+                "published_per_s": round(_published(progress), 1),
+                "lag_s": _lag_s(progress),
+                "watermark": progress.eventTime.get("watermark"),
+                "state_rows": sum(each.numRowsTotal for each in progress.stateOperators),
+                "state_bytes": sum(each.memoryUsedBytes for each in progress.stateOperators),
+            }
+        )
+
+
+class _Starter:
+    """Starts the query of one end after the other."""
+
+    def __init__(
+        self,
+        found: graph.Graph,
+        session: SparkSession,
+        checkpoint: str,
+        options: dict[str, str],
+        is_available: bool,
+    ) -> None:
+        self._graph = found
+        self._session = session
+        self._checkpoint = checkpoint
+        self._options = options
+        self._is_available = is_available
+
+    def frames(self) -> dict[str, DataFrame]:
+        """Return the frames of all ends. Raises ValueError, before anything is started."""
+        frames = {}
+        known: set[str] = set()
+        for end in self._graph.ends:
+            names = {operator.name for operator in graph.upstream(end)}
+            compiler = Compiler(
+                self._graph,
+                self._session,
+                self._options,
+                names - known,
+                heart_beats=not self._is_available and _is_timed(end),
+            )
+            frames[end.name] = compiler.messages(end)
+            known |= names
+        return frames
+
+    def check(self, end: graph.Sink) -> None:
+        """Keep what an end is, if it may go on from its checkpoint. Raises JobChanged."""
+        path = f"{self._checkpoint}/job/{end.name}"
+        now = changes.form_of(end)
+        try:
+            lines = self._session.read.text(path).collect()
+        except AnalysisException as error:
+            if error.getCondition() != NO_PATH:
+                raise
+            lines = []  # The job is new.
+        if lines:
+            before = changes.decode(lines[0].value)
+            changes.check(self._graph.job_id, end.name, before, now)
+            if before == now:
+                return
+        text = sf.lit(changes.encode(now)).alias("value")
+        self._session.range(1, numPartitions=1).select(text).write.mode("overwrite").text(path)
+
+    def start(self, end: graph.Sink, frame: DataFrame) -> StreamingQuery:
+        """Start the query of an end."""
+        options = self._options
+        if "headers" in frame.columns:
+            counted = _counted(frame)
+            # What has no topic is counted alone; a print's values have none.
+            frame = counted if end.topic is None else counted.where("topic IS NOT NULL")
+        elif (
+            end.topic is not None
+        ):  # No letter goes to another topic, so no row needs to say where it goes.
+            frame, options = frame.drop("topic"), {**options, "topic": end.topic}
+        else:
+            frame = frame.withColumn("headers", sf.lit(None).cast("map<string, binary>"))
+        writer = frame.writeStream.queryName(f"{self._graph.job_id}/{end.name}").option(
+            "checkpointLocation", f"{self._checkpoint}/{end.name}"
+        )
+        if end.topic is None:
+            writer = writer.foreachBatch(self._printed)
+        else:
+            writer = writer.format("tms").options(**options)
+        if self._is_available:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    def _printed(self, frame: DataFrame, batch: int) -> None:
+        frame.persist()
+        for row in frame.where("headers IS NULL").collect():
+            shown = bytes(row.value).decode("utf-8", "backslashreplace")
+            print(shown if row.key is None else f"{bytes(row.key).decode()}\t{shown}", flush=True)  # noqa: T201 - It is what print() is for.
+        publish(frame.where("headers IS NOT NULL AND topic IS NOT NULL"), batch, **self._options)
+        frame.unpersist()
+
+
+def _session(spark: SparkSession) -> SparkSession:
+    """Return a session beside a user's, with the same settings and those that a job needs."""
+    session = spark.newSession()
+    for name, value in {**spark.conf.getAll, **SETTINGS}.items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    return session
+
+
+def _wait_for_sources(query: StreamingQuery) -> None:
+    """Wait until a query has its sources, or has died.
+
+    Each has a process of Python for each, which Spark waits 10 s for: on a small machine many at once take longer.
+    """
+    pause = threading.Event()
+    while query.isActive and query.status["message"] == INITIALIZING:
+        pause.wait(PAUSE_S)
+
+
+def _counted(frame: DataFrame) -> DataFrame:
+    """Return messages that count their letters."""
+    reason = sf.element_at("headers", sf.lit("reason")).cast("string")
+    return frame.observe(
+        LETTERS,
+        sf.count_if(reason == "late").alias("late"),
+        sf.count_if(reason.isin("decode", "error")).alias("skipped"),
+    )
+
+
+def _is_timed(end: graph.Sink) -> bool:
+    return any(
+        isinstance(each, graph.Process)
+        or (isinstance(each, graph.Aggregate | graph.Join) and each.windows is not None)
+        for each in graph.upstream(end)
+    )
+
+
+def _published(progress: Any) -> float:
+    seconds = progress.durationMs.get("triggerExecution", 0) / 1000
+    rows = max(progress.sink.numOutputRows, 0)
+    return float(rows / seconds) if seconds else 0.0
+
+
+def _lag_s(progress: Any) -> float | None:
+    """Return how far the slowest source is behind its topic."""
+    lags = []
+    for source in progress.sources:
+        ends = [json.loads(text) for text in (source.endOffset, source.latestOffset) if text]
+        if len(ends) == 2 and all(isinstance(end, dict) and "id" in end for end in ends):
+            read, latest = (timestamp_of(message_id_from_hex(end["id"])) for end in ends)
+            lags.append(max(latest - read, 0) / 1000)
+    return max(lags, default=None)

@@ -1,0 +1,162 @@
+"""The steps of a stream without state, one after the other in one pass over the records.
+
+A step takes a record and gives none, one or several; a None is given by no step. A function that raises makes
+the record fail at that step.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from broker.streams.failures import Failures
+from broker.streams.stream_records import Letter, StreamRecord
+from broker.streams.windows import Window
+
+_PLACE: Final = struct.Struct(">I")
+
+Taken = Iterator[StreamRecord | Letter]
+Take = Callable[[StreamRecord], Iterator[StreamRecord]]
+
+
+class Step(NamedTuple):
+    """One step: its name in the plan, and what it does."""
+
+    name: str
+    take: Take
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Gives another value in the place of each."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record with its new value."""
+        value = self.function(record.value)
+        if value is not None:
+            yield record.having(value)
+
+
+@dataclass(frozen=True)
+class FlatMapping:
+    """Gives several values for each."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield a record for each value."""
+        for place, value in enumerate(self.function(record.value) or ()):
+            if value is not None:
+                found = record.having(value)
+                found.at = record.at + _PLACE.pack(place)
+                yield found
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """Gives on those of which a function is true."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record, or nothing."""
+        if self.function(record.value):
+            yield record
+
+
+@dataclass(frozen=True)
+class Tapping:
+    """Calls a function, and gives on all."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record."""
+        self.function(record.value)
+        yield record
+
+
+@dataclass(frozen=True)
+class Keying:
+    """Gives each a key."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record with its key."""
+        record.key = self.function(record.value)
+        yield record
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Gives each the time that its value has: ms since 1970, or a datetime."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record with its time."""
+        record.time_ms = time_ms_of(self.function(record.value))
+        yield record
+
+
+@dataclass(frozen=True)
+class Turning:
+    """Makes a value of key, value and window."""
+
+    function: Callable[[Any, Any, Window | None], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record with its new value."""
+        value = self.function(record.key, record.value, record.window)
+        if value is not None:
+            yield record.having(value)
+
+
+@dataclass(frozen=True)
+class PairFunction:
+    """Makes a value of the two of a pair."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
+        """Yield the record with its new value."""
+        value = self.function(*record.value)
+        if value is not None:
+            yield record.having(value)
+
+
+def time_ms_of(time: Any) -> int:
+    """Return a time in ms. Raises TypeError for what is none, ValueError for a datetime without a zone."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise ValueError("a time without a zone is not told which moment it is: give it tzinfo")
+        return round(time.timestamp() * 1000)
+    if isinstance(time, int | float) and not isinstance(time, bool):
+        return int(time)
+    raise TypeError(f"a {type(time).__name__} is no time: give ms since 1970, or a datetime")
+
+
+def run(
+    steps: Sequence[Step], failures: Failures, record: StreamRecord | Letter, at: int = 0
+) -> Taken:
+    """Yield what becomes of a record behind the steps from place ``at`` on. Raises Failed."""
+    if isinstance(record, Letter) or at == len(steps):
+        yield record
+        return
+    step = steps[at]
+    given = step.take(record)
+    while True:
+        try:
+            following = next(given, None)
+        except Exception as error:  # noqa: BLE001 - The user's function may raise anything.
+            yield failures.letter("error", step.name, record, error)
+            return
+        if following is None:
+            return
+        yield from run(steps, failures, following, at + 1)

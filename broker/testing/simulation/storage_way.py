@@ -1,0 +1,224 @@
+"""The way from a node to storage: calls that travel, arrive, and are answered, unless something is between.
+
+Storage is one, and outlives its callers: a call that has arrived is carried out in storage's own name, also
+when the node that sent it stands still, dies or is cut off meanwhile. The wrongs of storage itself are those
+of the adversary behind this (broker/storage/memory/adversary.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
+from typing import Any, Final, TypeVar
+
+from broker.errors import BodyTooLarge, BrokerError
+from broker.storage.call_health import CANCELLED, CallOutcome
+from broker.storage.memory.adversary import AdversaryTable
+from broker.storage.table import Cell, Cells, NotWritten, Space, TableError, WriteUnknown
+from broker.testing.simulation.layers import Layers
+
+Answer = TypeVar("Answer")
+
+CALL_S: Final = 5.0
+"""After this a call that is not answered is given up, as by a gateway's client."""
+
+STORAGE: Final = Context()
+
+
+class StorageWay:
+    """What is wrong between one machine and storage. ``happened`` counts what it cost."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.happened: Counter[str] = Counter()
+        self._cuts = Layers[tuple[bool, bool]]()
+        """Of each whether it cuts the way there, and the way back."""
+        self._serving: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def is_cut_there(self) -> bool:
+        """Whether calls don't arrive."""
+        return any(there for there, _ in self._cuts.all)
+
+    @property
+    def is_cut_back(self) -> bool:
+        """Whether answers don't come back."""
+        return any(back for _, back in self._cuts.all)
+
+    def cut(self, *, there: bool, back: bool) -> Callable[[], None]:
+        """Cut one way or both, until what is returned is called. Cuts add up."""
+        return self._cuts.add((there, back))
+
+    def heal(self) -> None:
+        """Take all cuts back."""
+        self._cuts.clear()
+
+    async def call(self, work: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Let storage do something. Raises what ``work`` raises, and NoAnswer: it may have been done."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        if self.is_cut_there:
+            self.happened["storage_calls_lost"] += 1
+        else:
+            serving = loop.create_task(self._serve(work, answer), context=STORAGE)
+            self._serving[serving] = None
+            serving.add_done_callback(self._serving.pop)
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await answer
+        except TimeoutError:
+            raise WriteUnknown("time-out") from None
+
+    async def _serve(
+        self, work: Callable[[], Coroutine[Any, Any, Answer]], answer: asyncio.Future[Answer]
+    ) -> None:
+        error: Exception | None = None
+        done: Answer | None = None
+        try:
+            done = await work()
+        except (TableError, BrokerError, ValueError) as raised:
+            error = raised
+        if self.is_cut_back:
+            self.happened["storage_answers_lost"] += 1
+        elif answer.done():
+            return
+        elif error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(done)  # type: ignore[arg-type]  # Done, if there is no error.
+
+
+class LinkedTable:
+    """A Table: the one storage as one node sees it. Its close is the node's; storage stays."""
+
+    def __init__(
+        self, table: AdversaryTable, way: StorageWay, told: Callable[[CallOutcome], None]
+    ) -> None:
+        """Reach ``table`` by ``way``; ``told`` hears of every call that ended."""
+        self._table = table
+        self._way = way
+        self._told = told
+        self._is_closed = False
+
+    @property
+    def is_alone(self) -> bool:
+        """As storage says."""
+        return self._table.is_alone
+
+    @property
+    def keeps_order(self) -> bool:
+        """False: calls are late, and come twice."""
+        return False
+
+    @property
+    def checks_values(self) -> bool:
+        """As storage says."""
+        return self._table.checks_values
+
+    @property
+    def cell_bytes_max(self) -> int:
+        """As storage says."""
+        return self._table.cell_bytes_max
+
+    @property
+    def change_bytes_max(self) -> int:
+        """As storage says."""
+        return self._table.change_bytes_max
+
+    async def change(
+        self,
+        space: Space,
+        row: bytes,
+        expected: bytes | None,
+        puts: Mapping[bytes, bytes],
+        deletes: Sequence[bytes] = (),
+        *,
+        clear: bool = False,
+    ) -> bool:
+        """Change cells of a row together if its head is ``expected``."""
+        sent, gone = dict(puts), list(deletes)
+        return await self._call(
+            "change",
+            lambda: self._table.change(space, row, expected, sent, gone, clear=clear),
+        )
+
+    async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+        """Return those of the named cells that a row has."""
+        return await self._call("get", lambda: self._table.get(space, row, columns))
+
+    async def cells(  # noqa: PLR0913 - As the port.
+        self,
+        space: Space,
+        row: bytes,
+        first: bytes,
+        last: bytes,
+        *,
+        cells_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+    ) -> Cells:
+        """Return cells with columns in ``[first, last]``."""
+        return await self._call(
+            "cells",
+            lambda: self._table.cells(
+                space, row, first, last, cells_max=cells_max, bytes_max=bytes_max, reverse=reverse
+            ),
+        )
+
+    async def columns(self, space: Space, row: bytes, first: bytes, last: bytes) -> list[bytes]:
+        """Return the columns in ``[first, last]`` that a row has."""
+        return await self._call("columns", lambda: self._table.columns(space, row, first, last))
+
+    async def scan(
+        self, space: Space, first: bytes, last: bytes, *, limit: int, reverse: bool = False
+    ) -> list[tuple[bytes, Cell]]:
+        """Return keys in ``[first, last]`` with their heads."""
+        return await self._call(
+            "scan", lambda: self._table.scan(space, first, last, limit=limit, reverse=reverse)
+        )
+
+    async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
+        """Put heads of rows."""
+        sent = dict(heads)
+        await self._call("put", lambda: self._table.put(space, sent))
+
+    async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
+        """Remove rows wholly."""
+        sent = list(rows)
+        await self._call("delete", lambda: self._table.delete(space, sent))
+
+    async def close(self) -> None:
+        """Refuse every further call of this node."""
+        self._is_closed = True
+
+    async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        if self._is_closed:
+            raise NotWritten("the table is closed")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        kind: str | None = "silent"
+        message: str | None = None
+        try:
+            answer = await self._way.call(work)
+            kind = None
+        except asyncio.CancelledError:
+            kind = CANCELLED
+            raise
+        except (TableError, BrokerError) as error:
+            kind, message = _kind_of(error), str(error)
+            raise
+        else:
+            return answer
+        finally:
+            self._told(CallOutcome(name, loop.time() - began_s, kind, message))
+
+
+def _kind_of(error: TableError | BrokerError) -> str | None:
+    """Return how a call ended, in the words of call_health.py."""
+    if isinstance(error, NotWritten):
+        return "refused"
+    if isinstance(error, BodyTooLarge):
+        return None  # The call was answered as it should be.
+    return "silent" if isinstance(error, TableError) else "told"

@@ -1,0 +1,203 @@
+"""The clean-up: what invalid transactions published is rolled back, topic by topic, as a part of each sweep.
+
+Each node asks the transaction service for a snapshot at the begin of a sweep, and passes the topics that it should
+lead. A service that does not answer means no clean-up, and nothing else. What a pass does, and why it is safe to prune
+what was passed, stands in ``settling``. Where nothing new is settled, nothing is read or written.
+
+A page that is sealed keeps its pointers. So the least and the greatest one of each page that was looked at are
+remembered, and the next pass reads only those pages in which one of its pointers can lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from broker import logs
+from broker.errors import BrokerError, TopicNotFound, Unavailable
+from broker.model import RowId, Snapshot, Topic, TopicId
+from broker.slices import Slice
+from broker.storage.head import Head
+from broker.storage.keys import LogId
+from broker.storage.root import RootState
+from broker.topics import settlement
+from broker.topics.leader import TopicLeader
+from broker.topics.leaders import Leaders
+from broker.topics.reserved import is_reserved
+from broker.topics.settlement import SettlingRecord, SettlingWork, SnapshotView
+
+ASK_S: Final = 10.0
+CLAIM_DEADLINE_S: Final = 10.0
+PAGES_KNOWN_MAX: Final = 100_000
+"""Of so many pages, of all topics together, the pointers are remembered."""
+
+Pointers = tuple[int, int] | None
+"""The least and the greatest pointer in a page; None: it has none."""
+Source = Callable[[], Awaitable[Snapshot]]
+"""Gives a snapshot of the transaction service as it is now. Raises BrokerError."""
+
+log = logs.get_logger()
+
+
+class _KnownPointers(NamedTuple):
+    """The pointers of a topic's sealed pages, as far as they were looked at."""
+
+    generation: int
+    pages: dict[RowId, Pointers]
+
+
+class Inverting:
+    """The clean-up of one node. ``begin`` it with each sweep, then give it topic after topic."""
+
+    def __init__(self, leaders: Leaders, source: Source) -> None:
+        """Ask ``source`` for what is invalid."""
+        self._leaders = leaders
+        self._source = source
+        self._around = leaders.around
+        self._records = leaders.registry.records
+        self._view: SnapshotView | None = None
+        self._known: dict[TopicId, _KnownPointers] = {}
+        self._pages_known = 0
+
+    @property
+    def _life_ms(self) -> int:
+        return self._around.settings.transaction_life_max_s * 1000
+
+    async def begin(self) -> None:
+        """Ask what is invalid now; if the service does not tell, this sweep cleans nothing up."""
+        self._view = None
+        now_ms = self._around.clock.now_ms()
+        try:
+            async with asyncio.timeout(ASK_S):
+                snapshot = await self._source()
+        except (BrokerError, TimeoutError) as error:
+            log.debug("no clean-up: the transaction service does not answer", error=str(error))
+            return
+        bound = settlement.bound_of(
+            snapshot,
+            now_ms=now_ms,
+            life_ms=self._life_ms,
+            margin_ms=self._around.settings.sweep_margin_ms,
+        )
+        self._view = SnapshotView(snapshot, bound)
+
+    def forget(self, topic: TopicId) -> None:
+        """Forget what is known of a topic that was deleted, or that another node should lead."""
+        known = self._known.pop(topic, None)
+        if known is not None:
+            self._pages_known -= len(known.pages)
+
+    async def clean(self, topic: Topic) -> int:
+        """Pass a live topic, if there is something to do; return of how many transactions something was inverted.
+
+        Raises:
+            TopicNotFound: it was deleted meanwhile.
+            BrokerError: it was not passed.
+        """
+        view = self._view
+        if view is None or not view.settled or is_reserved(topic.id):
+            return 0
+        before, version = await settlement.read_pass(self._records, topic.id)
+        now_ms, every_ms = self._around.clock.now_ms(), min(settlement.PASS_EVERY_MS, self._life_ms)
+        work = settlement.work_of(before, topic.generation, view, now_ms=now_ms, every_ms=every_ms)
+        if work is None:
+            return 0
+        begun = settlement.announced(before, topic.generation, view.bound)
+        version = await self._put(topic.id, version, begun)
+        done, inverted = begun, 0
+        if not await self._is_untouched(topic, begun, work):
+            done, inverted = await self._passed(topic, view, begun, work)
+        done = done._replace(
+            bound=view.bound, fingerprint=view.fingerprint(view.bound), began_ms=now_ms
+        )
+        await self._put(topic.id, version, done)
+        return inverted
+
+    async def _put(self, topic: TopicId, version: bytes | None, record: SettlingRecord) -> bytes:
+        put = await settlement.put_pass(self._records, topic, version, record)
+        if put is None:
+            raise Unavailable("Another node passes the topic, too.")
+        return put
+
+    async def _is_untouched(self, topic: Topic, before: SettlingRecord, work: SettlingWork) -> bool:
+        """Whether a topic that nobody leads has certainly nothing of these transactions, now and later.
+
+        The announcement was put before, so that what is read here is as it was then, or later.
+        """
+        state = self._leaders.states.get(topic.id)
+        if state is not None and state.leader is not None:
+            return False
+        log_id = LogId(topic.id, topic.generation)
+        root = await self._around.logs.root(log_id)
+        if root is None or root.generation < topic.generation:
+            return True  # Never claimed: whoever claims it reads the announcement.
+        ends = await self._around.logs.ends(log_id)
+        if ends is None or ends.tail is None or ends.root.state is RootState.DELETED:
+            return False
+        return settlement.has_nothing(before, work, ends.tail)
+
+    async def _passed(
+        self, topic: Topic, view: SnapshotView, before: SettlingRecord, work: SettlingWork
+    ) -> tuple[SettlingRecord, int]:
+        deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
+        leader = await self._leaders.lead(topic.id, deadline)
+        if leader.topic.generation != topic.generation:
+            raise TopicNotFound(f"Topic {topic.id} was created anew.")
+        with self._leaders.state(topic.id).used():
+            return await self._pass(leader, view, before, work)
+
+    async def _pass(
+        self, leader: TopicLeader, view: SnapshotView, before: SettlingRecord, work: SettlingWork
+    ) -> tuple[SettlingRecord, int]:
+        """Invert all pages from the start of the work on, under one hold."""
+        hold = leader.hold
+        await leader.writer.refuse_below(before.refused)
+        through = hold.pointer
+        pages = await leader.guarded(hold.chain(work.start, through))
+        # Whatever is stored later lies in the last page or behind it.
+        start, later = None, [work.start, *(page for page, _ in pages)][-1]
+        high, inverted, piece = 0, set[int](), Slice()
+        for page, head in pages:
+            pointers, found = await self._inverted(leader, page, head, work)
+            inverted |= found
+            greatest = 0 if pointers is None else pointers[1]
+            if start is None and greatest >= view.bound:
+                start = page
+            high = max(high, greatest)
+            await asyncio.sleep(0)
+            await piece.go_on()
+        await leader.guarded(hold.end_inverting())
+        return before._replace(start=start or later, high=high, through=through), len(inverted)
+
+    async def _inverted(
+        self, leader: TopicLeader, page: RowId, head: Head, work: SettlingWork
+    ) -> tuple[Pointers, frozenset[int]]:
+        """Invert one page, if there can be something to invert; return its pointers, and which were inverted."""
+        known = self._of(leader)
+        pointers = known.pages.get(page)
+        if page in known.pages and (pointers is None or not work.any_in(*pointers)):
+            return pointers, frozenset()
+        looked = await leader.invert(page, work.is_invalid)
+        pointers = None
+        if looked.low is not None and looked.high is not None:
+            pointers = looked.low, looked.high
+        is_new = page not in known.pages and self._pages_known < PAGES_KNOWN_MAX
+        if head.is_sealed and is_new:
+            known.pages[page] = pointers
+            self._pages_known += 1
+        return pointers, looked.inverted
+
+    def _of(self, leader: TopicLeader) -> _KnownPointers:
+        topic = leader.topic
+        known = self._known.get(topic.id)
+        if known is None or known.generation != topic.generation:
+            self.forget(topic.id)
+            known = self._known[topic.id] = _KnownPointers(topic.generation, {})
+        floor = leader.hold.root.floor
+        for page in list(known.pages):
+            if page >= floor:
+                break
+            del known.pages[page]
+            self._pages_known -= 1
+        return known

@@ -1,0 +1,339 @@
+"""Payload logs under one leader: storing and dropping. How they become part of the topic: references.py.
+
+A transaction's payload log begins with its first store. A stage begins when it is asked for, since the leader gives
+its number: a stage that is not there was never begun, or was swept.
+
+A payload log whose change has an unknown outcome is claimed again, under the same epoch: what was sent
+expects a head that is no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from broker.errors import BrokerError, Fenced, OutcomeUnknown, PayloadsSealed, Unavailable
+from broker.model import PublishRequest
+from broker.storage.marks import IDEMPOTENCY
+from broker.storage.payloads import LogClosed
+from broker.storage.root import Root
+from broker.topics import stages
+from broker.topics.batches import Batch
+from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
+from broker.topics.keyed_log import KeyedLog, request_hash
+from broker.topics.references import Numbers, References, closed, too_old
+from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
+from broker.topics.surroundings import Surroundings
+from broker.topics.write import KeyMark, Write
+from broker.topics.writer import LogWriter, ends_hold, fail
+
+Result = TypeVar("Result")
+
+
+class StoredPayloads:
+    """The payload logs of one topic while one hold lasts. ``ended`` is told when the hold is done."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        messages: KeyedLog,
+        ended: Callable[[BrokerError], None],
+    ) -> None:
+        """Lead the payload logs of the topic whose message log ``messages`` writes to."""
+        self._around = around
+        self._messages = messages
+        self._hold = messages.writer.hold
+        self._ended = ended
+        self._logs: OrderedDict[int, KeyedLog] = OrderedDict()
+        self._users: Counter[int] = Counter()
+        self._closed = False
+        self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
+        self._references = References(around, messages, retire=self._retire, guarded=self._guarded)
+        self._stage_numbers = stages.StageNumbers()
+        self._giving_back: set[asyncio.Task[None]] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(
+            self._references.busy
+            or self._opening
+            or self._giving_back
+            or any(log.busy for log in self._logs.values())
+        )
+
+    # Publishing references.
+
+    async def publish(self, numbers: Numbers, write: Write) -> PublishedIds:
+        """Make payload logs part of the topic, in this order; repeated, answer as before.
+
+        Raises as References.publish does.
+        """
+        return await self._references.publish(numbers, write)
+
+    async def _retire(self, number: int) -> None:
+        """Let what is being written to a payload log come to its end, and take nothing more.
+
+        A store that comes now, or still looks for its key, opens the log anew, and waits for the reference.
+        """
+        known = self._logs.pop(number, None)
+        if known is not None:
+            await known.writer.idle()
+            known.writer.retire()
+
+    # Storing.
+
+    async def store(self, request: PublishRequest, options: PublishOptions) -> PublishedIds:
+        """Store payloads of a transaction or into a stage, to be published by a reference later.
+
+        Raises:
+            PayloadsSealed: the reference was published, or the stage was swept.
+            TransactionTooOld: the payloads were dropped already.
+        """
+        number = request.stages[0] if request.stages else request.pointer
+        assert number is not None
+        while True:
+            try:
+                async with self._opened(number) as payloads:
+                    return await self._store_into(payloads, number, request, options)
+            except _Retired:
+                continue
+            except PayloadsSealed:
+                before = await self._stored_before(number, request, options)
+                if before is None:
+                    raise
+                return before
+
+    async def _stored_before(
+        self, number: int, request: PublishRequest, options: PublishOptions
+    ) -> PublishedIds | None:
+        """Return the answer that a key's store had before its payloads were published."""
+        log = self._hold.log._replace(number=number)
+        root = await self._around.payload_logs.root(log)
+        if options.key is None or root is None:
+            return None
+        find = self._around.payload_logs.find_mark
+        mark = await find(log, root, IDEMPOTENCY, key_hash(options.key))
+        if mark is None:
+            return None
+        same = await request_hash(request, options)
+        check_same_body(KeyedOutcome(mark.first, mark.last, mark.body), same)
+        count = len(request.payloads)
+        return PublishedIds(mark.first, mark.last, number, replayed=True, messages=count)
+
+    async def _store_into(
+        self, payloads: KeyedLog, number: int, request: PublishRequest, options: PublishOptions
+    ) -> PublishedIds:
+        if options.key is None:
+            return await self._store(payloads, number, request, options, None)
+        return await payloads.once(
+            options,
+            await request_hash(request, options),
+            number,
+            lambda mark: self._store(payloads, number, request, options, mark),
+            messages=len(request.payloads),
+        )
+
+    async def _store(
+        self,
+        payloads: KeyedLog,
+        number: int,
+        request: PublishRequest,
+        options: PublishOptions,
+        key: KeyMark | None,
+    ) -> PublishedIds:
+        while (reference := self._references.of(number)) is not None:
+            await asyncio.wait((reference,))
+        if payloads.writer.closed and not self._closed:
+            raise _Retired
+        future: asyncio.Future[PublishedIds] = asyncio.get_running_loop().create_future()
+        lives = lifetimes_of(request, options)
+        write = Write(
+            future,
+            request.payloads,
+            attributes=request.attributes,
+            lifetime_ms=lives.all_ms,
+            lifetimes_ms=lives.each_ms,
+            key=key,
+            deadline=options.deadline,
+        )
+        return (await payloads.write(write))._replace(pointer=number)
+
+    @asynccontextmanager
+    async def _opened(self, number: int) -> AsyncIterator[KeyedLog]:
+        """Give a payload log, which is not forgotten while it is in use.
+
+        Raises:
+            Fenced: another leads the topic.
+        """
+        self._users[number] += 1
+        try:
+            yield await self._open(number)
+        finally:
+            self._users[number] -= 1
+            if not self._users[number]:
+                del self._users[number]
+
+    async def begin_stage(self) -> int:
+        """Return the number of a new stage, which is on disk.
+
+        Raises:
+            Fenced: another leads the topic.
+        """
+        while True:
+            number = self._stage_numbers.next(self._around.clock.now_ms())
+            log = self._hold.log._replace(number=number)
+            if await self._around.payload_logs.root(log) is None:
+                await self._open(number, begins=True)
+                return number
+
+    async def _open(self, number: int, *, begins: bool = False) -> KeyedLog:
+        while (reference := self._references.of(number)) is not None:
+            # Whether it closes the log is known when it is done.
+            await asyncio.wait((reference,))
+        known = self._logs.get(number)
+        if known is not None and not known.writer.closed:
+            self._logs.move_to_end(number)
+            return known
+        opening = self._opening.get(number)
+        if opening is None:
+            opening = asyncio.ensure_future(self._open_anew(number, begins=begins))
+            self._opening[number] = opening
+            opening.add_done_callback(lambda done: self._opened_anew(number, done))
+        return await asyncio.shield(opening)
+
+    def _opened_anew(self, number: int, done: asyncio.Task[KeyedLog]) -> None:
+        del self._opening[number]
+        if not done.cancelled():
+            done.exception()  # Looked at here, since its callers may all be gone.
+
+    async def _open_anew(self, number: int, *, begins: bool) -> KeyedLog:
+        if number < 0 and not begins:
+            log = self._hold.log._replace(number=number)
+            if await self._around.payload_logs.root(log) is None:
+                raise too_old(number)
+        try:
+            hold = await self._guarded(self._around.payload_logs.open(self._hold, number))
+        except LogClosed as error:
+            raise closed(number, error.root) from error
+        if self._messages.writer.closed:
+            raise Fenced(f"No node leads topic '{self._hold.log.topic}' just now.")
+        writer = LogWriter(
+            self._around,
+            hold,
+            committed=_nothing,
+            lost=lambda lost, error: self._lost(number, lost, error),
+            confirm=lambda: self._confirm(number),
+        )
+        opened = self._logs[number] = KeyedLog(self._around, writer)
+        self._forget_idle()
+        return opened
+
+    def _lost(self, number: int, writer: LogWriter, error: BrokerError) -> None:
+        """Forget a log whose hold is done; the next store claims it again."""
+        if self._closed:
+            return
+        known = self._logs.get(number)
+        if known is not None and known.writer is writer:
+            del self._logs[number]
+        task = asyncio.ensure_future(_give_back(writer, error))
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
+
+    def _forget_idle(self) -> None:
+        surplus = len(self._logs) - self._around.settings.payload_logs_open_max
+        for number in list(self._logs)[: max(surplus, 0)]:
+            if number not in self._users and not self._logs[number].busy:
+                del self._logs[number]
+
+    async def _confirm(self, number: int) -> None:
+        """Make sure, by a reading begun after the call, that this leader leads yet.
+
+        Raises:
+            Fenced: the topic was deleted meanwhile, and no reader can ever be shown what was stored.
+            OutcomeUnknown: another node took the topic over.
+        """
+        if await self._hold.proof():
+            return
+        if await self._around.payload_logs.is_void(self._hold.log._replace(number=number)):
+            raise Fenced(f"Topic '{self._hold.log.topic}' was deleted.")
+        raise OutcomeUnknown("Another node took the topic over while the payloads were stored.")
+
+    # Dropping, and ends.
+
+    async def drop(self, number: int, may_drop: Callable[[Root], bool]) -> bool:
+        """Declare that a payload log's pages may go; False if that may not be, looked at now."""
+        known = self._logs.get(number)
+        if self._references.of(number) is not None or (known is not None and known.busy):
+            return False
+        log = self._hold.log._replace(number=number)
+        root = await self._around.payload_logs.root(log)
+        if root is None or not may_drop(root):
+            return False
+        if known is not None:
+            del self._logs[number]
+            known.writer.retire()
+        now_ms = self._around.clock.now_ms()
+        await self._guarded(self._around.payload_logs.drop(self._hold, number, now_ms))
+        return True
+
+    async def forget(self, number: int) -> None:
+        """Remove what is left of a payload log that was dropped a margin ago."""
+        if number not in self._logs and number not in self._opening:
+            await self._around.payload_logs.forget(self._hold.log._replace(number=number))
+
+    async def _guarded(self, change: Awaitable[Result]) -> Result:
+        try:
+            return await change
+        except BrokerError as error:
+            if ends_hold(error, self._hold):
+                self._ended(error)
+            raise
+
+    def close(self, error: BrokerError) -> None:
+        """Stop: the topic's hold is done."""
+        self._closed = True
+        for log in list(self._logs.values()):
+            log.writer.close(error)
+
+    async def quiet(self) -> None:
+        """Wait, after the end, until everything that was sent has its outcome."""
+        for log in list(self._logs.values()):
+            await log.writer.idle()
+
+    async def settled(self) -> None:
+        """Wait until nothing is under way; give what certainly was not stored back to its callers."""
+        for log in list(self._logs.values()):
+            fail(
+                await log.writer.settled(), Fenced("Not stored: another node leads the topic now.")
+            )
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while self.busy:
+            for log in list(self._logs.values()):
+                await log.idle()
+            tasks = {
+                *self._references.tasks(),
+                *self._opening.values(),
+                *self._giving_back,
+            }
+            if tasks:
+                await asyncio.wait(tasks)
+
+
+class _Retired(Exception):
+    """The writer of a payload log was retired meanwhile: its log is opened anew, or closed."""
+
+
+async def _give_back(writer: LogWriter, error: BrokerError) -> None:
+    """Answer what a writer certainly did not store."""
+    again = Fenced if isinstance(error, Fenced) else Unavailable
+    fail(await writer.settled(), again("Not stored: the payload log is being claimed again."))
+
+
+def _nothing(_: Batch) -> None:
+    """Payload logs have no cache."""

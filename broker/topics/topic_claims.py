@@ -1,0 +1,141 @@
+"""Claiming one topic: its record, a permit, the claim, and whether the clocks agree.
+
+In a cluster the record is read twice. The first reading says which generation to claim and may be old;
+the second begins when the log is held, so that it shows every change that the leader before made. Whoever
+changes a record as the leader looks afterwards whether it still is one (topics.py): of two that overlap,
+one sees the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from typing import Final
+
+from broker.coordination.claims import Claimed, claim
+from broker.errors import BrokerError, ClockSkew, NoLeader
+from broker.model import Topic, TopicId
+from broker.storage.hold import LogHold
+from broker.storage.keys import LogId
+from broker.storage.log import Deleted, StaleGeneration
+from broker.storage.root import RootState
+from broker.topics.clock_comparison import ClockComparison
+from broker.topics.registry import TopicRecord, TopicRegistry, not_found
+from broker.topics.surroundings import Surroundings
+
+STALE_RECORD_PAUSE_S = 0.02
+SKEWED_S: Final = 5.0
+"""How long a topic is refused without a claim after one that found the clocks apart."""
+SKEWED_MAX: Final = 4096
+"""Of how many topics that is remembered."""
+
+
+class TopicClaims:
+    """The claims of one node. ``closing`` ends them."""
+
+    def __init__(
+        self, around: Surroundings, registry: TopicRegistry, jitter: random.Random
+    ) -> None:
+        """Claim under the surroundings' tenure, by the registry's records."""
+        self.closing = False
+        self.clocks = ClockComparison(around, registry.records)
+        self._around = around
+        self._registry = registry
+        self._jitter = jitter
+        self._skewed: OrderedDict[TopicId, tuple[float, str]] = OrderedDict()
+        """Topics whose claims found the clocks apart: until when they are refused, and with which words."""
+
+    async def claimed(self, topic: TopicId, deadline: float) -> tuple[Topic, LogHold]:
+        """Return a topic and the hold on its log.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            NotLeader: another node should lead it.
+            NoLeader: the deadline (monotonic seconds) passed, or the node stops.
+            ClockSkew: this node's clock, or that of the server where the topic lies, is too far off.
+            StorageFull, StorageCorrupt, Unavailable: see Logs.claim; nothing was done.
+        """
+        clock = self._around.clock
+        self._refuse_skewed(topic)
+        while True:
+            if self.closing:
+                raise NoLeader("This node is stopping.")
+            found = await self._registry.get(topic)
+            try:
+                made = await self._claim(LogId(topic, found.generation), deadline)
+            except Deleted:
+                # Whoever began to delete it did not come to the end, unless that is long ago.
+                await self._registry.delete(topic, found.generation)
+                if not await self._is_newer(found):
+                    raise not_found(topic) from None
+            except StaleGeneration:
+                if await self._is_newer(found):
+                    continue
+                if clock.monotonic() > deadline:
+                    raise NoLeader(
+                        f"The record of topic '{topic}' is older than its log."
+                    ) from None
+                await clock.sleep(STALE_RECORD_PAUSE_S)
+            else:
+                await self._compare_clocks(made)
+                recorded = await self._as_recorded(found)
+                if recorded.generation == found.generation:
+                    return recorded, made.hold
+
+    async def _claim(self, log: LogId, deadline: float) -> Claimed:
+        return await claim(
+            self._around.logs,
+            log,
+            owner=self._around.owner,
+            clock=self._around.clock,
+            deadline=deadline,
+            jitter=self._jitter,
+            tenure=self._around.tenure,
+        )
+
+    async def _is_newer(self, found: Topic) -> bool:
+        """Whether the record has a higher generation by now."""
+        record = await self._registry.read(found.id)
+        return record is not None and record.generation > found.generation
+
+    async def _as_recorded(self, found: Topic) -> Topic:
+        """Return a topic that was just claimed by the record as it is now."""
+        if not self._around.is_clustered:
+            return found
+        return await self._registry.get(found.id)
+
+    async def finish_delete(self, topic: TopicId, record: TopicRecord) -> bool:
+        """Say in its record that a topic is deleted if its log says so; whether that was left to do."""
+        if record.deleted:
+            return False
+        root = await self._around.logs.root(LogId(topic, record.generation))
+        is_deleted = root is not None and root.state is RootState.DELETED
+        if root is None or root.generation != record.generation or not is_deleted:
+            return False
+        await self._registry.delete(topic, record.generation)
+        return True
+
+    def _refuse_skewed(self, topic: TopicId) -> None:
+        """Refuse a topic whose last claim found the clocks apart: each claim changes its log, and fences."""
+        until_s, why = self._skewed.get(topic, (0.0, ""))
+        left_s = until_s - self._around.clock.monotonic()
+        if left_s > 0:
+            raise ClockSkew(why, retry_after_s=left_s)
+        self._skewed.pop(topic, None)
+
+    async def _compare_clocks(self, made: Claimed) -> None:
+        """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""
+        if made.written is None:
+            return
+        try:
+            await self.clocks.judge(made.written)
+        except ClockSkew as error:
+            until_s = self._around.clock.monotonic() + SKEWED_S
+            self._skewed[made.hold.log.topic] = until_s, error.message
+            if len(self._skewed) > SKEWED_MAX:
+                self._skewed.popitem(last=False)
+            try:
+                await made.hold.hand_off()
+            except BrokerError:
+                self._around.metrics.happened("release_failed")
+            raise

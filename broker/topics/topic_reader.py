@@ -1,0 +1,372 @@
+"""Reading a topic as a consumer: pages of a poll or of a bulk read, from the cache or from storage.
+
+One Reading is one of them. It goes through the message log entry by entry, and into the payload log of each
+reference that its consumer may see, until its limit, the end at its beginning, or an entry that holds it.
+Entries are stored as the wire has them, so what is taken are runs of messages (pages.py); an entry is looked into
+only where its edges, its transaction or its lifetime must be judged, once for all its messages.
+
+A **bounded** reading has all messages through an id that the caller was told of, so that id is in the log. A store
+that shows less answers from before: it is read again, and the reading is refused if that stays so. A bounded
+reading never ends with less.
+
+A committed reference whose payload log is not closed is impossible in a store that answers truly. So it is
+never skipped: the read is repeated, and refused if it stays so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from broker.errors import BadRequest, Unavailable
+from broker.http.budget import BudgetKind, Hold
+from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, Poll, RowId, Topic
+from broker.slices import Slice
+from broker.storage.entry import Entry
+from broker.storage.keys import LogId
+from broker.storage.log_reader import LogReader
+from broker.topics.cache import TopicCache
+from broker.topics.fetch import FetchAction, judge, lives, oldest_live, start_of
+from broker.topics.pages import PollPage, Run
+from broker.topics.payload_reader import (
+    STALE_READ_PAUSE_S,
+    STALE_READS_MAX,
+    PayloadReader,
+    shorter,
+)
+from broker.topics.surroundings import Surroundings
+
+NO_LIMIT: Final = 1 << 62
+AT_ONCE_BYTES: Final = 512 * 1024
+"""The bytes that a reading takes from storage in one call, if its pages are no longer, and holds while its
+consumer is slow."""
+ROWS_AT_ONCE: Final = 256
+"""The entries that a reading looks at in one step; then it counts them and asks whether to go on."""
+_LEAD_BYTES: Final = 1 + ROW_ID_BYTES
+"""What an item of a payload log lacks, and a reply has."""
+
+
+class _Reference:
+    """A reference that is being read, and how far."""
+
+    def __init__(self, entry: Entry, payloads: PayloadReader) -> None:
+        self.row = entry.first
+        self.lifetime_ms = entry.lifetime_ms
+        self.payloads = payloads
+
+
+class TopicReading:
+    """The state of one. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        topic: Topic,
+        poll: Poll,
+        through: RowId | None = None,
+        hold: Hold | None = None,
+    ) -> None:
+        """Begin where ``poll`` asks, or at the oldest message that lives.
+
+        With ``through`` it is bounded: it has all messages up to that id, and no limit counts. ``hold`` is the
+        request's: it counts the rows that are looked at without any message being given out.
+        """
+        self.blocked_by: int | None = None
+        self.proven: object | None = None
+        """The leader that was shown to lead since this reading began: its cache may be read."""
+        self._around = around
+        self._hold = hold or Hold(None)
+        self._slice: Slice | None = None
+        self._topic = topic
+        self._log = LogId(topic.id, topic.generation)
+        self._snapshot = poll.snapshot
+        self._start = start_of(poll, oldest_live(topic, around.clock.now_ms()))
+        self._start_row = self._start.row or ROW_ID_MIN
+        self._after = self._start.after
+        self._through = through
+        """Where this reading ends; None: where its first page finds the end."""
+        self._bound = through
+        self._last = ROW_ID_MAX if through is None else through
+        limits = (NO_LIMIT, poll.limit, around.settings.poll_messages_max)
+        self._left = min(limit for limit in limits if limit is not None)
+        if through is not None:
+            self._left = NO_LIMIT
+        self.ended = self._left <= 0 or self._after >= self._last
+        self._reference: _Reference | None = None
+        self._reader: LogReader | None = None
+        self._ahead: deque[Entry] = deque()
+        """Entries that the reader has read and this reading has not taken yet."""
+        self._tries = STALE_READS_MAX
+        """How often a bounded reading may still find less than it must have."""
+        self._runs: list[Run] = []
+        self._given = self._left
+        """How many messages were left before those of this page."""
+        self._bytes = 0
+        self._now_ms = 0
+        """When the page began, which the ages of its messages go by."""
+        self._oldest = ROW_ID_MIN
+        """The oldest id that lives then, by the topic's ttl and its purge."""
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether it reads as a transaction does."""
+        return self._snapshot is not None
+
+    def follow(self, topic: Topic) -> None:
+        """Go by the topic as it is now, if it still is this one: its ttl may have changed, or it was purged."""
+        if topic.generation == self._topic.generation:
+            self._topic = topic
+
+    def go_on(self) -> None:
+        """Let a poll read further after an end, since the log has changed: something new may be there.
+
+        Where a transaction held the reading, it may have been rolled back meanwhile.
+        """
+        self.blocked_by = None
+        self._through = None
+        self._reader = None
+        self.ended = self._left <= 0
+
+    async def page(self, cache: TopicCache | None, bytes_max: int) -> PollPage:
+        """Return the next messages, of about ``bytes_max`` bytes; a page without any means the end.
+
+        ``cache`` is that of the topic's leader here, if there is one. It is asked for on every page,
+        since leaders come and go while a long reply is being read.
+
+        Raises:
+            Unavailable: what storage answers is stale, and stayed so.
+            BadRequest: a bounded reading asks for more than there is.
+            Overloaded: too many rows were looked at in vain.
+        """
+        self._bytes = 0
+        self._now_ms = self._around.clock.now_ms()
+        self._oldest = oldest_live(self._topic, self._now_ms)
+        while not self.ended and self._bytes < bytes_max:
+            if self._reference is not None:
+                await self._read_payloads(self._reference, bytes_max)
+            elif cache is not None and cache.covers(self._after, self._through):
+                await self._read_cache(cache, bytes_max)
+            else:
+                await self._read_storage(cache, bytes_max)
+            if self._left <= 0:
+                self.ended = True
+        page = PollPage(self._runs, self._given - self._left, self._bytes)
+        self._runs, self._given = [], self._left
+        if page.count and self._slice is not None:
+            self._hold.give(BudgetKind.ROWS)
+        return page
+
+    async def _looked(self) -> None:
+        """Count one step's rows, and let other work go on once this took long."""
+        self._hold.take(BudgetKind.ROWS, ROWS_AT_ONCE)
+        if self._slice is None:
+            self._slice = Slice()
+        await self._slice.go_on()
+
+    # The message log.
+
+    async def _read_cache(self, cache: TopicCache, bytes_max: int) -> None:
+        self._around.metrics.cache_read(hit=True)
+        self._reader = None
+        if self._through is None:
+            self._through = cache.pointer
+        while self._take_cached(cache, self._through, bytes_max):
+            await self._looked()
+            # Entries may have gone meanwhile, and so may the leader.
+            if not cache.covers(self._after, self._through):
+                return
+        if self._reference is not None:
+            await self._read_payloads(self._reference, bytes_max)
+
+    def _take_cached(self, cache: TopicCache, through: RowId, bytes_max: int) -> bool:
+        """Take a step's entries; False at the page's end, the cache's, or at a reference to be read first."""
+        for count, entry in enumerate(cache.entries(self._after, through)):
+            if count == ROWS_AT_ONCE:
+                return True
+            if not self._take(entry, bytes_max):
+                return False
+        self._after = max(self._after, through)
+        self.ended = True
+        return False
+
+    async def _read_storage(self, cache: TopicCache | None, bytes_max: int) -> None:
+        settings = self._around.settings
+        self._around.metrics.cache_read(hit=False)
+        if self._through is None and cache is not None:
+            self._through = cache.pointer
+        reader = self._reader
+        if reader is None:
+            reader = self._around.logs.reader(self._log, self._after, self._through)
+            self._reader = reader
+            self._ahead.clear()
+        if not self._ahead:
+            reader.back_to(self._after)
+            # One call to storage costs as much as reading several pages.
+            self._ahead.extend(
+                await reader.next(
+                    min(settings.page_bytes_max, max(bytes_max, AT_ONCE_BYTES)),
+                    max(min(self._left, settings.page_rows_max), 1),
+                )
+            )
+        while len(self._ahead) > ROWS_AT_ONCE:
+            if not self._take_ahead(ROWS_AT_ONCE, bytes_max):
+                return
+            await self._looked()
+        if not self._take_ahead(len(self._ahead), bytes_max):
+            return
+        self._after = max(self._after, reader.after)
+        if reader.ended:
+            self.ended = self._is_whole(reader)
+            if not self.ended:
+                await self._look_again()
+
+    def _take_ahead(self, count: int, bytes_max: int) -> bool:
+        """Take so many of the entries that were read; False if reading stops before the end of one."""
+        for _ in range(count):
+            if not self._take(self._ahead[0], bytes_max):
+                return False
+            self._ahead.popleft()
+        return True
+
+    def _is_whole(self, reader: LogReader) -> bool:
+        """Whether what storage showed up to its end is all that must be there."""
+        return self._bound is None or reader.reached >= self._bound
+
+    async def _look_again(self) -> None:
+        """Wait before storage is read again behind what it showed, which is less than there must be."""
+        if not self._around.is_clustered:
+            # No other node writes here, so what is read is all that there is.
+            raise BadRequest(
+                "through lies behind the topic's latest message. Ask for a range that ends there."
+            )
+        self._tries -= 1
+        if not self._tries:
+            raise Unavailable(
+                "This node finds no message as late as through in storage just now. Try again."
+            )
+        await self._around.clock.sleep(STALE_READ_PAUSE_S)
+        self._reader = None
+
+    def _take(self, entry: Entry, bytes_max: int) -> bool:
+        """Take what a consumer gets of an entry; False if reading stops before its end."""
+        if (
+            entry.is_plain
+            and not entry.is_stub
+            and entry.first > self._after
+            and entry.first > self._start_row
+            and entry.first >= self._oldest
+            and entry.last <= self._last
+            and entry.count <= self._left
+            and len(entry.items) <= bytes_max - self._bytes
+            and not entry.attributed
+        ):
+            # Most entries are taken whole.
+            count = entry.count
+            self._runs.append((entry, 0, count, None))
+            self._bytes += len(entry.items)
+            self._left -= count
+            self._after = entry.last
+            return self._left > 0 and self._bytes < bytes_max
+        if entry.last > self._last:
+            if entry.first > self._last:
+                self.ended = True
+                return False
+            entry = entry.within(ROW_ID_MIN, self._last)
+        first = entry.place_after(self._after)
+        if first < entry.count and not self._start.inline and not entry.is_reference:
+            # The consumer that begins after this message has it: it may be open and yet holds nothing up.
+            first += entry.id(first) == self._start.row
+        if first >= entry.count or entry.is_stub:
+            self._after = max(self._after, entry.last)
+            return True
+        if entry.is_plain:
+            return self._take_run(entry, first, entry.count, bytes_max)
+        return self._take_judged(entry, first, bytes_max)
+
+    def _take_judged(self, entry: Entry, first: int, bytes_max: int) -> bool:
+        """Judge an entry whose messages share a transaction, a lifetime or a reference."""
+        rolled = bool(entry.rolled) and self._snapshot is not None
+        for start, stop in _not_rolled_back(entry, first) if rolled else [(first, entry.count)]:
+            verdict = judge(entry.pointer, self._snapshot)
+            if verdict is FetchAction.HOLD:
+                self.blocked_by = entry.pointer
+                self.ended = True
+                return False
+            if verdict is FetchAction.SKIP:
+                continue
+            if entry.is_reference:
+                self._after = entry.last
+                return self._enter(entry)
+            if not self._take_run(entry, start, stop, bytes_max):
+                return False
+        self._after = max(self._after, entry.last)
+        return True
+
+    def _take_run(self, entry: Entry, first: int, stop: int, bytes_max: int) -> bool:
+        """Take messages as they are, but for their age; False if the page is full before the last."""
+        bound = self._oldest
+        if entry.lifetime_ms is not None:
+            bound = oldest_live(self._topic, self._now_ms, entry.lifetime_ms)
+        if entry.first < bound:
+            first = max(first, entry.place_at(bound))
+            if first >= stop:
+                self._after = max(self._after, entry.id(stop - 1))
+                return True
+        end = min(stop, first + self._left)
+        end = entry.stop_within(first, end, max(bytes_max - self._bytes, 1))
+        self._emit(entry, first, end, entry.run_bytes(first, end))
+        self._after = entry.last if end == entry.count else entry.id(end - 1)
+        return end == stop and self._left > 0 and self._bytes < bytes_max
+
+    # Payload logs.
+
+    def _enter(self, entry: Entry) -> bool:
+        if not lives(self._topic, entry.first, entry.lifetime_ms, self._now_ms):
+            return True
+        assert entry.number is not None
+        after = self._start.payload_after if entry.first == self._start.row else ROW_ID_MIN
+        payloads = PayloadReader(self._around, self._topic, entry.number, after)
+        self._reference = _Reference(entry, payloads)
+        return False
+
+    async def _read_payloads(self, reference: _Reference, bytes_max: int) -> None:
+        """Read what fits of a reference's payloads; then ``self._reference`` is None, or what is left."""
+        payloads = reference.payloads
+        while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
+            messages_max = min(self._left, self._around.settings.page_rows_max)
+            for entry in await payloads.next(bytes_max - self._bytes, messages_max):
+                life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
+                first = entry.place_after(payloads.taken)
+                if lives(self._topic, reference.row, life_ms, self._now_ms):
+                    stop = min(entry.count, first + self._left)
+                    if first < stop:
+                        size = entry.run_bytes(first, stop) + _LEAD_BYTES * (stop - first)
+                        self._emit(entry, first, stop, size, reference.row)
+                    if stop < entry.count:
+                        return
+                payloads.taken = entry.last
+        if payloads.ended:
+            self._reference = None
+
+    # What goes out.
+
+    def _emit(
+        self, entry: Entry, first: int, stop: int, size: int, reference: RowId | None = None
+    ) -> None:
+        self._runs.append((entry, first, stop, reference))
+        if entry.attributed:
+            size += sum([len(each) for _, each in entry.attributes(first, stop)])
+        self._bytes += size
+        self._left -= stop - first
+
+
+def _not_rolled_back(entry: Entry, first: int) -> Iterator[tuple[int, int]]:
+    """Yield the places (first, stop) of an entry's messages that were not rolled back."""
+    for low, high in entry.rolled:
+        stop = max(entry.place_at(low), first)
+        if first < stop:
+            yield first, stop
+        first = max(first, entry.place_after(high))
+    if first < entry.count:
+        yield first, entry.count

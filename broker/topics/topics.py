@@ -1,0 +1,427 @@
+"""The topics of a node: what the interface calls. Writing goes through a leader; reading needs none.
+
+In a cluster whatever changes a topic is refused by NotLeader where another node should lead it, and so is a
+poll that waits, since only a leader hears of commits. Polls that do not wait are right anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+
+from broker.errors import (
+    BadRequest,
+    Fenced,
+    OutcomeUnknown,
+    TopicExists,
+    UnavailableError,
+)
+from broker.http.budget import Hold
+from broker.model import (
+    ROW_ID_BYTES,
+    MessageId,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    RowId,
+    Snapshot,
+    Topic,
+    TopicId,
+    TransactionUse,
+)
+from broker.storage.keys import LogId
+from broker.storage.log import StaleGeneration
+from broker.storage.records import RecordStore
+from broker.topics import admission, record_changes
+from broker.topics.blockers import Blockers, BlockersQuery, blockers
+from broker.topics.browse import BrowseQuery, EntryPage, browse
+from broker.topics.cursors import Cursors
+from broker.topics.fetch import behind
+from broker.topics.leader import TopicLeader
+from broker.topics.leaders import Leaders
+from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
+from broker.topics.registry import TopicRegistry, not_found
+from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
+from broker.topics.shield import to_its_end
+from broker.topics.stats import TopicStats, topic_stats
+from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
+from broker.topics.surroundings import Surroundings
+from broker.topics.topic_reader import TopicReading
+from broker.topics.waiting_polls import WaitingPoll, WaitingPolls
+from broker.topics.write import Write
+
+
+class Topics:
+    """All topics, as one node serves them."""
+
+    def __init__(
+        self, around: Surroundings, records: RecordStore, *, seed: int | None = None
+    ) -> None:
+        """Serve what the stores hold. ``seed`` makes the jitter of back-off repeatable."""
+        cached_max = 0 if around.is_clustered else around.settings.topic_records_cached_max
+        self.registry = TopicRegistry(records, cached_max=cached_max)
+        self.around = around
+        self.leaders = Leaders(around, self.registry, seed=seed)
+        self._states = self.leaders.states
+        self._polls = WaitingPolls(self.leaders)
+        self._ranges = TopicNumberings(around)
+        self.cursors = Cursors(records, around.clock, cursors_max=around.settings.cursors_max)
+
+    # Administration.
+
+    async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        """Create a topic, or the next generation of a deleted one. Raises TopicExists, NotLeader."""
+        self.leaders.must_be_here(topic)
+        return await to_its_end(self._create(topic, properties))
+
+    async def _create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        state = self.leaders.state(topic)
+        with state.used():
+            async with state.lock:
+                try:
+                    state.topic = await self.registry.create(topic, properties)
+                except TopicExists:
+                    if not await self.leaders.finish_delete(topic):
+                        raise
+                    state.topic = await self.registry.create(topic, properties)
+                return state.topic
+
+    async def update(
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None
+    ) -> Topic:
+        """Replace a topic's properties. ``deadline`` (monotonic seconds) is for finding who leads it.
+
+        Raises:
+            TopicNotFound: there is none.
+            NotLeader, NoLeader: in a cluster; nothing was done.
+            OutcomeUnknown: in a cluster; whoever leads the topic may not know of the change.
+        """
+        self.leaders.must_be_here(topic)
+        await self.get(topic)
+        if self.around.is_clustered:
+            deadline = self.leaders.deadline() if deadline is None else deadline
+
+            async def change(_: TopicLeader) -> Topic:
+                return await self.registry.update(topic, properties)
+
+            return await to_its_end(
+                record_changes.change_led(self.leaders, topic, change, deadline)
+            )
+        return await to_its_end(self._update(topic, properties))
+
+    async def _update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        state = self.leaders.state(topic)
+        with state.used():
+            async with state.lock:
+                state.topic = await self.registry.update(topic, properties)
+                if state.leader is not None:
+                    state.leader.topic = state.topic
+                return state.topic
+
+    async def purge(self, topic: TopicId, before_ms: int, deadline: float | None = None) -> Topic:
+        """Let nothing be read any more that was published before a moment; return the topic as it is then.
+
+        A lower moment than before changes nothing.
+
+        Raises:
+            BadRequest: the moment lies in the future.
+            TopicNotFound: there is none.
+            NotLeader, NoLeader: nothing was done.
+            OutcomeUnknown: it may have been done, and whoever leads the topic may not know of it.
+        """
+        self.leaders.must_be_here(topic)
+        await self.get(topic)
+        deadline = self.leaders.deadline() if deadline is None else deadline
+        change = record_changes.purge(self.leaders, before_ms)
+        return await to_its_end(record_changes.change_led(self.leaders, topic, change, deadline))
+
+    async def get(self, topic: TopicId) -> Topic:
+        """Return a topic. Raises TopicNotFound."""
+        return (await self._look_up(topic))[0]
+
+    async def _look_up(self, topic: TopicId) -> tuple[Topic, TopicLeader | None]:
+        """Return a topic, and the leader here that was shown to lead it since this call began.
+
+        In a cluster only its leader can tell what a topic is without reading its record; and only after one
+        reading of its page's head, which all calls of the moment share.
+        """
+        state = self._states.get(topic)
+        if state is None:
+            return await self.leaders.learn(topic), None
+        if not self.around.is_clustered:
+            return state.topic or await self.leaders.learn(topic), state.leader
+        leader = state.leader
+        if leader is not None and await leader.is_proven() and state.leader is leader:
+            return leader.topic, leader
+        return await self.leaders.learn(topic), None
+
+    async def namespaces(self) -> list[str]:
+        """Return the names of the namespaces that have topics, sorted."""
+        return await self.registry.namespaces()
+
+    def names(self, namespace: str) -> AsyncGenerator[list[str], None]:
+        """Yield the names of a namespace's topics, in the order of their keys, some at a time."""
+        return self.registry.names(namespace)
+
+    async def delete(self, topic: TopicId) -> None:
+        """Delete a topic: first its log is fenced, then its record says so.
+
+        Raises:
+            TopicNotFound: there is none.
+            NotLeader: another node should lead it; nothing was done.
+        """
+        self.leaders.must_be_here(topic)
+        await self.get(topic)
+        await to_its_end(self._delete(topic))
+
+    async def _delete(self, topic: TopicId) -> None:
+        state = self.leaders.state(topic)
+        with state.used():
+            async with state.lock:
+                found = await self.registry.get(topic)
+                log = LogId(topic, found.generation)
+                try:
+                    await self.around.logs.delete(log, self.around.owner)
+                except StaleGeneration:
+                    raise not_found(topic) from None
+                finally:
+                    # Also if it failed: whether the log is fenced is found out by the next claim.
+                    state.topic = None
+                    if state.leader is not None:
+                        state.leader.end(Fenced(f"Topic '{topic}' was deleted."))
+                await self._record_delete(found)
+            state.wake()
+
+    async def _record_delete(self, found: Topic) -> None:
+        """Write the record of a topic whose log says already that it is deleted."""
+        try:
+            await self.registry.delete(found.id, found.generation)
+        except UnavailableError as error:
+            # Whoever uses the topic next brings it to its end, so it was not refused.
+            raise OutcomeUnknown(
+                f"Topic '{found.id}' is deleted once its record can be written: {error.message}"
+            ) from error
+
+    # Publishing.
+
+    def publish(
+        self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
+    ) -> Awaitable[PublishedIds]:
+        """Publish messages, or with a pointer and no messages the reference to what was stored, or stages.
+
+        Raises:
+            BadRequest, TopicNotFound, TransactionTooOld, IdempotencyKeyReused, PayloadsSealed: refused.
+            Overloaded, NoLeader, StorageFull: not done; try again.
+            NotLeader: not done; another node should lead the topic.
+            OutcomeUnknown: it may have been done.
+        """
+        state = self._states.get(topic)
+        if state is not None:
+            leader = state.leader
+            if (
+                leader is not None
+                and request.pointer is None
+                and options.key is None
+                and options.producer is None
+                and options.ttl_s is None
+                and options.epoch is None
+                and request.payloads
+                and not request.ttls_s
+                and leader.topic.transactions is not TransactionUse.REQUIRED
+            ):
+                state.touched = True
+                future = leader.loop.create_future()
+                return leader.publish(
+                    Write(
+                        future,
+                        request.payloads,
+                        attributes=request.attributes,
+                        deadline=options.deadline,
+                    )
+                )
+        return self._publish(topic, request, options)
+
+    async def _publish(
+        self, topic: TopicId, request: PublishRequest, options: PublishOptions
+    ) -> PublishedIds:
+        if request.pointer is None and not request.payloads and not request.stages:
+            raise BadRequest(
+                "Empty payload is only allowed for publishing transactional message. "
+                f"Topic: {topic.entity}"
+            )
+        self.leaders.must_be_here(topic)
+        await self._check_before_leading(topic, request, options)
+
+        async def attempt(leader: TopicLeader) -> PublishedIds:
+            self._check(leader.topic, request, options)
+            return await leader.publish_request(request, options)
+
+        return await self.leaders.led(topic, attempt, options)
+
+    async def store(
+        self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
+    ) -> PublishedIds:
+        """Store payloads of a transaction, or into a stage. Raises as publish does."""
+        if not request.payloads or (request.pointer is None and not request.stages):
+            raise BadRequest(
+                f"Store request must be transactional with payload. Topic: {topic.entity}"
+            )
+        self.leaders.must_be_here(topic)
+        await self._check_before_leading(topic, request, options)
+
+        async def attempt(leader: TopicLeader) -> PublishedIds:
+            self._check(leader.topic, request, options)
+            return await leader.store(request, options)
+
+        return await self.leaders.led(topic, attempt, options)
+
+    async def begin_stage(self, topic: TopicId, options: PublishOptions = NO_OPTIONS) -> int:
+        """Return the number of a new stage. Raises as publish does; repeated, it begins another one."""
+        self.leaders.must_be_here(topic)
+        if not self.around.is_clustered:
+            await self.get(topic)
+        return await self.leaders.led(topic, lambda leader: leader.begin_stage(), options)
+
+    async def rollback(
+        self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
+    ) -> None:
+        """Mark a transaction's messages as rolled back."""
+        self.leaders.must_be_here(topic)
+        if not self.around.is_clustered:
+            await self.get(topic)
+        admission.check_is_pointer(rollback.pointer)
+        await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
+
+    async def _check_before_leading(
+        self, topic: TopicId, request: PublishRequest, options: PublishOptions
+    ) -> None:
+        """Spare a topic the claim for what is refused in any case, where to know the topic costs less.
+
+        In a cluster it does not: a claim reads the record, and its own leader judges again.
+        """
+        if not self.around.is_clustered:
+            self._check(await self.get(topic), request, options)
+
+    def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
+        now_ms = self.around.clock.now_ms()
+        admission.check(topic, request, options, self.around.settings, now_ms)
+
+    # Consuming.
+
+    async def poll(
+        self,
+        topic: TopicId,
+        poll: Poll,
+        *,
+        wait_s: float = 0.0,
+        anywhere: bool = False,
+        hold: Hold | None = None,
+    ) -> PollStream:
+        """Read a page; wait for one if there is nothing for this consumer and ``wait_s`` allows.
+
+        One with a snapshot does not wait while an open transaction holds it (see ``waiting``).
+
+        In a cluster a poll that waits does so where the topic is led, unless it may ``anywhere``: then,
+        for want of a leader, it looks into storage now and then. ``hold`` is the request's.
+
+        Raises:
+            TopicNotFound, Overloaded, Unavailable: see there.
+            ClockSkew: this node's clock is too far off to tell what lives.
+            NotLeader: another node should lead the topic; ask that.
+        """
+        if wait_s > 0 and not anywhere:
+            self.leaders.must_be_here(topic)
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        state, hold = self.leaders.state(topic), hold or Hold(None)
+        with state.used():
+            reading = TopicReading(self.around, found, poll, hold=hold)
+            reading.proven = leader
+            seen = state.changes
+            first = await state.next_page(reading)
+            wait = WaitingPoll(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
+            if not first.count and wait_s > 0 and not wait.is_held:
+                first = await self._polls.page(wait, seen, anywhere=anywhere)
+            return PollStream(reading, first, state, hold)
+
+    async def rows(
+        self,
+        topic: TopicId,
+        after: MessageId | None,
+        through: MessageId,
+        snapshot: Snapshot | None = None,
+        hold: Hold | None = None,
+    ) -> RowStream:
+        """Read all messages in ``(after, through]``, by their rows (see ``fetch.behind``); None: from the oldest.
+
+        ``hold`` is the request's. Any node may do so: what it finds ends at ``through``, at the message that holds a transaction, or by
+        an error. It is the same whenever it is read, but for what has expired or was rolled back.
+
+        Raises:
+            TopicNotFound, Unavailable, ClockSkew: see ``poll``.
+            BadRequest: no message is as late as ``through`` yet.
+        """
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        state, hold = self.leaders.state(topic), hold or Hold(None)
+        with state.used():
+            poll, last = behind(after, snapshot), through[:ROW_ID_BYTES]
+            reading = TopicReading(self.around, found, poll, last, hold)
+            reading.proven = leader
+            return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state, hold)
+
+    @property
+    def waiting_polls(self) -> int:
+        """How many polls wait just now."""
+        return self._polls.count
+
+    async def browse(
+        self, topic: TopicId, query: BrowseQuery, hold: Hold | None = None
+    ) -> EntryPage:
+        """Look at messages without the rules of consuming. ``hold`` is the request's."""
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        return await browse(self.around, found, query, hold)
+
+    async def blockers(
+        self, topic: TopicId, query: BlockersQuery, hold: Hold | None = None
+    ) -> Blockers:
+        """Look for the transactions that hold a consumer back. ``hold`` is the request's."""
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        return await blockers(self.around, self._ranges, found, query, hold)
+
+    async def stats(self, topic: TopicId) -> TopicStats:
+        """Return what is known of a topic, estimates among it."""
+        found = await self.get(topic)
+        state = self.leaders.state(topic)
+        ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
+        return await topic_stats(self.around, found, state.rates, ahead_ms)
+
+    async def lag(self, topic: TopicId, after: MessageId) -> int:
+        """Return how many messages were published behind an id."""
+        return await self._ranges.behind(await self.get(topic), after[:ROW_ID_BYTES])
+
+    async def unread(self, topic: Topic, after: RowId | None) -> Unread:
+        """Return what lies behind a place; any node can tell. Raises Unavailable."""
+        return await self._ranges.unread(topic, after)
+
+    async def range(self, topic: TopicId, query: RangeQuery) -> Range:
+        """Return a range of a topic's ids, how much it has, and where its parts end."""
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        return await self._ranges.range(found, query)
+
+    # Ends.
+
+    async def forget_idle(self) -> None:
+        """Hand off and forget the topics that were not used since the last call."""
+        await self.leaders.forget_idle()
+
+    def begin_drain(self) -> None:
+        """Answer waiting polls, empty if need be, and let no further poll wait."""
+        self._polls.drain()
+
+    async def close(self) -> None:
+        """Finish what is under way and hand every log off."""
+        self.begin_drain()
+        await self.leaders.close()

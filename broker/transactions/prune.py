@@ -1,0 +1,180 @@
+"""Pruning: which invalid transactions the service may forget, why not more, and letting it forget them.
+
+What a service has forgotten it takes for committed. So a pointer is pruned only when it is settled and when every
+topic was passed by a clean-up that knew of it; the argument stands in ``broker.topics.settlement``::
+
+    snapshot ─▶ announce for all topics ─▶ read the records of all topics ─▶ truncate below the lowest bound
+
+A plan without the announcement and the truncation is a dry run.
+
+The records are those of one broker or cluster. Where several use one service, each of them knows its own topics alone:
+then prune through the lowest pointer that all of them name.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple, Protocol
+
+from broker.clock import Clock
+from broker.model import POINTER_MAX, POINTERS_PER_MS, RowId, Snapshot, TopicId
+from broker.slices import Slice
+from broker.topics import settlement
+from broker.topics.registry import TopicRegistry
+from broker.topics.reserved import is_reserved
+from broker.topics.settlement import SettlingRecord, SnapshotView
+
+TRUNCATED_AT_ONCE: Final = 10_000
+
+
+class PruningService(Protocol):
+    """What pruning asks of the transaction service."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return a snapshot as of now."""
+
+    async def truncate_invalid(self, ids: Collection[int]) -> int:
+        """Forget invalid transactions; return how many were known."""
+
+
+class Unpassed(NamedTuple):
+    """The topic that holds pruning up: no clean-up has passed it, or none as far as others.
+
+    ``below``: the pointer up to which it was passed. The next clean-up looks from ``page`` on.
+    """
+
+    topic: TopicId
+    generation: int
+    below: int
+    page: RowId
+
+
+class PruningPlan(NamedTuple):
+    """What may be pruned now.
+
+    ``prunable`` are the pointers, ascending, of ``invalid`` ones in all. If some are left, one of the others tells why
+    the oldest of them, ``oldest_left``, is: by its age until ``settled_ms``; since ``in_progress`` began before it and
+    has not ended; or since ``unpassed`` was not passed.
+    """
+
+    invalid: int
+    prunable: Sequence[int]
+    oldest_left: int | None = None
+    settled_ms: int | None = None
+    in_progress: int | None = None
+    unpassed: Unpassed | None = None
+
+
+class Pruning:
+    """Prunes for one service, by the records of one store."""
+
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        service: PruningService,
+        clock: Clock,
+        *,
+        life_ms: int,
+        margin_ms: int,
+    ) -> None:
+        """Settle transactions by the longest life and the margin, as the sweeper does."""
+        self._registry = registry
+        self._service = service
+        self._clock = clock
+        self._life_ms = life_ms
+        self._margin_ms = margin_ms
+
+    async def plan(self, through: int = POINTER_MAX) -> PruningPlan:
+        """Return what could be pruned now, up to a pointer; change nothing. Raises BrokerError."""
+        return _cut(await self._planned(announce=_nothing), through)
+
+    async def prune(self, through: int = POINTER_MAX) -> tuple[PruningPlan, int]:
+        """Prune what may be pruned, up to a pointer; return the plan, and how many the service has forgotten.
+
+        Raises:
+            Unavailable: nothing was pruned.
+            OutcomeUnknown: some may be pruned; prune again.
+        """
+        records = self._registry.records
+
+        async def announce(bound: int) -> None:
+            await settlement.announce_pruning(records, bound)
+
+        plan = _cut(await self._planned(announce=announce), through)
+        removed = 0
+        for first in range(0, len(plan.prunable), TRUNCATED_AT_ONCE):
+            some = plan.prunable[first : first + TRUNCATED_AT_ONCE]
+            removed += await self._service.truncate_invalid(list(some))
+        return plan, removed
+
+    async def _planned(self, *, announce: Callable[[int], Awaitable[None]]) -> PruningPlan:
+        now_ms = self._clock.now_ms()
+        snapshot = await self._service.snapshot()
+        bound = settlement.bound_of(
+            snapshot, now_ms=now_ms, life_ms=self._life_ms, margin_ms=self._margin_ms
+        )
+        view = SnapshotView(snapshot, bound)
+        if not view.settled:
+            return self._plan(snapshot, view, bound, None)
+        await announce(bound)
+        unpassed = await self._lowest(view)
+        below = bound if unpassed is None else min(bound, unpassed.below)
+        return self._plan(snapshot, view, below, unpassed)
+
+    async def _lowest(self, view: SnapshotView) -> Unpassed | None:
+        """Return the topic that was passed least far; None: there is no topic."""
+        records, mine = self._registry.records, Slice()
+        passed: dict[TopicId, SettlingRecord] = {}
+        async with aclosing(settlement.passes(records)) as pages:
+            async for page in pages:
+                passed.update(page)
+                await mine.go_on()
+        lowest: Unpassed | None = None
+        async with aclosing(self._registry.generations()) as live:
+            async for topics in live:
+                for topic, generation in topics:
+                    if is_reserved(topic):
+                        continue  # No transaction publishes there.
+                    found = unpassed_of(topic, generation, passed.get(topic), view)
+                    if lowest is None or found.below < lowest.below:
+                        lowest = found
+                await mine.go_on()
+        return lowest
+
+    def _plan(
+        self, snapshot: Snapshot, view: SnapshotView, below: int, unpassed: Unpassed | None
+    ) -> PruningPlan:
+        prunable = settlement.invalid_below(snapshot, below)
+        invalid = len(snapshot.invalids)
+        if len(prunable) == invalid:
+            return PruningPlan(invalid, prunable)
+        oldest = snapshot.invalids[len(prunable)]
+        plan = PruningPlan(invalid, prunable, oldest)
+        if oldest < view.bound:
+            return plan._replace(unpassed=unpassed)
+        first = min(snapshot.in_progress[:1], default=POINTER_MAX)
+        settled_ms = oldest // POINTERS_PER_MS + self._life_ms + self._margin_ms
+        if first <= oldest and settled_ms < self._clock.now_ms():
+            return plan._replace(in_progress=first)
+        return plan._replace(settled_ms=settled_ms)
+
+
+def unpassed_of(
+    topic: TopicId, generation: int, record: SettlingRecord | None, view: SnapshotView
+) -> Unpassed:
+    """Return how far a topic was passed, by its record."""
+    if record is None or not settlement.counts(record, generation, view):
+        return Unpassed(topic, generation, 0, b"" if record is None else record.start)
+    return Unpassed(topic, generation, record.bound, record.start)
+
+
+def _cut(plan: PruningPlan, through: int) -> PruningPlan:
+    """Leave out what lies above a pointer."""
+    stop = bisect_right(plan.prunable, through)
+    return plan if stop == len(plan.prunable) else PruningPlan(plan.invalid, plan.prunable[:stop])
+
+
+async def _nothing(_: int) -> None:
+    """Announce nothing: it is a dry run."""

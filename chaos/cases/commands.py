@@ -1,0 +1,120 @@
+"""``chaos case`` and ``chaos cases``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from broker.local import Sizes
+from broker.local.servers import ServerFailed, ServerMissing
+from chaos.cases import CASES, Case, CaseTarget, Played
+from chaos.cases.play import play
+from chaos.proxied_cluster import ChaosCluster
+
+SESSION_MS: Final = 4_000
+"""So long that a busy machine does not end sessions by itself, which no case asks for."""
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, type=click.Choice([*CASES, "all"]))
+@click.option("--mutant", is_flag=True, help="Take away what protects: it must fail.")
+@click.option("--times", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep histories and the logs of the nodes there.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each verdict as a line of JSON.")
+def case(
+    names: Sequence[str], mutant: bool, times: int, directory: Path | None, as_json: bool
+) -> None:
+    """Play failure cases: each proves that its fault happened, and passes.
+
+    \b
+    python -m chaos case zombie-leader
+    python -m chaos case zombie-leader --mutant              exit 1: the verdict names what is wrong
+    python -m chaos case all                                 on one cluster, one after the other
+    """  # noqa: D301
+    chosen = list(CASES.values()) if "all" in names else [CASES[name] for name in names]
+    try:
+        with _cluster_for(chosen, directory) as cluster:
+            played = [
+                _one(one, cluster, directory if times == 1 else None, mutant, as_json)
+                for one in chosen
+                for _ in range(times)
+            ]
+    except (ServerFailed, ServerMissing) as error:
+        raise click.ClickException(f"the cluster did not start: {error}") from error
+    sys.exit(_exit_code(played))
+
+
+def _exit_code(played: Sequence[Played]) -> int:
+    """Return 1 if anything is wrong, else 2 if anything is unknown."""
+    codes = {one.exit_code for one in played}
+    return 1 if 1 in codes else max(codes)
+
+
+@contextmanager
+def _cluster_for(chosen: Sequence[Case], directory: Path | None) -> Iterator[ChaosCluster | None]:
+    if all(one.where is not CaseTarget.CLUSTER for one in chosen):
+        yield None
+        return
+    with ChaosCluster(
+        Sizes(nodes=3, spares=1),
+        settings={"cluster.session_timeout_ms": SESSION_MS},
+        with_clocks=any(one.sets_clocks for one in chosen),
+        folder=None if directory is None else directory / "cluster",
+        report=lambda line: click.echo(line, err=True),
+    ) as cluster:
+        yield cluster
+
+
+def _one(
+    one: Case,
+    cluster: ChaosCluster | None,
+    directory: Path | None,
+    mutant: bool,
+    as_json: bool,
+) -> Played:
+    keep = None if directory is None else directory / one.name
+    played = asyncio.run(play(one, cluster, mutant=one.mutant if mutant else "", keep=keep))
+    told = played.as_json()
+    if as_json:
+        click.echo(json.dumps(told))
+        return played
+    away = f" under {played.mutant}" if mutant else ""
+    click.echo(f"{one.name}{away}: {told['verdict']} in {told['seconds']} s")
+    for what, happened in played.faults.items():
+        click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {what}")
+    click.echo(f"  evidence: {json.dumps(played.evidence)}")
+    if played.not_judged:
+        click.echo(f"  not judged: {', '.join(played.not_judged)}")
+    for violation in played.violations[:5]:
+        click.echo(f"  {violation.name}: {violation.detail}")
+    if mutant and not played.is_as_expected:
+        click.echo(f"  NOT AS EXPECTED: none of {', '.join(sorted(one.violations))}")
+    return played
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def cases(as_json: bool) -> None:
+    """List the failure cases.
+
+    \b
+    python -m chaos cases
+    python -m chaos cases --json
+    """  # noqa: D301
+    if as_json:
+        click.echo(json.dumps([one.as_json() for one in CASES.values()]))
+        return
+    for one in CASES.values():
+        click.echo(f"{one.number:2}  {one.name:22} {one.title}  [{one.mutant}]")

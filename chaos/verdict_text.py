@@ -1,0 +1,51 @@
+"""A verdict in words, for whoever runs the verifier."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from chaos.run_folder import EXIT_CODES, Judged
+
+DETAILS_TOLD: Final = 10
+
+
+def say(line: str) -> None:
+    """Tell a person something, now."""
+    click.echo(line, err=True)
+
+
+def tell(judged: Judged, folder: Path | None, *, as_json: bool) -> NoReturn:
+    """Print a verdict, and exit with its code."""
+    told = judged.as_json()
+    if as_json:
+        click.echo(json.dumps(told))
+    else:
+        for name in ("operations", "faults", "left_out", "violations"):
+            for key, value in sorted(told.get(name, {}).items()):
+                click.echo(f"{name:10}  {key}: {_words(value)}")
+        for detail in told["details"][:DETAILS_TOLD]:
+            click.echo(f"{detail['name']}: {detail['detail']}")
+        for why in told["unsure"]:
+            click.echo(f"unsure: {why}")
+        if told["not_judged"]:
+            click.echo(f"not judged: {', '.join(told['not_judged'])}")
+        click.echo(
+            f"{told['verdict']}: {told['acknowledged']} writes acknowledged in "
+            f"{told['seconds']:g} s, {sum(judged.figures.happened.values())} faults, "
+            f"longest without an acknowledgement {told['longest_unavailable_s']:g} s, "
+            f"while nothing was broken {told['longest_silent_when_well_s']:g} s"
+        )
+        if folder is not None:
+            click.echo(f"kept in {folder}")
+    sys.exit(EXIT_CODES[judged.outcome])
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return str(value)

@@ -1,0 +1,346 @@
+"""One process of a workload: it asks through the real client, one thing at a time, and tells the history.
+
+What is told is what the client was told: an acknowledgement is *ok*, an error whose ``outcome`` is
+*refused* is *fail*, and everything else, a cancelled call too, is *unknown*. After an unknown publish a
+process goes on under another name: what is unknown may come in between what follows.
+
+Payloads are labels, each the only one of its kind, or (``Scale.padded``) what labels stand for. Some messages have a
+key and headers, which follow from their label (beside.py); a row of a read tells them if they are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from broker.client import (
+    BrokerError,
+    Browsed,
+    BrowsePage,
+    Message,
+    Published,
+    Snapshot,
+    TopicId,
+    TopicNotFound,
+)
+from broker.client.values import Producer, Publishable
+from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
+from chaos.drivers import collapse, expand
+from chaos.history import Ending, Value, snapshot_value
+from chaos.workloads.beside import message_of, others
+from chaos.workloads.workload import WorkloadStage
+
+PAUSE_MEANS_MAX: Final = 5
+"""How many times the mean a pause lasts at most."""
+NAMESPACE = "default"
+"""Where workloads have their topics."""
+
+
+class TopicTarget(NamedTuple):
+    """A topic as a workload knows it; generation 0 is one that it can't know."""
+
+    name: str
+    generation: int = 0
+    namespace: str = NAMESPACE
+
+    @property
+    def id(self) -> TopicId:
+        """The topic."""
+        return TopicId(self.namespace, self.name)
+
+
+def short(identifier: MessageId) -> str:
+    """Return an id as histories have it: a row's 20 digits, unless the payload is a stored one."""
+    if identifier[ROW_ID_BYTES:] == ROW_ID_MIN:
+        return identifier[:ROW_ID_BYTES].hex()
+    return identifier.hex()
+
+
+def before(identifier: MessageId) -> MessageId:
+    """Return the greatest id below one; of the least, itself."""
+    number = int.from_bytes(identifier, "big")
+    return max(number - 1, 0).to_bytes(MESSAGE_ID_BYTES, "big")
+
+
+class ClientProcess:
+    """A name on a stage and a client of its own; a context manager that closes it.
+
+    Args:
+        stage: where it is.
+        name: its name, unlike all others of the run.
+        node: stays with that node, whoever leads.
+        settings: single settings of its client.
+    """
+
+    def __init__(
+        self, stage: WorkloadStage, name: str, *, node: str | None = None, **settings: Any
+    ) -> None:
+        self.stage = stage
+        settings.setdefault("deadline_s", stage.scale.deadline_s)
+        self.client = stage.client(name, node=node, **settings)
+        self.count = 0
+        self._name = name
+        self._lives = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.client.close()
+
+    @property
+    def name(self) -> str:
+        """Its name in the history, another one in each life."""
+        return f"{self._name}+{self._lives}" if self._lives else self._name
+
+    def live_on(self) -> None:
+        """Go on under another name."""
+        self._lives += 1
+
+    async def pause(self, mean_s: float | None = None) -> None:
+        """Do nothing for a while, in the mean for as long as the scale says."""
+        mean_s = self.stage.scale.pause_s if mean_s is None else mean_s
+        await self.stage.clock.sleep(
+            min(self.stage.chance.expovariate(1 / mean_s), PAUSE_MEANS_MAX * mean_s)
+            if mean_s
+            else 0
+        )
+
+    def labels(self, count: int | None = None) -> list[str]:
+        """Return new labels, so many or as many as chance has it."""
+        self.count += 1
+        count = count or self.stage.chance.randint(1, self.stage.scale.messages_max)
+        return [f"{self._name}:{self.count}:{part}" for part in range(count)]
+
+    def message(self, label: str) -> Publishable:
+        """Return what is published under a label."""
+        payload = expand(label) if self.stage.scale.padded else label.encode()
+        return message_of(label, payload)
+
+    def label(self, payload: bytes) -> str:
+        """Return the label of what was read."""
+        return collapse(payload) if self.stage.scale.padded else payload.decode(errors="replace")
+
+    @contextmanager
+    def asking(
+        self, op: str, topic: TopicId | None, value: Value, name: str | None = None
+    ) -> Iterator[Ending]:
+        """Write an invoke, and how it ends if it ends in an error, which is raised on."""
+        where = "" if topic is None else str(topic)
+        ending = self.stage.history.invoke(name or self.name, op, where, value)
+        try:
+            yield ending
+        except BrokerError as error:
+            if ending.is_open:
+                note(ending, error)
+            raise
+        except BaseException as error:
+            if ending.is_open:
+                ending.unknown(type(error).__name__)
+            raise
+
+    # Topics.
+
+    async def create(self, target: TopicTarget, *, ttl_s: int | None = None) -> TopicTarget:
+        """Create a topic and return it with its generation. Raises BrokerError."""
+        asked: Value = {"generation": 0}
+        if ttl_s is not None:
+            asked["ttl_s"] = ttl_s
+        with self.asking("create", target.id, asked) as ending:
+            await self.client.create_topic(target.id, ttl_s=ttl_s)
+            generation = await self.generation(target) or 0
+            ending.ok({"generation": generation})
+        return target._replace(generation=generation)
+
+    async def generation(self, target: TopicTarget) -> int | None:
+        """Return a topic's generation; 0 if there is no such topic, None if nobody says."""
+        try:
+            return (await self.client.topic(target.id)).generation
+        except TopicNotFound:
+            return 0
+        except BrokerError:
+            return None
+
+    # Writing.
+
+    async def publish(  # noqa: PLR0913 - What a publish may have, each named by its callers.
+        self,
+        target: TopicTarget,
+        labels: Sequence[str],
+        *,
+        pointer: int | None = None,
+        ttl_s: int | None = None,
+        key: str | None = None,
+        producer: Producer | None = None,
+        until_ms: int | None = None,
+        publishing: Awaitable[Published] | None = None,
+        of_stages: bool = False,
+    ) -> Published:
+        """Publish, by itself, and in a transaction if there is a pointer; or await ``publishing``.
+
+        With ``producer`` its number makes it happen once, and ``key`` is its name in the history. ``of_stages``: what
+        is awaited publishes stages, whose ids are not those of the messages.
+
+        Raises:
+            BrokerError: as the client does.
+        """
+        asked = asked_of(target, labels, pointer=pointer, ttl_s=ttl_s, key=key, until_ms=until_ms)
+        if publishing is None:
+            publishing = self.client.publish(
+                target.id,
+                [self.message(label) for label in labels],
+                pointer=pointer,
+                ttl_s=ttl_s,
+                idempotency_key=key if producer is None else None,
+                producer=producer,
+                coalesce=False,
+            )
+        try:
+            with self.asking("publish", target.id, asked) as ending:
+                published = await publishing
+                tell(ending, published, of_stages=of_stages)
+        except BrokerError as error:
+            if error.outcome == "unknown":
+                self.live_on()
+            raise
+        return published
+
+    # Reading.
+
+    async def poll(
+        self,
+        target: TopicTarget,
+        start: MessageId | int | None = None,
+        *,
+        cursor: str | None = None,
+        limit: int | None = None,
+        wait_s: float | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> list[Message]:
+        """Poll after an id, or from a time or the beginning on. Raises BrokerError."""
+        asked = self.read_asked(target, start, cursor=cursor, snapshot=snapshot)
+        asked |= {"limit": limit, "wait": wait_s}
+        with self.asking("read", target.id, asked) as ending:
+            page = await self.client.poll(
+                target.id,
+                start,
+                inclusive=False,
+                limit=limit,
+                wait_s=wait_s,
+                snapshot=snapshot,
+            )
+            self.read_told(ending, page)
+        return page
+
+    def read_asked(
+        self,
+        target: TopicTarget,
+        start: MessageId | int | None = None,
+        *,
+        cursor: str | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> Value:
+        """Return what a consumer's read asks for, in the history's words."""
+        asked: Value = {"generation": target.generation, "view": "messages"}
+        if isinstance(start, int):
+            asked["time"] = start
+        elif start is not None:
+            asked["after"] = short(start)
+        if cursor is not None:
+            asked["cursor"] = cursor
+        if snapshot is not None:
+            asked["snapshot"] = snapshot_value(snapshot)
+        return asked | {"at_ms": self.stage.clock.now_ms()}
+
+    def read_told(self, ending: Ending, messages: Sequence[Message]) -> None:
+        """Tell what a consumer was given."""
+        rows = [self._row(message) for message in messages]
+        ending.ok({"rows": rows, "at_ms": self.stage.clock.now_ms()})
+
+    def _row(self, message: Message) -> list[Any]:
+        label = self.label(message.payload)
+        return [short(message.id), label, None, *others(label, message.key, message.headers)]
+
+    async def browse(
+        self,
+        target: TopicTarget,
+        start: MessageId | None = None,
+        *,
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> BrowsePage:
+        """Look at a page from an id on, or at what stands before it. Raises BrokerError."""
+        asked: Value = {"generation": target.generation, "view": "all", "limit": limit}
+        if start is not None:
+            asked["through" if descending else "after"] = short(before(start))
+        if descending:
+            asked["reverse"] = True
+        asked["at_ms"] = self.stage.clock.now_ms()
+        with self.asking("read", target.id, asked) as ending:
+            page = await self.client.browse(
+                target.id,
+                start=None if descending else start,
+                stop=start if descending else None,
+                descending=descending,
+                limit=limit,
+                full=True,
+            )
+            told: Value = {"rows": [self._shown(entry) for entry in page.messages]}
+            if descending and not page.messages:
+                told["seen"] = "0" * 2 * ROW_ID_BYTES  # Down to the least id there is nothing.
+            ending.ok(told | {"at_ms": self.stage.clock.now_ms()})
+        return page
+
+    def _shown(self, entry: Browsed) -> list[Any]:
+        pointer = entry.write_pointer
+        if pointer is not None and entry.tx_state == "rolled_back":
+            pointer = -pointer
+        if entry.payload is None:
+            return [short(entry.id), None, pointer]
+        label = self.label(entry.payload)
+        return [short(entry.id), label, pointer, *others(label, entry.key, entry.headers)]
+
+
+def asked_of(
+    target: TopicTarget,
+    labels: Sequence[str],
+    *,
+    pointer: int | None = None,
+    ttl_s: int | None = None,
+    key: str | None = None,
+    until_ms: int | None = None,
+) -> Value:
+    """Return what a publish asks for, in the history's words."""
+    asked: Value = {"payloads": list(labels), "generation": target.generation}
+    asked |= {"pointer": pointer, "key": key}
+    if until_ms is not None:
+        asked["until_ms"] = until_ms
+    return asked if ttl_s is None else asked | {"ttl_ms": ttl_s * 1000}
+
+
+def tell(ending: Ending, published: Published, *, of_stages: bool = False) -> None:
+    """Write that a publish was acknowledged, by whom, and at which ids if that was told."""
+    leader = published.leader
+    if leader is not None:
+        ending.node, ending.epoch = leader.url, leader.epoch
+    value: Value = {"last": ""}
+    if published.replayed:
+        value["replayed"] = True
+    first, last = published.first_id, published.last_id
+    if first is None or last is None or of_stages:
+        ending.ok(value, "")
+    else:
+        ending.ok(value | {"last": short(last)}, short(first))
+
+
+def note(ending: Ending, error: BrokerError) -> None:
+    """Write that a call ended in an error."""
+    why = f"{type(error).__name__}: {error.message}"
+    (ending.unknown if error.outcome == "unknown" else ending.fail)(why)

@@ -1,0 +1,127 @@
+"""Long lists and large messages as JSON: the same text as in one go, in pieces that are never large."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+
+from broker.api import plainjson
+from broker.api.events import _event, _event_chunks
+from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
+from broker.api.payload_text import PART_BYTES
+from broker.http.reply import ChunkedReply
+from broker.model import Message, PublishRequest
+from broker.topics.pages import PIECE_BYTES_MAX
+from broker.wire import avro, avrojson
+from tests.kit.serving import Broker, topic_path
+
+AVRO = {"Content-Type": "avro/binary"}
+FORMS = {
+    "plain": ItemForm(plainjson.encode_items, plainjson.item_in_pieces),
+    "avro": ItemForm(avrojson.encode_items, avrojson.item_in_pieces),
+}
+PAYLOADS = {
+    "ascii": b"a" * 300_000,
+    "characters cut": b"x" + "é☃𐍈".encode() * 20_000,
+    "control characters": b"\x01" * (2 * PART_BYTES),
+    "quotes": b'"\\' * 100_000,
+    "no text at its end": b"a" * 200_000 + b"\xff",
+    "a character cut at its end": b"a" * PART_BYTES + "é".encode()[:1],
+    "no text at all": bytes(range(256)) * 500,
+    "one more than a part": b"b" * (PART_BYTES + 1),
+    "a part": b"b" * PART_BYTES,
+}
+
+
+def message(payload: bytes, key: bytes | None = None) -> Message:
+    return Message(bytes(19) + b"\x05", payload, key, {"h": b"\xff"} if key else {})
+
+
+def written(form: Any, *parts: list[Message]) -> bytes:
+    out = JsonList(form)
+    pieces = [piece for part in parts for piece in out.pieces(part)]
+    assert max(map(len, pieces), default=0) <= PIECE_BYTES_MAX
+    return b"".join([*pieces, out.end()])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_large_message_is_the_same_json_in_pieces(form: str, payload: str) -> None:
+    large = message(PAYLOADS[payload], b"k")
+    some = [message(b"a"), large, message(b"b"), large, large]
+    assert written(FORMS[form], some) == b"[" + FORMS[form].together(some) + b"]"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [0, 1, 2, MESSAGES_AT_ONCE, MESSAGES_AT_ONCE + 1, 1000])
+def test_a_long_list_is_the_same_json_in_pieces(form: str, count: int) -> None:
+    some = [message(b"%d" % number * 100) for number in range(count)]
+    whole = json.loads(b"[" + FORMS[form].together(some) + b"]")
+    half = count // 2
+    assert json.loads(written(FORMS[form], some)) == whole
+    assert json.loads(written(FORMS[form], some[:half], [], some[half:])) == whole
+
+
+def test_no_step_takes_more_than_some_messages() -> None:
+    asked: list[int] = []
+
+    def together(messages: Any) -> bytes:
+        asked.append(len(messages))
+        return plainjson.encode_items(messages)
+
+    written(ItemForm(together, plainjson.item_in_pieces), [message(b"a")] * 1000)
+    assert max(asked) == MESSAGES_AT_ONCE
+    assert sum(asked) == 1000
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_large_event_is_the_same_in_pieces(payload: str) -> None:
+    some = [message(b"a"), message(PAYLOADS[payload], b"k"), message(b"b")]
+    chunks = list(_event_chunks(some))
+    assert b"".join([chunk for chunk, _ in chunks]) == b"".join(map(_event, some))
+    assert max(len(chunk) for chunk, _ in chunks) <= PIECE_BYTES_MAX
+    sent = b""
+    for chunk, is_whole in chunks:
+        sent += chunk
+        assert not is_whole or sent.endswith(b"\n\n")
+    assert chunks[-1][1]
+
+
+async def _answer(broker: Broker, target: str) -> tuple[Any, int]:
+    """Return what a request is answered with, and in how many pieces."""
+    answer = await broker.dispatch.call("GET", target, CIMultiDict())
+    assert isinstance(answer, ChunkedReply)
+    pieces = [bytes(piece) async for piece in answer.chunks]
+    assert max(map(len, pieces)) <= PIECE_BYTES_MAX
+    return json.loads(b"".join(pieces)), len(pieces)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_browse_of_large_and_of_many_messages_comes_in_pieces(
+    broker: Broker, order: str
+) -> None:
+    payloads = [*PAYLOADS.values(), *[b"%d" % number for number in range(500)]]
+    for some in (payloads[:5], payloads[5:]):
+        body = avro.encode_publish_request(PublishRequest(None, some))
+        assert (await broker.call("POST", topic_path("t", "publish"), body, AVRO)).status == 200
+    page, pieces = await _answer(
+        broker, topic_path("t", f"messages?payload=full&limit=1000&order={order}")
+    )
+    assert pieces > 10
+    assert page["next"] is None
+    found = [
+        base64.b64decode(each["payload"])
+        if each["encoding"] == "base64"
+        else each["payload"].encode()
+        for each in page["messages"]
+    ]
+    assert found == (payloads if order == "asc" else payloads[::-1])
+    assert [each["size"] for each in page["messages"]] == [len(payload) for payload in found]
+    previews, _ = await _answer(broker, topic_path("t", f"messages?limit=1000&order={order}"))
+    for each, preview in zip(page["messages"], previews["messages"], strict=True):
+        assert preview["truncated"] == (each["size"] > 1024)
+        assert preview["size"] == each["size"]
+        if each["encoding"] == preview["encoding"]:
+            assert each["payload"].startswith(preview["payload"].rstrip("="))

@@ -1,0 +1,412 @@
+import json
+
+import pytest
+
+from broker.api.bodies import BodyType
+from broker.api.publish import publish_reply
+from broker.config.sections import Config, LimitsConfig
+from broker.http.reply import Reply
+from broker.model import PublishRequest, RollbackRange, row_id
+from broker.topics.settings import PublishedIds
+from broker.wire.avro import (
+    decode_publish_response,
+    encode_publish_request,
+    encode_publish_response,
+)
+from tests.kit.serving import Broker, Http, topic_path
+
+AVRO = {"Content-Type": "avro/binary"}
+JSON = {"Content-Type": "application/json"}
+AVRO_JSON = {"Content-Type": "avro/json"}
+PUBLISH, STORE, ROLLBACK = (topic_path("t", a) for a in ("publish", "store", "rollback"))
+TWO = bytes.fromhex("02040261026200")
+
+
+def pointer_now(broker: Broker) -> int:
+    return broker.clock.now_ms() * 1_000_000
+
+
+async def payloads(broker: Broker, topic: str = "t") -> list[str | None]:
+    page = await broker.call("GET", topic_path(topic, "messages") + "?payload=full")
+    return [message["payload"] for message in page.json["messages"]]
+
+
+async def test_a_publish_without_a_transaction_answers_nothing(broker: Broker) -> None:
+    reply = await broker.call("POST", PUBLISH, TWO, AVRO)
+    assert (reply.status, reply.body, reply.headers.get("Content-Type")) == (200, b"", None)
+    assert await payloads(broker) == ["a", "b"]
+
+
+async def test_every_publish_tells_the_ids_that_consumers_see(broker: Broker) -> None:
+    for kind, body in (
+        ("avro/binary", TWO),
+        ("avro/json", b'{"messages": ["a", "b"]}'),
+        ("application/json", b'["a", "b"]'),
+        ("text/plain", b"c"),
+    ):
+        reply = await broker.call("POST", PUBLISH, body, {"Content-Type": kind})
+        count = 1 if kind == "text/plain" else 2
+        page = await broker.call("GET", f"{topic_path('t', 'messages')}?order=desc&limit={count}")
+        ids = [message["id"] for message in page.json["messages"]]
+        headers = [reply.headers[f"Broker-{name}"] for name in ("First-Id", "Last-Id", "Count")]
+        assert headers == [ids[-1], ids[0], str(count)]
+        if kind.startswith("avro"):
+            assert reply.body == b""
+        else:
+            told = {"first_id": ids[-1], "last_id": ids[0], "count": count, "replayed": False}
+            assert reply.json == told
+
+
+async def test_the_answer_of_a_plain_publish_has_one_head(http: Http) -> None:
+    """The head that is put together for it is the one that its headers say."""
+    reply = await http("POST", PUBLISH, TWO, AVRO)
+    assert int(reply.headers["Content-Length"]) == 0
+    assert (reply.headers["Broker-Count"], len(reply.headers["Broker-Last-Id"])) == ("2", 40)
+    plain = publish_reply(PublishedIds(row_id(7, 8), row_id(7, 9), messages=2), BodyType.AVRO)
+    assert plain.head == Reply(headers=plain.headers).head
+    more = ("Broker-Leader", "http://a:1")
+    told = Reply(headers=(*plain.headers, more))
+    assert sorted(plain.with_headers(more).head.splitlines()) == sorted(told.head.splitlines())
+
+
+async def test_publish_in_the_json_of_people(broker: Broker) -> None:
+    messages = ["café", "日本", {"base64": "/w=="}, {"value": "x"}, {"value": {"base64": "AA=="}}]
+    body = json.dumps({"messages": messages, "write_pointer": None}, ensure_ascii=False).encode()
+    assert (await broker.call("POST", PUBLISH, body, JSON)).json["count"] == 5
+    assert await payloads(broker) == ["café", "日本", "/w==", "x", "\x00"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['["x"]', '"x"', '{"value": "x"}', '{"base64": "eA=="}', '{"value": {"base64": "eA=="}}'],
+)
+async def test_a_list_or_one_message_is_a_publish_too(broker: Broker, body: str) -> None:
+    assert (await broker.call("POST", PUBLISH, body.encode(), JSON)).json["count"] == 1
+    assert await payloads(broker) == ["x"]
+
+
+async def test_keys_headers_and_lifetimes_in_the_json_of_people(broker: Broker) -> None:
+    whole = {"value": "c", "key": "k", "headers": {"é": "ü", "raw": {"base64": "/w=="}}, "ttl": 60}
+    messages = ["a", {"value": "b", "key": {"base64": "/w=="}, "headers": {}, "ttl": None}, whole]
+    pointer = pointer_now(broker)
+    in_json = json.dumps(messages).encode()
+    stored = json.dumps({"messages": messages, "write_pointer": pointer}).encode()
+    refer = json.dumps({"messages": [], "write_pointer": pointer}).encode()
+    for target, body in ((PUBLISH, in_json), (STORE, stored), (PUBLISH, refer)):
+        assert (await broker.call("POST", target, body, JSON)).status == 200
+    polled = (await broker.call("POST", topic_path("t", "poll"), b"{}", JSON)).json
+    assert [(m["payload"], m["key"], m["headers"]) for m in polled] == [
+        ("a", None, {}),
+        ("b", {"base64": "/w=="}, {}),
+        ("c", "k", whole["headers"]),
+    ] * 2
+    page = await broker.call("GET", topic_path("t", "messages"))
+    lives = [row["expires_at"] for row in page.json["messages"] if row["kind"] != "reference"]
+    for first, second, third in (lives[:3], lives[3:]):
+        assert first == second > third
+    # Avro's JSON is the original's, and has no place for them.
+    avro_json = (await broker.call("POST", topic_path("t", "poll"), b"{}", AVRO_JSON)).json
+    assert [set(message) for message in avro_json] == [{"id", "payload"}] * 6
+
+
+async def test_a_key_of_a_message_is_part_of_the_body_that_is_repeated(broker: Broker) -> None:
+    keyed = {**JSON, "Idempotency-Key": "k-1"}
+    body = b'{"value": "a", "key": "k"}'
+    assert not (await broker.call("POST", PUBLISH, body, keyed)).json["replayed"]
+    again = b'{"messages": [{"key": {"base64": "aw=="}, "value": "a"}]}'
+    assert (await broker.call("POST", PUBLISH, again, keyed)).json["replayed"]
+    other = await broker.call("POST", PUBLISH, b'["a"]', keyed)
+    assert (other.status, other.json["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_a_message_lives_no_longer_than_its_topic(broker: Broker) -> None:
+    reply = await broker.call("POST", PUBLISH, b'["a", {"value": "b", "ttl": 604801}]', JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert "604800 seconds" in reply.json["message"]
+    assert await payloads(broker) == []
+
+
+async def test_a_transaction_in_the_json_of_people(broker: Broker) -> None:
+    pointer = pointer_now(broker)
+    body = json.dumps({"messages": ["a", "b"], "write_pointer": pointer}).encode()
+    reply = await broker.call("POST", PUBLISH, body, JSON)
+    assert set(reply.json) == {"first_id", "last_id", "count", "replayed", "write_pointer"}
+    assert (await broker.call("POST", ROLLBACK, reply.body, JSON)).status == 200
+    page = await broker.call("GET", topic_path("t", "messages"))
+    assert [m["tx_state"] for m in page.json["messages"]] == ["rolled_back"] * 2
+    stored = json.dumps({"messages": ["c"], "write_pointer": pointer}).encode()
+    assert (await broker.call("POST", STORE, stored, JSON)).status == 200
+    refer = json.dumps({"messages": [], "write_pointer": pointer}).encode()
+    first = await broker.call("POST", PUBLISH, refer, JSON)
+    again = await broker.call("POST", PUBLISH, refer, JSON)
+    page = await broker.call("GET", topic_path("t", "messages"))
+    row = page.json["messages"][-2]
+    assert (row["kind"], row["id"]) == ("reference", first.json["first_id"])
+    assert first.json["count"] == 1
+    assert again.json == {**first.json, "replayed": True}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (
+            {"transactionWritePointer": 1, "messages": []},
+            "'transactionWritePointer' is called write_pointer",
+        ),
+        ({"mesages": ["x"]}, "'mesages': there is no such field; did you mean messages?"),
+        ({"user": "alice"}, "'user': there is no such field; there are messages, write_pointer."),
+        ({"write_pointer": 1}, "messages: a list"),
+        ({"messages": "x"}, "messages: a list"),
+        ({"messages": None}, "messages: a list"),
+        (7, "The body is an object"),
+        (None, "The body is an object"),
+        ({"write_pointer": 1.5, "messages": []}, "write_pointer: a whole number"),
+        ({"write_pointer": True, "messages": []}, "write_pointer: a whole number"),
+        ({"write_pointer": "1", "messages": []}, "write_pointer: a whole number"),
+        ({"write_pointer": 1 << 63, "messages": []}, "write_pointer: the number does not fit"),
+        (["a", 7], "messages[1]: text, or"),
+        (["a", None], "messages[1]: is null"),
+        (["a", ["b"]], "messages[1]: text, or"),
+        (["a", "\ud800"], "messages[1]: is no valid Unicode"),
+        ([{"value": "\ud800"}], "messages[0].value: is no valid Unicode"),
+        ([{}], "messages[0].value: is missing"),
+        ([{"value": None}], "messages[0].value: is null"),
+        ([{"value": {"a": 1}}], "messages[0].value: text, or"),
+        ([{"payload": "x"}], "messages[0]: 'payload': there is no such field; did you mean value?"),
+        ([{"value": "x", "tl": 5}], "messages[0]: 'tl': there is no such field; did you mean ttl?"),
+        ([{"base64": "eA==", "key": "k"}], "messages[0]: base64 stands alone"),
+        ([{"base64": 7}], "messages[0].base64: a string"),
+        ([{"base64": "eA"}], "messages[0].base64: is no base64"),
+        ([{"base64": "eA==\n"}], "messages[0].base64: is no base64"),
+        ([{"base64": "-_=="}], "messages[0].base64: is no base64"),
+        ([{"base64": "é==="}], "messages[0].base64: is no base64"),
+        ([{"value": "x", "key": 7}], "messages[0].key: text, or"),
+        ([{"value": "x", "headers": ["a"]}], "messages[0].headers: an object"),
+        (["", {"value": "x", "headers": {"a": 1}}], "messages[1].headers.a: text, or"),
+        ([{"value": "x", "headers": {"": "1"}}], "messages[0].headers: a name has 1 to 255 bytes"),
+        (
+            [{"value": "x", "headers": {"\ud800": "1"}}],
+            "messages[0].headers: '\\ud800' is no valid",
+        ),
+        (
+            [{"value": "x", "headers": {f"{n}": "" for n in range(101)}}],
+            "messages[0].headers: a message may",
+        ),
+        ([{"value": "x", "ttl": 0}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": -1}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": 1 << 31}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": 1.5}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": True}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": "60"}], "messages[0].ttl: seconds"),
+        ({"value": "x", "ttl": "60"}, "the message.ttl: seconds"),
+    ],
+)
+async def test_json_of_people_that_is_refused(broker: Broker, value: object, told: str) -> None:
+    for action in (PUBLISH, STORE):
+        reply = await broker.call("POST", action, json.dumps(value).encode(), JSON)
+        assert (reply.status, reply.json["code"]) == (400, "bad_request")
+        assert reply.json["message"].startswith(told)
+    assert await payloads(broker) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"hello",
+        b'["\xff"]',
+        b'{"messages": ["a"], "messages": ["b"]}',
+        b'[{"value": "a", "value": "b"}]',
+        b'[{"value": "a", "ttl": NaN}]',
+        b"[" * 100_000,
+    ],
+)
+async def test_what_is_no_json_is_refused(broker: Broker, body: bytes) -> None:
+    reply = await broker.call("POST", PUBLISH, body, JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert reply.json["message"].startswith("The body ")
+
+
+@pytest.mark.slow
+async def test_as_many_messages_in_json_as_a_request_may_have(broker: Broker) -> None:
+    many = [f"{number}, and {{more}} of [it]" for number in range(100_000)]
+    reply = await broker.call("POST", PUBLISH, json.dumps(many).encode(), JSON)
+    assert reply.json["count"] == 100_000
+    one_more = await broker.call("POST", PUBLISH, json.dumps([*many, ""]).encode(), JSON)
+    assert (one_more.status, one_more.json["code"]) == (413, "too_many_messages")
+    # Small texts that would become large values are refused before they do.
+    body = b"[" + b'{"value":""},' * 900_000 + b'""]'
+    endless = await broker.call("POST", PUBLISH, body, JSON)
+    assert (endless.status, endless.json["code"]) == (413, "too_many_messages")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"write_pointer": None}, "write_pointer: is missing"),
+        ({"write_pointer": "1"}, "write_pointer: a whole number"),
+        ({"first_id": None}, "first_id: a message id"),
+        ({"last_id": "ab"}, "last_id: A message id has 40 hex digits"),
+        ({"rollbackRange": {}}, "'rollbackRange' is called first_id and last_id"),
+        ({"lastid": ""}, "'lastid': there is no such field; did you mean last_id?"),
+    ],
+)
+async def test_rollbacks_in_json_that_are_refused(
+    broker: Broker, change: dict[str, object], told: str
+) -> None:
+    body = {"write_pointer": pointer_now(broker), "first_id": "0" * 40, "last_id": "0" * 40}
+    reply = await broker.call("POST", ROLLBACK, json.dumps({**body, **change}).encode(), JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert reply.json["message"].startswith(told)
+
+
+@pytest.mark.parametrize("pointer", [{"long": 0}, 0, None])
+async def test_publish_in_avros_json(broker: Broker, pointer: object) -> None:
+    under = {"long": pointer_now(broker)} if isinstance(pointer, dict) else pointer
+    under = pointer_now(broker) if under == 0 else under
+    body = {"transactionWritePointer": under, "messages": ["a\u00ff"]}
+    reply = await broker.call("POST", PUBLISH, json.dumps(body).encode(), AVRO_JSON)
+    if under is None:
+        assert reply.body == b""
+        return
+    assert reply.headers["Content-Type"] == "avro/json"
+    assert set(reply.json) == {"transactionWritePointer", "rollbackRange"}
+    assert (await broker.call("POST", ROLLBACK, reply.body, AVRO_JSON)).status == 200
+    page = await broker.call("GET", topic_path("t", "messages"))
+    assert [m["tx_state"] for m in page.json["messages"]] == ["rolled_back"]
+
+
+async def test_missing_pointer_in_json_is_none(broker: Broker) -> None:
+    assert (await broker.call("POST", PUBLISH, b'{"messages":["x"]}', AVRO_JSON)).status == 200
+    assert await payloads(broker) == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
+async def test_a_body_as_it_is_is_one_message(broker: Broker, kind: str) -> None:
+    body = "ein ganzer Satz, mit Umlauten: äöü".encode()
+    reply = await broker.call("POST", PUBLISH, body, {"Content-Type": kind})
+    assert (reply.status, reply.json["count"]) == (200, 1)
+    assert await payloads(broker) == [body.decode()]
+
+
+async def test_a_transactional_publish_answers_what_its_rollback_needs(broker: Broker) -> None:
+    pointer = pointer_now(broker)
+    body = encode_publish_request(PublishRequest(pointer, [b"m2"]))
+    reply = await broker.call("POST", PUBLISH, body, AVRO)
+    assert reply.headers["Content-Type"] == "avro/binary"
+    assert decode_publish_response(reply.body).pointer == pointer
+    # The type of a rollback's body is not looked at, as in the original.
+    for headers in ({}, {"Content-Type": "text/html"}, AVRO):
+        rolled = await broker.call("POST", ROLLBACK, reply.body, headers)
+        assert (rolled.status, rolled.body) == (200, b"")
+
+
+async def test_store_then_reference(broker: Broker) -> None:
+    pointer = pointer_now(broker)
+    stored = encode_publish_request(PublishRequest(pointer, [b"s1", b"s2"]))
+    reference = encode_publish_request(PublishRequest(pointer, []))
+    assert (await broker.call("POST", STORE, stored, AVRO)).status == 200
+    first = await broker.call("POST", PUBLISH, reference, AVRO)
+    again = await broker.call("POST", PUBLISH, reference, AVRO)
+    assert first.status == again.status == 200
+    assert first.body == again.body
+    late = await broker.call("POST", STORE, stored, AVRO)
+    assert (late.status, late.headers["Broker-Error"]) == (409, "payloads_sealed")
+
+
+async def test_an_idempotency_key_answers_as_before(broker: Broker) -> None:
+    keyed = {**AVRO, "Idempotency-Key": "k-1"}
+    first = await broker.call("POST", PUBLISH, TWO, keyed)
+    again = await broker.call("POST", PUBLISH, TWO, keyed)
+    assert first.headers.get("Idempotency-Replayed") is None
+    assert again.headers.get("Idempotency-Replayed") == "true"
+    for name in ("Broker-First-Id", "Broker-Last-Id", "Broker-Count"):
+        assert first.headers[name] == again.headers[name]
+    in_json = await broker.call("POST", PUBLISH, b'["a", "b"]', {**JSON, "Idempotency-Key": "k-1"})
+    assert in_json.json == {
+        "first_id": first.headers["Broker-First-Id"],
+        "last_id": first.headers["Broker-Last-Id"],
+        "count": 2,
+        "replayed": True,
+    }
+    assert await payloads(broker) == ["a", "b"]
+    other = await broker.call("POST", PUBLISH, bytes.fromhex("0202026300"), keyed)
+    assert (other.status, other.headers["Broker-Error"]) == (422, "idempotency_key_reused")
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256, "a\tb"])
+async def test_a_key_of_other_characters_is_malformed(broker: Broker, key: str) -> None:
+    reply = await broker.call("POST", PUBLISH, TWO, {**AVRO, "Idempotency-Key": key})
+    assert reply.status == 400
+
+
+async def test_ttl_of_messages(broker: Broker) -> None:
+    assert (await broker.call("POST", f"{PUBLISH}?ttl=60", TWO, AVRO)).status == 200
+    page = await broker.call("GET", topic_path("t", "messages"))
+    assert all(m["expires_at"] < "9999" for m in page.json["messages"])
+    for ttl in ("0", "-1", "1.5", "x", "", "604801", "2147483648"):
+        reply = await broker.call("POST", f"{PUBLISH}?ttl={ttl}", TWO, AVRO)
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request"), ttl
+
+
+@pytest.mark.parametrize("action", ["publish", "store"])
+async def test_malformed_bodies_leave_nothing_behind(broker: Broker, action: str) -> None:
+    for body in (b"", b"\x02", b"\x02\x04\x02a", b"\x05", b"\xff" * 40, b"\x02\x01\x02\x00"):
+        reply = await broker.call("POST", topic_path("t", action), body, AVRO)
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+    assert await payloads(broker) == []
+
+
+async def test_publish_without_messages_or_transaction_is_malformed(broker: Broker) -> None:
+    assert (await broker.call("POST", PUBLISH, b"\x02\x00", AVRO)).status == 400
+    assert (await broker.call("POST", STORE, TWO, AVRO)).status == 400
+
+
+async def test_a_rollback_needs_a_pointer(broker: Broker) -> None:
+    reply = await broker.call("POST", ROLLBACK, bytes.fromhex("0200000000"))
+    assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+
+
+async def test_a_transaction_past_its_longest_life_is_refused(broker: Broker) -> None:
+    for action in ("publish", "store"):
+        body = {"write_pointer": 1, "messages": ["x"]}
+        reply = await broker.call("POST", topic_path("t", action), json.dumps(body).encode(), JSON)
+        assert (reply.status, reply.json["code"]) == (422, "transaction_too_old")
+
+
+@pytest.mark.parametrize("pointer", [-1, -(1 << 63)])
+async def test_a_negative_pointer_is_older_than_any_transaction_may_live(
+    http: Http, pointer: int
+) -> None:
+    begun = await http("POST", topic_path("t", "stages"))
+    stages = {"stages": [begun.json["stage"]], "write_pointer": pointer}
+    rows = RollbackRange(pointer, bytes(10), bytes(10))
+    for action, body, headers in (
+        ("publish", encode_publish_request(PublishRequest(pointer, [b"a"])), AVRO),
+        ("publish", encode_publish_request(PublishRequest(pointer, [])), AVRO),
+        ("store", encode_publish_request(PublishRequest(pointer, [b"a"])), AVRO),
+        ("rollback", encode_publish_response(rows), {}),
+        ("stages/publish", json.dumps(stages).encode(), JSON),
+    ):
+        reply = await http("POST", topic_path("t", action), body, headers)
+        told = (reply.status, reply.headers["Broker-Error"], reply.headers["Broker-Outcome"])
+        assert told == (422, "transaction_too_old", "refused"), action
+
+
+async def test_too_many_messages_are_refused() -> None:
+    broker = Broker(Config(limits=LimitsConfig(messages_per_request_max=2)))
+    await broker.call("PUT", topic_path("t"))
+    assert (await broker.call("POST", PUBLISH, TWO, AVRO)).status == 200
+    three = bytes.fromhex("0206026102620263") + b"\x00"
+    reply = await broker.call("POST", PUBLISH, three, AVRO)
+    assert (reply.status, reply.headers["Broker-Error"]) == (413, "too_many_messages")
+    await broker.close()
+
+
+async def test_topics_that_are_not_there(broker: Broker) -> None:
+    for action, body in (("publish", TWO), ("rollback", bytes.fromhex("00020000000000")[:6])):
+        reply = await broker.call("POST", topic_path("no", action), body, AVRO)
+        assert reply.status in (404, 400)
+    reply = await broker.call("POST", topic_path("no", "publish"), TWO, AVRO)
+    assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")

@@ -1,0 +1,83 @@
+import asyncio
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.given_cluster import GivenTarget, HookFailed, Hooks, filled
+from chaos.nemeses.pause import Pause
+from chaos.target import Ability, Unable
+
+URLS = ["http://10.0.0.1:8080/", "http://10.0.0.2:8080"]
+
+
+def test_a_hook_is_told_which_node() -> None:
+    words = filled("ssh {host} 'kill {node} at {url}'", 2, "http://10.0.0.2:8080")
+    assert words == ["ssh", "10.0.0.2", "kill 2 at http://10.0.0.2:8080"]
+
+
+def test_only_what_can_be_undone_can_be_done() -> None:
+    assert GivenTarget(URLS).abilities == set()
+    assert GivenTarget(URLS, Hooks(kill="k")).abilities == set()
+    assert GivenTarget(URLS, Hooks(kill="k", start="s")).abilities == {Ability.KILL}
+    assert GivenTarget(URLS, Hooks(pause="p", resume="r")).abilities == {Ability.PAUSE}
+
+
+async def test_what_has_no_hook_is_said() -> None:
+    target = GivenTarget(URLS)
+    assert target.nodes == ("broker-1", "broker-2")
+    with pytest.raises(Unable, match="kill"):
+        await target.kill("broker-1")
+    with pytest.raises(Unable, match="links"):
+        _ = target.links
+
+
+async def test_a_hook_is_run_and_its_failure_is_told(tmp_path: Path) -> None:
+    noting = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"a\").write(sys.argv[2])'"
+    file = tmp_path / "killed"
+    target = GivenTarget(URLS, Hooks(kill=f"{noting} {file} {{node}}", start="false"))
+    await target.kill("broker-2")
+    assert file.read_text() == "2"
+    assert target.is_running("broker-1")
+    assert not target.is_running("broker-2")
+    with pytest.raises(HookFailed, match="exited with 1"):
+        await target.start("broker-2")
+    assert not target.is_running("broker-2")
+
+
+async def test_a_hook_that_is_no_program_has_failed() -> None:
+    with pytest.raises(HookFailed, match="no-such-program"):
+        await GivenTarget(URLS, Hooks(kill="no-such-program {node}", start="s")).kill("broker-1")
+
+
+async def test_a_node_that_was_killed_is_not_woken_any_more() -> None:
+    hooks = Hooks(kill="true", start="true", pause="true", resume="false")
+    target = GivenTarget(URLS, hooks)
+    await target.pause("broker-1")
+    await target.kill("broker-1")
+    assert not target._frozen
+
+
+async def test_nodes_are_frozen_and_woken_where_they_can_not_be_killed(tmp_path: Path) -> None:
+    file = tmp_path / "did"
+    hooks = [f"sh -c 'echo {verb} {{node}} >> {file}'" for verb in ("pause", "resume")]
+    target = GivenTarget(URLS, Hooks(pause=hooks[0], resume=hooks[1]), session_s=0.01)
+    nemesis = Pause()
+    assert nemesis.needs <= target.abilities
+    assert await nemesis.act(target, random.Random(1)) is not None
+    words = file.read_text().split()
+    assert words[::2] == ["pause", "resume"]
+    assert words[1] == words[3]
+
+
+async def test_a_hook_may_leave_a_process_behind_that_holds_its_output(tmp_path: Path) -> None:
+    """As one does that starts a node: only its own end counts."""
+    file = tmp_path / "pid"
+    starts = f"sh -c 'tail -f /dev/null & echo $! > {file}'"
+    target = GivenTarget(URLS, Hooks(kill=starts, start="true"))
+    async with asyncio.timeout(30):
+        await target.kill("broker-1")
+    os.kill(int(file.read_text()), signal.SIGKILL)

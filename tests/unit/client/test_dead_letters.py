@@ -1,0 +1,61 @@
+"""Dead letters say why they are there, and have room for it."""
+
+from broker.client import dead_letters
+from broker.model import Message, TopicId, row_id
+from broker.wire import attributes
+
+TOPIC = TopicId("ns", "t")
+ID = row_id(1_764_000_000_123, 7) + bytes(10)
+ERROR = ValueError("no such thing")
+
+
+def letter(message: Message, error: BaseException = ERROR):
+    return dead_letters.letter_of(
+        TOPIC, "mailer", message, error, tries=5, now_ms=1_764_000_001_000
+    )
+
+
+def test_a_letter_has_what_the_message_had_and_says_why():
+    made = letter(Message(ID, b"payload", b"key", {"h": b"v"}))
+    assert (made.payload, made.key) == (b"payload", b"key")
+    assert made.headers == {
+        "h": b"v",
+        "dead-letter-reason": b"ValueError: no such thing",
+        "dead-letter-id": ID.hex().encode(),
+        "dead-letter-topic": b"ns/t",
+        "dead-letter-subscriber": b"mailer",
+        "dead-letter-tries": b"5",
+        "dead-letter-time": b"2025-11-24T16:00:01.000+00:00",
+    }
+
+
+def test_what_leaves_no_room_is_left_out():
+    many = {f"header-{number}": b"x" * 100 for number in range(99)}
+    for key, headers, left_out, kept in (
+        (b"k", many, b"headers", b"k"),
+        (b"k", {"large": b"x" * 16_300}, b"headers", b"k"),
+        (b"k" * 16_300, {}, b"key, headers", None),
+    ):
+        made = letter(Message(ID, b"payload", key, headers))
+        assert (made.payload, made.key) == (b"payload", kept)
+        assert made.headers["dead-letter-left-out"] == left_out
+        assert attributes.encode(made.key, made.headers)
+        assert not set(headers) & set(made.headers)
+
+
+def test_an_error_of_any_length_and_kind_of_text_is_told():
+    made = letter(Message(ID, b""), ValueError("\ud800" * 5000))
+    assert len(made.headers["dead-letter-reason"]) == dead_letters.REASON_BYTES_MAX
+    assert attributes.encode(None, made.headers)
+
+
+def test_a_letters_key_is_its_own():
+    message = Message(ID, b"payload")
+    key = dead_letters.key_of(TOPIC, "mailer", message)
+    assert key == dead_letters.key_of(TOPIC, "mailer", message._replace(payload=b"other"))
+    others = {
+        dead_letters.key_of(TopicId("ns", "t2"), "mailer", message),
+        dead_letters.key_of(TOPIC, "mailer2", message),
+        dead_letters.key_of(TOPIC, "mailer", message._replace(id=bytes(20))),
+    }
+    assert len({key, *others}) == 4

@@ -1,0 +1,125 @@
+"""Handlers of all kinds are called, each where it belongs, and tried again as often as they may be."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from broker.client.handler import Calling, GaveUp, Trying
+
+CALLS: list[tuple[str, Any, int]] = []
+HERE = threading.get_ident()
+
+
+async def waits(*given: Any) -> None:
+    CALLS.append(("waits", given, threading.get_ident()))
+
+
+def plain(*given: Any) -> None:
+    CALLS.append(("plain", given, threading.get_ident()))
+
+
+def gives_to_wait(*given: Any) -> Any:
+    return waits(*given)
+
+
+class Waits:
+    async def __call__(self, *given: Any) -> None:
+        await waits(*given)
+
+
+@contextmanager
+def plain_work() -> Iterator[str]:
+    CALLS.append(("begin", None, threading.get_ident()))
+    yield "value"
+    CALLS.append(("end", None, threading.get_ident()))
+
+
+@asynccontextmanager
+async def waiting_work() -> AsyncIterator[str]:
+    CALLS.append(("begin", None, threading.get_ident()))
+    yield "value"
+    CALLS.append(("end", None, threading.get_ident()))
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    CALLS.clear()
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize(
+    ("handler", "is_here"),
+    [
+        *((waits, True), (Waits(), True), (partial(waits), True)),
+        *((plain, False), (partial(plain), False), (gives_to_wait, True)),
+    ],
+)
+async def test_a_handler_is_called_in_its_own_way(executor, handler, is_here):
+    await Calling(handler, executor).hand("m", None)
+    [(_, given, thread)] = CALLS
+    assert (given, thread == HERE) == (("m",), is_here)
+
+
+@pytest.mark.parametrize(
+    ("handler", "work", "here"),
+    [
+        (waits, waiting_work, [True] * 3),
+        (waits, plain_work, [True] * 3),
+        (plain, waiting_work, [True, False, True]),
+        (plain, plain_work, [False] * 3),
+    ],
+)
+async def test_work_stands_around_a_call(executor, handler, work, here):
+    await Calling(handler, executor).hand("m", work)
+    assert [name for name, _, _ in CALLS] == ["begin", handler.__name__, "end"]
+    assert CALLS[1][1] == ("m", "value")
+    assert [thread == HERE for _, _, thread in CALLS] == here
+    CALLS.clear()
+    await Calling(handler, executor).skip(work)
+    assert [name for name, _, _ in CALLS] == ["begin", "end"]
+
+
+async def test_what_is_to_be_awaited_is_no_plain_handler_within_plain_work(executor):
+    with pytest.raises(TypeError):
+        await Calling(gives_to_wait, executor).hand("m", plain_work)
+    assert [name for name, _, _ in CALLS] == ["begin"]
+
+
+async def test_trying_ends_after_so_many_tries_and_tells_each():
+    told, pauses = [], []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def fails() -> None:
+        raise ValueError(len(told))
+
+    trying = Trying(tries_max=4, delay_min_s=1, delay_max_s=3, sleep=sleep)
+    with pytest.raises(GaveUp) as gave_up:
+        await trying.run(fails, lambda error, tries: told.append((str(error), tries)))
+    assert told == [("0", 1), ("1", 2), ("2", 3), ("3", 4)]
+    assert (gave_up.value.tries, str(gave_up.value.error)) == (4, "3")
+    assert [
+        longest / 2 <= pause <= longest for pause, longest in zip(pauses, (1, 2, 3), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("error", [KeyError("final"), asyncio.CancelledError(), SystemExit(1)])
+async def test_some_errors_end_the_trying_at_once(error):
+    calls = []
+
+    async def fails() -> None:
+        calls.append(1)
+        raise error
+
+    trying = Trying(tries_max=4, delay_min_s=0, delay_max_s=0, sleep=asyncio.sleep)
+    with pytest.raises(type(error)):
+        await trying.run(fails, lambda *_: None, (KeyError,))
+    assert calls == [1]

@@ -1,0 +1,133 @@
+import asyncio
+
+import pytest
+
+from broker.client import Settings, protocol
+from broker.client.retrier import SLOW_S, Retrier, Trouble
+from broker.errors import OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
+from broker.model import Poll, PublishRequest, TopicId
+
+TOPIC = TopicId("ns1", "t1")
+KEYED = protocol.publish(TOPIC, PublishRequest(None, [b"a"]), key="k")
+POLL = protocol.poll(TOPIC, Poll())
+QUICK = Settings(retry_delay_min_s=0.0005, retry_delay_max_s=0.001, deadline_s=0.05)
+
+
+def scripted(*outcomes):
+    script = iter(outcomes)
+    tried = []
+
+    async def attempt(left_s):
+        tried.append(left_s)
+        outcome = next(script, outcomes[-1])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return attempt, tried
+
+
+async def test_the_first_success_is_the_answer():
+    attempt, tried = scripted(Overloaded(""), Unavailable(""), "done")
+    assert await Retrier(QUICK).run(KEYED, attempt) == "done"
+    assert len(tried) == 3
+    assert tried == sorted(tried, reverse=True)
+
+
+async def test_what_is_refused_for_good_ends_it():
+    attempt, tried = scripted(TopicNotFound(""))
+    with pytest.raises(TopicNotFound):
+        await Retrier(QUICK).run(KEYED, attempt)
+    assert len(tried) == 1
+
+
+async def test_a_refusal_after_an_unknown_outcome_does_not_make_it_known():
+    attempt, _ = scripted(OutcomeUnknown("lost"), Overloaded("busy"))
+    with pytest.raises(OutcomeUnknown, match="busy"):
+        await Retrier(QUICK).run(KEYED, attempt)
+    attempt, _ = scripted(OutcomeUnknown("lost"), TopicNotFound("gone"))
+    with pytest.raises(OutcomeUnknown, match="gone"):
+        await Retrier(QUICK).run(KEYED, attempt)
+
+
+async def test_reading_has_no_outcome_to_be_unknown():
+    attempt, _ = scripted(OutcomeUnknown("garbled"), Overloaded("busy"))
+    with pytest.raises(Overloaded):
+        await Retrier(QUICK).run(POLL, attempt)
+
+
+async def test_attempts_can_be_bounded_instead_of_time():
+    attempt, tried = scripted(Overloaded(""))
+    with pytest.raises(Overloaded):
+        await Retrier(QUICK).run(KEYED, attempt, attempts_max=4)
+    assert tried == [QUICK.deadline_s / 2] * 4
+
+
+async def test_an_attempt_that_may_be_repeated_leaves_time_for_that():
+    plain = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
+    for request, share in ((KEYED, 0.5), (POLL, 0.5), (plain, 1.0)):
+        attempt, tried = scripted("done")
+        await Retrier(QUICK).run(request, attempt)
+        assert tried == [pytest.approx(QUICK.deadline_s * share, rel=0.1)]
+
+
+async def test_a_close_ends_the_waiting_at_once():
+    retrier = Retrier(Settings(retry_delay_min_s=1000, retry_delay_max_s=1000, deadline_s=10_000))
+    attempt, tried = scripted(Overloaded(""))
+    task = asyncio.create_task(retrier.run(KEYED, attempt))
+    asyncio.get_running_loop().call_soon(retrier.close)  # After the task's first step.
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(task, 5)
+    assert len(tried) == 2
+
+
+async def test_trouble_that_is_outlasted_is_told_with_the_time_that_is_left():
+    told = []
+    busy = Overloaded("busy")
+    attempt, _ = scripted(busy, busy, "done")
+    assert await Retrier(QUICK, on_trouble=told.append).run(KEYED, attempt) == "done"
+    assert [trouble.error for trouble in told] == [busy, busy]
+    assert all(0 < trouble.left_s <= QUICK.deadline_s for trouble in told)
+
+
+async def test_what_is_refused_for_good_is_no_trouble_to_outlast():
+    told = []
+    attempt, _ = scripted(TopicNotFound(""))
+    with pytest.raises(TopicNotFound):
+        await Retrier(QUICK, on_trouble=told.append).run(KEYED, attempt)
+    assert told == []
+
+
+@pytest.mark.slow
+async def test_an_attempt_without_an_answer_is_told_while_it_goes_on():
+    telling = asyncio.get_running_loop().create_future()
+
+    async def attempt(_):
+        return await telling
+
+    retrier = Retrier(Settings(deadline_s=60), on_trouble=telling.set_result)
+    told = await retrier.run(POLL, attempt)
+    assert told == Trouble(None, pytest.approx(60 - SLOW_S, abs=1))
+
+
+@pytest.mark.slow
+async def test_a_wait_that_was_asked_for_is_no_trouble():
+    told = []
+    loop = asyncio.get_running_loop()
+
+    async def attempt(_):
+        done = loop.create_future()
+        loop.call_later(SLOW_S * 1.2, done.set_result, "done")
+        return await done
+
+    assert await Retrier(Settings(), on_trouble=told.append).run(POLL, attempt, waits_s=60)
+    assert told == []
+
+
+async def test_a_client_that_closes_tells_of_no_trouble() -> None:
+    told: list[Trouble] = []
+    retrier = Retrier(QUICK, on_trouble=told.append)
+    retrier.tell(Unavailable("lost"), None)
+    retrier.close()
+    retrier.tell(Unavailable("closed"), None)
+    assert [str(trouble.error) for trouble in told] == ["lost"]

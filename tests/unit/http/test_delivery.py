@@ -1,0 +1,252 @@
+import asyncio
+import gzip
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import cast
+
+import pytest
+
+from broker.config.sections import Config, ServerConfig
+from broker.errors import Unavailable
+from broker.http import delivery
+from broker.http.budget import Hold
+from broker.http.delivery import Outgoing, ReaderStalled, SlowReaderLimits, accepts_gzip
+from broker.http.inbound import Connection
+from broker.http.reply import ChunkedReply, Reply
+from broker.http.request import Request
+from broker.model import Message, Poll, PublishRequest
+from broker.wire import avro
+from broker.wire.blocks import PollDecoder
+from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
+
+AVRO = {"Content-Type": "avro/binary"}
+POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")
+EVERYTHING = avro.encode_poll(Poll())
+PAYLOADS = [b"%06d" % n + b"x" * 1000 for n in range(10_000)]
+
+
+@pytest.fixture
+async def full(broker: Broker) -> Broker:
+    """A topic of ten megabytes."""
+    body = avro.encode_publish_request(PublishRequest(None, PAYLOADS))
+    assert (await broker.call("POST", PUBLISH, body, AVRO)).status == 200
+    return broker
+
+
+def read(body: bytes) -> list[Message]:
+    decoder = PollDecoder()
+    got = decoder.feed(body)
+    decoder.finish()
+    return got
+
+
+async def raw_poll(raw: RawHttp, *headers: str, version: str = "1.1") -> None:
+    lines = [
+        f"POST {POLL} HTTP/{version}",
+        "Host: localhost",
+        "Content-Type: avro/binary",
+        *headers,
+    ]
+    lines.append(f"Content-Length: {len(EVERYTHING)}")
+    await raw.send("\r\n".join(lines).encode() + b"\r\n\r\n" + EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("sent", "accepted"),
+    [
+        ("gzip", True),
+        ("deflate, gzip;q=0.5", True),
+        ("GZIP", True),
+        ("gzip;q=1.0", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000", False),
+        ("deflate", False),
+        ("x-gzip-not", False),
+        ("*", False),
+        ("", False),
+    ],
+)
+def test_who_accepts_gzip(sent: str, accepted: bool) -> None:
+    assert accepts_gzip({"Accept-Encoding": sent}) is accepted
+
+
+def test_without_the_header_nobody_does() -> None:
+    assert not accepts_gzip({})
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "deflate, gzip", "deflate", "gzip;q=0", "identity"])
+async def test_large_replies_are_packed_for_those_who_accept_gzip(
+    full: Broker, accepted: str
+) -> None:
+    async with listening(full) as http, RawHttp(http.port) as raw:
+        await raw_poll(raw, f"Accept-Encoding: {accepted}")
+        reply = await raw.reply()
+        packed = reply.headers.get("Content-Encoding") == "gzip"
+        assert packed == ("gzip" in accepted and "q=0" not in accepted)
+        body = gzip.decompress(reply.body) if packed else reply.body
+        assert [m.payload for m in read(body)] == PAYLOADS
+        assert not packed or len(reply.body) < len(body) // 5
+
+
+async def test_small_and_unstreamed_replies(http: Http) -> None:
+    async with RawHttp(http.port) as raw:
+        await raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n")
+        assert "Content-Encoding" not in (await raw.reply()).headers
+        await raw.send(
+            b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
+        )
+        reply = await raw.reply()
+        assert reply.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(reply.body).startswith(b'{"openapi"')
+
+
+async def test_old_http_gets_no_chunks(full: Broker) -> None:
+    async with listening(full) as http:
+        async with RawHttp(http.port) as raw:
+            await raw_poll(raw, version="1.0")
+            reply = await raw.reply()
+            assert "Transfer-Encoding" not in reply.headers
+            assert [m.payload for m in read(reply.body)] == PAYLOADS
+        async with RawHttp(http.port) as raw:
+            await raw.send(b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 2)
+            for _ in range(2):
+                reply = await raw.reply()
+                assert (reply.body, reply.headers["Connection"]) == (b"OK.\n", "keep-alive")
+
+
+async def test_one_chunk_in_old_http(http: Http) -> None:
+    async with RawHttp(http.port) as raw:
+        await raw_poll(raw, version="1.0")
+        assert (await raw.reply()).body == b"\x00"
+
+
+@pytest.mark.slow
+async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> None:
+    broker = Broker(Config(server=ServerConfig(reply_stall_s=0.3)))
+    await broker.call("PUT", topic_path("t"))
+    body = avro.encode_publish_request(PublishRequest(None, PAYLOADS * 2))
+    await broker.call("POST", PUBLISH, body, AVRO)
+    async with listening(broker) as http:
+        async with RawHttp(http.port, receive_buffer=4096) as stuck:
+            await raw_poll(stuck)
+            await eventually(lambda: broker.server.busy, lambda: "no request began")
+            await eventually(lambda: not broker.server.busy, lambda: "the reader was not cut")
+        async with RawHttp(http.port, receive_buffer=65_536) as slow:
+            await raw_poll(slow)
+            assert len(read((await slow.reply()).body)) == 2 * len(PAYLOADS)
+    await broker.close()
+
+
+class Dripping:
+    """A connection whose reader takes so many bytes each time that one waits for it."""
+
+    def __init__(self, unsent: int, takes: int) -> None:
+        self.unsent_bytes = unsent
+        self.takes = takes
+        self.cut = False
+
+    @property
+    def writing_paused(self) -> bool:
+        return self.unsent_bytes > 0
+
+    def write(self, *parts: bytes) -> None:
+        pass
+
+    async def drained(self, wait_s: float) -> bool:
+        self.unsent_bytes -= self.takes
+        return self.unsent_bytes <= 0
+
+    def force_close(self) -> None:
+        self.cut = True
+
+
+@pytest.mark.parametrize(("takes", "cut"), [(0, True), (999, True), (1000, False)])
+async def test_a_reader_that_takes_next_to_nothing_is_cut(takes: int, cut: bool) -> None:
+    dripping = Dripping(50_000, takes)
+    slow = SlowReaderLimits(stall_s=10, bytes_a_second_min=100)
+    out = Outgoing(cast("Connection", dripping), "HEAD", {}, b"", Hold(None), slow)
+    if cut:
+        with pytest.raises(ReaderStalled):
+            await out.send(Reply())
+    else:
+        await out.send(Reply())
+    assert dripping.cut is cut
+
+
+def failing(answers: list[bytes | Exception]) -> ChunkedReply:
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+
+    return ChunkedReply(chunks(), "avro/binary")
+
+
+async def serve_stream(broker: Broker, answers: list[bytes | Exception]) -> None:
+    """Let polls answer this stream."""
+
+    async def handler(_: Request) -> ChunkedReply:
+        return failing(answers)
+
+    router = broker.dispatch.router
+    router._kept.clear()
+    for _, methods in router._shapes:
+        for method, route in methods.items():
+            if route.name == "poll":
+                methods[method] = route._replace(handler=handler)
+
+
+@pytest.mark.parametrize("error", [Unavailable("stale"), ZeroDivisionError("surprise")])
+async def test_what_fails_after_the_status_is_told_by_the_missing_end(
+    broker: Broker, error: Exception
+) -> None:
+    await serve_stream(broker, [b"block", error])
+    async with listening(broker) as http, RawHttp(http.port) as raw:
+        await raw_poll(raw)
+        with pytest.raises(asyncio.IncompleteReadError):
+            await raw.reply()
+
+
+async def test_what_fails_before_the_status_is_an_ordinary_error(broker: Broker) -> None:
+    await serve_stream(broker, [Unavailable("stale")])
+    async with listening(broker) as http, RawHttp(http.port) as raw:
+        await raw_poll(raw)
+        reply = await raw.reply()
+        assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
+
+
+async def test_a_reader_that_goes_ends_the_maker_of_the_chunks(broker: Broker) -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"x" * 100_000
+        finally:
+            ended.set()
+
+    async def handler(_: Request) -> ChunkedReply:
+        return ChunkedReply(endless(), "avro/binary")
+
+    await serve_stream(broker, [])
+    for _, methods in broker.dispatch.router._shapes:
+        for method, route in methods.items():
+            if route.name == "poll":
+                methods[method] = route._replace(handler=handler)
+    async with listening(broker) as http:
+        async with RawHttp(http.port) as raw:
+            await raw_poll(raw)
+            await raw.line()
+        async with asyncio.timeout(30):
+            await ended.wait()
+
+
+async def test_packing_gives_every_block_out_at_once() -> None:
+    async def blocks() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"y" * 5000
+
+    packer = delivery.zlib.compressobj(1, wbits=31)
+    pieces = [piece async for piece in delivery._packed(b"x" * 5000, blocks(), packer)]
+    assert len(pieces) == 5
+    assert gzip.decompress(b"".join(pieces)) == b"x" * 5000 + b"y" * 15_000

@@ -1,0 +1,132 @@
+import itertools
+
+import pytest
+
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    Forbidden,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StorageFull,
+    Unavailable,
+    registry,
+)
+from broker.routing.decisions import (
+    SUCCESS,
+    Next,
+    PeerAnswer,
+    RepeatEffect,
+    after_answer,
+    after_loss,
+    at_the_deadline,
+    is_final,
+)
+
+ERRORS = [kind("why") for kind in registry()]
+WRITES = [kind for kind in RepeatEffect if not kind.is_reading]
+EITHER = (False, True)
+
+
+def by(error: BrokerError) -> PeerAnswer:
+    return PeerAnswer.by_error(error)
+
+
+@pytest.mark.parametrize("kind", RepeatEffect)
+@pytest.mark.parametrize(("doubt", "own"), list(itertools.product(EITHER, EITHER)))
+def test_a_success_is_passed_on_whatever_was_before(kind, doubt, own):
+    assert after_answer(kind, SUCCESS, in_doubt=doubt, own_key=own) is Next.REPLY
+
+
+@pytest.mark.parametrize("error", [NotLeader(""), NoLeader(""), Unavailable(""), Forbidden("")])
+@pytest.mark.parametrize("kind", RepeatEffect)
+def test_where_nothing_was_done_for_want_of_a_leader_another_look_is_taken(kind, error):
+    for doubt in EITHER:
+        assert after_answer(kind, by(error), in_doubt=doubt, own_key=False) is Next.AGAIN
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_refusal_never_hides_that_an_earlier_attempt_may_have_been_done(kind, error):
+    step = after_answer(kind, by(error), in_doubt=True, own_key=False)
+    if error.outcome == "refused":
+        assert step is not Next.REPLY
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("doubt", EITHER)
+def test_what_may_have_been_done_is_repeated_only_if_that_is_harmless(error, doubt):
+    told = by(error)
+    for own in EITHER:
+        assert after_answer(
+            RepeatEffect.ONCE, told, in_doubt=doubt, own_key=own
+        ) is not Next.REPEAT or (told.outcome == "refused")
+    assert after_loss(RepeatEffect.ONCE, sent=True) is Next.UNKNOWN
+
+
+def test_the_table():
+    unknown, full = by(OutcomeUnknown("")), by(StorageFull("", outcome="unknown"))
+    busy, bad = by(Overloaded("")), by(BadRequest(""))
+
+    def step(kind, told, *, doubt=False, own=False):
+        return after_answer(kind, told, in_doubt=doubt, own_key=own)
+
+    assert step(RepeatEffect.KEYED, unknown) is Next.REPEAT
+    assert step(RepeatEffect.KEYED, unknown, own=True) is Next.REPLY
+    assert step(RepeatEffect.IDEMPOTENT, unknown) is Next.REPEAT
+    assert step(RepeatEffect.ONCE, unknown) is Next.REPLY
+    assert step(RepeatEffect.READING, unknown) is Next.REPLY
+    assert step(RepeatEffect.KEYED, full) is Next.REPLY
+    assert step(RepeatEffect.KEYED, busy) is Next.REPLY
+    assert step(RepeatEffect.KEYED, busy, doubt=True) is Next.REPEAT
+    assert step(RepeatEffect.KEYED, bad) is Next.REPLY
+    assert step(RepeatEffect.KEYED, bad, doubt=True) is Next.UNKNOWN
+    assert step(RepeatEffect.READING, bad, doubt=True) is Next.REPLY
+
+
+@pytest.mark.parametrize("kind", RepeatEffect)
+def test_what_follows_a_loss(kind):
+    assert after_loss(kind, sent=False) is Next.AGAIN
+    expected = {
+        RepeatEffect.KEYED: Next.REPEAT,
+        RepeatEffect.IDEMPOTENT: Next.REPEAT,
+        RepeatEffect.ONCE: Next.UNKNOWN,
+    }
+    assert after_loss(kind, sent=True) is expected.get(kind, Next.AGAIN)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_reply_tells_what_its_error_does(error):
+    told = PeerAnswer.by_reply(error.http_status, error.code, error.outcome)
+    assert (told.code, told.outcome) == (error.code, error.outcome)
+    if error.outcome == "refused":
+        assert told.retriable == error.retriable
+
+
+def test_a_reply_that_says_nothing_of_its_outcome_is_unknown():
+    assert PeerAnswer.by_reply(500, "", "").outcome == "unknown"
+    assert PeerAnswer.by_reply(204, "", "") is SUCCESS
+
+
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("own", EITHER)
+def test_at_the_deadline_doubt_is_told(kind, own):
+    doubt = at_the_deadline(kind, "cut", in_doubt=True, own_key=own)
+    assert (doubt.code, doubt.outcome, doubt.retriable) == ("outcome_unknown", "unknown", own)
+    assert doubt.http_status == (503 if own else 500)
+    clear = at_the_deadline(kind, "cut", in_doubt=False, own_key=own)
+    assert (clear.code, clear.outcome) == ("no_leader", "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("own", EITHER)
+def test_what_a_leader_takes_for_final_the_sender_passes_on(kind, error, attempt, own):
+    # Otherwise the next request of a lane could pass one that is sent again.
+    if is_final(kind, by(error), attempt=attempt, own_key=own):
+        for doubt in EITHER[:attempt]:
+            assert after_answer(kind, by(error), in_doubt=doubt, own_key=own) is Next.REPLY

@@ -1,0 +1,44 @@
+import pytest
+
+from broker.routing.leader_watch import GRACE_S, LOOK_S, LeaderChanged, unless_moved
+from broker.testing.virtual_time import VirtualLoop, pass_time, simulate
+
+
+def run(answer_s: float, moves_s: float) -> tuple[str, float]:
+    """Return how asking ends, and after how many seconds."""
+
+    async def main(loop: VirtualLoop) -> tuple[str, float]:
+        try:
+            asking = pass_time(answer_s, "answer")
+            told = await unless_moved(asking, lambda: loop.time() >= moves_s)
+        except LeaderChanged:
+            told = "given up"
+        return str(told), loop.time()
+
+    return simulate(main)
+
+
+def test_an_answer_in_time_is_an_answer() -> None:
+    assert run(100.0, 1e9) == ("answer", 100.0)
+
+
+def test_who_hands_over_may_answer_what_was_taken() -> None:
+    assert run(5 + GRACE_S / 2, 5.0) == ("answer", 5 + GRACE_S / 2)
+
+
+@pytest.mark.parametrize("moves_s", [0.1, 1.0, 7.3])
+def test_who_is_silent_is_given_up(moves_s: float) -> None:
+    told, after_s = run(1e9, moves_s)
+    assert told == "given up"
+    assert moves_s + GRACE_S <= after_s <= moves_s + GRACE_S + LOOK_S + 1e-6
+
+
+def test_an_error_is_passed_on() -> None:
+    async def main(_: VirtualLoop) -> None:
+        async def failing() -> None:
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await unless_moved(failing(), lambda: 1)
+
+    simulate(main)

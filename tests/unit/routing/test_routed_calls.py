@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.http.answer import HttpAnswer
+from broker.routing.forwarder import Elsewhere
+from broker.routing.routed_calls import LeaderSeen, Relayed
+
+NUMBER = st.none() | st.integers(0, 1 << 62)
+
+
+@given(st.from_regex(r"https?://[a-z0-9.:]{1,20}", fullmatch=True), NUMBER, NUMBER)
+def test_who_leads_survives_its_header(url, node, epoch) -> None:
+    seen = LeaderSeen(url, node, epoch)
+    assert LeaderSeen.parse(seen.format()) == seen
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read(text: str) -> None:
+    LeaderSeen.parse(text)
+
+
+@given(st.binary(max_size=60))
+def test_any_421_is_read(body: bytes) -> None:
+    assert Elsewhere.of(HttpAnswer(421, {}, body)) == Elsewhere()
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"node":1,"url":"u","epoch":2}', Elsewhere(1, "u", 2)),
+        (b'{"node":null,"url":null,"epoch":null}', Elsewhere()),
+        (b'{"node":"1","url":3,"epoch":[]}', Elsewhere()),
+    ],
+)
+def test_a_421_tells_who_leads(body: bytes, told: Elsewhere) -> None:
+    assert Elsewhere.of(HttpAnswer(421, {}, body)) == told
+
+
+def test_an_answer_tells_whether_a_poll_must_move() -> None:
+    assert Relayed(HttpAnswer(200, {"broker-moved": "true"}, b"")).has_moved
+    assert not Relayed(HttpAnswer(200, {}, b"")).has_moved

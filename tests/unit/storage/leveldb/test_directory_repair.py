@@ -1,0 +1,181 @@
+"""A closed store is looked at without being changed, and mended as a copy."""
+
+import json
+import random
+from pathlib import Path
+
+import plyvel
+import pytest
+
+from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.entry import checked
+from broker.storage.keys import LogId, page_key, root_key
+from broker.storage.leveldb import files
+from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.directory_repair import opened_copy, repair, verify_directory
+from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key
+from broker.storage.leveldb.table import open_table
+from broker.storage.log import Logs
+from broker.storage.table import HEAD, Space
+from tests.kit.full_store import BOUNDS, FULL, Filler, StillClock
+
+LOG = LogId(FULL, 1)
+
+
+@pytest.fixture
+async def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "data"
+    table = await open_table(directory, Options(write_buffer_bytes=1 << 16))
+    await Filler(Logs(table, StillClock(), bounds=BOUNDS)).fill()
+    await table.close()
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    found = [path for path in directory.rglob("*") if path.is_file() and path.name != "LOCK"]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
+
+
+def changed(directory: Path, key: bytes, value: bytes | None) -> None:
+    """Change a key behind the broker's back."""
+    (directory / "CLEAN").unlink(missing_ok=True)
+    database = plyvel.DB(str(directory / "db"))
+    if value is None:
+        database.delete(key)
+    else:
+        database.put(key, value)
+    database.close()
+
+
+async def test_nothing_is_wrong_and_nothing_changes(directory: Path) -> None:
+    before = contents(directory)
+    report = await verify_directory(directory)
+    assert report.problems == []
+    assert report.topics == 8
+    assert contents(directory) == before
+
+
+async def test_a_copy_shows_what_is_there(directory: Path) -> None:
+    before = contents(directory)
+    async with opened_copy(directory) as table:
+        root = await Logs(table, StillClock()).root(LOG)
+    assert root is not None
+    assert root.generation == 1
+    assert contents(directory) == before
+
+
+async def test_a_store_is_looked_at_while_it_is_served(directory: Path) -> None:
+    closed = await verify_directory(directory)
+    table = await open_table(directory)
+    await table.put(Space.RECORDS, {b"another": checked(b"record")})
+    report = await verify_directory(directory)
+    assert report.problems == []
+    assert (report.topics, report.records) == (closed.topics, closed.records + 1)
+    async with opened_copy(directory) as copy:
+        assert await copy.get(Space.RECORDS, b"another", [HEAD])
+    await table.close()
+    assert not [name for name in contents(directory) if name.startswith("check-")]
+
+
+async def test_a_served_store_without_a_manifest_is_told(directory: Path) -> None:
+    lock = files.DirectoryLock(directory)
+    (directory / "db" / "CURRENT").unlink()
+    [problem] = (await verify_directory(directory)).problems
+    assert "db/CURRENT is missing" in problem
+    with pytest.raises(StorageCorrupt, match="db/CURRENT is missing"):
+        async with opened_copy(directory):
+            pass
+    lock.close()
+
+
+async def test_a_store_in_use_is_not_mended(directory: Path) -> None:
+    lock = files.DirectoryLock(directory)
+    with pytest.raises(Unavailable, match="in use"):
+        await repair(directory, directory / "copy")
+    lock.close()
+
+
+async def test_where_there_is_none_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no store in"):
+        await verify_directory(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no store in"):
+        await repair(tmp_path, tmp_path / "copy")
+
+
+async def test_a_store_of_another_format_is_told_with_what_to_do(directory: Path) -> None:
+    identity = json.loads((directory / "IDENTITY").read_text())
+    (directory / "IDENTITY").write_text(json.dumps({**identity, "format": 1}))
+    [problem] = (await verify_directory(directory)).problems
+    assert "the next start makes a new, empty store" in problem
+    with pytest.raises(StorageCorrupt, match="Move the directory away"):
+        await repair(directory, directory / "copy")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        (FORMAT_KEY, None, "the database has lost its format row"),
+        (b"zzz", b"?", "a key that is none of ours"),
+        (b"a", b"?", "a key that is none of ours"),
+        (b"f1", b"?", "a key that is none of ours"),
+        (b"M\0\0", b"?", "a key that is none of ours"),
+        (b"mxyz", b"?", "a row of no topic"),
+        (
+            head_key(Space.MESSAGES, b"no:record:" + bytes(14)),
+            b"?",
+            "it has messages and no record",
+        ),
+        (
+            head_key(Space.RECORDS, b"topic/check:full:"),
+            None,
+            "check:full: it has payloads and no record",
+        ),
+        (
+            cells_prefix(Space.MESSAGES, page_key(LOG, b"\0" * 9 + b"\7")) + b"e",
+            b"?",
+            "has entries and no head",
+        ),
+        (head_key(Space.MESSAGES, root_key(LOG)), None, "a topic without a root"),
+    ],
+)
+async def test_what_nothing_leads_to_is_found(
+    directory: Path, key: bytes, value: bytes | None, wanted: str
+) -> None:
+    changed(directory, key, value)
+    report = await verify_directory(directory)
+    assert any(wanted in line for line in report.problems), report.problems
+
+
+async def test_what_is_lost_is_told_of_the_mended_copy(directory: Path, tmp_path: Path) -> None:
+    database = plyvel.DB(str(directory / "db"))
+    database.compact_range()
+    database.close()
+    (directory / "CLEAN").unlink()
+    table = max((directory / "db").glob("*.ldb"), key=lambda path: path.stat().st_size)
+    damaged = bytearray(table.read_bytes())
+    damaged[random.randrange(len(damaged) // 4, len(damaged) // 2)] ^= 0x10
+    table.write_bytes(damaged)
+    before = contents(directory)
+    assert not (await verify_directory(directory)).is_sound
+    report = await repair(directory, tmp_path / "mended")
+    assert not report.is_sound
+    assert not any("can't be read" in line for line in report.problems), report.problems
+    assert contents(directory) == before
+    opened = await open_table(tmp_path / "mended")
+    await opened.close()
+
+
+async def test_a_healthy_store_is_the_same_when_mended(directory: Path, tmp_path: Path) -> None:
+    report = await repair(directory, tmp_path / "mended")
+    assert report.problems == []
+    assert report.topics == 8
+    with pytest.raises(FileExistsError):
+        await repair(directory, tmp_path / "mended")
+
+
+async def test_files_that_are_not_as_they_were_left_are_told(directory: Path) -> None:
+    [log] = (directory / "db").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-3])
+    report = await verify_directory(directory)
+    assert any("it was closed with" in line for line in report.problems)
+    assert report.topics > 0

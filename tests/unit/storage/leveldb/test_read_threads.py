@@ -1,0 +1,32 @@
+import asyncio
+import threading
+
+import pytest
+
+from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.leveldb.read_threads import Readers
+
+
+async def test_an_error_is_its_callers_and_the_thread_goes_on() -> None:
+    def fail() -> None:
+        raise StorageCorrupt("a block")
+
+    readers = Readers(deadline_s=3600.0)
+    for _ in range(9):
+        with pytest.raises(StorageCorrupt):
+            await readers.read(fail)
+    assert await readers.read(lambda: 7) == 7
+    readers.close()
+    assert await asyncio.to_thread(readers.join)
+
+
+async def test_a_read_that_hangs_is_given_up() -> None:
+    readers, may_end = Readers(deadline_s=0.01), threading.Event()
+    with pytest.raises(Unavailable, match="no read has ended"):
+        await readers.read(lambda: may_end.wait(20))
+    may_end.set()
+    assert await readers.read(lambda: 7) == 7
+    readers.close()
+    assert await asyncio.to_thread(readers.join)
+    with pytest.raises(Unavailable, match="closed"):
+        await readers.read(lambda: 7)

@@ -1,0 +1,175 @@
+import random
+from bisect import bisect_right
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.errors import Unavailable
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
+from broker.storage import sweep
+from broker.storage.entry import PLAIN, Shared, encode_count, entries_of
+from broker.storage.hold import LogHold, PageBounds
+from broker.storage.keys import LogId
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.ordinals import LogCount, Numbering
+from tests.kit.bench import HookedTable
+
+LOG = LogId(TopicId("ns", "t"), 1)
+PAYLOAD = b"p" * 300
+MANY = 1 << 60
+
+
+class Filled:
+    """A log of small pages, and what was put into it: ids, and how many messages each stands for."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.table = HookedTable(MemoryTable())
+        self.logs = Logs(self.table, SystemClock(), bounds=PageBounds(cells_max=3))
+        self.ids: list[RowId] = []
+        self.weights: list[int] = []
+        self.gone = 0
+        self.ms = 0
+
+    async def begin(self) -> "Filled":
+        self.hold: LogHold = await self.logs.claim(LOG, "node")
+        return self
+
+    async def grow(self, appends: int) -> None:
+        for _ in range(appends):
+            self.ms += 1
+            kind = self.chance.random()
+            weight, count, shared, payload = 1, self.chance.randint(1, 90), PLAIN, PAYLOAD
+            if kind < 0.2:
+                weight, count = self.chance.randint(2, 50), 1
+                shared, payload = Shared(9, number=9), encode_count(weight)
+            elif kind < 0.4:
+                shared = Shared(lifetime_ms=1000)
+            ids = [row_id(self.ms, place) for place in range(count)]
+            added = entries_of(self.hold.epoch, ids, [payload] * count, shared)
+            size = 0 if weight > 1 else len(PAYLOAD) * count
+            await self.hold.append(added, messages=weight * count, payload_bytes=size)
+            await self.hold.settled()
+            self.ids += ids
+            self.weights += [weight] * count
+
+    async def shrink(self) -> None:
+        """Raise the floor to some page."""
+        bound = self.chance.choice(self.ids)
+        await sweep.raise_floor(self.hold, bound)
+        while (await sweep.clear_below_floor(self.logs.resolver, self.hold, 2))[1]:
+            pass
+        self.gone = sum(each < self.hold.root.floor for each in self.ids)
+
+    def count(self, row: RowId) -> int:
+        """How many messages were published up to an id, by looking at all."""
+        return sum(self.weights[: max(bisect_right(self.ids, row), self.gone)])
+
+
+@pytest.fixture
+async def log(drawn_seed: int) -> Filled:
+    return await Filled(drawn_seed).begin()
+
+
+async def test_an_empty_log_has_nothing(log: Filled) -> None:
+    for numbering in (Numbering(log.logs, LOG), Numbering(log.logs, LOG._replace(generation=2))):
+        await numbering.refresh()
+        assert (numbering.tail, numbering.all, numbering.size) == (ROW_ID_MIN, LogCount(), 0)
+        assert await numbering.count(ROW_ID_MAX) == LogCount()
+        assert await numbering.seek(LogCount(5, 5)) == ROW_ID_MIN
+
+
+async def test_every_id_has_the_number_that_counting_gives(log: Filled) -> None:
+    numbering = Numbering(log.logs, LOG)
+    for step in range(6):
+        await log.grow(log.chance.randint(0, 12))
+        if step in (3, 5):
+            await log.shrink()
+        await numbering.refresh()
+        if not log.ids:
+            continue
+        assert numbering.tail == max(log.ids[-1], numbering.floor)
+        assert numbering.all.messages == sum(log.weights)
+        for row in [ROW_ID_MIN, ROW_ID_MAX, *log.chance.sample(log.ids, min(40, len(log.ids)))]:
+            assert (await numbering.count(row)).messages == log.count(row)
+            between = row_id(int.from_bytes(row[:8], "big", signed=True), 500)
+            assert (await numbering.count(between)).messages == log.count(between)
+
+
+@pytest.mark.slow
+async def test_the_last_id_up_to_a_number_is_found(log: Filled) -> None:
+    await log.grow(40)
+    await log.shrink()
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    all_messages = sum(log.weights)
+    for most in [0, all_messages, *(log.chance.randrange(all_messages) for _ in range(60))]:
+        row = await numbering.seek(LogCount(most, MANY))
+        held = [log.count(each) for each in log.ids[log.gone :]]
+        fitting = bisect_right(held, most)
+        assert row == (log.ids[log.gone + fitting - 1] if fitting else numbering.floor), most
+
+
+async def test_bytes_bound_too(log: Filled) -> None:
+    await log.grow(30)
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    assert numbering.all.bytes == len(PAYLOAD) * sum(weight == 1 for weight in log.weights)
+    for most in (0, 10_000, 100_000, numbering.all.bytes // 2):
+        row = await numbering.seek(LogCount(MANY, most))
+        there = log.ids[: bisect_right(log.ids, row)]
+        size = len(PAYLOAD) * sum(log.weights[place] == 1 for place in range(len(there)))
+        assert most * 0.9 - len(PAYLOAD) <= size <= most * 1.1
+
+
+async def test_a_page_that_can_not_be_read_to_its_end_is_not_counted(log: Filled) -> None:
+    await log.grow(12)
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    pages = numbering._pages
+
+    async def nothing(*_: object, **__: object) -> dict[str, object]:
+        return {}
+
+    log.table.on("get", *[nothing] * 100)
+    with pytest.raises(Unavailable):
+        await numbering.count(pages[len(pages) // 2])
+
+
+async def test_heads_are_read_once_and_entries_only_at_the_edges(log: Filled) -> None:
+    await log.grow(60)
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    calls = log.table.calls
+    calls.clear()
+    await numbering.refresh()
+    assert calls == ["get", "get"]
+    row = log.ids[len(log.ids) // 2]
+    await numbering.count(row)
+    calls.clear()
+    await numbering.count(row)
+    assert len(calls) <= 2, "the one entry that the id lies in"
+
+
+async def test_the_next_message_is_found(log: Filled) -> None:
+    await log.grow(40)
+    await log.shrink()
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    there = log.ids[log.gone :]
+    for row in [ROW_ID_MIN, *log.chance.sample(log.ids, 60)]:
+        behind = there[bisect_right(there, row) :]
+        assert await numbering.next_id(row) == (behind[0] if behind else numbering.tail)
+
+
+async def test_what_has_gone_is_counted_by_the_heads_that_stay(log: Filled) -> None:
+    await log.grow(40)
+    await log.shrink()
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    for place, row in enumerate(log.ids):
+        really = sum(log.weights[: place + 1])
+        told = (await numbering.count_ever(row)).messages
+        assert told >= really
+        assert told == really or place < log.gone
