@@ -1,7 +1,7 @@
 """Stream jobs over topics: RocketMQ Streams' stream-building interface (RIP-58), run by Spark.
 
-A job is written with StreamBuilder, and started with a Spark session. State, checkpoints, exactly-once and scaling
-are Spark's; sources and sinks are those of ``broker.spark``. Needs the extra ``streams``.
+A program writes a job with StreamBuilder, and starts it with a Spark session. Spark does state, checkpoints,
+exactly-once and scaling. ``broker.spark`` has the sources and sinks. This package needs the extra ``streams``.
 """
 
 from broker.streams.accumulators import Accumulator

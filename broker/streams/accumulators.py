@@ -1,7 +1,7 @@
-"""Accumulators: how many values become one. Pure.
+"""Accumulators combine many values into one. Pure.
 
-An accumulator is kept as state between micro-batches, pickled, so its class must be importable where a job
-runs. A result of None is not given out.
+A job pickles its accumulators, and keeps them as state between micro-batches. So an accumulator's class must be
+importable where the job runs. The job does not emit a result of None.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ R = TypeVar("R")
 
 
 class Accumulator(ABC, Generic[V, R]):
-    """Takes values one by one. Made anew for each key, and for each window of a key."""
+    """Takes values one by one. A job makes a new one for each key, and for each window of a key."""
 
     @abstractmethod
     def add(self, value: V) -> None:
-        """Take a value."""
+        """Add a value."""
 
     @abstractmethod
     def result(self, window: Window | None) -> R | None:
-        """Return the result so far; ``window`` is the one that it is of, if it is of one."""
+        """Return the result so far; ``window`` is its window, or None for an aggregate without windows."""
 
     def merge(self, other: Self) -> None:
-        """Take all that another has taken, which came before or after: where two sessions become one."""
+        """Add all values of another accumulator, when two sessions become one.
+
+        The other's values may be earlier or later than the own ones.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs merge() to be used with sessions")
 
 
 class Count(Accumulator[Any, int]):
-    """How many values there are."""
+    """The number of values."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -54,7 +57,7 @@ class Count(Accumulator[Any, int]):
 
 
 class Sum(Accumulator[Any, Any]):
-    """The sum of numbers; None of none."""
+    """The sum of numbers; None if there are none."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -75,7 +78,7 @@ class Sum(Accumulator[Any, Any]):
 
 
 class Avg(Accumulator[Any, float]):
-    """The average of numbers; None of none."""
+    """The average of numbers; None if there are none."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -98,11 +101,11 @@ class Avg(Accumulator[Any, float]):
 
 
 Measured = tuple[Any, V]
-"""A value, and before it the measure by which it is compared."""
+"""A pair: the measure by which a value is compared, and the value."""
 
 
 class _Extreme(Accumulator[Measured[V], V]):
-    """The whole value whose measure is the least or the greatest; of equal ones the first."""
+    """The whole value whose measure is the least or the greatest; the first of equal ones."""
 
     def __init__(self) -> None:
         """Begin with none."""

@@ -1,4 +1,4 @@
-"""The aggregates, as they are written."""
+"""The methods by which a program adds aggregates to a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Select = Callable[[V], Any] | str | None
 
 
 class Aggregating(Generic[K, V]):
-    """The aggregates that grouped and windowed streams have."""
+    """The aggregates of grouped and windowed streams."""
 
     builder: StreamBuilder
     operator: graph.Operator
@@ -51,27 +51,27 @@ class Aggregating(Generic[K, V]):
         return self._grouped(operator)
 
     def count(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, int]:
-        """Count values, or those of which ``select`` is not None."""
+        """Count values; with ``select``, only those for which it is not None."""
         return self._aggregated("count", accumulators.Count, select, name)
 
     def sum(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, Any]:
-        """Add numbers; what is None is left out."""
+        """Add numbers; leave out None."""
         return self._aggregated("sum", accumulators.Sum, select, name)
 
     def avg(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, float]:
-        """Give the average of numbers; what is None is left out."""
+        """Give the average of numbers; leave out None."""
         return self._aggregated("avg", accumulators.Avg, select, name)
 
     def min(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
-        """Give the whole value with the least ``select``; of equal ones the first."""
+        """Give the whole value with the least ``select``; the first of equal ones."""
         return self._aggregated("min", accumulators.Min, select, name)
 
     def max(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
-        """Give the whole value with the greatest ``select``; of equal ones the first."""
+        """Give the whole value with the greatest ``select``; the first of equal ones."""
         return self._aggregated("max", accumulators.Max, select, name)
 
     def aggregate(
         self, make: Callable[[], Accumulator[V, R]], *, name: str | None = None
     ) -> GroupedStream[K, R]:
-        """Aggregate by an accumulator of one's own; ``make``: its class, or a function that makes one."""
+        """Aggregate by your own accumulator; ``make`` is its class, or a function that makes one."""
         return self._aggregated("aggregate", make, None, name)

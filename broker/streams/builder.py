@@ -1,4 +1,6 @@
-"""The words in which a stream job is written: RocketMQ Streams' RStream, GroupedStream, WindowStream and JoinedStream.
+"""The classes by which a program writes a stream job.
+
+They are RocketMQ Streams' RStream, GroupedStream, WindowStream and JoinedStream.
 
 ::
 
@@ -7,8 +9,8 @@
     words.key_by(lambda word: word).count().sink("shop/counts", Json())
     job = builder.build()
 
-Nothing runs while a job is written. A function is one of Python, or SQL over the columns of a value
-(``"amount > 100"``), which Spark runs without Python as long as all before it is SQL, too.
+Nothing runs while a program writes a job. A function is one of Python, or SQL over the columns of a value
+(``"amount > 100"``). Spark runs SQL without Python, as long as all functions before it are SQL, too.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from broker.streams.serdes import Json, Serde
 from broker.streams.windows import Duration, Window, Windows, duration_ms
 
 T = TypeVar("T")
-# Any is what SQL gives: a checker of types does not read it.
+# SQL gives Any: a type checker does not read SQL.
 U = TypeVar("U", default=Any)
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -51,11 +53,11 @@ class StreamBuilder:
 
         Args:
             job_id: names the job, in its queries and letters.
-            dead_letters: the topic of records that can't be decoded or make a function raise; None: the first
-                such record stops the job.
-            lateness: how far the watermark lies behind the newest time: so much later a record may come.
-            idle: after so long without a message a topic's time goes on by itself, so that windows are closed.
-            processing_time: a record's time is when it is read, and not when it was published.
+            dead_letters: the topic for records that can't be decoded, or that make a function raise. With None
+                the first such record stops the job.
+            lateness: how far the watermark lies behind the newest time. A record may be late by so much.
+            idle: after so long without a message a topic's time goes on by itself, so that windows close.
+            processing_time: take the time when the job reads a record, not the time when it was published.
         """
         if not job_id:
             raise ValueError("A job needs an id, such as word-count.")
@@ -76,14 +78,14 @@ class StreamBuilder:
         name: str | None = None,
         **options: str,
     ) -> Stream[T]:
-        """Return the stream of a topic's messages, as ``deserializer`` gives them.
+        """Return the stream of a topic's messages.
 
         Args:
             topic: the topic.
             deserializer: turns payloads into values.
-            lateness: another than the job's.
-            name: names the operator; its progress is found by it.
-            options: of the format ``tms``, such as ``startingOffsets="earliest"``, which is so here by default.
+            lateness: replaces the job's lateness for this topic.
+            name: names the operator; the job finds the operator's progress by this name.
+            options: options of the format ``tms``. Here ``startingOffsets`` is ``"earliest"`` by default.
         """
         source = graph.Source(
             name=self._names.take("source", name),
@@ -98,7 +100,7 @@ class StreamBuilder:
         return Stream(self, source)
 
     def build(self) -> Job:
-        """Return the job. Raises ValueError if it has no sink, or can't be run as it is written."""
+        """Return the job. Raises ValueError if it has no sink."""
         if not self._ends:
             raise ValueError("The job does nothing: end a stream with sink() or print().")
         found = graph.Graph(self.job_id, tuple(self._ends), self._dead_letters, self._idle_ms)
@@ -114,10 +116,10 @@ class StreamBuilder:
 
 
 class _Streaming(Generic[T]):
-    """The ends that every stream can have."""
+    """The ends that every stream can have: a sink, or a print."""
 
     def __init__(self, builder: StreamBuilder, operator: graph.Operator) -> None:
-        """Stand behind an operator."""
+        """Be the stream behind an operator."""
         self.builder = builder
         self.operator = operator
 
@@ -137,7 +139,7 @@ class _Streaming(Generic[T]):
         )
 
     def sink(self, topic: str, serializer: Serde[T], *, name: str | None = None) -> None:
-        """Publish each value to a topic, exactly once; a grouped stream's with their keys."""
+        """Publish each value to a topic, exactly once. A grouped stream publishes its keys, too."""
         self.builder.add_end(
             graph.Sink(
                 name=self.builder.name_of("sink", name),
@@ -149,7 +151,7 @@ class _Streaming(Generic[T]):
         )
 
     def print(self, *, name: str | None = None) -> None:
-        """Print each value where the job runs; after a crash some once more."""
+        """Print each value where the job runs. After a crash it prints some values again."""
         self.builder.add_end(
             graph.Sink(
                 name=self.builder.name_of("print", name),
@@ -167,7 +169,10 @@ class Stream(_Streaming[T]):
     def select_timestamp(
         self, select: Callable[[T], Any] | str, *, name: str | None = None
     ) -> Stream[T]:
-        """Take the time from the value: ms since 1970 or a datetime; SQL: a TIMESTAMP or ms."""
+        """Take a record's time from its value.
+
+        A function gives ms since 1970 or a datetime. SQL gives a TIMESTAMP or ms.
+        """
         return Stream(self.builder, self._then("select_timestamp", select, name))
 
     def map(
@@ -177,12 +182,12 @@ class Stream(_Streaming[T]):
         returns: str | None = None,
         name: str | None = None,
     ) -> Stream[U]:
-        """Give another value for each; None drops it.
+        """Replace each value; None drops it.
 
         Args:
-            function: gives the value.
-            returns: its type as SQL has it (``"STRUCT<user: STRING, amount: DOUBLE>"``), so that SQL may follow
-                a function of Python; a struct is given as a dict.
+            function: gives the new value.
+            returns: the SQL type of the new value (``"STRUCT<user: STRING, amount: DOUBLE>"``). With it SQL may
+                follow a function of Python. The function gives a struct as a dict.
             name: names the operator.
         """
         return Stream(self.builder, self._then("map", function, name, returns))
@@ -194,25 +199,28 @@ class Stream(_Streaming[T]):
         returns: str | None = None,
         name: str | None = None,
     ) -> Stream[U]:
-        """Give several values for each; those that are None are dropped. SQL: an array. ``returns`` as in map."""
+        """Replace each value by several; drop those that are None. SQL gives an array. ``returns``: as in map."""
         return Stream(self.builder, self._then("flat_map", function, name, returns))
 
     def filter(self, function: Callable[[T], Any] | str, *, name: str | None = None) -> Stream[T]:
-        """Keep those of which a function is true."""
+        """Keep the values for which a function is true."""
         return Stream(self.builder, self._then("filter", function, name))
 
     def foreach(self, function: Callable[[T], Any], *, name: str | None = None) -> Stream[T]:
-        """Call a function with each, and pass all on. After a crash it is called once more for some."""
+        """Call a function with each value, and pass all values on.
+
+        After a crash the job calls the function again for some values.
+        """
         return Stream(self.builder, self._then("foreach", function, name))
 
     def key_by(
         self, select: Callable[[T], K] | str, *, name: str | None = None
     ) -> GroupedStream[K, T]:
-        """Group values by a key of any content."""
+        """Group values by a key."""
         return GroupedStream(self.builder, self._then("key_by", select, name))
 
     def union(self, *others: Stream[T], name: str | None = None) -> Stream[T]:
-        """Put streams together."""
+        """Merge streams into one."""
         for other in others:
             check_same(self, other)
         parents = (self.operator, *(other.operator for other in others))
@@ -221,11 +229,11 @@ class Stream(_Streaming[T]):
         )
 
     def branch(self, *tests: Callable[[T], Any] | str) -> list[Stream[T]]:
-        """Return a stream for each test, of the values of which it is the first that is true."""
+        """Return a stream for each test: the values for which this test is the first true one."""
         branches: list[Stream[T]] = []
         left: Stream[T] = self
         for test in tests:
-            # A test runs in several branches, under one name: a record that it fails at has one letter.
+            # A test runs in several branches under one name. So a record at which it fails gets one letter.
             name = self.builder.name_of("branch", None)
             branches.append(Stream(self.builder, left._step("filter", test, name)))
             left = Stream(self.builder, left._step("filter", _negated(test), name))
@@ -236,17 +244,17 @@ class Stream(_Streaming[T]):
         return JoinedStream(self, other, is_left=False)
 
     def left_join(self, other: Stream[U]) -> JoinedStream[T, U]:
-        """Join with another stream: each value of this one, with one of the other or None."""
+        """Join with another stream: pair each value of this one with one of the other, or with None."""
         return JoinedStream(self, other, is_left=True)
 
 
 class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
-    """Values with keys. Aggregates give a result for each value that comes."""
+    """Values with keys. Aggregates give a result for each incoming value."""
 
     def filter(
         self, function: Callable[[V], Any] | str, *, name: str | None = None
     ) -> GroupedStream[K, V]:
-        """Keep those of which a function is true."""
+        """Keep the values for which a function is true."""
         return GroupedStream(self.builder, self._then("filter", function, name))
 
     def map(
@@ -256,23 +264,23 @@ class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
         returns: str | None = None,
         name: str | None = None,
     ) -> GroupedStream[K, W]:
-        """Give another value for each, with the same key; None drops it."""
+        """Replace each value, and keep its key; None drops it."""
         return GroupedStream(self.builder, self._then("map", function, name, returns))
 
     def flat_map(
         self, function: Callable[[V], Iterable[W | None] | None] | str, *, name: str | None = None
     ) -> GroupedStream[K, W]:
-        """Give several values for each, with the same key."""
+        """Replace each value by several with the same key."""
         return GroupedStream(self.builder, self._then("flat_map", function, name))
 
     def window(self, windows: Windows, *, late: str | None = None) -> WindowedStream[K, V]:
-        """Aggregate by window; a record whose window is closed goes to the topic ``late``."""
+        """Aggregate by window. A record whose window is closed goes to the topic ``late``."""
         return WindowedStream(self.builder, self.operator, windows, late)
 
     def process(
         self, processor: Processor[V, R], *, name: str | None = None
     ) -> GroupedStream[K, R]:
-        """Let a processor of one's own work on the records of each key."""
+        """Let your own processor work on the records of each key."""
         operator = graph.Process(
             name=self.builder.name_of("process", name),
             parents=(self.operator,),
@@ -281,7 +289,7 @@ class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
         return GroupedStream(self.builder, operator)
 
     def ungrouped(self, operator: graph.Operator) -> Stream[Any]:
-        """Return the stream behind an operator that gives no keys."""
+        """Return the stream behind an operator whose records have no keys."""
         return Stream(self.builder, operator)
 
     def to_stream(
@@ -290,11 +298,12 @@ class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
         *,
         name: str | None = None,
     ) -> Stream[U]:
-        """Give values of keys, values and windows.
+        """Make one value of each key, value and window.
 
         Args:
-            function: gives a value of a key, a value, and the window that it is of, or None; SQL: over ``key``,
-                ``value``, ``window.start`` and ``window.end``. Without it: the pair of key and value.
+            function: gets a key, a value, and the value's window or None, and gives a value. SQL uses ``key``,
+                ``value``, ``window.start`` and ``window.end``. Without a function the value is the pair of key
+                and value.
             name: names the operator.
         """
         return Stream(self.builder, self._then("to_stream", function or _pair, name))
@@ -305,12 +314,12 @@ class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
 
 
 class WindowedStream(Aggregating[K, V]):
-    """Values with keys, by window. Aggregates give one result for each key and window, when it is closed."""
+    """Values with keys, by window. Aggregates give one result for each key and window, when the window closes."""
 
     def __init__(
         self, builder: StreamBuilder, operator: graph.Operator, windows: Windows, late: str | None
     ) -> None:
-        """Stand behind an operator."""
+        """Be the stream behind an operator."""
         self.builder = builder
         self.operator = operator
         self._windows = windows

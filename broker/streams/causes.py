@@ -1,4 +1,4 @@
-"""The line that says why a job died, out of Spark's error: a page with traces and plans. Pure."""
+"""Find the lines that say why a job died in Spark's error, which is a page with traces and plans. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN: Final = "broker.streams.failures.Failed: "
 
 
 def cause_of(text: str) -> str:
-    """Return the first lines of what happened: of Python's errors type and text, else what Spark itself says."""
+    """Return the first lines of the cause: type and text of an error of Python, else Spark's own message."""
     told = _STATE.sub("", text.partition(_PLAN)[0])
     told = _BEFORE.sub("", told, count=1)
     if _TRACE in told:
@@ -25,7 +25,7 @@ def cause_of(text: str) -> str:
 
 
 def _raised(trace: str) -> str:
-    """Return what stands behind the frames of a trace: an error's type and text."""
+    """Return the lines behind the frames of a trace: an error's type and text."""
     lines = trace.splitlines()
     for place, line in enumerate(lines):
         if line and not line.startswith(" "):

@@ -1,12 +1,13 @@
-"""Whether a job may go on from a checkpoint that an earlier form of it wrote. Pure.
+"""Decide if a job may go on from a checkpoint that an earlier form of the job wrote. Pure.
 
-Spark finds state by its place in the plan, and a chain finds it by the names of its operators. So of each end are kept,
-in order, its sources and its **stores**: the operators that share a state store, and how Spark runs them: by itself,
-or as a chain of Python with or without times. A job may go on if
+Spark finds state by its place in the plan. A chain finds its state by the names of its operators. So the checkpoint
+keeps a **form** of each end: its sources and its **stores**, in order. A store is the operators that share a state
+store, and how Spark runs them: by itself, or as a chain of Python with or without times. A job may go on if
 
 * its sources are the same topics, by the same names,
-* its stores are as many, each is run as it was, and has what it had: the same operators with the same windows, and
-  perhaps new ones.
+* it has the same number of stores,
+* Spark runs each store in the same way as before,
+* each store has at least the same operators with the same windows as before. It may have new ones.
 
 Functions, serdes and operators without state may change at will. The new function works on the old state.
 """
@@ -22,7 +23,7 @@ from broker.streams.native import is_native
 VERSION: Final = 1
 Form = dict[str, Any]
 Store = dict[str, Any]
-"""``operators``: the kind of each by its name; ``run``: how."""
+"""``operators``: the kind of each operator by its name; ``run``: how Spark runs them."""
 
 BY_SPARK: Final = "by Spark itself"
 TIMED: Final = "with times"
@@ -30,11 +31,11 @@ UNTIMED: Final = "without times"
 
 
 class JobChanged(Exception):
-    """A job can't go on from its checkpoint; the text names the operator, and says what can be done."""
+    """A job can't go on from its checkpoint; the text names the operator, and a way out."""
 
 
 def form_of(end: graph.Sink) -> Form:
-    """Return what is kept of an end."""
+    """Return the form of an end."""
     found = list(graph.upstream(end))
     return {
         "version": VERSION,
@@ -44,12 +45,12 @@ def form_of(end: graph.Sink) -> Form:
 
 
 def encode(form: Form) -> str:
-    """Return it as one line."""
+    """Return a form as one line of text."""
     return json.dumps(form, sort_keys=True)
 
 
 def decode(text: str) -> Form:
-    """Return what ``encode`` was given."""
+    """Return the form that ``encode`` made into ``text``."""
     form: Form = json.loads(text)
     return form
 
@@ -77,7 +78,7 @@ def check(job_id: str, end: str, before: Form, now: Form) -> None:
 
 
 def _problem(before: Store, now: Store | None) -> str | None:
-    """Say what keeps a store from what was kept of it before; None: nothing."""
+    """Return why a store can't take over its earlier state; None if it can."""
     here = {} if now is None else now["operators"]
     for name, kind in before["operators"].items():
         if name not in here:
@@ -95,7 +96,7 @@ def _listed(sources: dict[str, str]) -> str:
 
 
 def _stores(operators: list[graph.Operator]) -> list[Store]:
-    """Return the operators with state, those of a store together."""
+    """Return the operators with state, grouped by their store."""
     stores: list[Store] = []
     store_of: dict[graph.Operator, Store] = {}
     for each in operators:
@@ -115,7 +116,7 @@ def _stores(operators: list[graph.Operator]) -> list[Store]:
 
 
 def _run(operator: graph.Stateful) -> str:
-    """Return how an operator is run."""
+    """Return how Spark runs an operator."""
     match operator:
         case graph.Aggregate() if is_native(operator):
             return BY_SPARK

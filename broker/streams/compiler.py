@@ -1,13 +1,13 @@
-"""A job's graph as frames of Spark: one frame of messages for each end, for a query of its own.
+"""Compile a job's graph to frames of Spark: one frame of messages for each end, for its own query.
 
-A **flow** is a stream on its way through this: branches that nothing has put together yet. A branch is a frame, and
-steps that wait to be run in one pass::
+A **flow** is a stream inside the compiler: a list of branches that no operator has merged yet. A branch is a frame,
+and the steps that one pass shall run on it::
 
-    SQL so far        sql_columns.py: Spark's own operators on columns
-    functions         one pass of Python for all up to the next operator with state
-    operators of one  key_by: one chain, one state store, one pass of Python (passes.KeyedPass)
+    only SQL so far               sql_columns.py: Spark's own operators on columns
+    functions of Python           one pass of Python for all steps up to the next operator with state
+    the operators of one key_by   one chain, one state store, one pass of Python (passes.KeyedPass)
 
-Spark's watermark is that of a query: the least of its sources', as far as the micro-batch before has come.
+A query has one watermark: the least of its sources' watermarks, as of the previous micro-batch.
 """
 
 from __future__ import annotations
@@ -58,25 +58,25 @@ REKEYING: Final = ("key_by", "to_stream")
 
 @dataclass(frozen=True)
 class Compiler:
-    """Makes the frame of one end. ``url`` and ``options`` are those of the source."""
+    """Makes the frame of one end. ``options`` are those of the sources."""
 
     job: graph.Graph
     spark: SparkSession
     options: dict[str, str]
     owned: Collection[str]
-    """The operators of which this end's query publishes letters: each belongs to one query."""
+    """The operators whose letters this end's query publishes. Each operator belongs to one query."""
     heart_beats: bool = field(default=True)
     _claimed: set[str] = field(default_factory=set, init=False)
-    """The operators that a branch has already: in a self-join, each source is compiled once more."""
+    """The operators that a branch has claimed. In a self-join the compiler compiles each source twice."""
 
     @property
     def _failures(self) -> Failures:
         return Failures(self.job.job_id, self.job.dead_letters)
 
     def messages(self, end: graph.Sink) -> DataFrame:
-        """Return the messages of an end: topic, value, key and headers; letters among them.
+        """Return the messages of an end, with its letters: topic, value, key and headers.
 
-        Without a column ``headers`` there can be no letters. Raises ValueError for what can't be done in one query.
+        A frame without a column ``headers`` has no letters. Raises ValueError if one query can't run the operators.
         """
         flow = self._claim_all(self._flow(end.parents[0]), end.name)
         return _together([self._messages_of(branch, end) for branch in flow])
@@ -91,14 +91,14 @@ class Compiler:
             write = MessageWriter(
                 end.name, end.topic, end.serde, self._failures, has_keys=end.has_keys
             )
-            rows = self._run(branch, write).where("value IS NOT NULL")  # Beats have none.
+            rows = self._run(branch, write).where("value IS NOT NULL")  # A beat has no value.
             key = sf.when(sf.col("headers").isNull(), sf.col("key")).alias("key")
             found = rows.select("topic", "value", key, "headers")
             letters = list(branch.letters)
         return _together([found, *letters])
 
     def _claim(self, branch: Branch, name: str) -> Branch:
-        """Return a branch with an operator more, of which it has the letters if no other has."""
+        """Return a branch that owns an operator's letters, if this query owns the operator and no branch has it."""
         if name not in self.owned or name in self._claimed:
             return branch
         return replace(branch, owned=branch.owned | {name})
@@ -108,7 +108,7 @@ class Compiler:
         self._claimed.add(name)
         return claimed
 
-    # One operator after the other.
+    # Operators.
 
     def _flow(self, operator: graph.Operator) -> Flow:
         match operator:
@@ -156,7 +156,7 @@ class Compiler:
         return after if step.returns is None else self._typed(after, step)
 
     def _typed(self, branch: Branch, step: graph.Stateless) -> Branch:
-        """Return a branch in columns, behind a function that said what it returns."""
+        """Return a branch in columns, behind a function with ``returns``."""
         kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, _headers MAP<STRING, BINARY>"
         schema = f"{kept}, value {step.returns}"
         if branch.is_keyed or graph.has_keys(step):
@@ -258,7 +258,7 @@ class Compiler:
         return kind(join.name, join.windows, self.job.job_id, join.late, is_left=join.is_left)
 
     def _joined(self, join: graph.Join, left: Flow, right: Flow) -> Branch:
-        """Return all pairs of a window, as Spark joins them by itself."""
+        """Return a branch with all pairs of a window, which Spark joins by itself."""
         if join.windows is None or join.pairs != "all" or join.late is not None:
             raise TypeError(
                 f"{join.name} makes values by SQL, which is for joins of all pairs of a window without a topic of late "
@@ -281,7 +281,7 @@ class Compiler:
         pairs = sql_columns.paired(sql_columns.joined(sides[0], sides[1], join), str(join.function))
         return behind(found, pairs, columns=pairs)
 
-    # From one form to another.
+    # Conversions between the forms of a branch.
 
     def _in_columns(self, branch: Branch) -> Branch | None:
         """Return a branch in columns; None if its values are objects of Python."""
@@ -305,7 +305,9 @@ class Compiler:
                 branch, frame=frame, columns=None, source=None, reader=read_values, is_keyed=False
             )
         if branch.source is not None and getattr(branch.source.serde, "schema", None) is not None:
-            in_columns = self._in_columns(branch)  # Spark says how a schema is applied.
+            in_columns = self._in_columns(
+                branch
+            )  # Spark applies a schema, also for functions of Python.
             if in_columns is not None:
                 return self._in_python(in_columns)
         if branch.source is not None:
@@ -319,7 +321,7 @@ class Compiler:
         return branch
 
     def _run(self, branch: Branch, write: Write) -> DataFrame:
-        """Run the steps of a branch; return rows."""
+        """Run the steps of a branch, and return its rows."""
         if not branch.is_keyed:
             assert branch.reader is not None
             work = Pass(branch.reader, [*map(step_alone, branch.parts)], write, self._failures)
@@ -346,7 +348,7 @@ class Compiler:
     def _rows(
         self, flow: Flow, work: operators.KeyedOperator, *, is_timed: bool, side: int = 0
     ) -> DataFrame:
-        """Run the steps of all branches; return their rows together, for an operator with state."""
+        """Run the steps of all branches, and return their rows as one frame, for an operator with state."""
         found = []
         for branch in flow:
             if is_timed:

@@ -1,14 +1,14 @@
-"""What becomes of a record that can't be decoded, that a function raises at, or that comes too late.
+"""Make letters of records that can't be decoded, that make a function raise, or that are late.
 
-A job stops at the first record that fails, or it sends each to a topic of **dead letters**, as it was told. A late
-record goes to a topic for late records, or is counted alone. Each letter has the message that the record came
-from, where that is known, or else its value; its headers say why::
+Without a topic for **dead letters** a job stops at the first record that fails. With such a topic it sends each of
+them there. A late record goes to a topic for late records; without such a topic the job only counts it. The payload
+of a letter is the message of the record if it is known, else the record's value. The headers give the reason::
 
     reason    decode, error or late       job, operator    where
     error     the error's type and text   stack            where in the program
     id        the message's id, hex       time, key, start, end      of a late record, JSON or text
 
-What a closed window or a processor's timer gives is of no one message: its letter has the key and the time.
+The result of a closed window or of a processor's timer is from no single message. Its letter has the key and the time.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from broker.streams.stream_records import Letter, StreamRecord
 
 STACK_BYTES_MAX: Final = 8_192
 TEXT_BYTES_MAX: Final = 2_048
-"""What is kept of a header: a message's have room for 16 KiB together. Of a stack it is the end."""
+"""How much of a header is kept: the headers of a message have room for 16 KiB. Of a stack the end is kept."""
 
 
 class Failed(Exception):
-    """A record failed, and its job shall stop then."""
+    """A record failed, and the job shall stop because of it."""
 
 
 class Failures:
-    """What a job does with records that fail. It travels to Spark's workers.
+    """Decides between a letter and a stop for records that fail. The job sends it to Spark's workers.
 
     ``topic`` None: the job stops.
     """
 
     def __init__(self, job: str, topic: str | None) -> None:
-        """Keep both."""
+        """Keep the job's id, and the topic for dead letters."""
         self.job = job
         self.topic = topic
 
@@ -95,14 +95,14 @@ def late_letter(job: str, operator: str, topic: str | None, record: StreamRecord
 
 
 def payload_of(record: StreamRecord) -> bytes:
-    """Return the message of a record, or its value as JSON; what JSON does not have, as Python shows it."""
+    """Return the message of a record, or its value as JSON. Values that JSON can't hold appear as their repr."""
     return _shown(record.value) if record.payload is None else record.payload
 
 
 def _shown(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:  # Numbers that JSON has not, and the like.
+    except TypeError:  # A value that JSON can't hold, such as a very large integer.
         return _encoded(repr(value))
 
 

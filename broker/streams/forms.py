@@ -1,4 +1,4 @@
-"""The forms that a branch of a flow has on its way through the compiler, and how one becomes another."""
+"""The forms that a branch of a flow can have inside the compiler."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from broker.streams.stateless_steps import Step
 
 @dataclass(frozen=True)
 class Branch:
-    """A frame and the steps behind it.
+    """A frame and the steps behind it, in one of four forms.
 
-    ``columns`` is set as long as all is SQL: the frame of sql_columns.py; ``source`` as long as nothing was done. Else
-    ``reader`` reads ``frame``, or Spark calls ``parts`` for each key if ``is_keyed``.
+    * ``source`` is set as long as no step is behind the source.
+    * ``columns`` is set as long as all steps are SQL: it is a frame of sql_columns.py.
+    * With ``is_keyed`` Spark calls ``parts`` for each key.
+    * Else ``reader`` reads ``frame``, and a pass runs ``parts``.
     """
 
     frame: DataFrame
@@ -30,32 +32,35 @@ class Branch:
     parts: tuple[operators.KeyedOperator | Step, ...] = ()
     is_keyed: bool = False
     is_behind_state: bool = False
-    """Whether an operator with state is before it: then no watermark can be made of its times."""
+    """True if an operator with state is before this branch. Then Spark can make no watermark of its times."""
     letters: tuple[DataFrame, ...] = ()
-    """Frames of messages that were split off."""
+    """Frames of letters that the compiler has split off."""
     owned: frozenset[str] = frozenset()
-    """The operators of which it has the letters: what is in several branches of a query fails in each."""
+    """The operators whose letters this branch publishes.
+
+    An operator in several branches of a query fails in each of them, and one letter is enough.
+    """
 
 
 Flow = list[Branch]
-"""A stream: what it is put together from."""
+"""A stream, as the branches that make it up."""
 
 
 def behind(flow: Flow, frame: DataFrame, **form: Any) -> Branch:
-    """Return the branch behind an operator with state that takes all of a flow."""
+    """Return the branch behind an operator with state that reads a whole flow."""
     letters = tuple(each for branch in flow for each in branch.letters)
     owned = frozenset().union(*(branch.owned for branch in flow))
     return Branch(frame, is_behind_state=True, letters=letters, owned=owned, **form)
 
 
 def is_of(operators: Collection[str]) -> Any:
-    """Return whether a row's letter is of one of some operators."""
+    """Return a condition: the row's letter is from one of these operators."""
     owner = sf.element_at("headers", sf.lit("operator")).cast("string")
     return owner.isin(*operators) if operators else sf.lit(False)
 
 
 def check_times(branch: Branch, name: str) -> None:
-    """Raise ValueError if an operator that needs times is behind one with state."""
+    """Raise ValueError if an operator that needs times is behind an operator with state."""
     if branch.is_behind_state:
         raise ValueError(
             f"{name} needs the times of its records, but is behind an operator with state and another key: publish to "
@@ -64,14 +69,14 @@ def check_times(branch: Branch, name: str) -> None:
 
 
 def step_alone(part: operators.KeyedOperator | Step) -> Step:
-    """Return a part of a pass, which has no state."""
+    """Return a part of a pass, which must be a step without state."""
     assert isinstance(part, Step), "operators are run by key"
     return part
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A function: gives a value with its measure, None if it has none."""
+    """A function that gives the pair of a value's measure and the value, or None if there is no measure."""
 
     select: Any
 

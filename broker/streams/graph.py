@@ -1,8 +1,9 @@
-"""A job as a graph of operators: values alone, made by builder.py and read by the rest. Pure.
+"""A job as a graph of operators: plain values that builder.py makes, and the other modules read. Pure.
 
-An operator knows those that it gets records from. A job is what its **ends** need: its sinks and prints. Names are
-unique in a job. Operators with state are found again by them, so they count each kind for itself: one that is added
-behind the others, or one without state, renames none.
+An operator knows its parents: the operators that it gets records from. The **ends** of a job are its sinks and
+prints; a job is its ends and all operators upstream of them. Names are unique in a job. A job finds the state of an
+operator by its name after a restart, so generated names are numbered for each kind alone. So a new operator behind
+the others, or one of another kind, renames none.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class Operator:
 
     @property
     def text(self) -> str:
-        """What it is, for people."""
+        """The operator's description, for people."""
         return self.name
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Operator):
-    """A topic. ``lateness_ms`` is how far the watermark lies behind the times that were seen."""
+    """A topic. ``lateness_ms`` is how far the watermark lies behind the newest time."""
 
     topic: str
     serde: Serde[Any]
@@ -62,12 +63,12 @@ class Stateless(Operator):
     kind: str
     function: Function
     returns: str | None = None
-    """The columns of the values that it gives, as SQL has them; None: it gives objects of Python."""
+    """The SQL type of the values that it gives; None: it gives objects of Python."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Union(Operator):
-    """Several streams as one."""
+    """Several streams merged into one."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,14 +90,14 @@ class Aggregate(Operator):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Process(Operator):
-    """A processor of the user's."""
+    """A processor that the user wrote."""
 
     processor: Processor[Any, Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Join(Operator):
-    """Two streams with keys as one."""
+    """A join of two streams with keys."""
 
     function: Function
     is_left: bool
@@ -116,7 +117,7 @@ class Join(Operator):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sink(Operator):
-    """A topic that values are published to, with their keys; None: they are printed."""
+    """A topic to which values are published, with keys if ``has_keys``; topic None: they are printed."""
 
     topic: str | None
     serde: Serde[Any]
@@ -125,7 +126,7 @@ class Sink(Operator):
     @property
     @override
     def text(self) -> str:
-        """Where it goes."""
+        """Its topic, or its name if it prints."""
         return self.name if self.topic is None else f"{self.name}: {self.topic}"
 
 
@@ -142,7 +143,7 @@ class Graph:
     idle_ms: int
 
     def operators(self) -> list[Operator]:
-        """Return all operators, each behind those that it gets records from."""
+        """Return all operators, each after its parents."""
         found: list[Operator] = []
         for end in self.ends:
             found += [each for each in upstream(end) if each not in found]
@@ -150,7 +151,7 @@ class Graph:
 
 
 def has_keys(operator: Operator) -> bool:
-    """Whether the records that an operator gives have keys."""
+    """Return whether the records of an operator's output have keys."""
     match operator:
         case Aggregate() | Process():
             return True
@@ -165,7 +166,7 @@ def has_keys(operator: Operator) -> bool:
 
 
 RESERVED: Final = "job"
-"""A folder of the checkpoint beside those of the ends, which have their names."""
+"""A folder of the checkpoint beside the folders of the ends, which have the names of the ends."""
 _NAME: Final = re.compile(r"[\w-][\w.-]{0,99}")
 
 
@@ -178,7 +179,10 @@ class OperatorNames:
         self._taken: set[str] = set()
 
     def take(self, kind: str, name: str | None) -> str:
-        """Return ``name``, or the next one of its kind. Raises ValueError if it is taken, or none for a folder."""
+        """Return ``name``, or the next generated name of its kind.
+
+        Raises ValueError if the name is taken, or can't be the name of a folder.
+        """
         if name is None:
             self._counts[kind] += 1
             name = f"{kind}-{self._counts[kind]}"
@@ -193,7 +197,7 @@ class OperatorNames:
 
 
 def upstream(operator: Operator) -> Iterator[Operator]:
-    """Yield an operator behind all that it gets records from, each once."""
+    """Yield all operators upstream of an operator, each once and after its parents, and the operator last."""
     seen: set[Operator] = set()
 
     def visit(one: Operator) -> Iterator[Operator]:

@@ -1,11 +1,11 @@
 """A job: its graph, and the queries that run it.
 
-Each sink or print is a query of its own, with its own checkpoint beneath the job's::
+Each sink or print has its own query, with its own checkpoint in the job's folder::
 
     checkpoint/<name of the end>     Spark's: offsets, commits and state
-    checkpoint/job/<name of the end> what its operators with state are, see changes.py
+    checkpoint/job/<name of the end> the form of the end: its sources and its operators with state, see changes.py
 
-What one query is at does not hold up another. A job runs as long as all its queries do.
+A slow query does not delay another. A job runs as long as all its queries run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A job that a StreamBuilder has built. It may be started once at a time."""
+    """A job that a StreamBuilder has built. It can run once at a time."""
 
     def __init__(self, found: graph.Graph) -> None:
         """Keep the graph."""
@@ -42,13 +42,13 @@ class Job:
         """Start the queries; return at once.
 
         Args:
-            spark: the session. The job uses one of its own beside it, with RocksDB for its state.
-            checkpoint: the folder of the job's progress and state, which all of Spark's machines can reach.
+            spark: the session. The job makes its own session from it, with RocksDB for its state.
+            checkpoint: the folder of the job's progress and state. All of Spark's machines must reach it.
             url: the broker's address, or several with commas.
-            options: of the format ``tms``, for sources and sinks, such as ``token``.
+            options: options of the format ``tms`` for sources and sinks, such as ``token``.
 
         Raises:
-            JobChanged: the checkpoint is of a job whose operators with state were others.
+            JobChanged: the checkpoint is from a job with other sources or other operators with state.
             ValueError: the job can't be run as it is written.
             RuntimeError: it runs already.
         """
@@ -58,7 +58,10 @@ class Job:
     def run_available(
         self, spark: SparkSession, *, checkpoint: str, url: str, **options: str
     ) -> Job:
-        """Process all that the topics have now, and stop. Windows that are not over stay open. Raises as start."""
+        """Process all messages that the topics have now, and stop.
+
+        Windows that have not ended stay open. Raises the same errors as ``start``.
+        """
         self._start(spark, checkpoint, {"url": url, **options}, is_available=True)
         self.await_termination()
         return self
@@ -81,11 +84,11 @@ class Job:
 
     @property
     def is_running(self) -> bool:
-        """Whether all queries run; False if one has died."""
+        """Return whether all queries run; False if one has died."""
         return self._running is not None and self._running.is_running
 
     def stop(self) -> None:
-        """Stop the queries; what they have not published is processed at the next start."""
+        """Stop the queries. The next start processes the records whose results they have not published."""
         if self._running is not None:
             self._running.stop()
 
@@ -99,5 +102,5 @@ class Job:
 
     @property
     def status(self) -> Status | None:
-        """How far the job is; None before its start."""
+        """The job's progress; None before its start."""
         return None if self._running is None else self._running.status()

@@ -1,7 +1,7 @@
-"""Joins, as they work on the records of one key: operators of a chain (operators.py). Pure.
+"""Join operators, which work on the records of one key in a chain (operators.py). Pure.
 
-A join gives pairs; the step behind it (steps.Pairing) makes a value of each. So a pair that the user's function raises
-at fails alone.
+A join gives pairs. The step behind it (stateless_steps.PairFunction) makes a value of each pair with the user's function. So
+if the function raises at a pair, only this pair fails.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LEFT, RIGHT = 0, 1
 
 
 class Latest(KeyedOperator):
-    """A join without a window: each record with the newest of the other side, ``{side: value}``.
+    """A join without windows: it pairs each record with the newest of the other side. The cell is ``{side: value}``.
 
-    An inner join gives a pair for a record of either side, once there is one of the other. A left join gives one for
-    each left record, with None where there is no right one; a right record only replaces the one before.
+    An inner join gives a pair for each record of either side, once the other side has a record. A left join gives a
+    pair for each left record, with None if there is no right one. A right record only replaces the previous one.
     """
 
     def __init__(self, name: str, *, is_left: bool) -> None:
-        """Keep which join it is."""
+        """Keep the kind of join."""
         super().__init__(name)
         self._is_left = is_left
 
@@ -52,7 +52,7 @@ class _OfWindow(KeyedOperator):
     def __init__(
         self, name: str, windows: Sliding, job: str, late: str | None, *, is_left: bool
     ) -> None:
-        """Keep all; late records go to the topic ``late``."""
+        """Keep the parts; late records go to the topic ``late``."""
         super().__init__(name)
         self._windows = windows
         self._job = job
@@ -71,7 +71,7 @@ class _OfWindow(KeyedOperator):
 
     @abstractmethod
     def _into(self, record: StreamRecord, side: int, sides: Cell) -> Taken:
-        """Take a record into its window."""
+        """Add a record to its window, and yield the pairs that it completes."""
 
     @override
     def due_ms(self, cell: Cell) -> int | None:
@@ -85,11 +85,11 @@ class _OfWindow(KeyedOperator):
 
     @abstractmethod
     def _at_end(self, sides: Cell) -> Iterator[tuple[Any, Any]]:
-        """Yield the pairs that a window gives when it is closed."""
+        """Yield the pairs that a window gives when it closes."""
 
 
 class LatestOfWindow(_OfWindow):
-    """A join of the newest record of each side in a window, ``{window: {side: value}}``, when it is closed."""
+    """A join that pairs the newest records of both sides when a window closes: ``{window: {side: value}}``."""
 
     @override
     def _into(self, record: StreamRecord, side: int, sides: Cell) -> Taken:
@@ -103,9 +103,9 @@ class LatestOfWindow(_OfWindow):
 
 
 class AllOfWindow(_OfWindow):
-    """A join of all records of a window, ``{window: {side: values}}``: each pair as soon as both are there.
+    """A join of all records of a window: ``{window: {side: values}}``. It gives each pair once both records exist.
 
-    A left join gives the left records without any right one when the window is closed.
+    When a window without right records closes, a left join gives its left records with None.
     """
 
     @override

@@ -1,4 +1,4 @@
-"""Joins as they are written: ``left.join(right).where(k1).equal_to(k2).window(w).apply(f)``."""
+"""The methods by which a program writes a join: ``left.join(right).where(k1).equal_to(k2).window(w).apply(f)``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R", default=Any)
 
 
 class JoinedStream(Generic[T, U]):
-    """Two streams, and by what they are joined."""
+    """A join of two streams that has no keys yet."""
 
     def __init__(self, left: Stream[T], right: Stream[U], *, is_left: bool) -> None:
         """Keep both. Raises ValueError if they are of different jobs."""
@@ -30,7 +30,7 @@ class JoinedStream(Generic[T, U]):
         self._is_left = is_left
 
     def where(self, select: Callable[[T], Any] | str) -> KeyedJoin[T, U]:
-        """Say which key the left stream's values have."""
+        """Set the key of the left stream's values."""
         return KeyedJoin(self._left.key_by(select), self._right, is_left=self._is_left)
 
 
@@ -44,7 +44,7 @@ class KeyedJoin(Generic[T, U]):
         self._is_left = is_left
 
     def equal_to(self, select: Callable[[U], Any] | str) -> Joined[T, U]:
-        """Say which key the right stream's values have."""
+        """Set the key of the right stream's values."""
         return Joined(self._left, self._right.key_by(select), is_left=self._is_left)
 
 
@@ -61,7 +61,7 @@ class Joined(Generic[T, U]):
         pairs: Pairs = "all",
         late: str | None = None,
     ) -> None:
-        """Keep all."""
+        """Keep the sides, and how they are joined."""
         self._left = left
         self._right = right
         self._is_left = is_left
@@ -72,12 +72,12 @@ class Joined(Generic[T, U]):
     def window(
         self, windows: Sliding, *, pairs: Pairs = "all", late: str | None = None
     ) -> Joined[T, U]:
-        """Join records of the same window alone.
+        """Join only records of the same window.
 
         Args:
             windows: tumbling or sliding.
-            pairs: ``all`` of a window, each as soon as it is complete; or the ``last`` record of either side, when
-                the window is closed.
+            pairs: ``all`` gives all pairs of a window, each as soon as it is complete. ``last`` gives the pair of
+                the last records of both sides, when the window closes.
             late: the topic of records whose window is closed.
         """
         if not isinstance(windows, Sliding):
@@ -89,9 +89,9 @@ class Joined(Generic[T, U]):
     def apply(
         self, function: Callable[[T, Any], R | None] | str, *, name: str | None = None
     ) -> Stream[R]:
-        """Give a value for each pair; the right one is None where a left join found none.
+        """Give a value for each pair. A left join gives None as the right value if it found none.
 
-        SQL: over the columns ``left`` and ``right``.
+        SQL uses the columns ``left`` and ``right``.
         """
         builder = self._left.builder
         operator = graph.Join(
@@ -107,7 +107,7 @@ class Joined(Generic[T, U]):
 
 
 def check_same(one: Stream[Any], other: Stream[Any]) -> None:
-    """Raise ValueError unless two streams are of one job."""
+    """Raise ValueError unless two streams belong to one job."""
     if one.builder is not other.builder:
         raise ValueError(
             f"The streams are of two jobs, {one.builder.job_id} and {other.builder.job_id}: make both by one builder."

@@ -1,15 +1,16 @@
-"""Keys as bytes: equal keys have equal bytes, whatever is in them. Pure.
+"""Encode keys as bytes: equal keys have equal bytes. Pure.
 
-Spark groups records by these bytes, and state is found by them, also by a later run. So they depend on the
-key's content alone: not on hashes, on the order of a dict, or on how pickle shares objects. They can be read back::
+Spark groups records by these bytes, and finds state by them, also in a later run. So the bytes depend on the key's
+content alone: not on hashes, on the order of a dict, or on how pickle shares objects. ``decode_key`` reads them back.
+Each value is a tag, a length and a body::
 
     N  None      T F  true, false      i  an integer in decimal      f  a float, 8 bytes
     s  text, UTF-8        b  bytes        (  a tuple   [  a list   {  a dict, sorted by key   : their parts
     o  a dataclass, a named tuple or an enum: its class as module:name, and its parts
     d t m  a decimal, a date, a moment, as text
 
-Each has its length before it, so no content can be taken for another key's. Numbers of different types are
-different keys, 1 and 1.0 also. An object can be a key only if its class can be imported and makes it of its parts.
+Because of the lengths, different keys can't have the same bytes. Numbers of different types are different keys, so 1
+and 1.0 are different. An object can be a key only if its class can be imported, and can make the object of its parts.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ _FLOAT: Final = struct.Struct(">d")
 _SIZE: Final = struct.Struct(">I")
 
 Make = Callable[[str, Sequence[Any]], Any]
-"""Makes an object of its class, as module:name, and its parts."""
+"""Makes an object. It gets the name of the class as module:name, and the object's parts."""
 
 
 def encode_key(key: object) -> bytes:
-    """Return a key's bytes. Raises TypeError for a type that can't be a key, or is inside of one."""
+    """Return a key's bytes. Raises TypeError if its type, or a type inside it, can't be a key."""
     tag, body = _parts(key)
     return tag + _SIZE.pack(len(body)) + body
 
 
 def made(name: str, parts: Sequence[Any]) -> Any:
-    """Return an object of a class, which is imported. Raises what that and the class raise."""
+    """Import a class and return an object of it. Raises the errors of the import and of the class."""
     kind = _class_of(name)
     return kind[parts[0]] if issubclass(kind, enum.Enum) else kind(*parts)
 
 
 def decode_key(data: bytes, make: Make = made) -> Any:
-    """Return the key that has these bytes; ``make`` makes the objects in it. Raises ValueError if none has."""
+    """Return the key of these bytes; ``make`` makes the objects in it. Raises ValueError if no key has them."""
     key, end = _decode(data, 0, make)
     if end != len(data):
         raise ValueError("there is more behind the key")
@@ -90,7 +91,7 @@ def _parts(key: object) -> tuple[bytes, bytes]:  # noqa: C901, PLR0911, PLR0912 
 
 
 def _decimal(number: Decimal) -> bytes:
-    """Return a number's text, the same for equal ones: a context would round."""
+    """Return a number's text, the same for equal numbers. ``normalize`` is no way: it would round."""
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int) or not any(
         digits
@@ -102,7 +103,7 @@ def _decimal(number: Decimal) -> bytes:
 
 
 def _fields_of(key: Any) -> list[object]:
-    """Return the fields of a dataclass's object. Raises TypeError if it can't be made of them in their order."""
+    """Return the fields of a dataclass's object. Raises TypeError if ``__init__`` doesn't take them in this order."""
     fields = dataclasses.fields(key)
     if not all(field.init and not field.kw_only for field in fields):
         raise TypeError(
@@ -121,7 +122,10 @@ def _object(kind: type, parts: Sequence[object]) -> bytes:
 
 @cache
 def _name_of(kind: type) -> str:
-    """Return a class's name. Raises TypeError if the class isn't found by it: then no key could be read back."""
+    """Return a class's name. Raises TypeError if an import of the name doesn't find the class.
+
+    A key with such a class could not be decoded.
+    """
     name = f"{kind.__module__}:{kind.__qualname__}"
     try:
         found = _class_of(name)

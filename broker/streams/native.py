@@ -1,4 +1,4 @@
-"""Which operators Spark runs by itself, on columns, as long as all before them are SQL, too. Pure."""
+"""Decide which operators Spark runs by itself on columns, as long as all operators before them are SQL, too. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from broker.streams.serdes import Bytes, Json, Text
 
 NATIVE: Final = (Bytes, Json, Text)
 AGGREGATES: Final = ("count", "sum", "avg")
-"""Those that Spark gives as this package does. Of equal least values it gives any."""
+"""The aggregates for which Spark gives the same results as this package.
+
+Spark's min and max are not among them: of equal values Spark gives any, and this package gives the first.
+"""
 
 
 def is_decoded_here(source: graph.Source) -> bool:
-    """Whether Spark can decode a source's messages."""
+    """Return whether Spark can decode a source's messages."""
     serde = source.serde
     return type(serde) in NATIVE and (not isinstance(serde, Json) or serde.schema is not None)
 
 
 def can_aggregate(operator: graph.Aggregate) -> bool:
-    """Whether Spark can do an aggregate by itself: a plain one of windows that drop what is late."""
+    """Return whether Spark can run an aggregate by itself.
+
+    It can if the aggregate has windows, no topic for late records, and no function of Python.
+    """
     return (
         operator.kind in AGGREGATES
         and operator.windows is not None
@@ -29,7 +35,7 @@ def can_aggregate(operator: graph.Aggregate) -> bool:
 
 
 def is_native(operator: graph.Operator) -> bool:
-    """Whether an operator gives columns of Spark's."""
+    """Return whether an operator gives columns of Spark."""
     match operator:
         case graph.Source():
             return is_decoded_here(operator)

@@ -1,14 +1,15 @@
-"""Operators with state, as they work on the records of one key. Pure: Spark calls them through passes.py.
+"""Operators with state, which work on the records of one key. Pure: Spark calls them through passes.py.
 
-All operators behind one key_by are one **chain**: what one gives out goes through those behind it at once. Each has
-a **cell** of the key's state, by its own name, so none sees another's::
+All operators behind one key_by are one **chain**: the output of an operator goes through the operators behind it at
+once. Each operator has a **cell** of the key's state under its own name, so it does not see another's cell::
 
     records of a key, by their place ──> operator ──> functions ──> operator ──> … ──> out
                                             │ cell                     │ cell
     time comes: a window ends ──────────────┘                          │
 
-A window is open until the watermark reaches its end; it is given out then, once. Records are late when their
-window is closed, whatever the watermark says of their own time. The cells are pickled as one value for each key.
+A window is open until the watermark reaches its end. Then the operator emits its result, once. A record is late if
+its window is closed. A record behind the watermark is not late as long as its window is open. The cells of a key are
+pickled as one value.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ R = TypeVar("R")
 
 
 class KeyedOperator(ABC):
-    """Work on the records of a key, with a cell of its state."""
+    """An operator that works on the records of a key, with a cell of the key's state."""
 
     is_timed = False
-    """Whether it waits for times."""
+    """True if the operator waits for times."""
 
     def __init__(self, name: str) -> None:
-        """Take the name under which its state is kept."""
+        """Keep the name, under which the chain keeps the operator's state."""
         self.name = name
 
     @abstractmethod
     def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
-        """Yield what a record gives."""
+        """Yield the results of a record."""
 
     def due_ms(self, cell: Cell) -> int | None:
-        """Return the watermark at which ``expire`` shall be called; None: not."""
+        """Return the watermark at which the chain shall call ``expire``; None: it need not."""
         return None
 
     def expire(self, key: Any, cell: Cell, watermark_ms: int) -> Taken:
-        """Yield what is due."""
+        """Yield the results that are due."""
         yield from ()
 
 
 class RunningAggregate(KeyedOperator):
-    """An aggregate without a window: gives the result so far for each record."""
+    """An aggregate without windows: it gives the result so far for each record."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class RunningAggregate(KeyedOperator):
         make: Callable[[], Accumulator[Any, Any]],
         select: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Keep how an accumulator is made, and which part of a value it takes."""
+        """Keep how to make an accumulator, and which part of a value it takes."""
         super().__init__(name)
         self._make = make
         self._select = select
@@ -89,7 +90,7 @@ class RunningAggregate(KeyedOperator):
 
 
 class Windowed(KeyedOperator):
-    """An aggregate by window. The cell has the accumulator of each open one: ``{window: accumulator}``."""
+    """An aggregate by window. The cell has an accumulator for each open window: ``{window: accumulator}``."""
 
     is_timed = True
 
@@ -102,7 +103,7 @@ class Windowed(KeyedOperator):
         job: str,
         late: str | None,
     ) -> None:
-        """Keep all; late records go to the topic ``late``."""
+        """Keep the parts; late records go to the topic ``late``."""
         super().__init__(name)
         self._make = make
         self._select = select
@@ -149,7 +150,7 @@ class Windowed(KeyedOperator):
             yield self._letter(record, mine)
             return
         together = cell[near[0]] if near else self._make()
-        if len(near) > 1:  # A merge may fail, and then the sessions stay as they are.
+        if len(near) > 1:  # Merge into a copy: if a merge fails, the sessions stay as they are.
             together = copy.deepcopy(together)
         for each in near[1:]:
             together.merge(cell[each])
@@ -178,10 +179,10 @@ class Windowed(KeyedOperator):
 
 
 class State:
-    """A key's state as a processor has it: any value that can be pickled, and one time to be called at."""
+    """The state of a key in a processor: a value that pickle can hold, and the time of one timer."""
 
     def __init__(self, cell: Cell, watermark_ms: int) -> None:
-        """Look into a cell."""
+        """Read and write a cell."""
         self._cell = cell
         self.watermark_ms = watermark_ms
 
@@ -195,11 +196,14 @@ class State:
         self._keep("value", value)
 
     def call_at(self, time_ms: int | None) -> None:
-        """Let ``on_time`` be called once the watermark has reached a time; None: not. From there, give a later one."""
+        """Set the timer: the job calls ``on_time`` once the watermark has reached this time; None removes the timer.
+
+        A call from inside ``on_time`` must give a later time.
+        """
         self._keep("due", time_ms)
 
     def _keep(self, name: str, value: Any) -> None:
-        """Keep a value; a key of which nothing is kept needs no state."""
+        """Keep a value. Remove it if it is None, so that a key without values has no state."""
         if value is None:
             self._cell.pop(name, None)
         else:
@@ -207,19 +211,19 @@ class State:
 
 
 class Processor(ABC, Generic[V, R]):
-    """Work that a job does by itself, record by record. It keeps nothing but what is in ``state``."""
+    """The user's own work on the records of a key, record by record. It keeps values in ``state`` alone."""
 
     @abstractmethod
     def process(self, key: Any, value: V, time_ms: int, state: State) -> Iterable[R]:
-        """Return what a record gives."""
+        """Return the results of a record."""
 
     def on_time(self, key: Any, time_ms: int, state: State) -> Iterable[R]:
-        """Return what is to be given at a time that was asked for."""
+        """Return the results of a timer, which ``state.call_at`` has set."""
         return ()
 
 
 class ProcessorOperator(KeyedOperator):
-    """A processor as an operator."""
+    """The operator that runs a processor."""
 
     is_timed = True
 
@@ -261,21 +265,21 @@ class Chain:
 
     @property
     def is_timed(self) -> bool:
-        """Whether any part waits for times."""
+        """Return whether any part waits for times."""
         return any(isinstance(part, KeyedOperator) and part.is_timed for part in self.parts)
 
     def take(self, records: Sequence[StreamRecord], cells: Cells, watermark_ms: int) -> Taken:
-        """Yield what the records of a key give; ``cells`` is its state. Raises Failed."""
+        """Yield the results of a key's records; ``cells`` is the key's state. Raises Failed."""
         for record in sorted(records, key=operator.attrgetter("at")):
             yield from self._run(record, cells, watermark_ms, 0)
 
     def expire(self, key: Any, cells: Cells, watermark_ms: int) -> Taken:
-        """Yield what is due for a key. Raises Failed."""
+        """Yield the results that are due for a key. Raises Failed."""
         for place, part in enumerate(self.parts):
             if not isinstance(part, KeyedOperator) or part.name not in cells:
                 continue
             cell, before_ms = cells[part.name], None
-            # Once more as long as it comes further: behind a window that failed, or to a time that was asked for.
+            # Repeat while the due time grows. More may be due after a window that failed, or after a new timer.
             while (due_ms := part.due_ms(cell)) is not None and due_ms <= watermark_ms:
                 if before_ms is not None and due_ms <= before_ms:
                     break
@@ -285,7 +289,7 @@ class Chain:
                 yield from self._guarded(part.name, record, given, cells, None, place)
 
     def due_ms(self, cells: Cells) -> int | None:
-        """Return the watermark at which ``expire`` shall be called for a key; None: not."""
+        """Return the watermark at which Spark shall call ``expire`` for a key; None: it need not."""
         found = [
             due
             for part in self.parts
@@ -318,10 +322,10 @@ class Chain:
         watermark_ms: int | None,
         place: int,
     ) -> Taken:
-        """Go on with what a part gives; what it raises makes the record fail.
+        """Pass the results of a part on to the next part. If the part raises, the record fails.
 
-        ``watermark_ms`` None: for what a closed window gives, it is that window's last moment. So a longer window
-        behind it is open, which ends at the same time.
+        With ``watermark_ms`` None the results are those of closed windows. Then the watermark for each result is the
+        last moment of its window. So a longer window behind, which ends at the same time, is still open.
         """
         while True:
             try:
@@ -338,13 +342,13 @@ class Chain:
 
 
 def packed(cells: Cells) -> bytes:
-    """Return a key's cells as bytes; those that have nothing are left out."""
+    """Return a key's cells as bytes, without empty cells."""
     return pickle.dumps(
         {name: cell for name, cell in cells.items() if cell}, pickle.HIGHEST_PROTOCOL
     )
 
 
 def unpacked(state: bytes) -> Cells:
-    """Return the cells that ``packed`` was given."""
+    """Return the cells in the bytes of ``packed``."""
     cells: Cells = pickle.loads(state)  # noqa: S301 - The job's own.
     return cells

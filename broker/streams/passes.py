@@ -1,7 +1,7 @@
-"""The passes of Spark in which records are of Python: thin shells around stateless_steps.py and operators.py.
+"""The passes in which Spark runs Python on records: thin shells around stateless_steps.py and operators.py.
 
-A **pass** reads batches, runs steps and writes rows; a **keyed pass** is a chain that Spark calls for each key.
-Both travel to Spark's workers pickled, and so do the functions in them.
+A **pass** reads batches, runs steps and writes rows. A **keyed pass** is a chain that Spark calls for each key. Spark
+pickles both for its workers, with the functions in them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from broker.streams.windows import Window
 
 ROWS_AT_ONCE: Final = 20_000
 BYTES_AT_ONCE: Final = 8 << 20
-"""Rows that a pass gives to Spark together, and about the bytes of their values."""
+"""The most rows that a pass gives to Spark in one batch, and about the most bytes of their values."""
 
 TYPES: Final = {
     "kind": pa.int8(),
@@ -59,17 +59,17 @@ TYPES: Final = {
     "headers": pa.map_(pa.string(), pa.binary()),
 }
 ROWS_OF_KEY: Final = 1_000
-"""Rows that a key gives to Spark together."""
+"""The most rows of a key that a keyed pass gives to Spark in one row of lists."""
 
 Read = StreamRecord | Letter | Row
-"""A row stands for itself: a beat, or a letter of before."""
+"""A record, a letter, or a finished row: a beat, or a letter of an earlier pass."""
 
 
 class RecordReader(Protocol):
-    """Turns a batch of Spark's into records."""
+    """Turns a batch from Spark into records."""
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[Read]:
-        """Yield what is in a batch."""
+        """Yield the records, letters and rows of a batch."""
 
 
 class SourceReader:
@@ -78,7 +78,7 @@ class SourceReader:
     def __init__(
         self, name: str, serde: Serde[Any], failures: Failures, *, is_processing_time: bool
     ) -> None:
-        """Keep all."""
+        """Keep the parts."""
         self._name = name
         self._serde = serde
         self._failures = failures
@@ -105,7 +105,7 @@ class SourceReader:
 
 
 def read_values(batch: pa.RecordBatch) -> Iterator[Read]:
-    """Yield the records of values that Spark has as columns: kind, at, time, key, value, start, end."""
+    """Yield the records of a batch with the columns kind, at, time, key, value, start, end."""
     columns = (batch.column(place).to_pylist() for place in range(batch.num_columns))
     for kind, at, time_ms, key, value, start, end in zip(*columns, strict=True):
         if kind == RECORD:
@@ -119,17 +119,20 @@ Write = Callable[[StreamRecord], Row | Letter | None]
 
 
 class RowWriter:
-    """Writes records for the next pass. ``keyed_by``, ``made_by``: where key and value are from; ``side``: of a join."""
+    """Writes records for the next pass.
+
+    ``keyed_by`` and ``made_by`` are the operators that made the key and the value. ``side`` is the side of a join.
+    """
 
     def __init__(self, keyed_by: str, made_by: str, failures: Failures, side: int = 0) -> None:
-        """Keep all."""
+        """Keep the parts."""
         self._keyed_by = keyed_by
         self._made_by = made_by
         self._failures = failures
         self._side = side
 
     def __call__(self, record: StreamRecord) -> Row | Letter | None:
-        """Return a record as a row; as a letter if its key or its value can't travel."""
+        """Return a record as a row, or as a letter if its key or its value can't be encoded."""
         record.side = self._side
         name = self._keyed_by
         try:
@@ -146,7 +149,7 @@ class MessageWriter:
     def __init__(
         self, name: str, topic: str | None, serde: Serde[Any], failures: Failures, *, has_keys: bool
     ) -> None:
-        """Keep all."""
+        """Keep the parts."""
         self._name = name
         self._topic = topic
         self._serde = serde
@@ -154,7 +157,7 @@ class MessageWriter:
         self._has_keys = has_keys
 
     def __call__(self, record: StreamRecord) -> Row | Letter | None:
-        """Return a message as a row: its payload, and its key."""
+        """Return the message of a record as a row: its payload and its key."""
         try:
             payload = self._serde.serialize(record.value)
             key = key_bytes(record.key) if self._has_keys else None
@@ -166,7 +169,7 @@ class MessageWriter:
 
 
 def key_bytes(key: Any) -> bytes | None:
-    """Return a key as that of a message: text and bytes as they are, others as JSON. Raises TypeError."""
+    """Return the message key of a record's key: text and bytes as they are, others as JSON. Raises TypeError."""
     if key is None or isinstance(key, bytes):
         return key
     return (
@@ -175,12 +178,12 @@ def key_bytes(key: Any) -> bytes | None:
 
 
 class _Leaving:
-    """Makes rows what they are as they leave a pass: messages, or the records of a key together."""
+    """Turns the rows of a pass into its output columns: of messages, or of the packed records of keys."""
 
     def __init__(self, write: Write) -> None:
         self._is_packed = isinstance(write, RowWriter)
         self.columns = MESSAGES if isinstance(write, MessageWriter) else COLUMNS
-        """The columns that they have then, as SQL has them."""
+        """The output columns, as SQL."""
         self.names = list(kinds_of(self.columns))
         self._places = [list(TYPES).index(name) for name in self.names]
 
@@ -205,7 +208,7 @@ class Pass:
 
     @property
     def columns(self) -> str:
-        """The columns of its rows, as SQL has them."""
+        """The columns of its rows, as SQL."""
         return self._leave.columns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -240,12 +243,15 @@ class Pass:
 
 
 class TypedPass(Pass):
-    """A pass that writes values of a type of Spark's: _beat, _at, _time, a letter's _payload and _headers, value."""
+    """A pass that writes values of a type of Spark.
+
+    Its columns are _beat, _at, _time, _payload and _headers of a letter, and value.
+    """
 
     def __init__(
         self, read: RecordReader, run: Sequence[Step], failures: Failures, name: str, returns: str
     ) -> None:
-        """Keep the parts. Raises ValueError if ``returns`` is no type."""
+        """Keep the parts. Raises ValueError if ``returns`` is no SQL type."""
         super().__init__(read, run, self._typed, failures)
         self._name = name
         self._returns = returns
@@ -290,28 +296,28 @@ class TypedPass(Pass):
 
 
 class KeyedPass(StatefulProcessor):
-    """A chain, as Spark calls it: for each key with its rows, and when a time has come for a key."""
+    """Runs a chain. Spark calls it for each key with its rows, and for each key whose timer has expired."""
 
     def __init__(self, chain: Chain, write: Write) -> None:
-        """Keep both."""
+        """Keep the chain, and how to write its results."""
         self._chain = chain
         self._write = write
         self._leave = _Leaving(write)
 
     @property
     def columns(self) -> str:
-        """The columns of its rows, as SQL has them; Spark gets lists of them."""
+        """The columns of its rows, as SQL; Spark gets a list of each."""
         return self._leave.columns
 
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Find the state."""
+        """Get the state from Spark."""
         self._handle = handle
         self._state = handle.getValueState(STATE, f"{STATE} BINARY")
 
     @override
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[SparkRow]:
-        """Yield what the rows of a key give. Letters have no key, and go through."""
+        """Yield the results of a key's rows. Letters have no key, and pass through."""
         if bytes(key[0]) == NO_KEY:
             yield from self._together(tuple(row) for row in rows)
             return
@@ -327,7 +333,7 @@ class KeyedPass(StatefulProcessor):
     def handleExpiredTimer(
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
     ) -> Iterator[SparkRow]:
-        """Yield what is due for a key."""
+        """Yield the results that are due for a key."""
         cells = self._cells()
         watermark_ms = self._watermark_ms(timerValues)
         found = self._chain.expire(decode_key(bytes(key[0])), cells, watermark_ms)
@@ -336,7 +342,7 @@ class KeyedPass(StatefulProcessor):
 
     @override
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def _watermark_ms(self, times: Any) -> int:
         return int(times.getCurrentWatermarkInMs()) if self._chain.is_timed else 0
@@ -368,4 +374,4 @@ class KeyedPass(StatefulProcessor):
 
 
 STATE: Final = "cells"
-"""The one variable of state that a chain has in Spark's store."""
+"""The name of the only state variable of a chain in Spark's store."""

@@ -1,4 +1,4 @@
-"""The plan of a job, as text and as a picture. Pure."""
+"""Draw the plan of a job, as text and as a picture. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS: Final = {"Source": "#dbeafe", "Sink": "#dcfce7", "state": "#fef3c7", "
 
 
 def text(job: graph.Graph) -> str:
-    """Return each end with what it is made of, from its sources on."""
+    """Return each end as a tree: the end first, and its sources last."""
     letters = "stop the job" if job.dead_letters is None else f"go to {job.dead_letters}"
     lines = [f"job {job.job_id}: records that fail {letters}"]
     for end in job.ends:
@@ -43,7 +43,7 @@ def _function(operator: graph.Operator) -> str:
 
 
 def picture(job: graph.Graph) -> str:
-    """Return the whole job as SVG: records go from top to bottom."""
+    """Return the whole job as SVG, with the sources at the top."""
     operators = job.operators()
     ranks: dict[graph.Operator, int] = {}
     for each in operators:

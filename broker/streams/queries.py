@@ -1,4 +1,4 @@
-"""A job that runs: its queries, their checkpoints, and how far they are."""
+"""Run a job: its queries, their checkpoints, and their progress."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ POLL_S: Final = 1
 PAUSE_S: Final = 0.05
 NO_PATH: Final = "PATH_NOT_FOUND"
 INITIALIZING: Final = "Initializing sources"
-"""What Spark says of a query that has none of its sources yet."""
+"""Spark's message for a query that has no source yet."""
 
 
 @dataclass(frozen=True)
 class QueryStatus:
-    """How far the query of one end is.
+    """The progress of the query of one end.
 
     Attributes:
-        name: of the end.
-        is_running: whether it runs.
-        error: what it died of.
+        name: the name of the end.
+        is_running: True if the query runs.
+        error: the cause if the query has died.
         batch: the number of its last micro-batch.
         read_per_s, published_per_s: messages a second, in that micro-batch.
-        lag_s: between the newest message of its topics and the last that it has read.
+        lag_s: the time between the newest message of its topics and the last message that it has read.
         watermark: the time up to which windows are closed, RFC 3339.
         late: records since its start whose window was closed.
         skipped: records since its start that went to the dead letters.
-        state_rows, state_bytes: what its operators keep.
+        state_rows, state_bytes: the size of its operators' state.
     """
 
     name: str
@@ -69,19 +69,19 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a job is."""
+    """The progress of a job."""
 
     job: str
     is_running: bool
     queries: Sequence[QueryStatus]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the status as a dict for JSON."""
         return asdict(self)
 
 
 class _QueryCounts(StreamingQueryListener):
-    """Adds up what the micro-batches of a job's queries counted."""
+    """Adds up the counts of the micro-batches of a job's queries."""
 
     def __init__(self) -> None:
         self.late: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class _QueryCounts(StreamingQueryListener):
 
     @override
     def onQueryStarted(self, event: Any) -> None:
-        """Nothing has been counted."""
+        """Do nothing: a new query has no counts."""
 
     @override
     def onQueryProgress(self, event: Any) -> None:
@@ -103,7 +103,7 @@ class _QueryCounts(StreamingQueryListener):
 
     @override
     def onQueryTerminated(self, event: Any) -> None:
-        """The counts stay."""
+        """Do nothing: the counts stay."""
 
 
 class JobQueries:
@@ -116,7 +116,7 @@ class JobQueries:
         queries: Mapping[str, StreamingQuery],
         counts: _QueryCounts,
     ) -> None:
-        """Keep all; ``start`` makes them."""
+        """Keep the queries; ``start`` makes them."""
         self._job_id = job_id
         self._session = session
         self._queries = queries
@@ -153,7 +153,7 @@ class JobQueries:
 
     @property
     def is_running(self) -> bool:
-        """Whether all queries run."""
+        """Return whether all queries run."""
         return all(query.isActive for query in self._queries.values())
 
     def stop(self) -> None:
@@ -176,7 +176,7 @@ class JobQueries:
         return True
 
     def status(self) -> Status:
-        """Return how far the job is."""
+        """Return the job's progress."""
         queries = [self._status(name, query) for name, query in self._queries.items()]
         return Status(self._job_id, self.is_running, queries)
 
@@ -207,7 +207,7 @@ class JobQueries:
 
 
 class _Starter:
-    """Starts the query of one end after the other."""
+    """Starts the queries of a job, one for each end."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class _Starter:
         self._is_available = is_available
 
     def frames(self) -> dict[str, DataFrame]:
-        """Return the frames of all ends. Raises ValueError, before anything is started."""
+        """Return the frames of all ends. Raises ValueError if a frame can't be made; no query runs yet."""
         frames = {}
         known: set[str] = set()
         for end in self._graph.ends:
@@ -241,7 +241,7 @@ class _Starter:
         return frames
 
     def check(self, end: graph.Sink) -> None:
-        """Keep what an end is, if it may go on from its checkpoint. Raises JobChanged."""
+        """Store the form of an end, if the end may go on from its checkpoint. Raises JobChanged."""
         path = f"{self._checkpoint}/job/{end.name}"
         now = changes.form_of(end)
         try:
@@ -263,11 +263,9 @@ class _Starter:
         options = self._options
         if "headers" in frame.columns:
             counted = _counted(frame)
-            # What has no topic is counted alone; a print's values have none.
+            # A letter without a topic is only counted. The values of a print have no topic, either.
             frame = counted if end.topic is None else counted.where("topic IS NOT NULL")
-        elif (
-            end.topic is not None
-        ):  # No letter goes to another topic, so no row needs to say where it goes.
+        elif end.topic is not None:  # There are no letters, so all rows go to one topic.
             frame, options = frame.drop("topic"), {**options, "topic": end.topic}
         else:
             frame = frame.withColumn("headers", sf.lit(None).cast("map<string, binary>"))
@@ -292,7 +290,7 @@ class _Starter:
 
 
 def _session(spark: SparkSession) -> SparkSession:
-    """Return a session beside a user's, with the same settings and those that a job needs."""
+    """Return a new session with the settings of the user's session, and those that a job needs."""
     session = spark.newSession()
     for name, value in {**spark.conf.getAll, **SETTINGS}.items():
         if session.conf.isModifiable(name):
@@ -303,7 +301,8 @@ def _session(spark: SparkSession) -> SparkSession:
 def _wait_for_sources(query: StreamingQuery) -> None:
     """Wait until a query has its sources, or has died.
 
-    Each has a process of Python for each, which Spark waits 10 s for: on a small machine many at once take longer.
+    A query starts a process of Python for each source, and Spark waits 10 s for a process. On a small machine many
+    processes at once take longer, so queries start one after the other.
     """
     pause = threading.Event()
     while query.isActive and query.status["message"] == INITIALIZING:
@@ -311,7 +310,7 @@ def _wait_for_sources(query: StreamingQuery) -> None:
 
 
 def _counted(frame: DataFrame) -> DataFrame:
-    """Return messages that count their letters."""
+    """Return a frame that counts its letters as Spark runs it."""
     reason = sf.element_at("headers", sf.lit("reason")).cast("string")
     return frame.observe(
         LETTERS,
@@ -335,7 +334,7 @@ def _published(progress: Any) -> float:
 
 
 def _lag_s(progress: Any) -> float | None:
-    """Return how far the slowest source is behind its topic."""
+    """Return the lag of the slowest source, in seconds."""
     lags = []
     for source in progress.sources:
         ends = [json.loads(text) for text in (source.endOffset, source.latestOffset) if text]

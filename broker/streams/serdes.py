@@ -1,7 +1,7 @@
-"""Serdes: how the bytes of a message become a value, and a value bytes. Pure.
+"""Serdes turn the bytes of a message into a value, and a value into bytes. Pure.
 
-Any object with the methods of Serde is one. What ``deserialize`` raises makes its message a record that can't be
-decoded. Json with a schema, Text and Bytes are decoded by Spark itself, as long as a stream's functions are SQL.
+Any object with the methods of Serde is a serde. If ``deserialize`` raises, the message is a record that can't be
+decoded. Spark itself decodes Json with a schema, Text and Bytes, as long as a stream's functions are SQL.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Serde(Protocol[T]):
-    """Both directions. It travels to Spark's workers, so it must be picklable."""
+    """Serializes and deserializes values. Spark pickles it for its workers, so it must be picklable."""
 
     def deserialize(self, payload: bytes) -> T:
         """Return the value of a message. May raise anything."""
         ...
 
     def serialize(self, value: T) -> bytes | None:
-        """Return the message of a value; None: nothing is published. May raise anything."""
+        """Return the payload for a value, or None to publish nothing. May raise anything."""
         ...
 
 
@@ -35,7 +35,7 @@ class Bytes:
         return payload
 
     def serialize(self, value: bytes) -> bytes:
-        """Return the value. Raises TypeError if it is no bytes."""
+        """Return the value. Raises TypeError if it is not bytes."""
         if not isinstance(value, bytes):
             raise TypeError(
                 f"the value is a {type(value).__name__}, and Bytes() publishes bytes alone"
@@ -52,7 +52,7 @@ class Text:
         return payload.decode()
 
     def serialize(self, value: Any) -> bytes:
-        """Return text as bytes; of other values, their text."""
+        """Return the value's text in UTF-8."""
         return str(value).encode()
 
 
@@ -61,8 +61,8 @@ class Json:
     """JSON.
 
     Attributes:
-        schema: what a value has, as Spark writes it: ``"customer STRING, amount DOUBLE"``. Fields that are not in
-            it are left out, those that are missing are None. Without it a value is whatever the JSON says.
+        schema: the fields of a value, in Spark's notation: ``"customer STRING, amount DOUBLE"``. Fields outside
+            the schema are left out, and missing fields are None. Without a schema a value has all of the JSON.
     """
 
     schema: str | None = None
@@ -72,5 +72,5 @@ class Json:
         return orjson.loads(payload)
 
     def serialize(self, value: Any) -> bytes:
-        """Return JSON; dataclasses and times are written, too. Raises TypeError."""
+        """Return the value as JSON; it may hold dataclasses and times. Raises TypeError."""
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)

@@ -1,7 +1,7 @@
-"""How a process of its own starts Spark for a job.
+"""Start Spark for a job, in the job's own process.
 
-Modules of the folder that it is started in can be imported, also by Spark's workers: they and the job find the
-same classes by the same names.
+The job and Spark's workers can import modules of the folder in which the process was started. So both find the same
+classes by the same names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.log.level": "FATAL",  # This process tells why a job died.
+    "spark.log.level": "FATAL",  # This process itself reports why a job died.
 }
 
 
@@ -32,13 +32,13 @@ Session = SparkSession
 
 
 class SparkFailed(Exception):
-    """Spark refused, or a query died; the text is what it says, short."""
+    """Spark refused a request, or a query died; the text is Spark's message, shortened."""
 
 
 def settings_of(master: str, cores: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings; those ``given`` come first.
+    """Return Spark's settings; a setting in ``given`` replaces the default.
 
-    On this machine alone there are as many partitions as cores, and no port is open to others.
+    A local Spark uses as many partitions as the machine has cores, and opens no port to other machines.
     """
     own = dict(SETTINGS)
     if master.startswith(LOCAL):
@@ -48,16 +48,16 @@ def settings_of(master: str, cores: int, given: Mapping[str, str]) -> dict[str, 
 
 
 def has_java() -> bool:
-    """Whether there is a Java that Spark can be started with."""
+    """Return whether this machine has a Java for Spark."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java", path=str(Path(home, "bin")) if home else None) is not None
 
 
 def spark_session(name: str, master: str, conf: Mapping[str, str], folder: Path) -> Session:
-    """Start Spark in this process; modules of ``folder`` can be imported by its workers."""
+    """Start Spark in this process; its workers can import modules of ``folder``."""
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    if master.startswith(LOCAL):  # Elsewhere this interpreter may have another name.
+    if master.startswith(LOCAL):  # On other machines this interpreter may have another path.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master).appName(name)
@@ -68,7 +68,7 @@ def spark_session(name: str, master: str, conf: Mapping[str, str], folder: Path)
 
 @contextmanager
 def told_short() -> Iterator[None]:
-    """Turn errors of Spark, and of the way to it, into SparkFailed."""
+    """Turn errors of Spark, and of the connection to it, into SparkFailed."""
     try:
         yield
     except PySparkException as error:

@@ -1,10 +1,15 @@
 """Streams whose functions are SQL: Spark runs them on columns, and no record becomes an object of Python.
 
-Such a stream is a frame with the columns of COLUMNS beside the fields of its values. A function's SQL sees the
-fields of a struct, and ``value``, ``key`` and, behind windows, ``window``::
+Such a stream is a frame with the columns of KEPT beside its values. The SQL of a function sees the fields of a
+struct, and ``value``, ``key`` and, behind windows, ``window``::
 
-    _beat  true: no record      _at  the message's id      _time  event time      _key      value
-    _error: a value that can't be decoded, with its payload
+    _beat   true if the row is a beat, and no record
+    _at     the message's id
+    _time   event time
+    _key    the key
+    _window the window of a result
+    value   the value
+    _error  of a message that can't be decoded: its payload; else null
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ _VALUE: Final = "value"
 
 
 def decoded(source: graph.Source, frame: DataFrame, *, keeps_payload: bool) -> DataFrame:
-    """Return a source's messages as values; ``_error`` is not null for those that can't be decoded."""
+    """Return a source's messages as values; ``_error`` is not null for messages that can't be decoded."""
     time = sf.current_timestamp() if source.is_processing_time else sf.col("timestamp")
     payload = sf.col("value")
     kept = (
@@ -52,24 +57,24 @@ def decoded(source: graph.Source, frame: DataFrame, *, keeps_payload: bool) -> D
     else:
         parsed = frame.select(*kept, payload.alias(_VALUE))
         wrong, value = sf.lit(False), sf.col(_VALUE)
-    # Without a topic for letters nothing asks for the payload, so Spark need not carry it.
+    # Without a topic for letters no operator reads the payload, so Spark need not carry it.
     told = sf.col("_payload") if keeps_payload else sf.lit(b"")
     error = sf.when(~sf.col("_beat") & wrong, told)
     return parsed.select(*KEPT, value.alias(_VALUE), error.alias("_error"))
 
 
 def _once(column: Column) -> Column:
-    """Return a column from which an expression is computed once for each row.
+    """Return a column with a value that Spark computes once for each row.
 
-    Spark's optimizer moves filters below the expressions that they test, and repeats an expression at each use: a
-    message would be parsed for every field that is asked for. It leaves alone what is not deterministic, which the
-    number of a partition is by its class.
+    Spark's optimizer moves filters below the expressions that they test, and repeats an expression at each use. So
+    it would parse a message again for every field that a function reads. The optimizer does not repeat an expression
+    that is not deterministic. The number of a partition is such an expression.
     """
     return sf.when(sf.spark_partition_id() >= 0, column)
 
 
 def _struct_without(frame: DataFrame, name: str) -> Column:
-    """Return the value without a field. Of none it is a struct of nulls: that is no value of a record."""
+    """Return the value without a field. Of a null it makes a struct of nulls, which no record has as its value."""
     kind = frame.schema[_VALUE].dataType
     assert isinstance(kind, StructType)
     value = sf.col(_VALUE)
@@ -79,9 +84,9 @@ def _struct_without(frame: DataFrame, name: str) -> Column:
 def without_errors(
     decoded: DataFrame, source: graph.Source, job: graph.Graph, *, is_owner: bool
 ) -> tuple[DataFrame, list[DataFrame]]:
-    """Return the values that could be decoded, and the letters of the others if ``is_owner``.
+    """Return the decoded values, and the letters of the other messages if ``is_owner``.
 
-    Without a topic for them the first such message makes the query fail.
+    Without a topic for letters the first message that can't be decoded makes the query fail.
     """
     is_sound = sf.col("_error").isNull()
     if job.dead_letters is None:
@@ -127,7 +132,7 @@ def _opened(frame: DataFrame) -> DataFrame:
     columns = [sf.col(f"{_VALUE}.`{name}`").alias(name) for name in fields if name not in KEPT]
     beside = {"value": _VALUE, "key": "_key", "window": "_window"}
     columns += [sf.col(of).alias(name) for name, of in beside.items() if name not in fields]
-    if _VALUE in fields:  # The field is meant, and the whole value is needed no less.
+    if _VALUE in fields:  # In SQL ``value`` means this field. The whole value needs another name.
         columns.append(sf.col(_VALUE).alias("_value"))
     return frame.select(*KEPT, *columns)
 
@@ -137,7 +142,7 @@ def _whole(frame: DataFrame) -> Column:
 
 
 def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
-    """Return a frame behind a function that is SQL."""
+    """Return the frame behind a step whose function is SQL."""
     sql = str(step.function)
     opened = _opened(frame)
     value = _whole(opened)
@@ -169,9 +174,10 @@ def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
 
 
 def watermarked(frame: DataFrame, time: str, lateness_ms: int) -> DataFrame:
-    """Return a frame with a watermark, and without beats, which have moved it.
+    """Return a frame with a watermark, and without the beats that moved the watermark.
 
-    Spark would ask for the records before it looks at the times if the filter did not name the time.
+    The filter names the time, so that Spark keeps it behind the watermark. Else Spark would filter out the beats
+    before it looks at their times.
     """
     marked = frame.withWatermark(time, f"{lateness_ms} milliseconds")
     return marked.where(f"NOT _beat OR {time} IS NULL")
@@ -190,13 +196,13 @@ Late = Sequence[tuple[DataFrame, int]]
 
 
 def _together(frames: Late) -> DataFrame:
-    """Return frames as one, each with a watermark of its own: the slowest counts."""
+    """Return the union of frames, each with its own watermark; Spark uses the slowest one."""
     marked = [watermarked(frame, "_time", lateness_ms) for frame, lateness_ms in frames]
     return reduce(DataFrame.unionByName, marked)
 
 
 def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
-    """Return the results of the windows of each key, once they are closed."""
+    """Return the result of each key and window, once the window is closed."""
     assert operator.windows is not None
     marked = _together([(_opened(frame), lateness_ms) for frame, lateness_ms in frames])
     what = sf.expr(str(operator.select)) if operator.select is not None else _whole(marked)
@@ -223,7 +229,7 @@ def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
 
 
 def joined(left: Late, right: Late, join: graph.Join) -> DataFrame:
-    """Return the pairs of a window and a key: columns ``left`` and ``right``."""
+    """Return the pairs of each window and key, in the columns ``left`` and ``right``."""
     assert isinstance(join.windows, Sliding)
     sides = [
         _together(frames).select(
@@ -241,7 +247,7 @@ def joined(left: Late, right: Late, join: graph.Join) -> DataFrame:
 
 
 def paired(pairs: DataFrame, function: str) -> DataFrame:
-    """Return the values that SQL gives for pairs."""
+    """Return the values that the SQL of a join makes of pairs."""
     start, end = sf.col("_left_bounds.start"), sf.col("_left_bounds.end")
     return pairs.select(
         sf.lit(False).alias("_beat"),
@@ -254,7 +260,7 @@ def paired(pairs: DataFrame, function: str) -> DataFrame:
 
 
 def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
-    """Return values as the messages of a sink: topic, value and, if it has keys, key."""
+    """Return values as the messages of a sink: topic, value and, if the sink has keys, key."""
     value = sf.col(_VALUE)
     kind = frame.schema[_VALUE].dataType
     if isinstance(sink.serde, Bytes):
@@ -285,7 +291,7 @@ def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
 
 
 def as_values(frame: DataFrame) -> DataFrame:
-    """Return a frame as passes.read_values takes it."""
+    """Return a frame in the form that passes.read_values takes."""
     kind = sf.when(sf.col("_beat"), sf.lit(1)).otherwise(sf.lit(0)).cast("byte")
     window = sf.col("_window")
     return frame.select(

@@ -1,13 +1,13 @@
-"""The state of a job, for people: what its operators keep for each key, as JSON can hold it. Pure.
+"""Show the state of a job to people: the state of each operator and key, in values that JSON can hold. Pure.
 
-What a chain keeps is pickled, and its keys name classes. To look must not run anything, and must not need the job's
-modules. So objects come back as **parts**: the name of their class, and what they hold. Values are shown so::
+A chain pickles its state, and its keys name classes. Inspection must not run the job's code, and must not need its
+modules. So objects come back as **parts**: the name of their class, and their fields. This module shows values so::
 
     numbers, text, None      as they are          bytes     text, or {"base64": …} if they are none
     lists, tuples, sets      lists                dicts     objects, whose names are text
     times                    RFC 3339             objects   {"class": name, and its fields}; an accumulator: its fields
 
-Spark's own aggregates and joins keep columns, which are shown by their names.
+Spark's own aggregates and joins keep columns. This module shows those by their names.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _PLAIN: Final = {
     "uuid": {"UUID"},
     Window.__module__: {Window.__name__},
 }
-"""Classes that are taken as they are: values alone, which do nothing when they are made."""
+"""Classes whose objects are unpickled as they are: plain values, whose constructors have no effects."""
 
 
 class StateEntry(NamedTuple):
-    """The state of an operator for a key, or for one of its windows; all parts are as JSON has them."""
+    """The state of an operator for a key, or for one window of a key; JSON can hold all parts."""
 
     operator: str
     key: Any
@@ -51,25 +51,25 @@ class StateEntry(NamedTuple):
     kept: Any
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the entry as a dict for JSON."""
         return self._asdict()
 
 
 class ObjectParts:
-    """An object whose class was not asked for."""
+    """Stands for an object whose class was not imported."""
 
     name = ""
     parts: list[Any]
     fields: dict[str, Any]
 
     def __new__(cls, *parts: Any, **fields: Any) -> Self:
-        """Take what it is made of. Pickle doesn't call ``__init__`` of every object."""
+        """Take the arguments of the object. Pickle doesn't call ``__init__`` of every object."""
         one = super().__new__(cls)
         one.parts, one.fields = [*parts], {**fields}
         return one
 
     def __setstate__(self, state: Any) -> None:
-        """Take the fields: of the object, and of its slots."""
+        """Take the fields of the object and of its slots."""
         for given in state if isinstance(state, tuple) else (state,):
             if isinstance(given, dict):
                 self.fields.update({str(name): value for name, value in given.items()})
@@ -77,27 +77,27 @@ class ObjectParts:
                 self.parts.append(given)
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        """Take an item of what is a dict, too."""
+        """Take an item, of an object whose class extends dict."""
         self.fields[str(name)] = value
 
     def append(self, part: Any) -> None:
-        """Take an item of what is a list, too."""
+        """Take an item, of an object whose class extends list."""
         self.parts.append(part)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes no objects but of plain classes."""
+    """Makes objects of plain classes alone, and ObjectParts for all others."""
 
     @override
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Return a plain class, or one of parts."""
+        """Return a plain class, or a class of ObjectParts with the name."""
         if global_name in _PLAIN.get(module_name, ()):
             return super().find_class(module_name, global_name)
         return type("Parts", (ObjectParts,), {"name": global_name})
 
 
 def unpickled(data: bytes) -> Any:
-    """Return a value whose objects are parts. Raises ValueError if it is none that was pickled."""
+    """Return a pickled value, with parts for its objects. Raises ValueError if the bytes are no pickle."""
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except Exception as error:
@@ -105,7 +105,7 @@ def unpickled(data: bytes) -> Any:
 
 
 def shown(value: Any, depth: int = 0) -> Any:  # noqa: C901, PLR0911 - A table.
-    """Return a value as JSON can hold it."""
+    """Return a value in a form that JSON can hold."""
     if depth > _DEPTH_MAX:
         return "…"
     match value:
@@ -146,25 +146,25 @@ def _text(value: bytes) -> Any:
 
 
 def window_shown(window: Window) -> dict[str, str]:
-    """Return a window's times, RFC 3339 in UTC."""
+    """Return a window's start and end, RFC 3339 in UTC."""
     return {"start": _time(window.start_ms), "end": _time(window.end_ms)}
 
 
 def _time(time_ms: int) -> str:
     try:
         moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # No calendar reaches it.
+    except (ValueError, OverflowError, OSError):  # datetime can't hold this time.
         return str(time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def text_of(found: Any) -> str:
-    """Return what ``shown`` gave as text: text as it is, all else as JSON."""
+    """Return the text of a value from ``shown``: text as it is, all others as JSON."""
     return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
 def key_shown(key: bytes) -> Any:
-    """Return a key of a chain as JSON can hold it. Raises ValueError."""
+    """Return a key of a chain in a form that JSON can hold. Raises ValueError."""
     return shown(decode_key(key, _parts_of))
 
 
@@ -177,7 +177,7 @@ def _parts_of(kind: str, parts: Sequence[Any]) -> ObjectParts:
 
 
 def of_cells(key: bytes, cells: bytes) -> Iterator[StateEntry]:
-    """Yield what the operators of a chain keep for a key, by window. Raises ValueError."""
+    """Yield the state of a chain's operators for a key, by window. Raises ValueError."""
     key_text = key_shown(key)
     for operator, cell in unpickled(cells).items():
         windows = sorted(name for name in cell if isinstance(name, Window))
@@ -213,12 +213,12 @@ Columns = Mapping[str, Any]
 
 
 def of_columns(operator: str, side: str | None, key: Columns, value: Columns) -> StateEntry:
-    """Return what an aggregate or a join of Spark's keeps in a row; ``side``: of a join, left or right."""
+    """Return the state in a row of Spark's own aggregate or join; ``side``: left or right, for a join."""
     if side is not None:
         bounds, key_text = value.get(f"_{side}_bounds"), value.get(f"_{side}_key")
         own = {f"_{side}_{name}" for name in ("bounds", "key", "at")}
         rest = {name: each for name, each in value.items() if name not in own}
-        # Spark keeps the fields alone that are asked for, if they are few.
+        # Spark may keep only the fields that the query reads.
         kept = rest[side] if rest.keys() == {side} else rest
         return StateEntry(operator, shown(key_text), _bounds(bounds), {side: shown(kept)})
     bounds = key.get("window") or value.get("session_window")
@@ -231,7 +231,7 @@ def of_columns(operator: str, side: str | None, key: Columns, value: Columns) ->
 
 
 def _bounds(bounds: Mapping[str, datetime] | None) -> dict[str, str] | None:
-    """Return the times of a window of Spark's, whose session is in UTC."""
+    """Return the times of Spark's window. Its session uses UTC."""
     if bounds is None:
         return None
     times = (bounds[name] for name in ("start", "end"))
@@ -240,27 +240,27 @@ def _bounds(bounds: Mapping[str, datetime] | None) -> dict[str, str] | None:
 
 
 def is_wanted(entry: StateEntry, operator: str | None, key: str | None) -> bool:
-    """Whether an entry is of an operator, and of a key as text; None: of any."""
+    """Return whether an entry is of an operator, and of a key as text; None stands for any."""
     return (operator is None or entry.operator == operator) and (
         key is None or text_of(entry.key) == key
     )
 
 
 class StateLocation(NamedTuple):
-    """Where Spark keeps what an operator of the plan has."""
+    """The place in which Spark keeps the state of an operator of its plan."""
 
     number: int
     kind: str
-    """As Spark names its operators."""
+    """Spark's name for the kind of operator."""
 
     @property
     def is_chain(self) -> bool:
-        """Whether it holds a chain's cells."""
+        """Return whether it holds the cells of a chain."""
         return self.kind.startswith("transformWithState")
 
     @property
     def sides(self) -> Sequence[str | None]:
-        """The sides that it has a store for each."""
+        """The sides of a join, which has one store for each; else one None."""
         return ("left", "right") if self.kind == "symmetricHashJoin" else (None,)
 
 
@@ -272,7 +272,10 @@ _WINDOWS: Final = {
 
 
 def name_of(place: StateLocation, stores: Sequence[Store]) -> str:
-    """Return the name of the operator whose columns Spark keeps at a place, Spark's own if several may be meant."""
+    """Return the name of the operator whose columns Spark keeps at a place.
+
+    If several operators are possible, return Spark's own name.
+    """
     marks = _WINDOWS.get(place.kind, ())
     found = [
         name

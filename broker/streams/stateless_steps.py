@@ -1,7 +1,7 @@
-"""The steps of a stream without state, one after the other in one pass over the records.
+"""The steps of a stream without state, which run one after the other in one pass over the records.
 
-A step takes a record and gives none, one or several; a None is given by no step. A function that raises makes
-the record fail at that step.
+A step takes a record and gives none, one or several. No step gives None. If a function raises, the record fails at
+that step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Take = Callable[[StreamRecord], Iterator[StreamRecord]]
 
 
 class Step(NamedTuple):
-    """One step: its name in the plan, and what it does."""
+    """One step: its name in the plan, and its function."""
 
     name: str
     take: Take
@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Mapping:
-    """Gives another value in the place of each."""
+    """Replaces each value."""
 
     function: Callable[[Any], Any]
 
@@ -44,7 +44,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class FlatMapping:
-    """Gives several values for each."""
+    """Replaces each value by several."""
 
     function: Callable[[Any], Any]
 
@@ -59,7 +59,7 @@ class FlatMapping:
 
 @dataclass(frozen=True)
 class Filtering:
-    """Gives on those of which a function is true."""
+    """Passes on the values for which a function is true."""
 
     function: Callable[[Any], Any]
 
@@ -71,7 +71,7 @@ class Filtering:
 
 @dataclass(frozen=True)
 class Tapping:
-    """Calls a function, and gives on all."""
+    """Calls a function with each value, and passes all values on."""
 
     function: Callable[[Any], Any]
 
@@ -83,7 +83,7 @@ class Tapping:
 
 @dataclass(frozen=True)
 class Keying:
-    """Gives each a key."""
+    """Gives each record a key."""
 
     function: Callable[[Any], Any]
 
@@ -95,7 +95,7 @@ class Keying:
 
 @dataclass(frozen=True)
 class Timing:
-    """Gives each the time that its value has: ms since 1970, or a datetime."""
+    """Gives each record a time from its value: ms since 1970, or a datetime."""
 
     function: Callable[[Any], Any]
 
@@ -107,7 +107,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Turning:
-    """Makes a value of key, value and window."""
+    """Makes one value of key, value and window."""
 
     function: Callable[[Any, Any, Window | None], Any]
 
@@ -120,7 +120,7 @@ class Turning:
 
 @dataclass(frozen=True)
 class PairFunction:
-    """Makes a value of the two of a pair."""
+    """Makes one value of the two values of a pair."""
 
     function: Callable[[Any, Any], Any]
 
@@ -132,10 +132,10 @@ class PairFunction:
 
 
 def time_ms_of(time: Any) -> int:
-    """Return a time in ms. Raises TypeError for what is none, ValueError for a datetime without a zone."""
+    """Return a time in ms. Raises TypeError if it is no time, ValueError for a datetime without a time zone."""
     if isinstance(time, datetime):
         if time.tzinfo is None:
-            raise ValueError("a time without a zone is not told which moment it is: give it tzinfo")
+            raise ValueError("a datetime without a time zone is ambiguous: give it tzinfo")
         return round(time.timestamp() * 1000)
     if isinstance(time, int | float) and not isinstance(time, bool):
         return int(time)
@@ -145,7 +145,7 @@ def time_ms_of(time: Any) -> int:
 def run(
     steps: Sequence[Step], failures: Failures, record: StreamRecord | Letter, at: int = 0
 ) -> Taken:
-    """Yield what becomes of a record behind the steps from place ``at`` on. Raises Failed."""
+    """Run the steps from place ``at`` on, and yield the results of a record. Raises Failed."""
     if isinstance(record, Letter) or at == len(steps):
         yield record
         return

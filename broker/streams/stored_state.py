@@ -1,7 +1,7 @@
-"""The state of a job as Spark has stored it, read back: a thin shell around state_view.py.
+"""Read back the state of a job from Spark's state store: a thin shell around state_view.py.
 
-It is that of the last micro-batch that was committed, so a job may run meanwhile. Spark's workers find the entries
-that are wanted; here come no more than were asked for.
+The state is that of the last committed micro-batch, so the job may run meanwhile. Spark's workers find the wanted
+entries. This process gets no more than ``entries_max`` of them from each place.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from broker.streams.state_view import Columns, StateEntry, StateLocation
 
 
 class NoState(Exception):
-    """There is no such state; the text says what there is."""
+    """There is no such state; the text says which state exists."""
 
 
 class JobEndState:
     """The state of one end of a job."""
 
     def __init__(self, spark: SparkSession, checkpoint: str, end: str) -> None:
-        """Find what the end keeps. Raises NoState."""
+        """Find the state of the end. Raises NoState."""
         self._spark = spark
         self._path = f"{checkpoint.rstrip('/')}/{end}"
         try:
@@ -46,7 +46,10 @@ class JobEndState:
         return [name for store in self._stores for name in store["operators"]]
 
     def entries(self, operator: str | None, key: str | None, entries_max: int) -> list[StateEntry]:
-        """Return what is kept, at most so many entries; of one operator, and of a key as text. Raises NoState."""
+        """Return at most ``entries_max`` entries, of one operator and of one key as text; None stands for any.
+
+        Raises NoState.
+        """
         if not self.operators:
             raise NoState("Its operators keep no state.")
         if operator is not None and operator not in self.operators:

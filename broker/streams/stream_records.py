@@ -1,10 +1,10 @@
-"""Records on their way through a job, and how they travel between Spark's processes.
+"""The records of a job, and their form between Spark's processes.
 
-A **record** is a value with its key, its time and its place. A **beat** says that a topic has come as far as a
-time, and has no value. A **letter** is a message for another topic than the job's own result: a record that can't
-be decoded, that made a function raise, or that came when its window was closed.
+A **record** is a value with its key, its time and its place. A **beat** has no value; it says that a topic has reached
+a time. A **letter** is a message for another topic than the job's result. It is made of a record that can't be
+decoded, that made a function raise, or whose window was closed already.
 
-Between two processes each is a row of the same columns::
+Between two processes each of them is a row of the same columns::
 
     kind   RECORD, BEAT or LETTER         key       as key_codec.py has it; none: empty
     at     the message's id, and behind it the place of each flat_map's result: it orders the records of a key
@@ -12,9 +12,8 @@ Between two processes each is a row of the same columns::
     start, end   of the window that a result is of      side   which stream of a join it is from
     topic, headers   a letter's
 
-Spark takes its time for each row and cell that an operator with state reads and writes, far more than for what is
-in it. So on the way there the records of a key travel together, in one row (``packed_rows``), and what a key gives
-comes back as one row of lists.
+For an operator with state Spark needs much time for each row and cell, and little for their contents. So the records
+of a key go to the operator together, in one row (``packed_rows``). The results of a key come back as one row of lists.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COLUMNS: Final = (
     "topic STRING, headers MAP<STRING, BINARY>"
 )
 MESSAGES: Final = "key BINARY, value BINARY, topic STRING, headers MAP<STRING, BINARY>"
-"""Those columns of them that messages have, and letters, which alone have headers."""
+"""The columns of messages and letters. Only letters have headers."""
 NO_KEY: Final = b""
 
 Row = tuple[Any, ...]
@@ -49,12 +48,12 @@ def kinds_of(columns: str) -> dict[str, str]:
 
 
 def lists_of(columns: str) -> str:
-    """Return the columns of rows together: each is a list."""
+    """Return the columns of a row of lists: each column as an array."""
     return ", ".join(f"{name} ARRAY<{kind}>" for name, kind in kinds_of(columns).items())
 
 
 class StreamRecord:
-    """A value on its way. ``payload``: its message, as long as it is known."""
+    """A value inside a job. ``payload`` is its message, as long as the message is known."""
 
     __slots__ = ("at", "key", "payload", "side", "time_ms", "value", "window")
 
@@ -81,28 +80,28 @@ class StreamRecord:
         return StreamRecord(value, self.at, self.time_ms, self.key, self.window, self.payload)
 
     def row(self, key: bytes) -> Row:
-        """Return it as a row; ``key`` is its key, encoded. Raises what pickle raises."""
+        """Return the record as a row; ``key`` is the encoded key. Raises the errors of pickle."""
         start, end = self.window or (None, None)
         value = pickle.dumps(self.value, pickle.HIGHEST_PROTOCOL)
         return (RECORD, self.at, self.time_ms, key, value, self.side, start, end, None, None)
 
 
 class Letter(NamedTuple):
-    """A message for another topic; ``topic`` None: it is counted alone."""
+    """A message for another topic; ``topic`` None: the job only counts it."""
 
     topic: str | None
     payload: bytes
     headers: Mapping[str, bytes]
 
     def row(self) -> Row:
-        """Return it as a row."""
+        """Return the letter as a row."""
         return (LETTER, b"", 0, NO_KEY, self.payload, 0, None, None, self.topic, dict(self.headers))
 
 
 def packed_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield a row for all records of a key, whose value has what they have; beats and letters as they are.
+    """Yield one row for all records of a key, with the records in its value; yield beats and letters as they are.
 
-    Its time is the latest of its records', for the watermark; its side is theirs, as all are of one pass.
+    The time of the row is the latest time of its records, for the watermark. All rows of a pass have the same side.
     """
     by_key: dict[bytes, list[Row]] = {}
     for row in rows:
@@ -120,7 +119,7 @@ def packed_rows(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def unpacked_records(row: Sequence[Any], key: Any) -> Iterator[StreamRecord]:
-    """Yield the records of a row of ``packed_rows``, whose key was decoded already."""
+    """Yield the records of a row of ``packed_rows``; ``key`` is the decoded key."""
     side = row[5]
     for at, time_ms, value, start, end in pickle.loads(row[4]):  # noqa: S301 - The job's own.
         window = None if start is None else Window(start, end)

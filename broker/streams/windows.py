@@ -1,7 +1,7 @@
-"""Windows of event time: which a record belongs to. Pure.
+"""Windows of event time, and which of them a record belongs to. Pure.
 
 Tumbling and sliding windows are half-open, ``[start, end)``, and begin at multiples of their slide since 1970.
-A session holds records of one key with gaps below ``gap`` between them, and ends a gap after its last record.
+A session holds records of one key with pauses shorter than ``gap`` between them. It ends a gap after its last record.
 Times are in ms since 1970.
 """
 
@@ -22,7 +22,7 @@ _DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|h|d)")
 
 
 def duration_ms(duration: Duration) -> int:
-    """Return a time span in ms. Raises ValueError for what is none, with what to give."""
+    """Return a time span in ms. Raises ValueError if it is none; the text shows valid ones."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
     found = _DURATION.fullmatch(str(duration).strip())
@@ -42,7 +42,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of ``size_ms``, of which one begins every ``slide_ms``."""
+    """Windows of ``size_ms``; one begins every ``slide_ms``."""
 
     size_ms: int
     slide_ms: int
@@ -63,12 +63,12 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Sessions that end with ``gap_ms`` without a record."""
+    """Sessions that end after ``gap_ms`` without a record."""
 
     gap_ms: int
 
     def window_of(self, time_ms: int) -> Window:
-        """Return the session that a record makes if no other is near."""
+        """Return the session of a record that has no neighbours."""
         return Window(time_ms, time_ms + self.gap_ms)
 
     @override
@@ -81,7 +81,7 @@ Windows = Sliding | SessionWindow
 
 
 def tumbling(size: Duration) -> Sliding:
-    """Return windows that follow each other. Raises ValueError unless ``size`` is positive."""
+    """Return windows that follow each other without overlap. Raises ValueError unless ``size`` is positive."""
     return Sliding(_positive("size", size), _positive("size", size))
 
 
