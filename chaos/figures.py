@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chaos.history import WRITES, Operation, who_owes
+from chaos.history import WRITES, Operation, availability_name
 
 FAULT: Final = "fault"
 MENDING: Final = "mending"
@@ -117,7 +117,9 @@ def longest_gap_s(calls: Iterable[Operation]) -> float:
     """Return the longest time in which a topic or register that was asked acknowledged nothing."""
     last: dict[str, int] = {}
     longest = 0
-    done = [(who_owes(call.op, call.topic, call.asked), call) for call in calls if call.is_ok]
+    done = [
+        (availability_name(call.op, call.topic, call.asked), call) for call in calls if call.is_ok
+    ]
     for name, call in sorted(done, key=lambda one: one[1].ended_ns or 0):
         if name is not None and call.ended_ns is not None:
             longest = max(longest, call.ended_ns - last.get(name, call.ended_ns))

@@ -1,24 +1,25 @@
-"""Histories: what clients asked, and what they were told, one line each.
+"""Histories record the requests of clients and their answers, one line each.
 
 ::
 
     {"process", "type": invoke|ok|fail|unknown, "op", "topic", "value", "id", "node", "epoch", "time_ns"}
 
-A history is written by the test's clients, never by a node: what a node believes is not evidence. A
-**process** does one thing at a time, so a line of type ok, fail or unknown ends its latest invoke. *fail*
-means certainly not done; *unknown* that nobody can say, now or later: a time-out, a cancelled call, a
-reply that says so. The order of lines is the order of what happened; histories of several machines are
-merged by ``time_ns`` first. ``node`` and ``epoch`` of an ok say who answered, where the client was told.
+The clients of the test write the history. A node never does: a node's belief is not evidence. A
+**process** makes one call at a time, so a line of type ok, fail or unknown ends its latest invoke. *fail*
+means that the call has certainly had no effect. *unknown* means that the effect is not known, now or
+later: after a time-out, a cancelled call, or an answer that says so. Lines are in the order of the events.
+Histories of several machines are first merged by ``time_ns``. ``node`` and ``epoch`` of an ok name the
+answering node and its epoch, if the client was told.
 
-**Ids** are hex. A row has 20 digits; a message with a stored payload has 40 (its row, then the payload's
-row). 40 digits that end in 20 zeros mean the same as the first 20. ``id`` of an ok is "" and ``last`` ""
-(or absent) where a client is not told: the checkers then find the place by the payload, so each payload
-is unique in its topic. A ``generation`` of 0, or none, is one that the process can't know: the checkers
-go by the time of creates and deletes of that topic, which then have one process that does them.
+**Ids** are hex. A row has 20 digits. A message with a stored payload has 40: its row, then the payload's
+row. 40 digits that end in 20 zeros mean the same as the first 20. ``id`` of an ok is "", and ``last`` is ""
+or absent, if the client is not told. The checkers then find the place by the payload, so each payload is
+unique in its topic. A ``generation`` of 0, or none, means that the process can't know it. The checkers then
+go by the time of creates and deletes, and one process must do all creates and deletes of that topic.
 
-Values by operation; what is marked ? may be left out or null. ``fail`` and ``unknown``: {"why"}. ::
+Values by operation. A field marked ? may be left out or null. ``fail`` and ``unknown`` have {"why"}. ::
 
-    op          asked                                                     told by ok
+    op          value of the invoke                                       value of the ok
 
     Publishing. topic is "namespace:topic" or any name, the same for all.
     publish     payloads, generation, pointer?, key?, ttl_ms?,            id = first row, last, replayed?
@@ -42,7 +43,7 @@ Values by operation; what is marked ? may be left out or null. ``fail`` and ``un
     begin                                                                 pointer, snapshot
     commit, abort, invalidate      pointer
 
-    Registers (metadata). topic is "". Every value that is written is unique for its key; none = absent.
+    Registers (metadata). topic is "". Every written value is unique for its key; none = absent.
     cas         key, expected?, value                                     version?
     get         key                                                       value?, version?
 
@@ -50,42 +51,55 @@ Values by operation; what is marked ? may be left out or null. ``fail`` and ``un
     row-put     log, row                                                  seq
     row-offer   log, row, seq, subscription, processor                    done
     row-halt    processor                                                 it was killed, stopped, or has ended
-    row-final   log, subscriptions                                        it was waited for, until all was done
+    row-final   log, subscriptions                                        every message of the log was done
 
     Leaders
-    elect       node                                                      what was asked for was begun
+    elect       node                                                      the election has begun
     leader                                                                node and epoch of the line
 
-    Faults. process "nemesis ...", topic "": one process for each that lasts beside others.
+    Faults. process "nemesis ...", topic "". Faults that overlap have different processes.
     fault       kind, detail?, promise_ms?                                happened, and evidence by name
 
-``publisher`` names whose order a publish belongs to and ``number`` its place there, for those who send the
-next before the last is answered (each then has a process of its own, "p1/0", "p1/1"); by default the
-process, and the order of its invokes. Leave ``publisher`` to a new name where no order is promised: after
-a retry of one of several that are under way. ``ttl_ms`` is the message's own life; ``until_ms``, by the
-wall clock of whoever asks, the moment after which nothing of the request is to be begun. ``replayed`` says that
-the answer was given before, under the same key; ``key`` is unique to one request, however often it is sent.
+Publishes:
 
-``after`` excludes, ``through`` includes, both default to all there is; ``time`` (ms since 1970) asks for
-the rows published then or later, in place of ``after``. ``view``: *rows* (the default: inline messages,
-and references, whose payload is null), *messages* (what a poll gives: inline and stored messages), *all*
-(what browsing gives: all three). An answer vouches for everything from ``after`` up to ``seen``, by default its last
-id: rows that are missing there are not in the log. ``cursor`` names a consumer: each of its reads goes on
-where the last one that showed something ended. ``floor`` and ``pointer`` are the log's, where the reader
-sees its root and its last head. Ages are counted by ``time_ns``; ``at_ms``, the wall clock of the reader, is
-left out where what is told may have been read before it was asked for (the rest of a stream): its age
-when it was read is not known then. The pointer of a row is negative when rolled back, null if there is none or it is not shown. ``others`` is there if a
-message has another key or other headers than it was published with, and says which. A *snapshot*
-is {"transaction_id", "read_pointer", "write_pointer", "invalids", "in_progress", "checkpoint_pointers",
-"visibility"}, see ``snapshot_value``.
+* ``publisher`` and ``number`` give the order of a publisher's messages. They are for a publisher with
+  several requests in flight, which has one process for each ("p1/0", "p1/1"). By default, the publisher is
+  the process, and the order is that of its invokes.
+* A publish without a promised order gets a new ``publisher``: for example, the retry of one of several
+  requests in flight.
+* ``ttl_ms`` is the message's own life.
+* ``until_ms`` is the request's deadline, by the client's wall clock. No work on the request may begin later.
+* ``key`` is unique to one request, also when it is sent again. ``replayed`` marks a repeated answer under
+  the same key.
 
-The process ``final`` reads every topic to its end when everything is healed, in as many pages as it
-takes; what it shows is the log as it ended. ``final@NODE`` does the same through that node, in the same
-view: all must show the same. Registers are got likewise, each by ``final@NODE``. Finals with a snapshot are compared with each other by snapshot, not with
-those without. A final read that does not end ok is a violation by itself: ask again before giving up.
+Reads:
 
-``promise_ms`` of a fault: how long at most nothing may be acknowledged while it lasts; none = nothing is
-promised until it is healed. Its ok is written when it is healed.
+* ``after`` excludes, ``through`` includes. By default the range is the whole log. ``time`` (ms since 1970)
+  takes the place of ``after``: it asks for the rows published then or later.
+* ``view`` is *rows* (the default: inline messages, and references with a null payload), *messages* (as a
+  poll: inline and stored messages), or *all* (as browsing: all three).
+* An answer covers the range from ``after`` up to ``seen``, by default its last id. A row that it does not
+  show there is not in the log.
+* ``cursor`` names a consumer. Each of its reads goes on where its last read with rows ended.
+* ``floor`` and ``pointer`` are the log's, if the reader sees the log's root and last head.
+* Ages are counted by ``time_ns``. ``at_ms`` is the reader's wall clock. It is left out if the answer may
+  have been read before the request (the rest of a stream), because the age at reading is not known then.
+* The pointer of a row is negative after a rollback. It is null if there is none, or if it is not shown.
+* ``others`` is present if the key or headers of a message are not those of its publish, and names them.
+* A *snapshot* is {"transaction_id", "read_pointer", "write_pointer", "invalids", "in_progress",
+  "checkpoint_pointers", "visibility"}, see ``snapshot_value``.
+
+Final reads:
+
+* After healing, the process ``final`` reads every topic to its end, in any number of pages. Its reads show
+  the log as it ended.
+* ``final@NODE`` does the same through that node, in the same view. All must show the same.
+* ``final@NODE`` also gets each register.
+* Final reads with a snapshot are compared with those of the same snapshot only.
+* A final read that does not end ok is itself a violation, so the client retries it first.
+
+``promise_ms`` of a fault is the longest allowed time without an acknowledgement while the fault lasts.
+Without it, no time is promised until the fault is healed. The ok of a fault is written when it is healed.
 """
 
 from __future__ import annotations
@@ -104,7 +118,7 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line."""
+    """One line of a history."""
 
     process: str
     type: EventType
@@ -119,7 +133,7 @@ class Event:
 
 @dataclass(slots=True)
 class Operation:
-    """An invoke and its end. Times are places in the history; ``ended`` None is never."""
+    """An invoke and its end. ``invoked`` and ``ended`` are line numbers; ``ended`` is None without an end."""
 
     process: str
     op: str
@@ -137,30 +151,30 @@ class Operation:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it was acknowledged."""
+        """True if it was acknowledged."""
         return self.outcome == "ok"
 
     @property
     def told(self) -> Value:
-        """The answer's value; empty if there was none."""
+        """Return the answer's value; empty if there is no answer."""
         return self.answer or {}
 
     @property
     def end(self) -> float:
-        """When it ended, for comparisons."""
+        """Return the line of its end, or infinity."""
         return float("inf") if self.ended is None else self.ended
 
 
 class History:
-    """Collects lines in the order of what happens."""
+    """Collects lines in the order of the events."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
-        """Start empty; ``now_ns`` gives monotonic time."""
+        """Start empty; ``now_ns`` returns monotonic time."""
         self.events: list[Event] = []
         self._now_ns = now_ns
 
     def invoke(self, process: str, op: str, topic: str, value: Value) -> Ending:
-        """Write that a process asks for something; end it by what is returned."""
+        """Write the beginning of a call, and return the object that writes its end."""
         self.write(Event(process, "invoke", op, topic, value, None, None, None, self._now_ns()))
         return Ending(self, process, op, topic)
 
@@ -169,9 +183,9 @@ class History:
         self.events.append(event)
 
     def taken(self) -> list[Event]:
-        """Return the lines since the last time, a segment, and forget them.
+        """Return the lines since the last call of this method, as a segment, and drop them.
 
-        What is under way ends in a later segment; see ``checkers.Judge``.
+        A call in flight ends in a later segment; see ``checkers.Judge``.
         """
         events, self.events = self.events, []
         return events
@@ -186,10 +200,10 @@ class History:
 
 
 class Ending:
-    """How a call ends: once."""
+    """Writes the end of one call, once."""
 
     def __init__(self, history: History, process: str, op: str, topic: str) -> None:
-        """Belong to one invoke."""
+        """Begin for one invoke."""
         self._history = history
         self._process = process
         self._op = op
@@ -199,15 +213,15 @@ class Ending:
         self.is_open = True
 
     def ok(self, value: Value, identifier: str | None = None) -> None:
-        """Write that it was done."""
+        """Write that the call was done."""
         self._end("ok", value, identifier)
 
     def fail(self, why: str) -> None:
-        """Write that it was certainly not done."""
+        """Write that the call has certainly had no effect."""
         self._end("fail", {"why": why}, None)
 
     def unknown(self, why: str) -> None:
-        """Write that it may have been done."""
+        """Write that the call may have been done."""
         self._end("unknown", {"why": why}, None)
 
     def _end(self, kind: EventType, value: Value, identifier: str | None) -> None:
@@ -224,30 +238,30 @@ class Ending:
                 identifier,
                 self.node,
                 self.epoch,
-                history._now_ns(),  # noqa: SLF001  One half of the history.
+                history._now_ns(),  # noqa: SLF001  Ending is a part of History.
             )
         )
 
 
 def load(path: Path) -> list[Event]:
-    """Read lines that ``save`` or any client wrote."""
+    """Read the lines of a file that ``save`` or a client wrote."""
     with path.open() as lines:
         return [Event(**json.loads(line)) for line in lines]
 
 
 class Pairing:
-    """Pairs lines with the invokes that they end, one line after the other.
+    """Pairs each line with the invoke that it ends, line by line.
 
-    It remembers the calls that are under way, and nothing else.
+    It keeps only the calls in flight.
     """
 
     def __init__(self) -> None:
-        """Begin where nothing is under way."""
+        """Begin without a call in flight."""
         self.pending: dict[str, Operation] = {}
         self._place = -1
 
     def add(self, event: Event) -> Operation:
-        """Return the call that a line begins (``ended`` is None) or ends."""
+        """Return the call that this line begins (``ended`` is None) or ends."""
         self._place += 1
         if event.type == "invoke":
             call = Operation(event.process, event.op, event.topic, event.value, self._place)
@@ -270,13 +284,13 @@ def calls_of(events: Iterable[Event]) -> list[Operation]:
 
 
 WRITES: Final = ("publish", "cas", "row-put")
-"""What changes something for whoever reads later; that some were acknowledged makes a history worth judging."""
+"""The operations that change what later reads show. A history is judged only if one was acknowledged."""
 
 
-def who_owes(op: str, topic: str, asked: Value) -> str | None:
-    """Return who owes an answer to a call by the availability that is promised; None if nobody does.
+def availability_name(op: str, topic: str, asked: Value) -> str | None:
+    """Return the name of the thing whose promised availability a call measures; None if there is none.
 
-    That is the topic of a publish, the register of a compare-and-set or a get, and the rowlog of a put.
+    It is the topic of a publish, the register of a compare-and-set or a get, or the rowlog of a put.
     """
     if op == "publish":
         return topic
@@ -286,7 +300,7 @@ def who_owes(op: str, topic: str, asked: Value) -> str | None:
 
 
 def snapshot_value(snapshot: Snapshot) -> Value:
-    """Return a snapshot as lines have it."""
+    """Return a snapshot as a history's lines contain it."""
     return {
         "transaction_id": snapshot.transaction_id,
         "read_pointer": snapshot.read_pointer,
@@ -299,5 +313,5 @@ def snapshot_value(snapshot: Snapshot) -> Value:
 
 
 def of(calls: Sequence[Operation], *ops: str) -> list[Operation]:
-    """Return the calls of some operations."""
+    """Return the calls of the given operations."""
     return [call for call in calls if call.op in ops]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from chaos.history import WRITES, Event, History, who_owes
+from chaos.history import WRITES, Event, History, availability_name
 
 EVERY_S: Final = 5.0
 LOOK_S: Final = 0.2
@@ -85,7 +85,7 @@ class HistoryProgress:
         self._seen = len(events)
 
     def _asked(self, event: Event) -> None:
-        owing = who_owes(event.op, event.topic, event.value)
+        owing = availability_name(event.op, event.topic, event.value)
         if owing is not None:
             self._begun[event.process] = owing, event
             self._owed.add(owing)

@@ -1,54 +1,61 @@
-"""Checkers: what a history shows to be wrong.
+"""Checkers find the violations in a history.
 
-``check`` judges a history that is in memory, ``Judge`` one of any length, line by line and by segments.
-Both are one pass: every payload is unique and the order of the log is visible, so nothing has to be
-searched for. A verdict is *valid* only if there was something to check; it is *unknown* for a history
-without acknowledged writes, or if a topic or register that owes something was not read to its end, or a
-rowlog was not waited for.
-It names what it could not have found (``unjudged``): what nothing was promised of, ``unavailable`` where
-nothing was asked and acknowledged after the last fault, and ``stored_late`` where nobody told a deadline.
+``check`` judges a history in memory. ``Judge`` judges a history of any length, line by line, in segments.
+Both need one pass and no search, because every payload is unique and reads show the order of the log.
 
-The last reads of a history, whose process is ``final``, are the log as it ended: after healing,
-everything that was acknowledged must be in it.
+A verdict is *valid* only if the history shows enough to judge. It is *unknown* for a history without
+acknowledged writes. It is also unknown if the history does not read a topic or register with acknowledged
+writes to its end, or does not wait for a rowlog.
 
-==================  ========================================================================================
-lost_prefix         acknowledged and not there at the end: before all of its publisher's that are there
-lost_middle         ... between those that are
-lost_tail           ... behind them
-duplicated          a payload stands at two ids
-phantom             nobody asked for it
-refused_but_stored  every request for it was definitely refused
-old_rows            a topic that was made anew shows what was published before
-reordered           against real time: it was acknowledged before an earlier row was asked for
-publisher_order     one publisher's messages stand in another order than it published them
-torn                a request's rows are apart, not in order or not all there, or at other ids than answered
-id_reused           an id is two payloads'
-other_attributes    a message has another key, or other headers, than it was published with
-two_answers         one key, two answers
-two_epochs          an epoch acknowledges what was asked after a later one had acknowledged
-written_after_delete  acknowledged though it was asked when the topic had been deleted
-stored_late         stored long after the moment until which its request was to be done
-changed_read        a row that one read shows is missing in another that covers it
-divergence          ... of another node; or nodes show different logs at the end
-skipped, backward   a consumer was led past a row, or back
-time_addressing     what was asked for by time is not exactly what was published then or later
-misordered          an answer's rows are not in order
-out_of_range        an answer has rows that were not asked for, or too many
-unreadable          the log, or a register, can't be read at the end
-expired_early       gone while it lived; expired_late: shown long after its life
-floor_lowered       a floor was acknowledged, and is lower at the end
-rolled_back         shown as published after its rollback; phantom_rollback: as rolled back without one
-payloads_changed    what a reference shows changes; payloads_lost: it lacks what was stored
-dirty_read          a reader saw what its snapshot excludes, or what stands behind an open transaction
-lost_visible        a reader did not see what its snapshot includes
-half_transaction    a committed transaction is not visible whole, or an undone one is
-unavailable         nothing was acknowledged for longer than promised, while nothing was broken
-lost_update         a compare-and-set went by another's; stale_value: an older value than was known
-phantom_value       a register holds what nobody wrote
-row_lost            a rowlog's acknowledged message was never done for a subscription
-row_in_flight       two messages of a row were with listeners of one subscription at once
-row_order           a message was offered before an earlier one of its row was done
-==================  ========================================================================================
+``unjudged`` of a verdict names the violations that the checkers could not find: those without a promise,
+``unavailable`` if no request was acknowledged after the last fault, and ``stored_late`` if no request gave
+a deadline.
+
+The process ``final`` makes the last reads of a history, after healing. They show the log as it ended, so
+they must show every acknowledged message.
+
+====================  ======================================================================================
+lost_prefix           an acknowledged message is missing at the end, before its publisher's first present one
+lost_middle           ... between its publisher's present messages
+lost_tail             ... after its publisher's last present message
+duplicated            a payload has two ids
+phantom               a payload is in the log, but no request published it
+refused_but_stored    a payload is in the log, but every request for it was refused
+old_rows              a topic that was created again shows messages from before its deletion
+reordered             a row stands after a row whose request began after this one was acknowledged
+publisher_order       the messages of one publisher are not in the order of their publishes
+torn                  the rows of a request are apart, out of order, incomplete, or not at the answered ids
+id_reused             one id has two payloads
+other_attributes      the key or headers of a message are not those of its publish
+two_answers           requests with the same idempotency key got different answers
+two_epochs            an epoch acknowledged a request that began after a later epoch had acknowledged
+written_after_delete  a request was acknowledged, though it began after the topic was deleted
+stored_late           a message was stored long after its request's deadline
+changed_read          a row of one read is missing in another read that covers it
+divergence            ... where another node answered; or nodes show different logs at the end
+skipped, backward     a consumer passed over a row, or went back
+time_addressing       a read by time does not show exactly the messages published then or later
+misordered            the rows of an answer are not in order
+out_of_range          an answer has rows outside the request's range, or more than its limit
+unreadable            the log, or a register, can't be read at the end
+expired_early         a message is missing before the end of its life
+expired_late          a message is shown long after the end of its life
+floor_lowered         an acknowledged floor is lower at the end
+rolled_back           a message is shown as published after its rollback
+phantom_rollback      a message is shown as rolled back, without a rollback
+payloads_changed      a reference shows different payloads at different times
+payloads_lost         a reference lacks stored payloads
+dirty_read            a reader saw a row that its snapshot excludes, or a row after an open transaction
+lost_visible          a reader did not see a row that its snapshot includes
+half_transaction      a committed transaction is partly invisible, or an undone one is visible
+unavailable           no request was acknowledged for longer than promised, without a fault
+lost_update           two compare-and-sets replaced the same value
+stale_value           a register showed an older value than was known
+phantom_value         a register holds a value that no client wrote
+row_lost              an acknowledged rowlog message was never done for a subscription
+row_in_flight         listeners of one subscription had two messages of a row at once
+row_order             a message was offered before an earlier message of its row was done
+====================  ======================================================================================
 """
 
 from chaos.checkers.judge import NAMES, Judge, check, judge_segments

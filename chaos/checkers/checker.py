@@ -1,7 +1,8 @@
-"""What a checker of one topic is: it is told each line once, in order, and says what is wrong.
+"""The base class of the checkers of one topic.
 
-Checkers share the facts of their topic (see ``facts``), which know a line before the checkers do, and
-keep nothing that grows with the history but in tables.
+A checker gets each line of the history once, in order, and reports violations. All checkers of a topic
+share its facts (see ``facts``). The judge updates the facts before it calls the checkers. A checker keeps
+everything that grows with the history in tables.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ class Checker:
     """Judges one topic. Each method does nothing unless a checker needs it."""
 
     names: tuple[str, ...] = ()
-    """What it can find."""
+    """The names of the violations that it can find."""
 
     def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
-        """Begin with a topic of which nothing is known."""
+        """Begin before the first line of the topic."""
         self.topic = topic
         self.found = found
         self.promises = promises
 
     def began(self, call: Operation) -> None:
-        """Take note that something was asked."""
+        """Take the beginning of a call."""
 
     def ended(self, call: Operation) -> None:
-        """Take note of an answer of any kind."""
+        """Take the end of a call, with any outcome."""
 
     def read(self, read: Read, life: int) -> None:
-        """Take note of what an acknowledged read showed; ``life`` may be UNSURE."""
+        """Take an acknowledged read; ``life`` may be UNSURE."""
 
     def cut(self) -> None:
-        """Judge what can be judged when a segment of the history ends."""
+        """Make the checks that are possible at the end of a segment."""
 
     def over(self) -> None:
-        """Judge what can be judged only when everything was seen."""
+        """Make the checks that need the whole history."""

@@ -1,15 +1,15 @@
-"""Checkers of many reads together: the log never changes, and all that read it see the same.
+"""The checker that compares all reads of a log: a log never changes, so all reads must agree.
 
-A read vouches for a range of ids: what it does not show there is not in the log. So two reads agree
-where their ranges meet, whoever made them and whenever. It takes one pass to see::
+A read covers a range of ids: a row that it does not show there is not in the log. So two reads agree
+where their ranges overlap, for any readers and times. One pass finds a difference::
 
     shown       ids that any read has shown           a read must show those in its range,
                                                       or they are missing in it
-    covered     ranges that some read vouched for     an id that is new must lie in none,
+    covered     ranges that reads have covered        a new id must not lie in them,
                                                       or it was missing there
 
-What may be missing after all: rows below a floor that was asked for, and what may have expired. Ages are
-those of real time: a message was published between the asking and the answer.
+A row may be missing if it is below a requested floor, or may have expired. Ages are those of real time: a
+message was published between its request and its answer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from chaos.checkers.history_rows import ABOVE_ALL, Read, ReadRow, below
 from chaos.checkers.violations import Findings, Promises, spot
 
 EVERYTHING_MAY_GO: Final = ABOVE_ALL
-EVER: Final = 1 << 63
-"""After all that is published."""
+END_OF_TIME_NS: Final = 1 << 63
+"""A time after every publish."""
 
 
 @dataclass(slots=True)
 class ConsumerPosition:
-    """How far a consumer has come: it has seen all in (start, last]."""
+    """A consumer's place: it has seen all rows of its kinds in (start, last]."""
 
     start: str
     last: str
@@ -39,7 +39,7 @@ class ConsumerPosition:
 
 
 class Coverage(Checker):
-    """Find rows that one read shows, and another that covers them does not."""
+    """Find rows that one read shows, and another read that covers them does not."""
 
     names = (
         "changed_read",
@@ -52,7 +52,7 @@ class Coverage(Checker):
     )
 
     def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
-        """Begin with nothing read."""
+        """Begin without a read."""
         super().__init__(topic, found, promises)
         self._cursors: dict[int, dict[str, ConsumerPosition]] = {}
         self._farthest: dict[int, str] = {}
@@ -60,7 +60,7 @@ class Coverage(Checker):
 
     @override
     def read(self, read: Read, life: int) -> None:
-        """Compare with all reads before."""
+        """Compare a read with all reads before."""
         if life == UNSURE:
             return
         log = self.topic.log(life)
@@ -73,7 +73,7 @@ class Coverage(Checker):
             self._compare(read, life, kind, start, rows)
         self._look_for_short_lived(read, life)
 
-    # One kind of rows, against what is known.
+    # One kind of rows, compared with the reads before.
 
     def _compare(self, read: Read, life: int, kind: str, start: str, rows: list[ReadRow]) -> None:
         log = self.topic.log(life)
@@ -119,7 +119,7 @@ class Coverage(Checker):
             self.found.add("divergence", detail, call.ended)
 
     def _take(self, read: Read, life: int, kind: str, row: ReadRow) -> None:
-        """Add a row that was not shown before."""
+        """Add a row that no read has shown before."""
         log, call = self.topic.log(life), read.call
         tried = self.topic.of_payload(row.payload)
         if tried is not None and tried.ttl_ms is not None:
@@ -139,7 +139,10 @@ class Coverage(Checker):
             self._passed_over(read, life, kind, row)
 
     def _was_old_news(self, read: Read, tried: Tried | None) -> bool:
-        """Whether a long session tells of a row only when others need not have been shown it any more."""
+        """True if the row may have expired when this read showed it first.
+
+        A long session may answer late, so other reads need not have shown the row.
+        """
         gone_ns = self._gone_ns(read)
         return tried is not None and gone_ns is not None and tried.tried_ns <= gone_ns
 
@@ -154,7 +157,7 @@ class Coverage(Checker):
     # Consumers.
 
     def _follow(self, read: Read, life: int) -> str:
-        """Judge a consumer's place, and return the id from which on its read must show all."""
+        """Judge a consumer's place, and return the id after which its read must show all rows."""
         name = read.call.asked.get("cursor")
         if name is None or read.has_snapshot:
             return read.after
@@ -174,7 +177,7 @@ class Coverage(Checker):
     # Ages.
 
     def _look_at_ages(self, read: Read, log: TopicLife) -> None:
-        """Find rows that had expired when they were asked for."""
+        """Find rows that had expired when the read began."""
         late_ms = self.promises.late_ms
         if late_ms is None or read.call.asked.get("at_ms") is None:
             return
@@ -197,7 +200,7 @@ class Coverage(Checker):
         return None if shown is None else shown.shown_ns
 
     def _not_owed(self, read: Read, log: TopicLife, kind: str) -> str:
-        """Return the id up to which rows may be missing by now."""
+        """Return the id up to which rows may be missing now."""
         gone_ns = self._gone_ns(read)
         if gone_ns is not None and self.promises.early_ms is None:
             return EVERYTHING_MAY_GO
@@ -206,12 +209,12 @@ class Coverage(Checker):
         return max(log.lives_after[kind], below(log.floor) if log.floor else "")
 
     def _gone_ns(self, read: Read) -> int | None:
-        """Return when a message was published that a read need just not show any more."""
+        """Return the latest publication time of messages that this read need not show any more."""
         horizon_ns = self.topic.lifetimes.horizon_of(read.call)
         if horizon_ns is None:
             return None
         early_ms = self.promises.early_ms
-        return EVER if early_ms is None else horizon_ns + early_ms * NS
+        return END_OF_TIME_NS if early_ms is None else horizon_ns + early_ms * NS
 
     def _age(self, log: TopicLife, kind: str, gone_ns: int) -> None:
         while (row_id := log.shown[kind].following(log.lives_after[kind])) is not None:
@@ -222,14 +225,14 @@ class Coverage(Checker):
             log.lives_after[kind] = row_id
 
     def _is_aged(self, read: Read, tried: Tried | None) -> bool:
-        """Whether expiry may be why a row is missing: half its life is over."""
+        """True if expiry may explain a missing row: half of its life is over."""
         life_ms = self.topic.life_ms(tried)
         if tried is None or life_ms is None or read.call.ended_ns is None:
             return False
         return 2 * (read.call.ended_ns - tried.tried_ns) >= life_ms * NS
 
     def _look_for_short_lived(self, read: Read, life: int) -> None:
-        """Judge the messages with lives of their own, one by one: few of them live at a time."""
+        """Judge the messages with a ``ttl`` of their own, one by one; few of them live at a time."""
         call, short = read.call, self._short.get(life)
         if not short or self.promises.early_ms is None or call.ended_ns is None:
             return

@@ -1,14 +1,14 @@
-"""What is known of one topic while its history goes by: what was tried, and what was shown.
+"""The facts of one topic up to a line of its history: attempted publishes, and shown rows.
 
-A topic may be deleted and made anew; each **life** has a log of its own. The life is the generation where
-the process knows it. Otherwise it follows from the deletes: a call belongs to a life if no delete can
-have happened while it was under way::
+A topic may be deleted and created again. Each **life** of the topic has its own log. If the process knows
+the generation, that is the life. Otherwise the checker derives the life from the deletes. A call belongs
+to a life if no delete can have happened while the call was in flight::
 
     delete ok    ──────┤                 ├──────        lives 1, 2, 3
     call               ├──┤   life 2
-    call          ├────┤                                nobody knows: nothing is asked of its place
+    call          ├────┤                                life unsure: its place is not checked
 
-A delete of unknown outcome may happen at any later moment, until a create shows that it has.
+A delete of unknown outcome may happen at any later moment, until a create shows that it has happened.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ from chaos.history import Operation
 
 UNSURE: Final = -1
 NS: Final = 1_000_000
-"""Nanoseconds of a millisecond."""
+"""Nanoseconds in a millisecond."""
 
 
 class Tried(NamedTuple):
-    """A payload that somebody tried to publish or to store, however often, and what came of it."""
+    """A payload, all attempts to publish or store it, and their outcome."""
 
     place: int
-    """The line of the first try; the order of requests."""
+    """The line of the first attempt. It gives the order of requests."""
     part: int
     size: int
-    """The payload's place among those of its request, and how many these are."""
+    """The payload's index in its request, and how many payloads the request has."""
     tried_ns: int
     publisher: str
     number: int
     pointer: int | None = None
     ttl_ms: int | None = None
     until_ms: int | None = None
-    """Until when the last try was to be done, if it said so."""
+    """The deadline of the last attempt, if it has one."""
     is_stored: bool = False
     tries: int = 0
     maybe: int = 0
-    """How many tries are under way or of unknown outcome."""
+    """How many attempts are in flight or of unknown outcome."""
     acked: int = -1
     """The line of the first acknowledgement."""
     acked_ns: int = -1
     life: int = UNSURE
     told: str = ""
-    """The id that was answered."""
+    """The id in the answer."""
     above: str = ""
-    """The id that was answered for the first of its request."""
+    """The answered id of the first payload of the same request."""
     id: str = ""
-    """The id at which it was shown first."""
+    """The id in the first read that showed it."""
     segment: int = 0
 
     @property
     def may_be_there(self) -> bool:
-        """Whether it was acknowledged, or nobody knows."""
+        """True if an attempt was acknowledged, is in flight, or has an unknown outcome."""
         return self.acked >= 0 or self.maybe > 0
 
 
 class ShownRow(NamedTuple):
-    """A row of a log: what it holds, and who showed it first."""
+    """A row of a log: its payload, and the node and moment of the first read that showed it."""
 
     payload: str | None
     node: str | None = None
@@ -80,19 +80,19 @@ class FinalRow(NamedTuple):
 
 
 class Undone(NamedTuple):
-    """A rollback: rows from ``first`` to ``last``; ``ended`` None unless it was acknowledged."""
+    """A rollback of the rows ``first`` to ``last``; ``ended`` is None until it is acknowledged."""
 
     first: str
     last: str
     ended: int | None
 
     def concerns(self, row_id: str) -> bool:
-        """Whether a row is meant, or the row whose reference shows a message."""
+        """True if the rollback covers a row; for a stored message, its reference's row counts."""
         return self.first <= row_id[:ROW_DIGITS] <= self.last
 
 
 class Intervals:
-    """Ranges of ids, each without its lower end, merged where they touch."""
+    """Ranges of ids, each without its lower end. Ranges that touch are merged."""
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -109,30 +109,30 @@ class Intervals:
         self._lows[first:last], self._highs[first:last] = [low], [high]
 
     def cover(self, low: str, high: str) -> bool:
-        """Whether one of them holds all of (low, high]."""
+        """True if one range contains all of (low, high]."""
         place = bisect_left(self._highs, high)
         return low >= high or (place < len(self._highs) and self._lows[place] <= low)
 
     def hold(self, identifier: str) -> bool:
-        """Whether an id lies in one of them."""
+        """True if an id lies in one of the ranges."""
         place = bisect_left(self._highs, identifier)
         return place < len(self._highs) and self._lows[place] < identifier
 
 
 class TopicLife:
-    """One life of a topic, as reads showed it."""
+    """One life of a topic, as its reads showed it."""
 
     def __init__(self, tables: Tables) -> None:
-        """Begin where nothing was shown."""
+        """Begin before the first read."""
         kinds = (INLINE, REFERENCE, STORED)
         self.shown: dict[str, ValueTable[ShownRow]] = {
             kind: tables.table(ShownRow._make) for kind in kinds
         }
         self.covered = {kind: Intervals() for kind in kinds}
         self.lives_after = dict.fromkeys(kinds, "")
-        """Ids up to here may have expired."""
+        """For each kind of row: ids up to this one may have expired."""
         self.floors: dict[int, str] = {}
-        """Floors that were asked for, by the line of the asking, unless refused."""
+        """Requested floors, by the line of the request, without the refused ones."""
         self.final: ValueTable[FinalRow] | None = None
         self.final_kinds: set[str] = set()
         self.final_floor = ""
@@ -140,19 +140,19 @@ class TopicLife:
 
     @property
     def floor(self) -> str:
-        """Rows below it may be missing."""
+        """Return the highest requested floor. Rows below it may be missing."""
         return max(self.floors.values(), default="")
 
 
 class TopicLives:
-    """Says to which life of a topic a call belongs."""
+    """Tells which life of a topic a call belongs to."""
 
     def __init__(self) -> None:
         """Begin before the first create."""
         self._done = 0
         """The last life that has certainly ended."""
         self._deletes: dict[int, int] = {}
-        """Deletes that are under way or unknown, by the line of the asking: the life that they end."""
+        """The lives that deletes in flight or of unknown outcome end, by the line of the request."""
         self._begun: dict[int, int] = {}
         self._gone: set[int] = set()
         self._is_gone = False
@@ -160,11 +160,11 @@ class TopicLives:
 
     @property
     def _asked(self) -> int:
-        """The last life that may have ended."""
+        """Return the last life that may have ended."""
         return max(self._done, *self._deletes.values()) if self._deletes else self._done
 
     def began(self, call: Operation) -> None:
-        """Note what was known when a call began."""
+        """Keep the known lives for a call that begins."""
         if call.op == "create":
             self._is_gone = False
         self._begun[call.invoked] = self._done
@@ -174,7 +174,7 @@ class TopicLives:
             self._deletes[call.invoked] = call.asked.get("generation") or self._asked + 1
 
     def life(self, call: Operation) -> int:
-        """Return the life that a call, which has just ended, belongs to."""
+        """Return the life of a call that has just ended; UNSURE if a delete may overlap it."""
         generation: int = call.asked.get("generation") or 0
         if generation:
             return generation
@@ -182,14 +182,17 @@ class TopicLives:
         return begun + 1 if begun == self._asked else UNSURE
 
     def came_too_late(self, call: Operation) -> bool:
-        """Whether a call began when the log that it names, or any, was deleted, and none was made."""
+        """True if a call began after its log was deleted.
+
+        A call that names no generation is too late only if the topic was not created again.
+        """
         generation: int = call.asked.get("generation") or 0
         if generation:
             return self._deleted.get(generation, call.invoked) < call.invoked
         return call.invoked in self._gone and self._is_gone
 
     def ended(self, call: Operation) -> None:
-        """Note what a call tells of lives, after it was judged."""
+        """Update the lives by a create or delete that has ended, after the checkers judged it."""
         self._begun.pop(call.invoked, None)
         self._gone.discard(call.invoked)
         if call.op == "create" and call.is_ok:
@@ -204,7 +207,7 @@ class TopicLives:
             self._deleted.setdefault(call.asked.get("generation") or 0, call.ended)
 
     def _end(self, life: int) -> None:
-        """Note that a life is over."""
+        """Note that a life has ended."""
         self._done = max(self._done, life)
         late = [place for place, ends in self._deletes.items() if ends <= self._done]
         for place in late:
@@ -212,7 +215,7 @@ class TopicLives:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the topic was deleted and not made again."""
+        """True if the topic was deleted and not created again."""
         return self._is_gone
 
 
@@ -220,16 +223,16 @@ class TopicFacts:
     """The facts of one topic."""
 
     def __init__(self, name: str, tables: Tables, fates: Fates) -> None:
-        """Begin where nothing was tried."""
+        """Begin before the first line of the topic."""
         self.name = name
         self.fates = fates
         self.undone: dict[int, dict[int, Undone]] = {}
-        """Rollbacks by pointer and by the line of the asking."""
+        """Rollbacks by pointer and by the line of the request."""
         self.segment = 0
         self.tables = tables
         self.tried: ValueTable[Tried] = tables.table(Tried._make)
         self.owners: ValueTable[tuple[str]] = tables.table(tuple)
-        """Ids and whose they are, as acknowledgements and reads told."""
+        """The payload of each id, from acknowledgements and reads."""
         self.lives = TopicLives()
         self.logs: dict[int, TopicLife] = {}
         self.acked_lives: set[int] = set()
@@ -244,17 +247,17 @@ class TopicFacts:
         return self.logs[life]
 
     def of_payload(self, payload: str | None) -> Tried | None:
-        """Return what was tried with a payload."""
+        """Return the attempts to publish a payload; None if there are none."""
         return None if payload is None else self.tried.get(payload)
 
     def life_ms(self, tried: Tried | None, *, longest: bool = False) -> int | None:
-        """Return how long a message lives at least, or at most; None: nobody said."""
+        """Return the shortest or longest life of a message; None if it has no limit."""
         of_topic = self.ttl_ms_most if longest else self.ttl_ms_least
         own = None if tried is None else tried.ttl_ms
         return min((ms for ms in (of_topic, own) if ms is not None), default=None)
 
     def may_have_expired(self, tried: Tried | None, at_ns: int, early_ms: int | None) -> bool:
-        """Whether a message may be gone at a time, ``early_ms`` before the end of its life."""
+        """True if a message may be gone at a time. It may go ``early_ms`` before the end of its life."""
         own_ms = None if tried is None else tried.ttl_ms
         horizon_ns = self.lifetimes.horizon_ns(at_ns)
         if own_ms is None and horizon_ns is None:
@@ -266,7 +269,7 @@ class TopicFacts:
         return horizon_ns is not None and tried.tried_ns <= horizon_ns + early_ms * NS
 
     def began(self, call: Operation) -> None:
-        """Note what was asked."""
+        """Take the beginning of a call."""
         self.lives.began(call)
         self.lifetimes.began(call)
         if call.op in ("publish", "store"):
@@ -300,7 +303,7 @@ class TopicFacts:
             self.tried.put(payload, tried._replace(until_ms=new.until_ms))
 
     def ended(self, call: Operation) -> None:
-        """Note what was answered."""
+        """Take the end of a call."""
         self.lifetimes.ended(call)
         if call.op in ("publish", "store"):
             self._tell(call)
@@ -333,7 +336,7 @@ class TopicFacts:
 
 
 def answered(call: Operation, index: int) -> str | None:
-    """Return the id that a publish was answered for one of its payloads, where that is told."""
+    """Return the id of one payload in a publish's answer; None if the answer does not give it."""
     told = call.id if index == 0 else None
     if index == len(call.asked["payloads"]) - 1:
         told = told or call.told.get("last")

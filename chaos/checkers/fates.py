@@ -1,6 +1,6 @@
-"""What became of transactions, and whether all of each is visible, or nothing.
+"""The outcomes of transactions: of each transaction, all messages are visible at the end, or none.
 
-Transactions span topics, so this is told by the checkers of all topics, and judged when they are done.
+Transactions span topics. The checkers of all topics report to this module, which judges after them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ OPS: Final = ("begin", "commit", "abort", "invalidate")
 
 
 class Fate(NamedTuple):
-    """One transaction: lines at which it was decided, and its messages at the end."""
+    """The outcome of one transaction: the lines of its decision, and its messages at the end."""
 
     committed: int = -1
     undone: int = -1
-    """Aborted or made invalid."""
+    """The line at which it was rolled back or made invalid."""
     is_invalid: bool = False
-    """Its rows stay as they are, and snapshots name it."""
+    """It is invalid: its rows stay as they are, and snapshots name it."""
     is_in_doubt: bool = False
-    """A commit was asked for, and nobody acknowledged it yet."""
+    """A commit was requested, and was neither acknowledged nor refused."""
     owed: int = 0
     seen: int = 0
 
     @property
     def is_undone(self) -> bool:
-        """Whether it certainly never committed."""
+        """True if it certainly never committed."""
         return self.undone >= 0 and self.committed < 0 and not self.is_in_doubt
 
 
@@ -37,22 +37,22 @@ class Fates:
     """The transactions of a history, by write pointer."""
 
     def __init__(self, tables: Tables, found: Findings) -> None:
-        """Begin without any."""
+        """Begin without transactions."""
         self._fates: ValueTable[Fate] = tables.table(Fate._make)
         self._found = found
 
     def of(self, pointer: int) -> Fate:
-        """Return what is known of a transaction."""
+        """Return the known outcome of a transaction."""
         return self._fates.get(_key(pointer)) or Fate()
 
     def began(self, call: Operation) -> None:
-        """Note that somebody wants it committed."""
+        """Note that a client requests a commit."""
         if call.op == "commit":
             pointer = call.asked["pointer"]
             self._fates.put(_key(pointer), self.of(pointer)._replace(is_in_doubt=True))
 
     def ended(self, call: Operation) -> None:
-        """Note what was decided, and compare it with the snapshots of later transactions."""
+        """Note a decision; compare the snapshot of a new transaction with earlier commits."""
         if call.op == "begin" and call.is_ok:
             self._compare(call)
         if call.op not in OPS[1:]:
@@ -70,7 +70,7 @@ class Fates:
         self._fates.put(_key(pointer), fate)
 
     def _compare(self, call: Operation) -> None:
-        """Find commits that were answered before a snapshot was asked for that has them open or invalid."""
+        """Find transactions that the snapshot names, but whose commit was acknowledged before it began."""
         snapshot = call.told.get("snapshot") or {}
         for name in ("in_progress", "invalids"):
             for pointer in snapshot.get(name) or ():
@@ -80,13 +80,13 @@ class Fates:
                     self._found.add("lost_visible", detail, call.ended)
 
     def count(self, pointer: int, *, is_seen: bool) -> None:
-        """Note that a message of a transaction should be visible at the end, and whether it is."""
+        """Count a message of a transaction that should be visible at the end, and whether it is."""
         fate = self.of(pointer)
         fate = fate._replace(owed=fate.owed + 1, seen=fate.seen + is_seen)
         self._fates.put(_key(pointer), fate)
 
     def over(self) -> None:
-        """Find transactions that were committed, and of which not all is visible."""
+        """Find committed transactions with invisible messages."""
         for pointer, fate in self._fates.between("", LAST):
             if fate.committed >= 0 and fate.seen < fate.owed:
                 detail = spot(str(int(pointer)), visible=fate.seen, of=fate.owed)

@@ -1,11 +1,11 @@
-"""Checkers of the log as it ended: what was acknowledged is there, in order, whole, on every node.
+"""Checkers of the log as it ended: every acknowledged message is there, in order, whole, on every node.
 
-They look at the rows once, from the first to the last, when the history is over::
+At the end of the history they look at each row once, from the first to the last::
 
-    row     publish, as its publisher saw it       reordered    a row whose publish had ended before
-     1      p ├──────┤                                          that of an earlier row began
-     2      q   ├──┤                               torn         rows of a request apart, or not all
-     3                p ├────┤                     publisher_order   p's later message before
+    row     publish, as its publisher saw it       reordered         a row whose publish ended before
+     1      p ├──────┤                                               that of an earlier row began
+     2      q   ├──┤                               torn              rows of a request apart, or missing
+     3                p ├────┤                     publisher_order   p's later message stands earlier
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Finals(Checker):
 
     @override
     def read(self, read: Read, life: int) -> None:
-        """Keep what a final read shows."""
+        """Keep the rows of a final read."""
         if not read.is_final or life == UNSURE:
             return
         log, name = self.topic.log(life), read.call.process
@@ -56,14 +56,14 @@ class Finals(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Keep the highest floor that was acknowledged."""
+        """Keep the highest acknowledged floor."""
         if call.op == "floor" and call.is_ok:
             life = call.asked["generation"]
             self._floors[life] = max(self._floors.get(life, ""), plain(call.told["floor"]))
 
     @override
     def over(self) -> None:
-        """Compare nodes, and floors."""
+        """Compare the nodes' final reads, and the floors."""
         for (life, snapshot, name), table in self._of_nodes.items():
             final = self._of_nodes.get((life, snapshot, "final"))
             if name != "final" and final is not None:
@@ -81,7 +81,7 @@ class Finals(Checker):
             for row_id, row in one.between("", ABOVE_ALL):
                 there = two.get(row_id)
                 if there is None and self._may_be_gone(row, until_ns):
-                    continue  # It expired between the two reads; whether too early is seen elsewhere.
+                    continue  # It expired between the two reads. Coverage judges early expiry.
                 if there is None or (one is final and there != row):
                     missing_from = name if one is final else "final"
                     detail = spot(
@@ -101,7 +101,7 @@ class Finals(Checker):
 
 @dataclass(slots=True)
 class _Request:
-    """The rows of a request, as they come one after the other."""
+    """The progress through the rows of one request."""
 
     place: int = -1
     parts: int = 0
@@ -111,7 +111,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Scan:
-    """What was seen of a log so far, from the first row on."""
+    """The progress through the rows of one log."""
 
     latest: int = -1
     latest_payload: str = ""
@@ -121,13 +121,13 @@ class _Scan:
 
 
 class Order(Checker):
-    """Find rows out of order, and requests in pieces."""
+    """Find rows out of order, and torn requests."""
 
     names = ("reordered", "publisher_order", "torn")
 
     @override
     def over(self) -> None:
-        """Look at every log that was read to its end."""
+        """Scan every log that was read to its end."""
         for log in self.topic.logs.values():
             if log.final is not None:
                 self._scan(log, log.final)
@@ -156,7 +156,7 @@ class Order(Checker):
 
     def _number(self, scan: _Scan, row_id: str, payload: str, tried: Tried) -> None:
         if tried.acked < 0 or tried.tries > 1:
-            return  # What is asked again later may stand at its first place or at a later one.
+            return  # A repeated request may stand at its first place or at a later one.
         number = tried.number, tried.part
         last = scan.numbers.get(tried.publisher, (-1, -1))
         if number < last:
@@ -168,7 +168,7 @@ class Order(Checker):
         request = scan.request
         if request.place != tried.place:
             self._end_request(scan)
-            # What comes before may have expired, or be below the floor.
+            # The parts before may have expired, or be below the floor.
             starts_at = tried.part if scan.may_begin_within or tried.ttl_ms is not None else 0
             request = scan.request = _Request(tried.place, starts_at, tried.size, row_id)
         if tried.part != request.parts:
@@ -188,8 +188,8 @@ class Order(Checker):
 class Lost(Checker):
     """Find acknowledged payloads that are not in the log at the end.
 
-    Told apart by their place among their publisher's: a lost tail might be a slow reader's, a lost
-    prefix a floor's; a lost middle never is.
+    The name depends on the message's place among its publisher's messages. A slow reader might explain a
+    lost tail, and a floor a lost prefix. Neither explains a lost middle.
     """
 
     names = ("lost_prefix", "lost_middle", "lost_tail")
@@ -201,13 +201,13 @@ class Lost(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Keep which stored payloads were published."""
+        """Keep the numbers of stored payloads that were published."""
         if call.op == "reference" and call.is_ok:
             self._referred.add(call.asked["number"])
 
     @override
     def over(self) -> None:
-        """Compare what was acknowledged with what is there."""
+        """Compare the acknowledged messages with the log."""
         kept: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
         for _, tried in self.topic.tried.between("", LAST):
             if tried.acked >= 0 and self._is_there(tried):
@@ -235,7 +235,7 @@ class Lost(Checker):
         ):
             return False
         if max(tried.told, tried.above) < log.final_floor and not tried.is_stored:
-            # Where the id is not known, nobody can say whether the floor took it.
+            # The floor may have removed it. An unknown id counts as below any floor.
             return False
         return not self.topic.may_have_expired(tried, log.final_ns, self.promises.early_ms)
 

@@ -1,4 +1,4 @@
-"""What lines of a history mean to checkers: rows, ids, and the range that a read vouches for."""
+"""Rows, ids, and the range that a read covers, derived from the lines of a history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROW_DIGITS: Final = 20
 MOMENT_DIGITS: Final = 16
 _NO_PAYLOAD_ROW: Final = "0" * ROW_DIGITS
 ABOVE_ALL: Final = "g"
-"""Above every id, since ids are hexadecimal."""
+"""A text above every id, because ids are hexadecimal."""
 
 INLINE: Final = "inline"
 REFERENCE: Final = "reference"
@@ -20,7 +20,7 @@ VIEWS: Final = {
     "messages": (INLINE, STORED),
     "all": (INLINE, REFERENCE, STORED),
 }
-"""What is shown by each way to look."""
+"""The kinds of rows that each view shows."""
 
 
 class ReadRow(NamedTuple):
@@ -30,11 +30,11 @@ class ReadRow(NamedTuple):
     payload: str | None
     pointer: int | None = None
     others: str | None = None
-    """The key and the headers that it has, if it was published with others."""
+    """The key and headers of the row, if they are not those of its publish."""
 
     @property
     def kind(self) -> str:
-        """What stands there."""
+        """Return the kind of the row."""
         if len(self.id) > ROW_DIGITS:
             return STORED
         return REFERENCE if self.payload is None else INLINE
@@ -47,12 +47,12 @@ def plain(identifier: str) -> str:
 
 
 def rows_of(call: Operation) -> list[ReadRow]:
-    """Return the rows that a read was answered with."""
+    """Return the rows in a read's answer."""
     return [ReadRow(plain(row[0]), *row[1:]) for row in call.told.get("rows", ())]
 
 
 def below(identifier: str) -> str:
-    """Return what stands just below an id: above all lesser ones, those of stored payloads too."""
+    """Return a text just below an id, and above all lesser ids, also those of stored payloads."""
     number = 0 if identifier in ("", ABOVE_ALL) else int(identifier, 16)
     if number == 0:
         return "" if identifier != ABOVE_ALL else identifier
@@ -65,12 +65,12 @@ def first_at(time_ms: int) -> str:
 
 
 def moment_ms(identifier: str) -> int:
-    """Return the moment of an id: when its message was published, by the clock of who stored it."""
+    """Return the moment in an id: when its message was published, by the leader's clock."""
     return int(identifier[:MOMENT_DIGITS], 16)
 
 
 class Read(NamedTuple):
-    """An answered read, and what it vouches for: all of ``kinds`` in (``after``, ``through``]."""
+    """An answered read. It shows all rows of ``kinds`` in (``after``, ``through``]."""
 
     call: Operation
     rows: list[ReadRow]
@@ -80,30 +80,30 @@ class Read(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether it tells how the log ended."""
+        """True if it shows the log as it ended."""
         return self.call.process.partition("@")[0] == "final"
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether rows may be left out since a transaction must not see them."""
+        """True if the read has a snapshot, so that it leaves out rows its transaction must not see."""
         return self.call.asked.get("snapshot") is not None
 
 
 def read_of(call: Operation) -> Read:
-    """Return what an answered read tells."""
+    """Return the rows and the covered range of an answered read."""
     rows = rows_of(call)
     covered = _backward(call, rows) if call.asked.get("reverse") else _forward(call, rows)
     return Read(call, rows, VIEWS[call.asked.get("view") or "rows"], *covered)
 
 
 def asked_after(call: Operation) -> str:
-    """Return the id above which rows were asked for."""
+    """Return the id after which the request's range begins."""
     time_ms = call.asked.get("time")
     return plain(call.asked.get("after") or "") if time_ms is None else below(first_at(time_ms))
 
 
 def asked_through(call: Operation) -> str:
-    """Return the id up to which rows were asked for."""
+    """Return the last id of the request's range."""
     return plain(call.asked.get("through") or ABOVE_ALL)
 
 
@@ -119,7 +119,10 @@ def _forward(call: Operation, rows: list[ReadRow]) -> tuple[str, str]:
 
 
 def _backward(call: Operation, rows: list[ReadRow]) -> tuple[str, str]:
-    """Tell nothing of what is above the first row, unless the log's pointer is known."""
+    """Return the covered range of a reverse read.
+
+    It ends at the first shown row, unless the answer gives the log's pointer.
+    """
     after, pointer = asked_after(call), _pointer(call)
     seen = plain(call.told.get("seen") or (rows[-1].id if rows else asked_through(call)))
     if pointer is None:

@@ -1,4 +1,4 @@
-"""Checkers of what stands in the log: each payload once, at its id, and somebody asked for it."""
+"""The checker of payloads in the log: each was requested, and is there once, at its id."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from chaos.checkers.history_rows import Read, ReadRow
 from chaos.checkers.violations import spot
 from chaos.history import Operation
 
-NOBODY = Tried(place=-1, part=0, size=1, tried_ns=0, publisher="", number=0, maybe=1)
-"""Who published what nobody asked for."""
+NEVER_REQUESTED = Tried(place=-1, part=0, size=1, tried_ns=0, publisher="", number=0, maybe=1)
+"""Stands for the missing request of a phantom."""
 
 
 class Identity(Checker):
-    """Find what was shown and never asked for, or refused; and ids, payloads and attributes that are not one to one."""
+    """Find payloads that no request published or that were refused, and wrong ids and attributes."""
 
     names = (
         "phantom",
@@ -29,7 +29,7 @@ class Identity(Checker):
 
     @override
     def read(self, read: Read, life: int) -> None:
-        """Look at each row."""
+        """Judge each row of a read."""
         for row in read.rows:
             if row.payload is None:
                 continue
@@ -44,13 +44,13 @@ class Identity(Checker):
                 self.found.add("old_rows", detail, read.call.ended)
 
     def _new_place(self, read: Read, row: ReadRow, tried: Tried | None) -> None:
-        """Judge a payload that was not seen at this id before."""
+        """Judge a payload that no read showed at this id before."""
         assert row.payload is not None
         place = read.call.ended
         if tried is None:
             detail = spot(row.payload, id=row.id, reader=read.call.process)
             self.found.add("phantom", detail, place)
-            tried = NOBODY
+            tried = NEVER_REQUESTED
         elif not tried.id:
             self._first_place(read, row, tried)
         self._own(row.id, row.payload, place)
@@ -81,7 +81,7 @@ class Identity(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Compare the ids of an acknowledgement, and what was refused, with what was shown."""
+        """Compare the ids of an acknowledgement, or the payloads of a refusal, with the shown rows."""
         if call.op != "publish":
             return
         payloads = call.asked["payloads"]

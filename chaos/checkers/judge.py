@@ -1,4 +1,4 @@
-"""The judge: reads a history line by line, however long it is, and gives verdicts by segment.
+"""The judge reads a history of any length line by line, and returns one verdict for each segment.
 
 ::
 
@@ -6,15 +6,18 @@
     for segment in segments:                  # five minutes each, say
         for event in segment:
             judge.add(event)
-        verdicts.append(judge.cut())          # what this segment shows to be wrong
-    verdicts.append(judge.end())              # and what only the whole shows
+        verdicts.append(judge.cut())          # the violations in this segment
+    verdicts.append(judge.end())              # the violations that need the whole history
     total(verdicts)
 
-What spans segments is carried over: a publish that is under way or of unknown outcome, what was
-acknowledged and is owed at the end, what was shown and must stay. All of it lies in tables (see
-``tables``), of which a bounded part is in memory. In memory besides: the calls that are under way, a few
-words for each topic, publisher, consumer and rollback, and, of readers with a snapshot, what they were
-shown since others read the same. The work grows as the history does: each line is looked at once.
+The judge carries some facts from one segment to the next: publishes in flight or of unknown outcome,
+acknowledged messages that the end must show, and shown rows that must stay. They lie in tables (see
+``tables``), and a bounded part of the tables is in memory.
+
+The judge also keeps in memory: the calls in flight; a few words for each topic, publisher, consumer and
+rollback; and the reads with a snapshot whose range no read without a snapshot has covered yet.
+
+The judge looks at each line once, so the work grows in proportion to the history.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from chaos.checkers.violations import (
     total,
 )
 from chaos.checkers.visibility import Snapshots, WholeAtTheEnd
-from chaos.history import WRITES, Event, Operation, Pairing, who_owes
+from chaos.history import WRITES, Event, Operation, Pairing, availability_name
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
     ToldOrder,
@@ -70,11 +73,11 @@ NAMES: Final = frozenset(
         *RowLogs.names,
     )
 )
-"""Everything that can be found."""
+"""The names of all violations."""
 
 
 class _Case:
-    """One topic and those who judge it."""
+    """One topic and its checkers."""
 
     def __init__(
         self, name: str, tables: Tables, found: Findings, promises: Promises, world: _World
@@ -106,14 +109,14 @@ class _Case:
 
     @property
     def is_known(self) -> bool:
-        """Whether the log was read to its end, if anything is owed there."""
+        """True if the log was read to its end, or has no acknowledged writes, or was deleted."""
         newest = max(self.topic.acked_lives, default=UNSURE)
         is_read = any(life >= newest and log.final for life, log in self.topic.logs.items())
         return is_read or self.topic.lives.is_gone or newest == UNSURE
 
 
 class _World:
-    """What is judged over all topics."""
+    """The checkers that span topics."""
 
     def __init__(self, tables: Tables, found: Findings) -> None:
         self.fates = Fates(tables, found)
@@ -126,8 +129,8 @@ class Judge:
     """Judges one history.
 
     Args:
-        promises: What else is to be held.
-        tables: Where to remember: by default in memory; DiskTables for long histories.
+        promises: The limits that the run promises.
+        tables: Where the checkers keep their facts; in memory by default, DiskTables for long histories.
     """
 
     def __init__(self, promises: Promises | None = None, tables: Tables | None = None) -> None:
@@ -146,7 +149,7 @@ class Judge:
 
     @property
     def steps(self) -> int:
-        """How often anything was looked up or kept so far."""
+        """Return how many table operations there were so far."""
         return self._tables.steps
 
     def add(self, event: Event) -> None:
@@ -200,8 +203,8 @@ class Judge:
         return self._cases[name]
 
     def _register(self, call: Operation) -> Availability | None:
-        """Return the register that is asked, if it is one."""
-        name = who_owes(call.op, call.topic, call.asked)
+        """Return the availability of the register or rowlog of a call; None for other calls."""
+        name = availability_name(call.op, call.topic, call.asked)
         if name is not None and name not in self._registers:
             self._registers[name] = Availability(
                 name, self._found, self._promises, self._world.faults
@@ -229,7 +232,10 @@ class Judge:
             self._epochs[call.topic] = call.epoch
 
     def cut(self) -> Verdict:
-        """End a segment, and return what it shows. It is known: the end of the history is not its."""
+        """End a segment, and return its verdict.
+
+        The verdict is always known: only the end of the history can show that a log was not read.
+        """
         for case in self._cases.values():
             for checker in case.checkers:
                 checker.cut()
@@ -239,7 +245,7 @@ class Judge:
         return self._found.taken(is_known=True)
 
     def end(self) -> Verdict:
-        """Judge the whole, and return what the last segment shows, and what none showed by itself."""
+        """Return the verdict of the last segment, with the violations that need the whole history."""
         self._look(self._now_ns)
         for case in self._cases.values():
             for checker in case.checkers:
@@ -253,7 +259,7 @@ class Judge:
         return self._found.taken(is_known=is_known, unjudged=self._unjudged())
 
     def _unjudged(self) -> list[str]:
-        """Return the names of what could not have been found in this history."""
+        """Return the names of the violations that this history can't show."""
         names = self._promises.unjudged
         if UNAVAILABLE not in names and not is_judged(self._asked):
             names.append(UNAVAILABLE)
@@ -263,7 +269,7 @@ class Judge:
 
 
 def check(calls: Iterable[Operation], promises: Promises | None = None) -> Verdict:
-    """Judge a history that is in memory."""
+    """Judge a history in memory."""
     judge = Judge(promises)
     lines = [(call.invoked, judge.began, call) for call in calls]
     lines += [(call.ended, judge.ended, call) for _, _, call in lines if call.ended is not None]
@@ -277,9 +283,9 @@ def judge_segments(
     promises: Promises | None = None,
     tables: Tables | None = None,
 ) -> list[Verdict]:
-    """Return a verdict for each segment, and that of the whole, which is their ``total``, as the last.
+    """Return a verdict for each segment, then the ``total`` of the whole history.
 
-    Segments are read one after the other, and none is needed again.
+    The judge reads the segments in order, each once.
     """
     judge = Judge(promises, tables)
     verdicts = []

@@ -1,15 +1,16 @@
-"""How long a topic's messages live at least, while somebody changes that.
+"""The shortest possible life of a topic's messages, while clients change the ``ttl``.
 
-A message may be gone if its age was ever beyond a lifetime that may have been in force at that moment::
+A message may be gone if its age ever exceeded a ``ttl`` that may have been in force at that moment::
 
     create 30 s ──────────────────────────────┐
                     update 60 s asked ─── acknowledged ────▶
-    may be gone     what is older than 30 s   what was older than 30 s then, or is older than 60 s
+    may be gone     older than 30 s           older than 30 s at that moment, or older than 60 s now
 
-So at each moment there is a **horizon**, which never goes back: what was published before it may be gone.
+So at each moment there is a **horizon**. Messages published before it may be gone. It never goes back.
 
-An update may be done once more, late: who sends it again does not know what became of the first time. So
-what any update said may be in force ever after, and only what a ``create`` said is over for certain.
+An update may be applied once more, late: a client that repeats it does not know the outcome of the first
+request. So the ``ttl`` of any update may be in force at any later time. Only the ``ttl`` of a ``create``
+ends for certain.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from typing import Final
 from chaos.history import Operation
 
 NS: Final = 1_000_000
-"""Nanoseconds of a millisecond."""
+"""Nanoseconds in a millisecond."""
 
 
 class TopicLifetimes:
-    """The lifetimes of one topic, and the horizon that follows from them. Calls come in order."""
+    """The lifetimes of one topic, and their horizon. Calls come in order."""
 
     def __init__(self) -> None:
-        """Begin where nobody said anything: nothing expires."""
+        """Begin without a ``ttl``: no message expires."""
         self.least_ms: int | None = None
-        """The least that may be in force just now."""
+        """The shortest ``ttl`` that may be in force now."""
         self._asked: dict[int, int] = {}
         self._created: list[tuple[int, int]] = []
-        """Creates that were acknowledged: the line of that, and the lifetime."""
+        """Acknowledged creates: the line of the acknowledgement, and the ``ttl``."""
         self._ever_ms: int | None = None
         self._passed_ns: int | None = None
-        """The horizon as it was when lifetimes ended that are over."""
+        """The latest horizon of the lifetimes that have ended."""
         self._reads: dict[int, int] = {}
         self._read: tuple[int, int | None] = (-1, None)
-        """The read that was answered last, and what was in force when it was asked."""
+        """The last answered read, and the shortest ``ttl`` when it began."""
 
     def began(self, call: Operation) -> None:
-        """Note what was asked for, or what was in force when something is read."""
+        """Note a requested ``ttl``, or the one in force when a read begins."""
         if call.op in ("create", "update") and call.asked.get("ttl_s") is not None:
             self._asked[call.invoked] = int(call.asked["ttl_s"]) * 1000
             self._weigh()
@@ -48,7 +49,7 @@ class TopicLifetimes:
             self._reads[call.invoked] = self.least_ms
 
     def ended(self, call: Operation) -> None:
-        """Note what came of it."""
+        """Note the outcome."""
         if call.op == "read":
             self._read = call.invoked, self._reads.pop(call.invoked, None)
         ttl_ms = self._asked.pop(call.invoked, None)
@@ -64,7 +65,7 @@ class TopicLifetimes:
         self._weigh()
 
     def _close(self, call: Operation) -> None:
-        """End what was created before something else was asked for, and acknowledged now."""
+        """End the lifetimes of creates that were acknowledged before this acknowledged call began."""
         assert call.ended_ns is not None
         over = [ttl_ms for line, ttl_ms in self._created if line < call.invoked]
         self._created = [one for one in self._created if one[0] >= call.invoked]
@@ -78,11 +79,11 @@ class TopicLifetimes:
         self.least_ms = min((*self._asked.values(), *told, *ever), default=None)
 
     def horizon_ns(self, at_ns: int) -> int | None:
-        """Return when a message was published that may just be gone at a time; None: none may."""
+        """Return the horizon at a time; None if no message may be gone."""
         return self._horizon_ns(at_ns, self.least_ms)
 
     def horizon_of(self, call: Operation) -> int | None:
-        """Return that for the read that was answered last: it may go by what was when it was asked."""
+        """Return the horizon for the last answered read. The ``ttl`` at its beginning counts too."""
         line, least_ms = self._read
         if line == call.invoked and least_ms is not None:
             return self._horizon_ns(call.ended_ns or 0, min(least_ms, self.least_ms or least_ms))

@@ -1,9 +1,9 @@
-"""Checkers of what publishers are told: ids, epochs, keys, against the order of real time.
+"""Checkers of the answers to publishes: ids, epochs and keys, against the order of real time.
 
-Each needs one pass and a few words of memory: what was the highest when a call began is what its answer
-must lie above::
+Each needs one pass and little memory. It keeps the highest id that was answered before a call began. The
+call's answer must be above it::
 
-    A   ├────┤ id 7                     B began when 7 was told: it must get more
+    A   ├────┤ id 7                     B began after answer 7, so its id must be above 7
     B           ├────┤ id 6             reordered
 """
 
@@ -22,8 +22,8 @@ from chaos.history import Operation
 class ToldOrder(Checker):
     """Find ids and epochs that contradict real time.
 
-    If one publish was acknowledged before another was asked for, its id is less; and once an epoch has
-    acknowledged, what is asked later is not acknowledged by a lower one.
+    If one publish was acknowledged before another began, its id is less. After an epoch has acknowledged a
+    request, no lower epoch acknowledges a request that begins later.
     """
 
     names = ("reordered", "two_epochs")
@@ -37,31 +37,31 @@ class ToldOrder(Checker):
 
     @override
     def began(self, call: Operation) -> None:
-        """Keep what was told before."""
+        """Keep the highest id and epoch answered before this call."""
         if call.op == "publish":
             self._bounds[call.invoked] = self._last, self._epoch
 
     @override
     def ended(self, call: Operation) -> None:
-        """Compare with it. An answer that was given before is older than that."""
+        """Compare the answer with them. A replayed answer may be older, so it does not count."""
         bounds = self._bounds.pop(call.invoked, None)
         if bounds is None or not call.is_ok or call.told.get("replayed"):
             return
         last, epoch = bounds
         first, final = plain(call.id or ""), plain(call.told.get("last") or call.id or "")
-        what = str(call.asked["payloads"][:1])
+        payload = str(call.asked["payloads"][:1])
         if first and first <= last:
-            detail = spot(what, id=first, told_before=last)
+            detail = spot(payload, id=first, told_before=last)
             self.found.add("reordered", detail, call.ended)
         if call.epoch is not None and call.epoch < epoch:
-            detail = spot(what, epoch=call.epoch, after=epoch, node=call.node)
+            detail = spot(payload, epoch=call.epoch, after=epoch, node=call.node)
             self.found.add("two_epochs", detail, call.ended)
         self._last = max(self._last, final)
         self._epoch = max(self._epoch, call.epoch or 0)
 
 
 class Answers(Checker):
-    """Find keys that were answered with different ids, and answers after the end of a topic."""
+    """Find idempotency keys with two different answers, and writes after the delete of a topic."""
 
     names = ("two_answers", "written_after_delete")
 
@@ -72,10 +72,10 @@ class Answers(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Compare with the first answer.
+        """Compare the answer with the first one for the same key, and with the delete.
 
-        A store shows nothing before its reference is published, which then is refused; and an answer
-        that is given once more may come at any time.
+        A store after the delete is no violation: no consumer sees it before its reference, and the
+        broker refuses the reference. A replayed answer may come at any time.
         """
         if not call.is_ok:
             return
@@ -97,17 +97,17 @@ class Answers(Checker):
 
 
 class Deadlines(Checker):
-    """Find messages that were stored long after the moment until which their requests were to be done.
+    """Find messages that were stored long after their requests' deadlines.
 
-    That a request's outcome is unknown does not excuse it: whoever asked may have given up, but not for
-    ever.
+    A request of unknown outcome has a deadline too: the client waits for it no longer, but the message
+    must not appear at any later time.
     """
 
     names = ("stored_late",)
 
     @override
     def over(self) -> None:
-        """Compare the moments of ids with what requests said."""
+        """Compare the moment in each id with the deadline of its request."""
         late_ms = self.promises.stored_late_ms
         if late_ms is None:
             return

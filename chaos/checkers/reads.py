@@ -1,4 +1,4 @@
-"""Checkers of what one read shows by itself: in order, and what was asked for."""
+"""The checker of a single read: its rows are in order, and inside the requested range."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chaos.history import Operation
 
 
 class Ranges(Checker):
-    """Find answers with rows outside of what was asked for, too many of them, or not in order."""
+    """Find answers with rows out of range, too many rows, or rows out of order."""
 
     names = ("misordered", "out_of_range", "time_addressing", "unreadable")
 
     @override
     def read(self, read: Read, life: int) -> None:
-        """Look at the ids."""
+        """Judge the ids of a read."""
         del life
         call = read.call
         ids = [row.id for row in read.rows]
@@ -39,7 +39,7 @@ class Ranges(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Find logs that can't be read to the end when everything is healed."""
+        """Find logs that can't be read to their end after healing."""
         is_final = call.process.partition("@")[0] == "final"
         if call.op == "read" and is_final and not call.is_ok:
             detail = spot(call.process, why=call.told.get("why"), asked=call.asked)

@@ -1,12 +1,12 @@
-"""Checker of registers that are changed by compare-and-set: each change follows from the one before.
+"""The checker of registers, which clients change by compare-and-set: each change follows the one before.
 
-Every value that is written is unique for its key, so who wrote after whom shows in what was expected, and
-no search is needed to tell whether there is an order that explains everything::
+Every written value is unique for its key, and each write names the value that it replaces. So the order of
+the writes is known, and the checker needs no search for it::
 
     none ──cas──▶ a ──cas──▶ b ──cas──▶ c        place 0, 1, 2, 3
-                   └──cas──▶ d                   two from the same: an update is lost
+                   └──cas──▶ d                   two replace a: an update is lost
 
-    a read that begins when c was seen must find c, or what came after
+    a read that begins after c was seen must find c or a later value
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ NOTHING = "absent"
 
 
 class _Written(NamedTuple):
-    """A value that somebody tried to write."""
+    """A value that a client tried to write."""
 
     place: int
-    """How many changes lead to it."""
+    """The number of changes that lead to it."""
     expected: str
     is_refused: bool = False
     follower: str = ""
-    """What was written over it, as far as somebody was told or shown that."""
+    """The value that replaced it, if an answer showed that."""
 
 
 @dataclass(slots=True)
 class _Register:
     farthest: int = 0
-    """The place of the latest value that anybody has been told."""
+    """The place of the latest value in any answer."""
     bounds: dict[int, int] = field(default_factory=dict)
-    """What was the farthest when a call began."""
+    """For each call in flight: ``farthest`` when it began."""
     is_owed: bool = False
-    """Whether a change was acknowledged."""
+    """True if a change was acknowledged."""
     is_final: bool = False
-    """Whether it was shown as it ended."""
+    """True if a final read showed it."""
 
 
 class Registers:
@@ -58,11 +58,11 @@ class Registers:
 
     @property
     def is_known(self) -> bool:
-        """Whether each register that was changed was shown as it ended."""
+        """True if a final read showed each changed register."""
         return all(one.is_final for one in self._registers.values() if one.is_owed)
 
     def began(self, call: Operation) -> None:
-        """Keep what was known, and what somebody tries to write."""
+        """Keep the farthest known place, and the value of a write."""
         if call.op not in ("cas", "get"):
             return
         key = call.asked["key"]
@@ -90,7 +90,7 @@ class Registers:
             self._put(key, value, written._replace(is_refused=True))
             before = self._find(key, written.expected)
             if before is not None and before.follower == value:
-                self._tell("phantom_value", call, value, why="refused, and it was seen")
+                self._tell("phantom_value", call, value, why="refused, but a client saw it")
         elif call.is_ok and call.op == "cas":
             register.is_owed = True
             self._seen(key, _name(call.asked["value"]), bound + 1, call)
@@ -98,7 +98,7 @@ class Registers:
             self._seen(key, _name(call.told.get("value")), bound, call)
 
     def _finally(self, register: _Register, call: Operation) -> None:
-        """Note that a register was asked for as it ended."""
+        """Note a final read of a register."""
         if call.is_ok:
             register.is_final = True
         else:
@@ -106,7 +106,7 @@ class Registers:
             self._found.add("unreadable", detail, call.ended)
 
     def _seen(self, key: str, value: str, least: int, call: Operation) -> None:
-        """Judge that a value was in the register while a call was under way."""
+        """Judge a value that was in the register while a call was in flight."""
         written = self._find(key, value)
         if written is None or written.is_refused:
             self._tell("phantom_value", call, value)
@@ -119,7 +119,7 @@ class Registers:
         self._follow(key, value, call)
 
     def _follow(self, key: str, value: str, call: Operation) -> None:
-        """Note that a value replaced the one that it expected, and that one the one before."""
+        """Note that a value replaced its expected value, and so on for each value before."""
         while value != NOTHING:
             written = self._find(key, value)
             before = None if written is None else self._find(key, written.expected)

@@ -1,16 +1,17 @@
-"""The checker of a rowlog: it compares the promises with the history of writers and listeners. Pure.
+"""The checker of a rowlog compares its promises with the history of writers and listeners. It does no I/O.
 
 =================  =================================================================================
 row_lost           an acknowledged message was never done for a subscription
-row_in_flight      two messages of a row were with listeners of one subscription at once
+row_in_flight      listeners of one subscription had two messages of a row at once
 row_order          a message was offered before an earlier one of its row was done
 =================  =================================================================================
 
-A call that was in flight when its process was stopped or killed does not count from then on: the process can't call
-the listener back. A call that the process *begins* after it goes on counts. A message whose put was not acknowledged may be
-there or not.
+A process that was stopped or killed can't call the listener back, so its calls in flight do not count from
+then on. A call that the process *begins* after it resumes counts. A message without an acknowledged put may
+be there or not.
 
-The lines of several processes reach a history later than they were written, so they are judged by their times.
+The lines of several processes reach the history later than they were written, so this checker goes by their
+times.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Kind = Literal["put", "begin", "end", "halted"]
 
 
 class HistoryLine(NamedTuple):
-    """A line of a history. ``process`` and ``time_ns`` are of all kinds; the rest of those it is about."""
+    """A line about a rowlog. All kinds have ``process`` and ``time_ns``; the other fields depend on it."""
 
     kind: Kind
     process: str
@@ -39,7 +40,7 @@ class HistoryLine(NamedTuple):
 
 
 class _Judge:
-    """What is known up to a line of the history."""
+    """Judges the lines of one rowlog, in order of time."""
 
     def __init__(self, put: dict[str, set[int]]) -> None:
         self.found: list[Violation] = []
@@ -73,7 +74,7 @@ class _Judge:
 
 
 def violations(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> list[Violation]:
-    """Return what was broken; what is lost, of these subscriptions."""
+    """Return the violations; look for lost messages in the given subscriptions."""
     events = sorted(history, key=lambda each: each.time_ns)
     put: dict[str, set[int]] = {}
     for each in events:
@@ -91,7 +92,7 @@ def violations(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> 
 
 
 class RowLogs:
-    """Judges all rowlogs of a history, each when the history is over: see the lines in history.py."""
+    """Judges all rowlogs at the end of a history. ``chaos.history`` lists their lines."""
 
     names = NAMES
 
@@ -101,15 +102,15 @@ class RowLogs:
         self._seen: defaultdict[str, list[HistoryLine]] = defaultdict(list)
         self._halted: list[HistoryLine] = []
         self._ended: dict[str, list[str]] = {}
-        """By rowlog that was waited for at the end: its subscriptions."""
+        """The subscriptions of each rowlog that was waited for at the end."""
 
     @property
     def is_known(self) -> bool:
-        """Whether each rowlog was waited for at the end."""
+        """True if the run waited for each rowlog at the end."""
         return self._seen.keys() <= self._ended.keys()
 
     def began(self, call: Operation) -> None:
-        """Note that a listener was called."""
+        """Note the call of a listener."""
         if call.op == "row-offer":
             self._seen[call.asked["log"]].append(_offer(call, "begin", call.invoked_ns))
 
@@ -129,7 +130,7 @@ class RowLogs:
             self._ended[asked["log"]] = asked["subscriptions"]
 
     def over(self) -> None:
-        """Judge all of them."""
+        """Judge all rowlogs."""
         for name, seen in self._seen.items():
             for each in violations([*seen, *self._halted], self._ended.get(name, ())):
                 self._found.add(each.name, f"{name}: {each.detail}")

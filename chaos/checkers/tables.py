@@ -1,13 +1,14 @@
-"""What checkers remember: tables that may be larger than memory.
+"""The tables of the checkers, which may be larger than memory.
 
-A checker looks at each line once and keeps what it needs in tables, by id, payload, key or pointer. A
-short history keeps them in dictionaries. A long one keeps them in one temporary SQLite file, of which a
-bounded part is in memory, whatever the number of messages::
+A checker looks at each line once and keeps its facts in tables, by id, payload, key or pointer. For a
+short history the tables are dictionaries. For a long one they are in one temporary SQLite file. A bounded
+part of the file is in memory, for any number of messages::
 
     MemoryTables    dict + sorted list of its keys          a test, a simulated run
     DiskTables      (table, key) -> value, WITHOUT ROWID    hours of a real cluster; cache_kib_max
 
-``steps`` counts what was looked at, so that a test can show that work grows as the history does.
+``steps`` counts the table operations, so that a test can show that the work grows in proportion to the
+history.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from typing import Any, Generic, Protocol, TypeVar
 V = TypeVar("V", bound=tuple[Any, ...])
 Make = Callable[[Any], V]
 LAST = "\U0010ffff"
-"""Above every key."""
+"""A text above every key."""
 
 
 class ValueTable(Protocol[V]):
-    """Values by key; keys are text and have an order."""
+    """Values by key. Keys are ordered texts."""
 
     def get(self, key: str) -> V | None:
-        """Return the value of a key, None if there is none."""
+        """Return the value of a key; None if there is none."""
 
     def put(self, key: str, value: V) -> None:
         """Set the value of a key."""
 
     def count(self, after: str, through: str) -> int:
-        """Return how many keys there are above ``after``, up to and including ``through``."""
+        """Count the keys above ``after``, up to and including ``through``."""
 
     def between(self, after: str, through: str) -> Iterator[tuple[str, V]]:
         """Yield the keys above ``after``, up to ``through``, with their values, in order.
 
-        The table must not be changed meanwhile.
+        The caller must not change the table meanwhile.
         """
 
     def following(self, key: str) -> str | None:
@@ -48,15 +49,15 @@ class ValueTable(Protocol[V]):
 
 
 class Tables(Protocol):
-    """Makes tables, and counts what is done in all of them."""
+    """Makes tables, and counts the operations of all of them."""
 
     steps: int
 
     def table(self, make: Make[V]) -> ValueTable[V]:
-        """Return a new table of tuples; ``make`` gives the value back from a plain tuple."""
+        """Return a new table of tuples; ``make`` turns a plain tuple into the table's type."""
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all tables."""
 
 
 class MemoryTables:
@@ -72,11 +73,11 @@ class MemoryTables:
         return _MemoryTable(self)
 
     def close(self) -> None:
-        """Do nothing: the tables go with whoever holds them."""
+        """Do nothing: Python frees the tables."""
 
 
 class _MemoryTable(Generic[V]):
-    """Keeps its keys in order from the first time that somebody asks for it."""
+    """A dictionary. It keeps a sorted list of its keys after the first call that needs one."""
 
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
@@ -121,10 +122,10 @@ class _MemoryTable(Generic[V]):
 
 
 class DiskTables:
-    """Tables in a temporary file that nobody else sees, and that is gone afterwards.
+    """Tables in a private temporary file, which ``close`` removes.
 
     Args:
-        cache_kib_max: How much of it is kept in memory.
+        cache_kib_max: The size of the part in memory.
     """
 
     def __init__(self, cache_kib_max: int = 65_536) -> None:
@@ -144,7 +145,7 @@ class DiskTables:
         return _DiskTable(self, next(self._spaces), make)
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file, which removes it."""
         self.file.close()
 
 
@@ -182,5 +183,5 @@ class _DiskTable(Generic[V]):
         return self._tables.file.execute(query, (self._space, *values))
 
     def _value(self, blob: bytes) -> V:
-        # What was written by this very process, a moment ago.
+        # This process wrote the value itself, so it is safe to load.
         return self._make(marshal.loads(blob))  # noqa: S302

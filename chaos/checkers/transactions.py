@@ -1,4 +1,4 @@
-"""Checkers of rollbacks and of stored payloads, by what rows show of them."""
+"""Checkers of rollbacks and of stored payloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rollbacks(Checker):
 
     @override
     def began(self, call: Operation) -> None:
-        """From now on rows may be rolled back."""
+        """Note a requested rollback: from now on its rows may be rolled back."""
         if call.op == "rollback":
             asked = call.asked
             undone = Undone(
@@ -29,14 +29,14 @@ class Rollbacks(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """From now on they must be."""
+        """Note an acknowledged rollback: from now on its rows must be rolled back."""
         if call.op == "rollback" and call.is_ok:
             of_pointer = self.topic.undone[call.asked["pointer"]]
             of_pointer[call.invoked] = of_pointer[call.invoked]._replace(ended=call.ended)
 
     @override
     def read(self, read: Read, life: int) -> None:
-        """Look at pointers as they are shown, and at what a snapshot's reader is given."""
+        """Judge the shown pointers; for a reader with a snapshot, those of the publishes."""
         del life
         for row in read.rows:
             pointer = row.pointer
@@ -67,10 +67,10 @@ class Rollbacks(Checker):
 
 
 class Stored(Checker):
-    """Find stored payloads that are missing where their reference shows, or came after it.
+    """Find stored payloads that are missing behind their reference, or change.
 
-    Whoever sees a reference sees all that was stored and acknowledged before it was published, and
-    everybody sees the same.
+    Each reader of a reference sees all payloads that were stored and acknowledged before its publication.
+    All readers see the same.
     """
 
     names = ("payloads_changed", "payloads_lost")
@@ -83,7 +83,7 @@ class Stored(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Keep what was stored, and compare what is shown."""
+        """Keep the stored payloads, and compare the shown ones with them."""
         if not call.is_ok or call.op not in ("store", "payloads"):
             return
         life = self.topic.lives.life(call)

@@ -1,4 +1,4 @@
-"""What checkers find, and the verdicts that are made of it."""
+"""Violations, the verdicts that contain them, and the promises that they break."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 KEPT_MAX: Final = 200
-"""How many violations of one name are kept; all are counted."""
+"""How many violations of one name a segment keeps. It counts all of them."""
 UNAVAILABLE: Final = "unavailable"
 STORED_LATE: Final = "stored_late"
 
 
 class Violation(NamedTuple):
-    """Something that must not happen. ``name`` is stable; ``detail`` is for people."""
+    """One broken promise. ``name`` is stable; ``detail`` is for people."""
 
     name: str
     detail: str
     place: int = -1
-    """The line of the history at which it shows; -1 if that is its end."""
+    """The line of the history that shows it; -1 for the end of the history."""
 
 
 class Verdict(NamedTuple):
@@ -29,23 +29,23 @@ class Verdict(NamedTuple):
     is_known: bool
     """False if the history shows too little to call it valid."""
     counts: Mapping[str, int] = {}  # A mapping has no way to be changed.
-    """What happened, by name; ``found.NAME`` counts all violations of a name, ``longest…`` are the
-    longest of all, and everything else adds up."""
+    """Event counts by name. ``found.NAME`` counts all violations of a name. ``total`` takes the greatest
+    of the ``longest…`` values, and adds the others up."""
     unjudged: tuple[str, ...] = ()
-    """What could not have been found: nothing was promised of it, or nothing in the history shows it."""
+    """The violations that could not be found: they have no promise, or the history can't show them."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether nothing is wrong, and enough was seen to say so."""
+        """True if there is no violation, and the history shows enough."""
         return self.is_known and not self.violations
 
     @property
     def names(self) -> set[str]:
-        """The names of what was found."""
+        """Return the names of the violations."""
         return {violation.name for violation in self.violations}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``json.dumps`` takes."""
+        """Return the verdict as a value for ``json.dumps``."""
         return {
             "valid": self.is_valid if self.is_known or self.violations else "unknown",
             "violations": [violation._asdict() for violation in self.violations],
@@ -55,9 +55,10 @@ class Verdict(NamedTuple):
 
 
 def total(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict of several: of the segments of a history, or of several histories.
+    """Return one verdict for the segments of a history, or for several histories.
 
-    It is known only if each of them is, and if there is one; what one did not judge is unjudged.
+    It is known only if there is at least one verdict and each is known. It is unjudged for a violation if
+    one of the verdicts is.
     """
     several = list(verdicts)
     counts: Counter[str] = Counter()
@@ -75,16 +76,19 @@ def total(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What is promised of a run beyond what always holds; None is not judged.
+    """The time limits that a run promises, beyond the promises that always hold.
+
+    The checkers do not judge a limit of None.
 
     Attributes:
-        early_ms: a message that lives is shown until so long before the end of its life.
-        late_ms: a message that has expired is shown at most for so long after the end of its life.
-        stored_late_ms: an id is of a moment at most so long after that until which its request was to be
-            done, where that was told (``until_ms``): what clocks may differ by, and ids be ahead of them.
-        unavailable_ms: while nothing is broken, each topic that is asked acknowledges something again
-            within this time; a fault may promise another one while it lasts.
-        healing_ms: for how long after a fault that promises nothing was healed the time does not count.
+        early_ms: a message may go missing at most this long before the end of its life.
+        late_ms: a read may show an expired message at most this long after the end of its life.
+        stored_late_ms: the moment in an id is at most this long after its request's deadline
+            (``until_ms``), if the request gave one. It covers the difference of clocks, and ids that are
+            ahead of the clock.
+        unavailable_ms: without a fault, each topic that clients publish to acknowledges a request again
+            within this time. A fault may promise a different time while it lasts.
+        healing_ms: this long after the end of a fault without a promise, the time does not count.
     """
 
     early_ms: int | None = 0
@@ -95,7 +99,7 @@ class Promises:
 
     @property
     def unjudged(self) -> list[str]:
-        """The names of what nothing is promised of."""
+        """Return the names of the violations without a promise."""
         bounds = {
             "expired_early": self.early_ms,
             "expired_late": self.late_ms,
@@ -106,21 +110,21 @@ class Promises:
 
 
 class Findings:
-    """Collects violations and counts of the segment that is being judged."""
+    """Collects the violations and counts of the current segment."""
 
     def __init__(self) -> None:
-        """Begin a segment in which nothing was found."""
+        """Begin the first segment."""
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
 
     def add(self, name: str, detail: str, place: int | None = None) -> None:
-        """Note a violation, at a line of the history."""
+        """Add a violation, at a line of the history."""
         self.counts[f"found.{name}"] += 1
         if self.counts[f"found.{name}"] <= KEPT_MAX:
             self.violations.append(Violation(name, detail, -1 if place is None else place))
 
     def longest(self, name: str, value: int) -> None:
-        """Keep the greatest value."""
+        """Keep a value if it is the greatest of its name."""
         self.counts[name] = max(self.counts[name], value)
 
     def taken(self, *, is_known: bool, unjudged: Sequence[str] = ()) -> Verdict:
@@ -132,6 +136,6 @@ class Findings:
         return verdict
 
 
-def spot(what: str, **facts: Any) -> str:
-    """Return a line for people."""
-    return f"{what}: " + ", ".join(f"{name}={fact!r}" for name, fact in facts.items())
+def spot(subject: str, **facts: Any) -> str:
+    """Return a line for people: the subject, then its facts."""
+    return f"{subject}: " + ", ".join(f"{name}={fact!r}" for name, fact in facts.items())

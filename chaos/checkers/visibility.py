@@ -1,13 +1,14 @@
-"""Checkers of what transactions see: nothing that their snapshot excludes, all that it includes.
+"""Checkers of transactions' reads: a read shows all rows that its snapshot includes, and no other.
 
-A reader with a snapshot goes by each row's pointer, and ends at the first that is open::
+A read with a snapshot goes by each row's pointer, and ends at the first row of an open transaction::
 
     row      1       2          3       4       5
     pointer  none    visible    invalid open    visible
-             shown   shown      skipped end     not shown: it stands behind
+             shown   shown      skipped end     not shown: it is after the end
 
-What must be shown is known only when others have read the same range without a snapshot, so reads wait
-until that is so. A row that may have been rolled back meanwhile may be shown or not, and end nothing.
+The checker knows the rows of a range only after reads without a snapshot have covered it, so a read with a
+snapshot waits until then. A row that may have been rolled back meanwhile may be shown or not. It does not
+end the read.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ from chaos.checkers.violations import Findings, Promises, spot
 
 
 class View:
-    """What a snapshot includes."""
+    """The rows that a snapshot includes."""
 
     def __init__(self, snapshot: Mapping[str, Any]) -> None:
-        """Take the words of a history."""
+        """Take a snapshot as a history has it."""
         self._read_pointer: int = snapshot["read_pointer"]
         self._invalids = frozenset(snapshot.get("invalids") or ())
         self._in_progress = frozenset(snapshot.get("in_progress") or ())
         own = {snapshot.get("transaction_id"), *(snapshot.get("checkpoint_pointers") or ())}
         write_pointer = snapshot.get("write_pointer")
-        if snapshot.get("visibility") == 2:  # All but what it writes now.
+        if snapshot.get("visibility") == 2:  # All but its current writes.
             self._own = own - {write_pointer}
         else:
             self._own = own | {write_pointer}
 
     def includes(self, pointer: int | None) -> bool:
-        """Whether what was written under a pointer is visible. What has none always is."""
+        """True if a row with this pointer is visible. A row without a pointer always is."""
         if pointer is None or pointer < 0 or pointer in self._own:
             return True
         is_open = pointer > self._read_pointer or pointer in self._in_progress
         return not is_open and pointer not in self._invalids
 
     def is_own(self, pointer: int) -> bool:
-        """Whether it is the reader's."""
+        """True if the pointer is the reader's own."""
         return pointer in self._own
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether it is to be skipped."""
+        """True if the reader must skip rows with this pointer."""
         return pointer in self._invalids
 
 
 class _Waiting(NamedTuple):
-    """A read that is judged when its range is known."""
+    """A read that waits until other reads have covered its range."""
 
     read: Read
     view: View
@@ -67,7 +68,7 @@ class _Waiting(NamedTuple):
 
 
 class Snapshots(Checker):
-    """Find what readers with a snapshot saw and should not, and what they should and did not."""
+    """Find rows that a reader with a snapshot must not see, and rows that it must see but did not."""
 
     names = ("dirty_read", "lost_visible", "half_transaction")
 
@@ -78,7 +79,7 @@ class Snapshots(Checker):
 
     @override
     def read(self, read: Read, life: int) -> None:
-        """Judge what is shown at once; the rest has to wait."""
+        """Judge the shown rows now; judge the missing rows when the range is covered."""
         snapshot = read.call.asked.get("snapshot")
         if snapshot is None:
             return
@@ -107,20 +108,20 @@ class Snapshots(Checker):
 
     @override
     def cut(self) -> None:
-        """Judge the reads of which the range is known."""
-        still = []
+        """Judge the reads whose range is covered."""
+        remaining = []
         for waiting in self._waiting:
             log = self.topic.log(waiting.life)
             start, end = waiting.read.after, waiting.through
             if all(log.covered[kind].cover(start, end) for kind in (INLINE, STORED)):
                 self._judge(waiting, log)
             else:
-                still.append(waiting)
-        self._waiting = still
+                remaining.append(waiting)
+        self._waiting = remaining
 
     @override
     def over(self) -> None:
-        """Judge what is left."""
+        """Judge the remaining reads."""
         for waiting in self._waiting:
             self._judge(waiting, self.topic.log(waiting.life))
         self._waiting = []
@@ -156,7 +157,7 @@ class Snapshots(Checker):
             self.found.add("dirty_read", detail, waiting.read.call.ended)
 
     def _may_be_gone(self, read: Read, log: TopicLife, row_id: str, tried: Tried | None) -> bool:
-        """Whether a row may be left out for another reason than its pointer."""
+        """True if a row may be missing for another reason than its pointer."""
         if row_id < log.floor:
             return True
         if tried is None:
@@ -170,13 +171,13 @@ class Snapshots(Checker):
 
 
 class WholeAtTheEnd(Checker):
-    """Count, of each transaction, what the logs show as they ended."""
+    """Count the messages of each transaction that the logs show at the end."""
 
     names = ("half_transaction",)
 
     @override
     def over(self) -> None:
-        """Look up every acknowledged message of a transaction."""
+        """Look up every acknowledged message of each transaction."""
         for payload, tried in self.topic.tried.between("", LAST):
             log = self.topic.logs.get(tried.life)
             if tried.pointer is None or tried.acked < 0 or tried.is_stored:
