@@ -1,4 +1,4 @@
-"""Workloads: what applications do to a cluster, for simulation and verifier alike (see ``stage``)."""
+"""Workloads: the requests of applications to a cluster, for the simulation and the verifier (see ``stage``)."""
 
 from chaos.workloads.bounce import BounceWorkload
 from chaos.workloads.log import LogWorkload
@@ -20,6 +20,6 @@ REGISTRY.update(
     }
 )
 BENEATH = frozenset({"rowlog"})
-"""They use HBase and ZooKeeper themselves, so they need a cluster of which these can be reached."""
+"""These workloads use HBase and ZooKeeper directly, so they need a cluster whose HBase they can reach."""
 
 __all__ = ["BENEATH", "REAL", "REGISTRY", "SIMULATED", "Scale", "Workload", "WorkloadStage"]

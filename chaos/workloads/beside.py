@@ -1,4 +1,4 @@
-"""What a workload's message has beside its payload. It follows from the label, so that every reader can tell."""
+"""The key and headers of a workload's message. They follow from its label, so any reader can check them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from broker.client.values import Publishable
 from broker.model import NO_HEADERS
 
 WITHOUT = 5
-"""So many of eight messages have neither a key nor headers."""
+"""This many of eight messages have neither a key nor headers."""
 RAW = "raw-"
-"""What the labels of messages begin with that are published as plain text, which have neither."""
+"""The prefix of labels of plain-text messages, which have neither a key nor headers."""
 
 
 def beside(label: str) -> tuple[bytes | None, Mapping[str, bytes]]:
@@ -26,13 +26,13 @@ def beside(label: str) -> tuple[bytes | None, Mapping[str, bytes]]:
 
 
 def message_of(label: str, payload: bytes) -> Publishable:
-    """Return what is published under a label."""
+    """Return the message to publish for a label."""
     key, headers = beside(label)
     return payload if key is None and not headers else NewMessage(payload, key, headers)
 
 
 def others(label: str, key: bytes | None, headers: Mapping[str, bytes]) -> list[str]:
-    """Return what a message had beside its payload, as a history has it, if it was published with something else."""
+    """Return the key and headers of a read message, as a history has them; nothing if they are correct."""
     wanted_key, wanted = beside(label)
     if key == wanted_key and dict(headers) == dict(wanted):
         return []

@@ -1,7 +1,7 @@
 """The bounce workload: the log workload, while an operator moves leaders all the time.
 
-A pin lets a node lead a topic, an unpin lets any node lead it again; both are what ``broker cluster
-move`` and ``unpin`` do. A broker that stands alone refuses them, which the history tells.
+A pin makes one node lead a topic. An unpin lets any node lead it again. They are the commands ``broker
+cluster move`` and ``unpin``. A standalone node refuses them, and the history records that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chaos.workloads.log import LogWorkload
 from chaos.workloads.workload import WorkloadStage
 
 ANYWHERE = 0.2
-"""How often a topic is let go, so that the cluster itself says who leads it."""
+"""The fraction of steps that unpin the topic, so that the cluster chooses its leader."""
 
 
 class BounceWorkload(LogWorkload):
@@ -27,7 +27,7 @@ class BounceWorkload(LogWorkload):
 
     @override
     async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
-        """Publish, consume and move leaders until ``stop`` is set; then let all topics go."""
+        """Publish, consume and move leaders until ``stop`` is set; then unpin all topics."""
         async with asyncio.TaskGroup() as group:
             group.create_task(super().run(stage, stop))
             for target in self.targets:
@@ -41,18 +41,18 @@ async def _operator(
         while not stop.is_set():
             with suppress(BrokerError):
                 if stage.chance.random() < ANYWHERE:
-                    await _let_go(process, target)
+                    await _unpin(process, target)
                 else:
                     await _move(process, target)
                 await process.pause()
-                await _who_leads(process, target)
+                await _note_leader(process, target)
             await process.pause()
         with suppress(BrokerError):
-            await _let_go(process, target)
+            await _unpin(process, target)
 
 
 async def _move(process: ClientProcess, target: TopicTarget) -> None:
-    """Move a topic to one of the nodes that may lead. Raises BrokerError."""
+    """Pin a topic to one of the serving nodes. Raises BrokerError."""
     status = await process.client.ask(admin.status())
     serving = [node["node"] for node in status["nodes"] if node["state"] == "serving"]
     if not serving:
@@ -63,13 +63,13 @@ async def _move(process: ClientProcess, target: TopicTarget) -> None:
         ending.ok({})
 
 
-async def _let_go(process: ClientProcess, target: TopicTarget) -> None:
+async def _unpin(process: ClientProcess, target: TopicTarget) -> None:
     with process.asking("elect", target.id, {"node": None}) as ending:
         await process.client.ask(admin.unpin(target.id))
         ending.ok({})
 
 
-async def _who_leads(process: ClientProcess, target: TopicTarget) -> None:
+async def _note_leader(process: ClientProcess, target: TopicTarget) -> None:
     with process.asking("leader", target.id, {}) as ending:
         leader = await process.client.leader(target.id)
         ending.node, ending.epoch = leader.url, leader.epoch

@@ -1,11 +1,12 @@
-"""One process of a workload: it asks through the real client, one thing at a time, and tells the history.
+"""One process of a workload: it makes calls through the real client, one at a time, and records them.
 
-What is told is what the client was told: an acknowledgement is *ok*, an error whose ``outcome`` is
-*refused* is *fail*, and everything else, a cancelled call too, is *unknown*. After an unknown publish a
-process goes on under another name: what is unknown may come in between what follows.
+The history gets the client's view. An acknowledgement is *ok*. An error with the ``outcome`` *refused* is
+*fail*. Everything else is *unknown*, also a cancelled call. After an unknown publish, a process goes on
+under another name, because the unknown publish may be stored between later ones.
 
-Payloads are labels, each the only one of its kind, or (``Scale.padded``) what labels stand for. Some messages have a
-key and headers, which follow from their label (beside.py); a row of a read tells them if they are others.
+Payloads are unique labels, or (``Scale.padded``) larger payloads made from labels. Some messages have a key
+and headers, which follow from their label (``beside``). A row of a read gives them if they are not the
+expected ones.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from chaos.workloads.beside import message_of, others
 from chaos.workloads.workload import WorkloadStage
 
 PAUSE_MEANS_MAX: Final = 5
-"""How many times the mean a pause lasts at most."""
+"""The longest pause, as a multiple of the mean."""
 NAMESPACE = "default"
-"""Where workloads have their topics."""
+"""The namespace of the workloads' topics."""
 
 
 class TopicTarget(NamedTuple):
-    """A topic as a workload knows it; generation 0 is one that it can't know."""
+    """A topic as a workload knows it. Its generation is 0 if the workload can't know it."""
 
     name: str
     generation: int = 0
@@ -47,31 +48,31 @@ class TopicTarget(NamedTuple):
 
     @property
     def id(self) -> TopicId:
-        """The topic."""
+        """Return the topic's id."""
         return TopicId(self.namespace, self.name)
 
 
 def short(identifier: MessageId) -> str:
-    """Return an id as histories have it: a row's 20 digits, unless the payload is a stored one."""
+    """Return an id as a history has it: the row's 20 digits, or 40 digits for a stored payload."""
     if identifier[ROW_ID_BYTES:] == ROW_ID_MIN:
         return identifier[:ROW_ID_BYTES].hex()
     return identifier.hex()
 
 
 def before(identifier: MessageId) -> MessageId:
-    """Return the greatest id below one; of the least, itself."""
+    """Return the greatest id below the given one; the least id for the least id."""
     number = int.from_bytes(identifier, "big")
     return max(number - 1, 0).to_bytes(MESSAGE_ID_BYTES, "big")
 
 
 class ClientProcess:
-    """A name on a stage and a client of its own; a context manager that closes it.
+    """A process of a stage, with its own client; a context manager that closes the client.
 
     Args:
-        stage: where it is.
-        name: its name, unlike all others of the run.
-        node: stays with that node, whoever leads.
-        settings: single settings of its client.
+        stage: its stage.
+        name: its name, unique in the run.
+        node: the only node that its client uses; by default, the client follows the leaders.
+        settings: settings of its client.
     """
 
     def __init__(
@@ -97,15 +98,15 @@ class ClientProcess:
 
     @property
     def name(self) -> str:
-        """Its name in the history, another one in each life."""
+        """Return its name in the history, a new one after each ``live_on``."""
         return f"{self._name}+{self._lives}" if self._lives else self._name
 
     def live_on(self) -> None:
-        """Go on under another name."""
+        """Go on under a new name."""
         self._lives += 1
 
     async def pause(self, mean_s: float | None = None) -> None:
-        """Do nothing for a while, in the mean for as long as the scale says."""
+        """Pause for a random time, with the given mean or that of the scale."""
         mean_s = self.stage.scale.pause_s if mean_s is None else mean_s
         await self.stage.clock.sleep(
             min(self.stage.chance.expovariate(1 / mean_s), PAUSE_MEANS_MAX * mean_s)
@@ -114,25 +115,25 @@ class ClientProcess:
         )
 
     def labels(self, count: int | None = None) -> list[str]:
-        """Return new labels, so many or as many as chance has it."""
+        """Return new labels, of the given or a random number."""
         self.count += 1
         count = count or self.stage.chance.randint(1, self.stage.scale.messages_max)
         return [f"{self._name}:{self.count}:{part}" for part in range(count)]
 
     def message(self, label: str) -> Publishable:
-        """Return what is published under a label."""
+        """Return the message to publish for a label."""
         payload = expand(label) if self.stage.scale.padded else label.encode()
         return message_of(label, payload)
 
     def label(self, payload: bytes) -> str:
-        """Return the label of what was read."""
+        """Return the label of a read payload."""
         return collapse(payload) if self.stage.scale.padded else payload.decode(errors="replace")
 
     @contextmanager
     def asking(
         self, op: str, topic: TopicId | None, value: Value, name: str | None = None
     ) -> Iterator[Ending]:
-        """Write an invoke, and how it ends if it ends in an error, which is raised on."""
+        """Write an invoke. If the body raises an error, write the end of the call and raise it again."""
         where = "" if topic is None else str(topic)
         ending = self.stage.history.invoke(name or self.name, op, where, value)
         try:
@@ -160,7 +161,7 @@ class ClientProcess:
         return target._replace(generation=generation)
 
     async def generation(self, target: TopicTarget) -> int | None:
-        """Return a topic's generation; 0 if there is no such topic, None if nobody says."""
+        """Return a topic's generation; 0 if there is no such topic, None if the call fails."""
         try:
             return (await self.client.topic(target.id)).generation
         except TopicNotFound:
@@ -170,7 +171,7 @@ class ClientProcess:
 
     # Writing.
 
-    async def publish(  # noqa: PLR0913 - What a publish may have, each named by its callers.
+    async def publish(  # noqa: PLR0913 - Callers pass these options of a publish by name.
         self,
         target: TopicTarget,
         labels: Sequence[str],
@@ -183,10 +184,11 @@ class ClientProcess:
         publishing: Awaitable[Published] | None = None,
         of_stages: bool = False,
     ) -> Published:
-        """Publish, by itself, and in a transaction if there is a pointer; or await ``publishing``.
+        """Publish messages, in a transaction if there is a pointer; or await ``publishing`` instead.
 
-        With ``producer`` its number makes it happen once, and ``key`` is its name in the history. ``of_stages``: what
-        is awaited publishes stages, whose ids are not those of the messages.
+        With ``producer``, the producer's number makes the publish happen once, and ``key`` is only its name
+        in the history. ``of_stages`` means that ``publishing`` publishes stages: the ids in its answer are
+        not those of the messages.
 
         Raises:
             BrokerError: as the client does.
@@ -224,7 +226,7 @@ class ClientProcess:
         wait_s: float | None = None,
         snapshot: Snapshot | None = None,
     ) -> list[Message]:
-        """Poll after an id, or from a time or the beginning on. Raises BrokerError."""
+        """Poll after an id, from a time on, or from the beginning. Raises BrokerError."""
         asked = self.read_asked(target, start, cursor=cursor, snapshot=snapshot)
         asked |= {"limit": limit, "wait": wait_s}
         with self.asking("read", target.id, asked) as ending:
@@ -247,7 +249,7 @@ class ClientProcess:
         cursor: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> Value:
-        """Return what a consumer's read asks for, in the history's words."""
+        """Return the invoke's value for a consumer's read."""
         asked: Value = {"generation": target.generation, "view": "messages"}
         if isinstance(start, int):
             asked["time"] = start
@@ -260,7 +262,7 @@ class ClientProcess:
         return asked | {"at_ms": self.stage.clock.now_ms()}
 
     def read_told(self, ending: Ending, messages: Sequence[Message]) -> None:
-        """Tell what a consumer was given."""
+        """Write that a read was answered with these messages."""
         rows = [self._row(message) for message in messages]
         ending.ok({"rows": rows, "at_ms": self.stage.clock.now_ms()})
 
@@ -276,7 +278,7 @@ class ClientProcess:
         descending: bool = False,
         limit: int | None = None,
     ) -> BrowsePage:
-        """Look at a page from an id on, or at what stands before it. Raises BrokerError."""
+        """Browse a page from an id on, or the page before it. Raises BrokerError."""
         asked: Value = {"generation": target.generation, "view": "all", "limit": limit}
         if start is not None:
             asked["through" if descending else "after"] = short(before(start))
@@ -294,7 +296,7 @@ class ClientProcess:
             )
             told: Value = {"rows": [self._shown(entry) for entry in page.messages]}
             if descending and not page.messages:
-                told["seen"] = "0" * 2 * ROW_ID_BYTES  # Down to the least id there is nothing.
+                told["seen"] = "0" * 2 * ROW_ID_BYTES  # There is no message down to the least id.
             ending.ok(told | {"at_ms": self.stage.clock.now_ms()})
         return page
 
@@ -317,7 +319,7 @@ def asked_of(
     key: str | None = None,
     until_ms: int | None = None,
 ) -> Value:
-    """Return what a publish asks for, in the history's words."""
+    """Return the invoke's value for a publish."""
     asked: Value = {"payloads": list(labels), "generation": target.generation}
     asked |= {"pointer": pointer, "key": key}
     if until_ms is not None:
@@ -326,7 +328,7 @@ def asked_of(
 
 
 def tell(ending: Ending, published: Published, *, of_stages: bool = False) -> None:
-    """Write that a publish was acknowledged, by whom, and at which ids if that was told."""
+    """Write that a publish was acknowledged, with the leader and the ids if the answer gives them."""
     leader = published.leader
     if leader is not None:
         ending.node, ending.epoch = leader.url, leader.epoch

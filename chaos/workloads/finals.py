@@ -1,15 +1,15 @@
-"""The last reads: when everything is healed, every topic is read to its end through every node.
+"""The final reads: after healing, each topic is read to its end through each node.
 
-A log may still move for a while after healing: what was under way lands, leaders settle, a node shows a
-shorter prefix than another. So a node is looked at until it ends where another does, or until its end
-stays where it is; only then the look is taken that counts::
+A log may still change for a while after healing: requests in flight arrive, leaders change, and one node
+may show a shorter prefix than another. So this module reads a node until its end equals the first node's
+end, or stays the same. The final read starts only after that::
 
-    settling@N    pages to the end, again and again   ──▶ settled, or time is over
-    final         the first node's                    ──▶ the log as it ended
-    final@N       each node's                         ──▶ must all show the same
+    settling@N    pages to the end, repeated   ──▶ settled, or the time is over
+    final         the first node's             ──▶ the log as it ended
+    final@N       each node's                  ──▶ must all show the same
 
-A page that can't be had is asked for again until time is over; that it can't be read then is in the
-history, where it is a violation.
+A failed page is retried until the time is over. If it fails even then, the history records that, and the
+checkers report a violation.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from chaos.workloads.client_process import ClientProcess, TopicTarget, before, n
 from chaos.workloads.workload import WorkloadStage
 
 LOOKS_MIN: Final = 5
-"""How many looks in a row end at the same place before a node is believed that differs from another."""
+"""How many reads in a row must have the same end, if that end differs from the first node's."""
 PAGE_MESSAGES: Final = 1000
 
 
 async def read_everywhere(
     stage: WorkloadStage, targets: Sequence[TopicTarget], *, snapshot: Snapshot | None = None
 ) -> None:
-    """Read topics to their ends through every node; with a snapshot, as its transaction sees them."""
+    """Read topics to their end through every node; with a snapshot, as its transaction sees them."""
     for target in targets:
         end = await _settled(stage, target, stage.nodes[0], None, snapshot)
         await _final(stage, target, "final", stage.nodes[0], snapshot)
@@ -49,7 +49,7 @@ async def _settled(
     known: MessageId | None,
     snapshot: Snapshot | None,
 ) -> MessageId | None:
-    """Look until the end is where another node has it, or stays where it is; return the end."""
+    """Read until the end equals the known end of another node, or stays the same; return the end."""
     deadline = stage.clock.monotonic() + stage.scale.final_s
     looks_min = 2 if known is None else LOOKS_MIN
     ends: list[MessageId | None] = []
@@ -79,7 +79,7 @@ async def _read_on(
     deadline: float,
     snapshot: Snapshot | None,
 ) -> MessageId | None:
-    """Read from a place to the end; return the last id, None if there was nothing."""
+    """Read from a place to the end; return the last id, None if there is no message."""
     last: MessageId | None = None
     while True:
         page = await _page(process, target, last or place, deadline, snapshot)
@@ -95,9 +95,9 @@ async def _page(
     deadline: float,
     snapshot: Snapshot | None,
 ) -> list[Message]:
-    """Return a page, asked for until it is answered: one call in the history, however often.
+    """Request a page until there is an answer, and return it. All attempts are one call in the history.
 
-    There is none at the end of the log, or when time is over.
+    The page is empty at the end of the log, or when the time is over.
     """
     stage = process.stage
     asked = process.read_asked(target, place, snapshot=snapshot) | {"limit": PAGE_MESSAGES}
@@ -129,7 +129,7 @@ async def _page(
 
 
 async def overview(stage: WorkloadStage, target: TopicTarget) -> None:
-    """Browse a topic to its end: all rows, with their pointers."""
+    """Browse a topic to its end; the history gets all rows, with their pointers."""
     deadline = stage.clock.monotonic() + stage.scale.final_s
     async with ClientProcess(stage, f"overview-{target.name}") as process:
         place: MessageId | None = None

@@ -1,7 +1,7 @@
-"""The log workload: unique messages by many publishers, and consumers of every kind.
+"""The log workload: many publishers of unique messages, and consumers of every kind.
 
-It is what most applications do, and the ground of the other workloads: whatever happens, what was
-acknowledged is there, once, in order, the same through every node, and every consumer sees all of it.
+Most applications work like this, and other workloads build on it. For any fault, each acknowledged message
+must be in the log, once, in order, the same through every node. Each consumer must see all messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LogWorkload:
         publishing: Sequence[publishers.Publisher] = publishers.KINDS,
         reading: Sequence[readers.Reader] = readers.KINDS,
     ) -> None:
-        """Have processes of these kinds, in turn."""
+        """Use processes of these kinds, in turn."""
         self.targets: list[TopicTarget] = []
         self._publishing = publishing
         self._reading = reading
@@ -55,7 +55,7 @@ class LogWorkload:
 
 
 async def created(stage: WorkloadStage, workload: str, count: int) -> list[TopicTarget]:
-    """Create topics with names that a cluster used before does not have. Raises BrokerError."""
+    """Create topics with new names, also on a cluster with topics of earlier runs. Raises BrokerError."""
     targets = []
     async with ClientProcess(stage, f"creator-{workload}") as process:
         for number in range(count):

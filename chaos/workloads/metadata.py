@@ -1,15 +1,15 @@
-"""The metadata workload: registers that are compared and set, made of what the interface has.
+"""The metadata workload: registers with compare-and-set, built from the creation of topics.
 
-It has no compare-and-set of a topic's properties. It has ``create``, which is refused where there is a
-topic already, and keeps properties; so each version of a register is a topic of its own, and who creates
-the next one has set the register::
+The interface has no compare-and-set of a topic's properties. It has ``create``, which keeps properties, and
+which is refused if the topic exists. So each version of a register is a topic. A client that creates the
+next version has set the register::
 
     register-0    {"owner": a}      ◀── cas none -> a
-    register-1    {"owner": b}      ◀── cas a -> b, by somebody who had seen a
-    register-2    404               ◀── get: the version before it is the last one
+    register-1    {"owner": b}      ◀── cas a -> b, by a client that had seen a
+    register-2    404               ◀── get: the version before is the last one
 
-Versions are never deleted, so a version that is there while the next is not *was* the last at a moment
-of the get.
+No client deletes a version. So if a get finds a version, and then does not find the next one, the found
+version *was* the last one at a moment of the get.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REGISTERS_MIN: Final = 2
 
 
 class Held(NamedTuple):
-    """What a register held: the value, and how many versions there were."""
+    """The content of a register: its value, and the number of its versions."""
 
     value: str | None = None
     versions: int = 0
@@ -48,7 +48,7 @@ class MetadataWorkload:
         self.registers: list[str] = []
 
     async def prepare(self, stage: WorkloadStage) -> None:
-        """Name the registers; they hold nothing."""
+        """Choose the registers' names; they are empty."""
         count = max(REGISTERS_MIN, stage.scale.topics)
         self.registers = [
             f"{self.name}-{stage.chance.getrandbits(32):08x}-{number}" for number in range(count)
@@ -82,7 +82,7 @@ class MetadataWorkload:
 
 
 async def _set(process: ClientProcess, register: str, held: Held) -> Held:
-    """Set a new value if the register still holds what was seen in it. Raises BrokerError."""
+    """Set a new value if the register still has the content seen last. Raises BrokerError."""
     (value,) = process.labels(1)
     asked: Value = {"key": register, "expected": held.value, "value": value}
     with process.asking("cas", None, asked) as ending:
@@ -92,7 +92,7 @@ async def _set(process: ClientProcess, register: str, held: Held) -> Held:
 
 
 async def _get(process: ClientProcess, register: str, held: Held) -> Held:
-    """Return what a register holds, beginning with what was seen in it. Raises BrokerError."""
+    """Return the content of a register; begin at the content seen last. Raises BrokerError."""
     with process.asking("get", None, {"key": register}) as ending:
         held = await _found(process, register, held)
         ending.ok({"value": held.value, "version": held.versions})
@@ -114,7 +114,7 @@ def _version(register: str, number: int) -> TopicId:
 
 
 async def _finally(process: ClientProcess, register: str) -> None:
-    """Get a register as it ended: one call in the history, however often it is asked."""
+    """Get a register's final content. All attempts are one call in the history."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
     retrying = AsyncRetrying(

@@ -1,7 +1,8 @@
-"""The product's own transaction service in the words of its model: publishers and readers stand before either.
+"""The product's own transaction service, with the interface of its model, so that a workload can use either.
 
-A refused look is one without an answer, so it is asked again. A commit that is *not in progress* may have been
-carried out by an earlier call whose answer was lost; so a fresh snapshot is asked before anything is rolled back.
+A refused look counts as unknown, so the workload repeats it. A commit that is refused as *not in progress*
+may have been done by an earlier call whose answer was lost. So this class gets a new snapshot before the
+caller rolls anything back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OwnTransactionService:
         return Begun(pointer, snapshot)
 
     async def look(self) -> Snapshot:
-        """Return what a transaction that began now would see. Raises OutcomeUnknown."""
+        """Return the snapshot of a transaction that begins now. Raises OutcomeUnknown."""
         try:
             return await self._calls.snapshot()
         except BrokerError as error:
@@ -51,19 +52,19 @@ class OwnTransactionService:
             if seen.is_visible(pointer):
                 return
             if not seen.is_invalid(pointer):
-                raise OutcomeUnknown("a snapshot has it in progress again") from error
+                raise OutcomeUnknown("a snapshot names it as in progress again") from error
             raise NotInProgress(error.message) from error
 
     async def abort(self, pointer: int) -> None:
-        """Abort a transaction that has undone its writes. Raises BrokerError."""
+        """Abort a transaction whose writes are rolled back. Raises BrokerError."""
         await self._calls.abort(pointer)
 
     async def invalidate(self, pointer: int) -> None:
-        """Hide the writes of a transaction for good. Raises BrokerError."""
+        """Make a transaction invalid, which hides its writes for ever. Raises BrokerError."""
         await self._calls.invalidate(pointer)
 
     async def end_all(self) -> None:
-        """Make invalid what is in progress of the transactions that began here. Raises BrokerError."""
+        """Make all transactions that began here and are in progress invalid. Raises BrokerError."""
         for pointer in (await self.look()).in_progress:
             if pointer in self._begun:
                 await self._calls.invalidate(pointer)

@@ -1,16 +1,18 @@
-"""How applications publish without transactions, each kind a process of its own.
+"""The kinds of publishers without transactions. Each publisher is one process.
 
 ==========  =====================================================================================
-single      one message at a time, coalesced as the client likes
-keyed       several as one request, again until it is answered, some once more: in turns under an
-            idempotency key, and with a producer's number
-forwarded   several as one request, always through the same node, whoever leads; some live shortly
-staged      into several stages, which are published in another order, again until it is answered
-pipelined   ``publish_later``: the next leaves before the last is answered; the order is promised
-together    single messages that are awaited at the same time; each stands for itself
+single      publishes one message at a time; the client may coalesce them
+keyed       publishes several messages as one request, in turns with an idempotency key and with a
+            producer's number; repeats the request until it is answered, and sometimes once more
+forwarded   publishes several messages as one request, always through the same node; some messages
+            have a short ``ttl``
+staged      stores in several stages and publishes them in another order; repeats the request until
+            it is answered
+pipelined   uses ``publish_later``: sends a message before the last is answered; the order is promised
+together    awaits several single messages at the same time; no order is promised
 ==========  =====================================================================================
 
-Every publisher goes on until it is told to stop, and lets what it began end.
+Each publisher works until ``stop`` is set, and then finishes its last request.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ from chaos.workloads.client_process import ClientProcess, TopicTarget, asked_of,
 from chaos.workloads.workload import WorkloadStage
 
 ATTEMPTS_MAX: Final = 20
-"""How often a publish under a key is tried."""
+"""How many times a publisher sends one request at most."""
 REPEATED_S: Final = 300.0
-"""How long after the first try: half of what brokers remember keys for by default. Later it is a new one."""
-UNDER_WAY: Final = 4
-"""How many messages a pipelined publisher has under way at most."""
+"""How long a publisher repeats a request: half of the time that brokers keep a key by default.
+
+A repetition after that time would publish again.
+"""
+IN_FLIGHT_MAX: Final = 4
+"""How many messages ``pipelined`` and ``together`` have in flight at most."""
 SHORT_LIVES: Final = 0.2
 ONCE_MORE: Final = 0.3
 
@@ -40,7 +45,7 @@ Publisher = Callable[[WorkloadStage, str, TopicTarget, asyncio.Event], Awaitable
 
 
 async def single(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
-    """Publish one message after the other."""
+    """Publish one message after another."""
     async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             labels = process.labels(1)
@@ -51,7 +56,7 @@ async def single(stage: WorkloadStage, name: str, target: TopicTarget, stop: asy
 
 
 async def keyed(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
-    """Publish under keys and with numbers, each until it is answered."""
+    """Publish with keys and with producer's numbers; repeat each request until it is answered."""
     async with ClientProcess(stage, name) as process:
         for number in count():
             if stop.is_set():
@@ -67,7 +72,7 @@ async def keyed(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyn
 
 
 async def staged(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
-    """Store in several stages and publish them at once, by a number, until it is answered."""
+    """Store in several stages and publish them with one producer's number, until it is answered."""
     async with ClientProcess(stage, name) as process:
         for number in count():
             if stop.is_set():
@@ -82,7 +87,7 @@ async def staged(stage: WorkloadStage, name: str, target: TopicTarget, stop: asy
 
 
 async def _filled(process: ClientProcess, target: TopicTarget) -> tuple[str, list[str]]:
-    """Return a stage and what was stored in it, in order. Raises BrokerError."""
+    """Fill a stage; return its id and its labels, in order. Raises BrokerError."""
     labels: list[str] = []
     async with process.client.stage(target.id) as stage:
         for number in range(process.stage.chance.randint(1, 2)):
@@ -111,7 +116,7 @@ async def _publish_stages(
 async def _until_answered(
     process: ClientProcess, publish: Callable[[], Awaitable[Published]]
 ) -> None:
-    """Publish what can be repeated, until it is answered; sometimes once more."""
+    """Repeat a publish until it is answered; sometimes once more."""
     stage = process.stage
     until = stage.clock.monotonic() + REPEATED_S
     for attempt in range(ATTEMPTS_MAX):
@@ -131,7 +136,7 @@ async def _until_answered(
 async def forwarded(
     stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    """Publish several messages at a time through one node; some live shortly."""
+    """Publish several messages at a time through one node; some have a short ``ttl``."""
     node = stage.chance.choice(list(stage.nodes))
     async with ClientProcess(stage, name, node=node) as process:
         while not stop.is_set():
@@ -151,7 +156,7 @@ async def pipelined(
             return await (await process.client.publish_later(target.id, message))
 
         while not stop.is_set():
-            # They have one publisher, whose order is promised, until an outcome is unknown.
+            # The order of one publisher name is promised until an outcome is unknown.
             if "unknown" in await _several(process, target, process.name, later):
                 process.live_on()
             await process.pause()
@@ -160,14 +165,14 @@ async def pipelined(
 async def together(
     stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    """Await several single messages at the same time; they share requests as it happens."""
+    """Await several single messages at the same time; the client may send them in one request."""
     async with ClientProcess(stage, name) as process:
 
         async def at_once(message: Publishable) -> Published:
             return await process.client.publish(target.id, message)
 
         while not stop.is_set():
-            # No order is promised: one of them may have to be sent again.
+            # No order is promised, because the client may have to send one of them again.
             await _several(process, target, None, at_once)
             await process.pause()
 
@@ -178,7 +183,7 @@ async def _several(
     publisher: str | None,
     publish: Callable[[Publishable], Awaitable[Published]],
 ) -> list[str]:
-    """Publish some messages, the next before the last is answered; return what became of them."""
+    """Publish some messages at the same time; return their outcomes."""
 
     async def one(slot: int) -> str:
         (label,) = process.labels(1)
@@ -191,9 +196,9 @@ async def _several(
             return error.outcome
         return "ok"
 
-    slots = range(process.stage.chance.randint(1, UNDER_WAY))
+    slots = range(process.stage.chance.randint(1, IN_FLIGHT_MAX))
     return await asyncio.gather(*map(one, slots))
 
 
 KINDS: Final[tuple[Publisher, ...]] = (single, keyed, pipelined, forwarded, staged, together)
-"""All kinds; publisher n of a topic is of the nth."""
+"""All kinds. A topic's publishers take them in turn."""

@@ -1,16 +1,16 @@
-"""How applications read, each kind a process of its own; consumers keep a place and go on from it.
+"""The kinds of readers. Each reader is one process; a consumer keeps its place and goes on from there.
 
 ==========  =====================================================================================
-waiting     pages that wait for a first message, from whoever leads
-paging      pages through one node, whoever leads; from the beginning again now and then
-tailing     the client's ``tail``, over whatever happens to connections
-streaming   the stream of events
-timed       from a moment on
-browsing    looks at a page, forward or backward, without consuming
+waiting     long-polls pages from the leader
+paging      polls small pages through one node; sometimes begins again at the start of the topic
+tailing     uses the client's ``tail``, also when connections break
+streaming   reads the stream of events
+timed       reads from a moment on
+browsing    browses a page, forward or backward, without consuming
 ==========  =====================================================================================
 
-Readers have no end of their own: they are cancelled. What comes in a stream may have been under way for
-long; so a session of a stream, from its beginning to its end, is one read.
+Readers do not stop by themselves; the workload cancels them. A message of a stream may have been in flight
+for a long time. So the history has one read for a whole session of a stream.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from chaos.workloads.client_process import ClientProcess, TopicTarget, note
 from chaos.workloads.workload import WorkloadStage
 
 AGAIN: Final = 0.05
-"""How often a paging consumer begins anew."""
+"""The probability that a paging consumer at the end of its topic begins again."""
 BACK_MS_MAX: Final = 30_000
 SEEN_MAX: Final = 50
 SESSION_MAX: Final = 50
-"""How many pages or events a session of ``tailing`` or ``streaming`` has at most."""
+"""The largest number of pages or events in a session of ``tailing`` or ``streaming``."""
 
 Kind = TypeVar("Kind")
 Reader = Callable[[WorkloadStage, str, TopicTarget], Awaitable[None]]
 
 
 async def waiting(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Follow by pages that wait."""
+    """Follow a topic by long polls."""
     scale = stage.scale
     async with ClientProcess(stage, name) as process:
         place: MessageId | None = None
@@ -59,7 +59,7 @@ async def waiting(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
 
 
 async def paging(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Follow by small pages through one node; each beginning is another consumer."""
+    """Follow a topic by small pages through one node; each beginning counts as a new consumer."""
     node = stage.chance.choice(list(stage.nodes))
     async with ClientProcess(stage, name, node=node) as process:
         place: MessageId | None = None
@@ -75,7 +75,7 @@ async def paging(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
 
 
 async def tailing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Follow by the client's tail."""
+    """Follow a topic by the client's tail."""
     scale = stage.scale
     options = TailOptions(
         wait_s=scale.wait_s, page_messages_max=scale.page_messages_max, idle_delay_s=scale.pause_s
@@ -89,7 +89,7 @@ async def tailing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
 
 
 async def streaming(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Follow by the stream of events."""
+    """Follow a topic by the stream of events."""
     async with ClientProcess(stage, name) as process:
 
         async def events(place: MessageId | None) -> AsyncGenerator[Sequence[Message]]:
@@ -105,7 +105,7 @@ async def _follow(
     target: TopicTarget,
     pages: Callable[[MessageId | None], AsyncGenerator[Sequence[Message]]],
 ) -> None:
-    """Follow, one session after the other; each is told as one read, of what came before its end."""
+    """Follow a topic in sessions; the history gets each session as one read, with all its messages."""
     place: MessageId | None = None
     cursor = process.name
     while True:
@@ -126,14 +126,14 @@ async def _follow(
                             process.read_told(ending, seen)
         place = seen[-1].id if seen else place
         if seen and broken is not None:
-            # What was to come after these was asked for, too.
+            # The session also asked for the messages after these, and that failed.
             asked = process.read_asked(target, place, cursor=cursor)
             note(process.stage.history.invoke(process.name, "read", str(target.id), asked), broken)
         await process.pause()
 
 
 async def timed(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Read from a moment on: that of a message that was seen, one just beside it, or one lately."""
+    """Read from a moment on: that of a seen message, one millisecond beside it, or a recent one."""
     chance = stage.chance
     async with ClientProcess(stage, name) as process:
         seen: list[int] = []
@@ -150,7 +150,7 @@ async def timed(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
 
 
 async def browsing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Look at pages here and there, forward and backward."""
+    """Browse pages at random places, forward and backward."""
     chance = stage.chance
     async with ClientProcess(stage, name) as process:
         seen: list[MessageId] = []
@@ -166,16 +166,16 @@ async def browsing(stage: WorkloadStage, name: str, target: TopicTarget) -> None
 
 
 KINDS: Final[tuple[Reader, ...]] = (waiting, paging, tailing, streaming, timed, browsing)
-"""All kinds; consumer n of a topic is of the nth."""
+"""All kinds. A topic's consumers take them in turn."""
 
 
 def some(kinds: Sequence[Kind], count: int) -> enumerate[Kind]:
-    """Return so many of the kinds, in turn, numbered."""
+    """Return ``count`` kinds, taken in turn, with their numbers."""
     return enumerate(islice(cycle(kinds), count))
 
 
 async def work(publishers: Sequence[Awaitable[None]], readers: Sequence[Awaitable[None]]) -> None:
-    """Let all work until the publishers have ended, then end the readers."""
+    """Run publishers and readers; when the publishers have ended, cancel the readers."""
     async with asyncio.TaskGroup() as group:
         reading = [group.create_task(_task(reader)) for reader in readers]
         working = [group.create_task(_task(publisher)) for publisher in publishers]

@@ -1,4 +1,4 @@
-"""The stage in real time: a cluster that listens somewhere, asked over sockets by the real client."""
+"""The stage in real time: the real client calls a running cluster over sockets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CONNECT_S = 2.0
 
 
 class RealStage:
-    """A cluster by the addresses of its nodes.
+    """A stage for a running cluster, given the addresses of its nodes.
 
     Args:
         nodes: the addresses, at least one.
-        seed: of all that is up to chance.
-        scale: how much happens.
-        history: where it is told; a new one by default.
-        beneath: what the nodes stand on.
+        seed: the seed of all random choices.
+        scale: the amount of work.
+        history: the history to write; a new one by default.
+        beneath: the HBase and ZooKeeper of the nodes.
         settings: settings of all clients, which a process may override.
     """
 
@@ -47,7 +47,7 @@ class RealStage:
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
         """Return a new client of the cluster, or of one node."""
-        del process  # All reach the cluster the same way.
+        del process  # All processes reach the cluster the same way.
         options = {**self._settings, **settings}
         if node is not None:
             return Client(node, follow_leaders=False, **options)

@@ -1,13 +1,13 @@
-"""The rowlog workload: writers put messages into rows of HBase, processes process them, and some of them die.
+"""The rowlog workload: writers put messages into rows of HBase, and worker processes handle them.
 
-No node takes part: the writers here and the processes beside the nodes use the HBase and the ZooKeeper that the
-nodes use, too. A write is synced (Thrift-2), so nothing may be lost, whatever is killed::
+No node takes part. The writers and the worker processes use the HBase and the ZooKeeper of the nodes
+directly. Faults kill workers too. Writes are synced (Thrift-2), so no message may be lost after any kill::
 
     writers here ── put ──▶ HBase ◀── rowlog-1, rowlog-2, rowlog-3: one of them processes at a time
        │ row-put                       │ lines in their logs
        └──────────▶ history ◀── row-offer, row-halt
 
-Each writer has rows of its own, so its puts into a row are in order. A listener fails now and then.
+Each writer has its own rows, so its puts into a row are in order. Listeners fail at random.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ FAMILY: Final = "rowlog"
 
 
 class Lines:
-    """A reader that follows the log of one process of a rowlog."""
+    """Follows the log file of one worker process of a rowlog."""
 
     def __init__(self, path: Path, rowlog: str) -> None:
-        """Have read nothing yet."""
+        """Begin at the start of the file."""
         self._path = path
         self._rowlog = rowlog
         self._from = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return what it has told since; lines of other rowlogs, and those of a log, are left out."""
+        """Return the new events of this rowlog. Skip other rowlogs' events, and log lines."""
         with self._path.open("rb") as file:
             file.seek(self._from)
             whole, mark, _ = file.read().rpartition(b"\n")
@@ -65,18 +65,18 @@ class RowLogWorkload:
         """Begin without a rowlog."""
         self._id = ""
         self._log: RowLog | None = None
-        """The writers'."""
+        """The rowlog of the writers."""
         self._lines: list[Lines] = []
         self._halted: deque[tuple[str, int]] = deque()
         self._halts = 0
         self._begun: dict[str, Value] = {}
-        """Calls of listeners that have not ended, by the name of their process in the history."""
+        """Listener calls in flight, by the name of their process in the history."""
         self._open: set[tuple[str, str, int]] = set()
-        """The messages that were put and are not done yet: subscription, row and number."""
+        """All messages that were put, for each subscription: subscription, row and number."""
         self._done: set[tuple[str, str, int]] = set()
 
     async def prepare(self, stage: WorkloadStage) -> None:
-        """Make the table and the rowlog, and start its processes. Raises BrokerError."""
+        """Create the table and the rowlog, and start its worker processes. Raises BrokerError."""
         beneath = _beneath(stage)
         self._id = f"{self.name}-{stage.chance.getrandbits(32):08x}"
         try:
@@ -88,7 +88,7 @@ class RowLogWorkload:
             for name in SUBSCRIPTIONS:
                 await self._log.subscribe(Subscription(name, max_tries=0, backoff_ms_first=100))
         except TableError as error:
-            raise Unavailable(f"The rowlog can't be made: {error}.") from error
+            raise Unavailable(f"The rowlog can't be created: {error}.") from error
         given = {
             "table": self._id,
             "id": self._id,
@@ -104,7 +104,7 @@ class RowLogWorkload:
         self._lines = [Lines(path, self._id) for path in logs.values()]
 
     async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
-        """Put messages until ``stop`` is set, and write down what the listeners see."""
+        """Put messages until ``stop`` is set, and record the calls of the listeners."""
         writing = [asyncio.create_task(self._write(stage, each, stop)) for each in range(WRITERS)]
         reading = asyncio.create_task(self._follow(stage))
         try:
@@ -117,7 +117,7 @@ class RowLogWorkload:
                 await self._log.close()
 
     async def finish(self, stage: WorkloadStage) -> None:
-        """Wait until all is done, as long as the scale says, and end the processes."""
+        """Wait until all messages are done, at most ``final_s``, and end the worker processes."""
         asked: Value = {"log": self._id, "subscriptions": list(SUBSCRIPTIONS)}
         ending = stage.history.invoke("final", "row-final", "", asked)
         deadline = stage.clock.monotonic() + stage.scale.final_s
@@ -144,7 +144,7 @@ class RowLogWorkload:
     # Putting.
 
     async def _write(self, stage: WorkloadStage, number: int, stop: asyncio.Event) -> None:
-        """Put into rows that no other writer has, one message after the other."""
+        """Put one message after another, into rows that no other writer uses."""
         rows = [f"row-{number}-{each}" for each in range(ROWS)]
         while not stop.is_set():
             with suppress(BrokerError, TableError):
@@ -175,7 +175,7 @@ class RowLogWorkload:
             await stage.clock.sleep(LOOK_S)
 
     def _read(self, stage: WorkloadStage) -> None:
-        """Write down what is new, with the times at which it was."""
+        """Write new events to the history, with their own times."""
         while self._halted:
             self._halt(stage, *self._halted.popleft())
         for told in (each for lines in self._lines for each in lines.read()):
@@ -220,5 +220,7 @@ class RowLogWorkload:
 
 def _beneath(stage: WorkloadStage) -> Beneath:
     if stage.beneath is None:
-        raise Unavailable("The workload rowlog needs an HBase and a ZooKeeper that it can reach.")
+        raise Unavailable(
+            "The workload rowlog needs HBase and ZooKeeper, but this stage can't reach them."
+        )
     return stage.beneath

@@ -1,14 +1,15 @@
-"""The topics workload: topics come, change and go while others publish to them and read them.
+"""The topics workload: administrators create, change and delete topics while clients use them.
 
-One topic stays, with a short lifetime that is changed now and then: its messages expire, and sweepers
-remove them. The others are deleted and created again, each by one administrator, who alone knows which
-generation there is::
+The first topic stays. It has a short ``ttl``, which its administrator changes: its messages expire, and
+sweepers remove them. The other topics are deleted and created again. Each has one administrator, the only
+process that knows the topic's generation::
 
     not there ──create──▶ there ──update──▶ there ──delete──▶ not there
-                           unknown ──▶ look, until somebody says
+                           unknown ──▶ get the topic, until there is an answer
 
-Publishers and readers know nothing of it; they are refused where there is no topic. Nobody uses keys
-here: a request that is sent again after a deletion is published again, in another log.
+Publishers and readers do not know of the changes. They are refused while there is no topic. No publisher
+uses an idempotency key here, because a request repeated after a deletion would be published again, in
+another log.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ PUBLISHERS: Final = (
 )
 DELETE: Final = 0.4
 PAUSES: Final = 5
-"""How long a topic stays as it is, in pauses."""
+"""The mean time between two changes of a topic, in pauses of the scale."""
 LONGER: Final = (1, 2, 1000)
-"""Lifetimes that a topic is given, in the scale's."""
+"""The lifetimes of a topic, in multiples of the scale's ``ttl_s``."""
 
 
 class TopicsWorkload:
@@ -74,14 +75,14 @@ class TopicsWorkload:
         await readers.work(working, reading)
 
     async def finish(self, stage: WorkloadStage) -> None:
-        """Create what is not there, and read everything through every node."""
-        there = []
+        """Create the missing topics, and read everything through every node."""
+        targets = []
         for target in self.targets:
             async with ClientProcess(stage, _administrator(target)) as process:
-                generation = await _there(process, target)
+                generation = await _ensured(process, target)
             if generation:
-                there.append(target._replace(generation=generation))
-        await read_everywhere(stage, there)
+                targets.append(target._replace(generation=generation))
+        await read_everywhere(stage, targets)
 
 
 def _administrator(target: TopicTarget) -> str:
@@ -91,7 +92,7 @@ def _administrator(target: TopicTarget) -> str:
 async def _change(
     stage: WorkloadStage, target: TopicTarget, stop: asyncio.Event, *, delete: float
 ) -> None:
-    """Let the administrator of a topic work."""
+    """Run the administrator of a topic."""
     async with ClientProcess(stage, _administrator(target)) as process:
         while not stop.is_set():
             await process.pause(PAUSES * stage.scale.pause_s)
@@ -125,8 +126,8 @@ async def _update(process: ClientProcess, target: TopicTarget) -> None:
         ending.ok({})
 
 
-async def _there(process: ClientProcess, target: TopicTarget) -> int:
-    """Return a topic's generation, created if it is not there; 0 if that is impossible for long."""
+async def _ensured(process: ClientProcess, target: TopicTarget) -> int:
+    """Return a topic's generation; create the topic if needed. Return 0 if that fails for ``final_s``."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
     while stage.clock.monotonic() < deadline:

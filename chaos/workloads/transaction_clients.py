@@ -1,13 +1,13 @@
-"""How applications publish and read in transactions, over the client and the transaction service.
+"""Publishers and readers with transactions, which use the client and the transaction service.
 
-What a publisher does when something goes wrong is what makes transactions all or nothing::
+A transaction is all or nothing only if the publisher handles failures correctly::
 
     all acknowledged ─▶ commit ─▶ ok: visible
                           │ ├──▶ not in progress: it timed out; roll back, and it stays invalid
-                          │ └──▶ unknown: look at a fresh snapshot, then visible: done; invalid: roll back;
+                          │ └──▶ unknown: get a new snapshot, then visible: done; invalid: roll back;
                           │               in progress: commit again
-    an error, or a change of mind ─▶ roll back ─▶ True: abort    False: invalidate
-    nothing at all: the publisher is gone; the service lets the transaction time out
+    an error, or a planned undo ─▶ roll back ─▶ True: abort    False: invalidate
+    no end at all: the publisher is gone; the service lets the transaction time out
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from chaos.workloads.client_process import ClientProcess, TopicTarget, tell
 from chaos.workloads.workload import WorkloadStage
 
 STEPS_MAX: Final = 3
-"""Requests of one transaction, beside the references at its end."""
+"""The most requests of one transaction, without the references at its end."""
 STORED: Final = 0.35
-CHANGED_MIND: Final = 0.15
+UNDONE: Final = 0.15
 GONE: Final = 0.05
 ALL: Final = 0.2
 NEW_MS: Final = 60_000
 LOOKS_MAX: Final = 20
-"""How often it is asked what became of a commit."""
+"""How many times a publisher asks for the outcome of a commit at most."""
 
 
 class WorkloadService(Protocol):
@@ -43,20 +43,20 @@ class WorkloadService(Protocol):
         """Begin a transaction. Raises BrokerError."""
 
     async def look(self) -> Snapshot:
-        """Return what a transaction that began now would see. Raises OutcomeUnknown."""
+        """Return the snapshot of a transaction that begins now. Raises OutcomeUnknown."""
 
     async def commit(self, pointer: int) -> None:
-        """Commit. Raises NotInProgress, BrokerError."""
+        """Commit a transaction. Raises NotInProgress, BrokerError."""
 
     async def abort(self, pointer: int) -> None:
-        """Abort what has undone its writes. Raises BrokerError."""
+        """Abort a transaction whose writes are rolled back. Raises BrokerError."""
 
     async def invalidate(self, pointer: int) -> None:
-        """Hide the writes for good. Raises BrokerError."""
+        """Make a transaction invalid, which hides its writes for ever. Raises BrokerError."""
 
 
 class PublisherTransaction:
-    """One transaction of a publisher, and what it has published."""
+    """One transaction of a publisher, with its publishes."""
 
     def __init__(self, process: ClientProcess, service: WorkloadService, begun: Begun) -> None:
         self.pointer = begun.pointer
@@ -80,7 +80,7 @@ class PublisherTransaction:
         self._published.append((target, published))
 
     async def store(self, target: TopicTarget) -> None:
-        """Store some messages, to be published at the end. Raises BrokerError."""
+        """Store some messages, which ``refer`` publishes at the end. Raises BrokerError."""
         process = self._process
         labels = process.labels()
         messages = [process.message(label) for label in labels]
@@ -92,7 +92,7 @@ class PublisherTransaction:
             ending.ok({"last": ""}, "")
 
     async def refer(self) -> None:
-        """Publish what was stored. Raises BrokerError."""
+        """Publish the stored messages. Raises BrokerError."""
         for target in self._stored:
             asked = {"number": self.pointer, "generation": target.generation}
             with self._process.asking("reference", target.id, asked) as ending:
@@ -101,7 +101,7 @@ class PublisherTransaction:
             self._published.append((target, published))
 
     async def commit(self) -> None:
-        """Commit, and if that fails do what is right then. Raises BrokerError if nobody knows."""
+        """Commit, and handle a failed or unknown commit. Raises BrokerError if its outcome stays unknown."""
         for _ in range(LOOKS_MAX):
             try:
                 await self._tell("commit", self._service.commit)
@@ -113,7 +113,10 @@ class PublisherTransaction:
             return
 
     async def _is_to_be_committed(self) -> bool:
-        """Ask what became of a commit of unknown outcome; undo what turns out to be invalid."""
+        """Find the outcome of an unknown commit; roll back an invalid transaction.
+
+        Return True if the transaction is still in progress.
+        """
         for _ in range(LOOKS_MAX):
             try:
                 snapshot = await self._service.look()
@@ -122,10 +125,10 @@ class PublisherTransaction:
             if snapshot.is_invalid(self.pointer):
                 await self._roll_back()
             return not (snapshot.is_visible(self.pointer) or snapshot.is_invalid(self.pointer))
-        raise OutcomeUnknown("nobody says what became of the commit")
+        raise OutcomeUnknown("the outcome of the commit stays unknown")
 
     async def undo(self) -> None:
-        """Roll back, then abort if all is undone, or else invalidate."""
+        """Roll back, then abort if all messages are rolled back, or else invalidate."""
         complete = await self._roll_back()
         with suppress(BrokerError):
             if complete:
@@ -134,7 +137,7 @@ class PublisherTransaction:
                 await self._tell("invalidate", self._service.invalidate)
 
     async def _roll_back(self) -> bool:
-        """Roll everything back that was acknowledged; one line for each publish."""
+        """Roll all acknowledged publishes back. The history gets one line for each publish."""
         process = self._process
         with ExitStack() as stack:
             endings = []
@@ -145,7 +148,7 @@ class PublisherTransaction:
                 asked |= {
                     "first": rows.first.hex(),
                     "last": rows.last.hex() + "f" * 20,
-                }  # And what is stored.
+                }  # The suffix includes the stored payloads.
                 name = f"{process.name}/{number}"
                 endings.append(
                     stack.enter_context(process.asking("rollback", target.id, asked, name))
@@ -155,7 +158,7 @@ class PublisherTransaction:
                 if complete:
                     ending.ok({})
                 else:
-                    ending.unknown("not all is undone for certain")
+                    ending.unknown("the rollback may be incomplete")
         return complete
 
     async def _tell(self, op: str, call: Callable[[int], Awaitable[None]]) -> None:
@@ -179,7 +182,7 @@ async def publisher(
     service: WorkloadService,
     stop: asyncio.Event,
 ) -> None:
-    """Publish in one transaction after the other, each over some of the topics."""
+    """Publish in one transaction after another, each over some of the topics."""
     async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
@@ -205,16 +208,16 @@ async def _one(
         await transaction.undo()
         return
     end = chance.random()
-    if end < CHANGED_MIND:
+    if end < UNDONE:
         await transaction.undo()
-    elif end >= CHANGED_MIND + GONE:
+    elif end >= UNDONE + GONE:
         await transaction.commit()
 
 
 async def follower(
     stage: WorkloadStage, name: str, target: TopicTarget, service: WorkloadService
 ) -> None:
-    """Consume page by page, each in a transaction of its own."""
+    """Consume page by page, each page in its own transaction."""
     async with ClientProcess(stage, name) as process:
         place: MessageId | None = None
         while True:
@@ -236,7 +239,7 @@ async def follower(
 async def auditor(
     stage: WorkloadStage, name: str, target: TopicTarget, service: WorkloadService
 ) -> None:
-    """Read everything there is, or what is new, in one transaction, through any node."""
+    """Read all messages, or the new ones, in one transaction, through any node."""
     node = stage.chance.choice([None, *stage.nodes])
     async with ClientProcess(stage, name, node=node) as process:
         while True:

@@ -1,8 +1,7 @@
 """The transactions workload: publishers with and without transactions, readers with and without snapshots.
 
-The transaction service is a model (``chaos.transactions_model``) beside the cluster: it is slow
-at times, and loses answers, but it is never wrong. So what readers are shown that they must not see, or
-are not shown, is the broker's doing.
+The transaction service is a model (``chaos.transactions_model``) outside the cluster. It is slow at times,
+and loses answers, but it is never wrong. So the broker alone causes any wrong or missing row in a read.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class TransactionsWorkload:
 
     @property
     def service(self) -> transaction_clients.WorkloadService:
-        """The transaction service, once there is one."""
+        """Return the transaction service, after ``prepare``."""
         assert self._service is not None, "prepared first"
         return self._service
 
@@ -71,7 +70,7 @@ class TransactionsWorkload:
         await readers.work(publishing, reading)
 
     async def finish(self, stage: WorkloadStage) -> None:
-        """End all transactions, then read everything as consumers without and with one see it."""
+        """End all transactions, then read everything without and with a snapshot."""
         assert self._service is not None, "prepared first"
         self._service.end_all()
         await read_everywhere(stage, self.targets)
@@ -85,7 +84,7 @@ class TransactionsWorkload:
 
 
 class OwnTransactionsWorkload(TransactionsWorkload):
-    """The same over the product's own transaction service, which the faults hit, too."""
+    """The same workload with the product's own transaction service, which the faults also hit."""
 
     name = "own-transactions"
 

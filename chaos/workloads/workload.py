@@ -1,21 +1,21 @@
-"""Where a workload runs: the port between workloads and the worlds that they run in.
+"""The stage: the port between a workload and its environment, the simulation or a real cluster.
 
-A **stage** is a cluster seen from outside: addresses, a clock, chance, and a history that is written by
-those who ask. Simulation and verifier each build one; the workloads are the same, over the real client::
+A **stage** is a cluster seen from outside: addresses, a clock, a random generator, and a history that the
+processes write. The simulation and the verifier each build one. The workloads are the same, and use the
+real client::
 
     simulation   virtual clock, network in memory, one seed ─┐
                                                              ├─ Stage ──> Workload ──> History ──> checkers
     verifier     the machine's clock, sockets, processes ────┘
 
-A workload goes through three phases. In between, and during the second, faults happen; before the third
-everything is healed::
+A workload has three phases. Faults happen during the second phase. They are healed before the third::
 
-    prepare   topics are created
-    run       processes ask and note what they were told, until ``stop`` is set
-    finish    every topic is read to its end through every node
+    prepare   create the topics
+    run       make calls and record their answers, until ``stop`` is set
+    finish    read every topic to its end through every node
 
-A **process** is a name under which one thing is done at a time. What a workload does is up to
-``stage.chance`` and ``stage.clock`` alone, so that a run in virtual time can be repeated.
+A **process** is a name that makes one call at a time. A workload's behaviour depends only on
+``stage.chance`` and ``stage.clock``, so a run in virtual time can be repeated.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from chaos.history import History
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much happens.
+    """The amount of work of a workload.
 
     Attributes:
-        topics: how many topics a workload uses.
-        publishers: publishing processes of each topic.
-        consumers: reading processes of each topic; each is of another kind, as far as there are kinds.
-        messages_max: messages of one request.
-        padded: whether payloads have many sizes, up to 70 kB (see ``drivers.expand``).
-        page_messages_max: messages of one page of a read.
+        topics: the number of topics.
+        publishers: the number of publishing processes of each topic.
+        consumers: the number of reading processes of each topic; they take the kinds in turn.
+        messages_max: the most messages in one request.
+        padded: True for payloads of many sizes, up to 70 kB (see ``drivers.expand``).
+        page_messages_max: the most messages in one page of a read.
         pause_s: the mean pause of a process between two operations.
         wait_s: how long a poll waits for a first message.
         deadline_s: how long a client tries one call.
-        again_s: the pause before the last reads look again at a log that may still move.
-        final_s: how long they may go on asking a cluster that is healed.
-        ttl_s: the lifetime of messages that are to expire while the workload runs.
-        transaction_s: the longest life of a transaction before the service calls it invalid.
+        again_s: the pause before the final reads repeat a read of a log that may still change.
+        final_s: how long the final reads may repeat their requests after healing.
+        ttl_s: the ``ttl`` of messages that expire while the workload runs.
+        transaction_s: the longest life of a transaction; after it, the service makes it invalid.
     """
 
     topics: int = 1
@@ -68,7 +68,7 @@ class Scale:
 
 
 SIMULATED: Final = Scale()
-"""For virtual time, in which every request costs and waiting is free."""
+"""For virtual time: requests take real time, and waiting takes none."""
 
 REAL: Final = Scale(
     topics=2,
@@ -83,87 +83,88 @@ REAL: Final = Scale(
 
 
 class Beneath(Protocol):
-    """HBase and ZooKeeper below the nodes, for workloads that use them without a node."""
+    """The HBase and ZooKeeper of the nodes, for workloads that use them directly."""
 
     @property
     def gateways(self) -> Sequence[str]:
-        """The addresses of HBase's Thrift-2 gateways."""
+        """Return the addresses of HBase's Thrift-2 gateways."""
 
     @property
     def zookeepers(self) -> Sequence[str]:
-        """The addresses of ZooKeeper."""
+        """Return the addresses of ZooKeeper."""
 
     async def begin(
         self, given: Mapping[str, Any], halted: Callable[[str], None]
     ) -> Mapping[str, Path]:
-        """Start processes that process a rowlog, which faults hit as they hit nodes.
+        """Start the worker processes of a rowlog. Faults hit them as they hit nodes.
 
         Args:
-            given: what each is told (rowlog_worker.py), but for how it reaches HBase and ZooKeeper.
-            halted: called from any thread with the name of one that was killed, stopped, or has ended.
+            given: the settings of each worker (``rowlog_worker``), without the addresses of HBase and
+                ZooKeeper.
+            halted: called from any thread with the name of a worker that was killed, stopped, or has ended.
 
         Returns:
-            By name the file in which each tells what it does. Raises ServerFailed.
+            The file in which each worker logs its events, by its name. Raises ServerFailed.
         """
 
     async def end(self) -> None:
-        """End these processes."""
+        """End the worker processes."""
 
 
 class WorkloadStage(Protocol):
-    """A cluster, and what is needed to ask it and to tell of it."""
+    """A cluster, and the means to call it and to record the calls."""
 
     @property
     def history(self) -> History:
-        """Where processes tell what they asked, and what they were told."""
+        """Return the history that the processes write."""
 
     @property
     def chance(self) -> random.Random:
-        """Where all draws come from."""
+        """Return the source of all random choices."""
 
     @property
     def clock(self) -> Clock:
-        """The clock of those who ask; never that of a node."""
+        """Return the clock of the clients. It is not a node's clock."""
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The addresses of the nodes."""
+        """Return the addresses of the nodes."""
 
     @property
     def scale(self) -> Scale:
-        """How much happens."""
+        """Return the amount of work."""
 
     @property
     def beneath(self) -> Beneath | None:
-        """The HBase and ZooKeeper below the nodes; None where they can't be used."""
+        """Return the HBase and ZooKeeper of the nodes; None if workloads can't use them."""
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
         """Return a new client, which the caller closes.
 
         Args:
-            process: for whom; a fault may hit one process's connections alone.
-            node: stay with the node at this address, whoever leads; by default all addresses are
-                given, and leaders are followed.
-            settings: single settings of the client by name.
+            process: the process that uses it; a fault may hit the connections of one process.
+            node: the address of the only node to use. By default, the client gets all addresses and
+                follows the leaders.
+            settings: settings of the client, by name.
         """
 
 
 class Workload(Protocol):
-    """What applications do to a cluster."""
+    """The requests of applications to a cluster."""
 
     @property
     def name(self) -> str:
-        """Its name in ``REGISTRY``."""
+        """Return its name in ``REGISTRY``."""
 
     async def prepare(self, stage: WorkloadStage) -> None:
-        """Create what is needed, before any fault. Raises BrokerError."""
+        """Create the topics, before any fault. Raises BrokerError."""
 
     async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
-        """Work until ``stop`` is set, then let what is under way end; cancelled, end at once."""
+        """Work until ``stop`` is set, then finish the calls in flight. End at once if cancelled."""
 
     async def finish(self, stage: WorkloadStage) -> None:
-        """Read everything through every node, after healing. What can't be read is in the history."""
+        """Read everything through every node, after healing. The history records failed reads."""
 
 
 REGISTRY: Final[dict[str, Callable[[], Workload]]] = {}
-"""The workloads by name; filled by the package's ``__init__``."""
+"""The workloads by name. The package's ``__init__`` fills it."""

@@ -113,5 +113,5 @@ async def test_what_was_never_done_is_lost_and_a_halt_is_told(below: Below) -> N
 
 
 async def test_it_says_what_it_lacks() -> None:
-    with pytest.raises(Unavailable, match="needs an HBase"):
+    with pytest.raises(Unavailable, match="needs HBase"):
         await RowLogWorkload().prepare(RealStage((), seed=1))

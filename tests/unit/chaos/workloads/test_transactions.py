@@ -11,7 +11,7 @@ from tests.unit.chaos.workloads.staged import play
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Let more transactions be undone."""
-    monkeypatch.setattr(transaction_clients, "CHANGED_MIND", 0.4)
+    monkeypatch.setattr(transaction_clients, "UNDONE", 0.4)
 
 
 def test_a_broker_that_does_its_work_is_found_valid():
