@@ -1,4 +1,4 @@
-"""The nemeses by name: each a kind of fault, in a small file."""
+"""The nemeses by name. Each is one kind of fault, in a small module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NEMESES: Final[Mapping[str, Make]] = {
     "churn": Churn,
     "leaders": LeaderMoves,
 }
-"""What makes each, by its name on the command line."""
+"""The nemeses' constructors, by their names on the command line."""
 
 GROUPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("clock-back", "clock-forward", "clock-skew", "clock-strobe"), "clocks"),
@@ -65,6 +65,6 @@ GROUPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("latency", "jitter"), "latency"),
     **dict.fromkeys(("power-cut", "torn-tail", "flipped-bit", "disk-full"), "disk"),
 }
-"""Those that would undo each other."""
+"""Groups of nemeses that would undo each other. A window has at most one of each group."""
 
 __all__ = ["GROUPS", "NEMESES", "Make", "Nemesis"]

@@ -1,4 +1,4 @@
-"""Faults of the servers below the nodes: ZooKeeper's leader, region servers and gateways are killed; regions move."""
+"""Faults of the servers below the nodes: kills of ZooKeeper and HBase processes, and moves of regions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOWN_S = (0.5, 5.0)
 
 
 class ZooKeeperLeader(Repeated):
-    """SIGKILL of the ZooKeeper that leads, or of the only one; it comes back with its data."""
+    """SIGKILL of the leading or only ZooKeeper; it starts again with its data."""
 
     name = "zookeeper-leader"
     needs = frozenset({Ability.ZOOKEEPER})
@@ -43,7 +43,7 @@ class _OfHBase(Repeated):
         if target.is_running(victim):
             await target.kill(victim)
             await self.rest(chance.uniform(*DOWN_S))
-        # A region server that was taken for dead ends by itself, and must be started, too.
+        # A region server that HBase takes for dead exits by itself, so it must be started too.
         await target.start(victim)
         return victim
 
@@ -63,18 +63,18 @@ class GatewayKill(_OfHBase):
 
 
 class RegionMove(Repeated):
-    """All regions of one of HBase's region servers are moved to the others, each by the master."""
+    """HBase's master moves all regions of one region server to the others."""
 
     name = "region-move"
     needs = frozenset({Ability.HBASE})
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        there = [
+        running = [
             each for each in target.processes(ProcessKind.REGION_SERVER) if target.is_running(each)
         ]
-        if len(there) < 2:
+        if len(running) < 2:
             return None
-        server = chance.choice(there)
+        server = chance.choice(running)
         regions = await target.move_regions(server)
         return {"from": server, "regions": regions} if regions else None

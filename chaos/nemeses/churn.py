@@ -1,4 +1,4 @@
-"""Topics are deleted and created again beside the others, and leaders are moved in a storm."""
+"""Deletions and creations of other topics, and many moves of leaders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHURNED = tuple(f"default/churned-{number}" for number in range(4))
 
 
 class Churn(Repeated):
-    """Topics of its own are created, published to, and deleted, all the time.
+    """Its own topics are created, published to, and deleted, all the time.
 
-    What becomes of *their* messages is what the workload ``topics`` looks at; this makes generations,
-    tombstones and claims beside the workload that runs.
+    No checker judges these topics; the workload ``topics`` tests deletion. This nemesis only makes
+    generations, tombstones and claims while another workload runs.
     """
 
     name = "churn"
@@ -41,7 +41,7 @@ class Churn(Repeated):
 
 
 class LeaderMoves(Repeated):
-    """Every topic that is led is pinned to another node, many times a second."""
+    """A random topic is pinned to a random node, many times a second."""
 
     name = "leaders"
     needs: ClassVar[frozenset[Ability]] = frozenset()

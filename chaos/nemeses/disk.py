@@ -1,8 +1,10 @@
-"""Disks of a broker over LevelDB: the power goes, the disk is full, a bit is not what it was.
+"""Disk faults of a broker over LevelDB: power cuts, a full disk, flipped bits.
 
-A power cut is a kill after which every file ends where its last sync began; or, torn, has anything behind that:
-pages that were written, zeros, garbage, in any order. A flipped bit must be noticed: the broker may refuse to start or to answer, but
-what it says must be true. It is flipped back in the end, or the files are put back as they were.
+A power cut is a kill after which every file is cut to its last synced byte. A torn one leaves arbitrary data
+after that byte: written pages, zeros or garbage, in any order.
+
+The broker must notice a flipped bit. It may refuse to start or to answer, but every answer must be true. In
+the end the nemesis flips the bit back, or restores the files.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ TABLES: Final = (".log", ".ldb")
 
 def _standalone(target: Target) -> Standalone:
     if not isinstance(target, Standalone):
-        raise Unable("only the files of a standalone broker can be reached")
+        raise Unable("only a standalone broker has files that the verifier can reach")
     return target
 
 
 class PowerCut(Repeated):
-    """Kills the broker, and takes away what was not synced; all of it, or a part."""
+    """SIGKILL of the broker, and loss of its unsynced bytes; a torn cut scrambles them."""
 
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.FILES})
 
@@ -54,7 +56,7 @@ class PowerCut(Repeated):
         return {"bytes_unsynced": cut}
 
     def _cut(self, broker: Standalone, chance: random.Random) -> int:
-        """Cut the files; return how many bytes were not synced."""
+        """Cut or scramble the unsynced ends of the files; return the number of unsynced bytes."""
         disk, lost = broker.written(), 0
         for name, written in sorted(disk.written.items()):
             path = Path(name)
@@ -71,18 +73,18 @@ class PowerCut(Repeated):
 
 
 class FullDisk:
-    """The disk is full, until there is room again."""
+    """The disk is full."""
 
     name = "disk-full"
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.SMALL_DISK})
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Fill it."""
+        """Fill the disk."""
         del chance
         return {"ballast_bytes": await asyncio.to_thread(_fill, _ballast(target))}
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Make room."""
+        """Free the disk."""
         broker = _standalone(target)
         free = shutil.disk_usage(broker.disk).free
         _ballast(target).unlink(missing_ok=True)
@@ -105,14 +107,14 @@ def _fill(ballast: Path) -> int:
 
 
 class Flipped(NamedTuple):
-    """Which bit of which file."""
+    """One bit of a file."""
 
     path: Path
     offset: int
     bit: int
 
     def flip(self) -> None:
-        """Flip it, or flip it back."""
+        """Flip the bit. A second call flips it back."""
         with self.path.open("r+b") as file:
             file.seek(self.offset)
             (byte,) = file.read(1)
@@ -121,20 +123,21 @@ class Flipped(NamedTuple):
 
 
 def _known_bytes(path: Path) -> int:
-    """Return up to where a file must be as it was written, by itself or by what follows.
+    """Return the length of the part of a file in which the broker must notice a flipped bit.
 
-    After a kill the last write of a log can't be told from one that was never synced: it may be cut off.
+    After a kill, the last write of a log looks like an unsynced one. The broker may cut it off, so the part
+    ends before it.
     """
     if path.suffix != ".log":
         return path.stat().st_size
     last = None
-    for last in writes(path.read_bytes()):  # noqa: B007 - The last one is wanted.
+    for last in writes(path.read_bytes()):  # noqa: B007 - The loop finds the last write.
         pass
     return 0 if last is None else last.records[0]
 
 
 class FlippedBit(Repeated):
-    """One bit of the database is not what it was, for some seconds."""
+    """One bit of the database is wrong for some seconds."""
 
     name = "flipped-bit"
     needs = frozenset({Ability.FILES})
@@ -159,7 +162,7 @@ class FlippedBit(Repeated):
         try:
             started = await self._hold(broker, chance)
             await broker.kill(NODE)
-            # Files of a broker that refused to start hold nothing new; those of one that ran may.
+            # A broker that refused to start wrote no message, so the copy is complete.
             if not started:
                 await asyncio.to_thread(shutil.rmtree, broker.data)
                 await asyncio.to_thread(shutil.copytree, kept, broker.data)
@@ -171,7 +174,7 @@ class FlippedBit(Repeated):
         return {"file": path.name, "offset": flipped.offset, "noticed_at_start": not started}
 
     async def _hold(self, broker: Standalone, chance: random.Random) -> bool:
-        """Start with the wrong bit; return whether it starts."""
+        """Start the broker with the wrong bit; return True if it starts."""
         try:
             await broker.start(NODE)
         except ServerFailed:

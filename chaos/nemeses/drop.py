@@ -1,4 +1,4 @@
-"""Connections end, all at once, and are welcome again: what a restarted switch or load balancer does."""
+"""Connections end all at once, and can be opened again, as after the restart of a load balancer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.target import Ability, Target
 
 
 class Drop(Repeated):
-    """All connections of one kind, or of one node, are ended every few seconds."""
+    """All connections of one kind, or of one node, end every few seconds."""
 
     name = "drop"
     needs = frozenset({Ability.LINKS})

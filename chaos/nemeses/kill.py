@@ -1,4 +1,4 @@
-"""Nodes, and processors of a rowlog, are killed with SIGKILL, and started again a little later."""
+"""SIGKILL of nodes and of rowlog processors, which start again a little later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOWN_S = (0.2, 6.0)
 
 
 class Kill(Repeated):
-    """SIGKILL of one node, or processor of a rowlog, after another."""
+    """SIGKILL of one node or rowlog processor after another."""
 
     name = "kill"
     needs = frozenset({Ability.KILL})

@@ -14,13 +14,13 @@ PERCENT = (5, 35)
 
 
 class Loss:
-    """Some of the packets on one node's links of a kind get lost."""
+    """One node's links of one kind lose some of their packets."""
 
     name = "loss"
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.PACKETS})
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Lose some, until it is healed."""
+        """Begin to drop packets."""
         pair = chance.choice(target.links.pairs())
         node = chance.choice(target.ends_of(pair))
         percent, direction = chance.randrange(*PERCENT), chance.choice(DIRECTIONS)
@@ -30,7 +30,7 @@ class Loss:
         return {"pair": pair, "node": node, "percent": percent, "direction": direction}
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Lose none; tell how many were lost."""
+        """Stop dropping packets; return how many were lost."""
         lost = await asyncio.to_thread(target.packets.lost)
         await asyncio.to_thread(target.packets.heal)
         return {"happened": lost > 0, "packets": lost}

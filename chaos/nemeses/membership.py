@@ -1,4 +1,4 @@
-"""Who belongs to the cluster changes: nodes come and go; and one comes with a number that another has."""
+"""Changes of the cluster's members: nodes join, leave and drain, and a node starts with a taken instance id."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MembershipChanges(Repeated):
             await self.rest(chance.uniform(*STAYS_S))
             return f"{node} was drained"
         await self.undo(target)
-        return "all as it was"
+        return "the nodes are as before"
 
     @override
     async def undo(self, target: Target) -> None:
@@ -54,7 +54,7 @@ class MembershipChanges(Repeated):
 
 
 class Twin(Repeated):
-    """A node is started with the number of one that lives: it must refuse, and say who has it."""
+    """A node starts with the instance id of a living node: it must refuse."""
 
     name = "twin"
     needs = frozenset({Ability.SPARE})
@@ -70,6 +70,6 @@ class Twin(Repeated):
             name = await target.start_spare({INSTANCE: str(number)})
         except ServerFailed:
             return {"instance": number, "refused": True}
-        # Whoever had the number is gone by now: then it is no twin.
+        # The owner of the instance id has ended meanwhile, so the new node is no twin.
         await target.stop(name)
         return {"instance": number, "refused": False}

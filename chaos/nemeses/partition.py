@@ -1,7 +1,8 @@
-"""Partitions: nothing passes between two sides, in both directions or in one, until it is healed.
+"""Partitions: nothing passes between two sides, in both directions or in one.
 
-One node is cut off from ZooKeeper, from storage, from the other nodes, or from clients. A cut in one
-direction alone is the worse one: who is heard still believes to be in contact.
+One node, or all nodes, are cut off from ZooKeeper, from storage, from the other nodes, or from clients. A cut
+in one direction is worse than a full one: one of the two sides still receives messages, and believes that
+it is connected.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from chaos.nemesis import OnLinks
 from chaos.target import Target
 
 DIRECTIONS: tuple[Direction, ...] = ("both", "up", "down")
-EVERYONE = 0.15
-"""How often all nodes are cut off at once, rather than one."""
+ALL_NODES = 0.15
+"""The fraction of partitions that cut off all nodes at once."""
 
 
 class Partition(OnLinks):
-    """Cuts one node off, or all of them; from one kind of process, or a random one."""
+    """One node, or all nodes, are cut off from one kind of process."""
 
     def __init__(self, pair: Pair | None = None, direction: Direction | None = None) -> None:
         self.name = "partition" if pair is None else f"partition-{pair}"
@@ -35,7 +36,7 @@ class Partition(OnLinks):
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
         pair: Pair = chance.choice(target.links.pairs()) if self._pair is None else self._pair
         self._direction = chance.choice(DIRECTIONS) if self._given is None else self._given
-        node = None if chance.random() < EVERYONE else chance.choice(target.ends_of(pair))
+        node = None if chance.random() < ALL_NODES else chance.choice(target.ends_of(pair))
         self._links = target.links.of(pair) if node is None else target.links.around(node, pair)
         await target.links.cut(self._links, self._direction)
         return {"pair": pair, "node": node or "all", "direction": self._direction}

@@ -1,7 +1,7 @@
-"""Nodes are frozen for longer than ZooKeeper waits for them, and wake up not knowing it.
+"""Pauses of nodes that are longer than ZooKeeper's session time-out.
 
-The best finder of faults there is: whoever wakes believes that it leads, has requests in its sockets, and
-writes before anybody tells it otherwise.
+No other nemesis finds more faults. A resumed node does not know of the pause: it still believes that it
+leads, has requests in its sockets, and writes before it learns of its successor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SESSIONS = (1.5, 3.0)
 
 
 class Pause(Repeated):
-    """SIGSTOP of a node, or processor of a rowlog, for 1.5 to 3 session time-outs, then SIGCONT."""
+    """SIGSTOP of a node or rowlog processor for 1.5 to 3 session time-outs, then SIGCONT."""
 
     name = "pause"
     needs = frozenset({Ability.PAUSE})

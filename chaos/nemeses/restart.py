@@ -1,4 +1,4 @@
-"""Nodes are stopped in good order, as an upgrade does it, and started again."""
+"""Clean restarts of nodes, as in an upgrade."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.target import Ability, Target
 
 
 class Restart(Repeated):
-    """SIGTERM of one node after another; what it leads it hands over first."""
+    """SIGTERM of one node after another; each hands its topics over first, and starts again."""
 
     name = "restart"
     needs = frozenset({Ability.KILL})

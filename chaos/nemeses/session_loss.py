@@ -1,4 +1,4 @@
-"""ZooKeeper sessions that end while their owner is well; and a ZooKeeper that forgets everything."""
+"""ZooKeeper sessions that end while their node is healthy, and a ZooKeeper that loses its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.target import Ability, Target
 
 
 class SessionLoss(Repeated):
-    """A node's session is ended, by its id, in the middle of a healthy connection."""
+    """A node's ZooKeeper session is ended by its id, while the connection is healthy."""
 
     name = "session"
     needs = frozenset({Ability.ZOOKEEPER})
@@ -26,7 +26,7 @@ class SessionLoss(Repeated):
 
 
 class Wipe(Repeated):
-    """The nodes' ZooKeeper is killed and comes back without its data."""
+    """SIGKILL of the nodes' ZooKeeper, which starts again without its data."""
 
     name = "zookeeper-wipe"
     needs = frozenset({Ability.OWN_ZOOKEEPER})

@@ -1,4 +1,4 @@
-"""Connections that are slow, uneven, narrow, or end badly."""
+"""Connections with delays, jitter, low bandwidth, resets, late closes or small pieces."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Draw = Callable[[random.Random], Sequence[Toxic]]
 
 
 def latency(chance: random.Random) -> list[Toxic]:
-    """Every answer comes 20 to 500 ms late."""
+    """Return a toxic that delays every answer by 20 to 500 ms."""
     return [Toxic("latency", "downstream", {"latency": chance.randrange(20, 500), "jitter": 0})]
 
 
 def jitter(chance: random.Random) -> list[Toxic]:
-    """Every packet, both ways, takes another time, up to 300 ms."""
+    """Return toxics that delay all data in both directions, by random times up to 300 ms."""
     most = chance.randrange(20, 300)
     return [
         Toxic("latency", stream, {"latency": most // 2, "jitter": most // 2}) for stream in STREAMS
@@ -30,32 +30,32 @@ def jitter(chance: random.Random) -> list[Toxic]:
 
 
 def bandwidth(chance: random.Random) -> list[Toxic]:
-    """Some KB/s pass."""
+    """Return toxics that limit both directions to 5 to 100 KB/s."""
     rate = chance.randrange(5, 100)
     return [Toxic("bandwidth", stream, {"rate": rate}) for stream in STREAMS]
 
 
 def reset(chance: random.Random) -> list[Toxic]:
-    """Connections are reset within a second of their beginning, half of them."""
+    """Return a toxic that resets half of the connections within a second of their beginning."""
     return [Toxic("reset_peer", "downstream", {"timeout": chance.randrange(10, 1000)}, 0.5)]
 
 
 def slow_close(chance: random.Random) -> list[Toxic]:
-    """Who ends a connection is not heard for some seconds."""
+    """Return toxics that delay the close of a connection by 0.5 to 5 s."""
     return [
         Toxic("slow_close", stream, {"delay": chance.randrange(500, 5000)}) for stream in STREAMS
     ]
 
 
 def slices(chance: random.Random) -> list[Toxic]:
-    """Everything comes in pieces of some bytes."""
+    """Return toxics that split all data into pieces of a few bytes."""
     size = chance.randrange(8, 64)
     sliced = {"average_size": size, "size_variation": size // 2, "delay": 100}
     return [Toxic("slicer", stream, sliced) for stream in STREAMS]
 
 
 class SlowLinks(OnLinks):
-    """One node's links of one kind, or all links of that kind, go wrong in one way."""
+    """One node's links of one kind, or all links of that kind, have the named fault."""
 
     def __init__(self, name: str, draw: Draw) -> None:
         self.name = name

@@ -1,8 +1,8 @@
-"""Wall clocks of nodes that are wrong: set back, set forward, strobing, each off by something else.
+"""Wrong wall clocks of nodes: set back, set forward, strobing, or each with its own offset.
 
-The clocks of the test's clients stay right. A node whose clock differs from the storage's by more than
-``clock_skew_ms_max`` when it claims a topic leads nothing more, until it is started again; whoever looks
-after the cluster does that when the clocks are right again.
+The clients' clocks stay right. A node compares its clock with the storage's when it claims a topic. If the
+difference exceeds ``clock_skew_ms_max``, the node leads no topic until it is restarted. The verifier
+restarts it after the clocks are right again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from chaos.target import Ability, Target
 HOUR_S = 3600.0
 STROBE_S = 4.0
 SKEW_S = 1.5
-"""Within what nodes tolerate, so that they go on leading with clocks that differ."""
+"""Below the nodes' tolerance, so that they go on leading with different clocks."""
 
 
 class ClockStep:
-    """One node's clock is off by the same until it is healed."""
+    """One node's clock has a constant offset."""
 
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.CLOCKS})
 
@@ -33,33 +33,33 @@ class ClockStep:
         self._node = ""
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Set a clock."""
+        """Set one clock wrong."""
         self._node = chance.choice(target.nodes)
         target.clocks.set(self._node, self._offset_s)
         return {"node": self._node, "offset_s": self._offset_s}
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Set it right."""
+        """Set the clock right."""
         was_s = target.clocks.offset_s(self._node)
         target.clocks.set(self._node, 0)
         return {"happened": was_s == self._offset_s, "offset_s": was_s}
 
 
 class Skew:
-    """Every node's clock is off by something else, within what is tolerated."""
+    """Every node's clock has its own offset, within the nodes' tolerance."""
 
     name = "clock-skew"
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.CLOCKS})
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Set all clocks."""
+        """Set all clocks wrong."""
         offsets = {node: round(chance.uniform(-SKEW_S, SKEW_S), 3) for node in target.nodes}
         for node, offset_s in offsets.items():
             target.clocks.set(node, offset_s)
         return {"offsets_s": offsets}
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Set them right."""
+        """Set all clocks right."""
         offsets = {node: target.clocks.offset_s(node) for node in target.nodes}
         for node in target.nodes:
             target.clocks.set(node, 0)
@@ -67,7 +67,7 @@ class Skew:
 
 
 class Strobe(Repeated):
-    """One node's clock jumps to and fro, many times a second."""
+    """One node's clock jumps back and forth, many times a second."""
 
     name = "clock-strobe"
     needs = frozenset({Ability.CLOCKS})

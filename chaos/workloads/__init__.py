@@ -1,4 +1,4 @@
-"""Workloads: the requests of applications to a cluster, for the simulation and the verifier (see ``stage``)."""
+"""Workloads: the requests of applications to a cluster, for the simulation and the verifier (see ``workload``)."""
 
 from chaos.workloads.bounce import BounceWorkload
 from chaos.workloads.log import LogWorkload
