@@ -1,7 +1,13 @@
 """One attempt at one message for one subscription: claim, listener, mark; and a row's attempts in order.
 
-The mark is tried until it is known, for as long as the claim is: a listener was called, and only the mark keeps the
-message from being offered again.
+The mark is tried until its outcome is known: a listener was called, and only the mark keeps the message from being
+offered again.
+
+A mark that finds its claim gone was fenced, if no earlier attempt at this mark has an unknown outcome. If one has, there are
+two cases: that attempt made the mark, and the state was changed or deleted afterwards; or another took the message
+over. Two readings tell them apart. A claim of a later epoch in the state, or a later epoch of the processor's
+resource, means: fenced. A successor raises the epoch before its first claim, so the second reading also finds one whose
+own mark has hidden its claim. Otherwise the processor still leads, and goes on from the state as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
@@ -23,6 +29,7 @@ from broker.rowlog.counters import Figures
 from broker.rowlog.execution_state import (
     BY_CALL,
     BY_PROCESSOR,
+    DONE,
     Busy,
     Claimer,
     Failure,
@@ -41,6 +48,7 @@ MARK_S: Final = 30.0
 """How long a mark is tried while the table does not answer."""
 PAUSE_S: Final = 0.2
 REASON_MAX: Final = 300
+_TAKEN_OVER: Final = "Another took this message over before it was marked."
 
 
 class Outcome(NamedTuple):
@@ -64,6 +72,30 @@ class Tools:
     chance: Callable[[], float]
 
 
+class Elected(Protocol):
+    """An elected processor, as its attempts see it."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the processor; above 0."""
+
+    def may_begin(self) -> bool:
+        """Return whether new work may begin."""
+
+    async def check(self, meta: Meta) -> None:
+        """Raise Fenced if a later epoch leads. Raises TableError."""
+
+
+class _Claim(NamedTuple):
+    """A message that this attempt has claimed for a subscription."""
+
+    row: bytes
+    found: Found
+    name: str
+    token: bytes
+    leading: Elected | None
+
+
 class Attempts:
     """Attempts of one process, at the messages of one rowlog."""
 
@@ -77,43 +109,51 @@ class Attempts:
         found: Found,
         name: str,
         offers: Offers,
-        *,
-        epoch: int = 0,
-        may_begin: Callable[[], bool] = lambda: True,
+        leading: Elected | None = None,
     ) -> Outcome:
         """Claim a message, offer it, and mark what came of it.
 
+        Args:
+            row: the key of the message's row.
+            found: the message.
+            name: the subscription.
+            offers: the listeners.
+            leading: the elected processor that attempts; None: a ``process`` call attempts.
+
         Raises:
             Gone, Busy: it was not claimed.
-            Fenced: a later epoch works on it.
-            NoLeader: ``may_begin`` said no between claim and listener.
+            Fenced: a later epoch works on it, or another took it over.
+            NoLeader: the processor lost contact between claim and listener.
             TableError, OutcomeUnknown: the table does not answer; the message will be offered again.
         """
         tools = self._tools
         setup = await tools.meta.setup()
-        kind = BY_PROCESSOR if epoch else BY_CALL
-        by = Claimer(kind + secrets.token_bytes(8), epoch)
+        if leading is None:
+            by = Claimer(BY_CALL + secrets.token_bytes(8))
+        else:
+            by = Claimer(BY_PROCESSOR + secrets.token_bytes(8), leading.epoch)
 
         def claim(state: State) -> State:
             return execution_state.claim(state, name, by, tools.clock.now_ms(), setup.settings)
 
         message = await self.message(row, found)
         await tools.rows.change(row, found.id, claim, found.raw)
-        if not may_begin():
-            await self._give_back(row, found, name, by.token)
+        claimed = _Claim(row, found, name, by.token, leading)
+        if leading is not None and not leading.may_begin():
+            await self._give_back(claimed)
             raise NoLeader("This processor has lost contact with its coordinator.")
         timeout_s = setup.settings.listener_timeout_s
-        if not epoch:  # Before a processor may take the message over.
+        if leading is None:  # Before a processor may take the message over.
             timeout_s = min(timeout_s, setup.settings.claim_timeout_ms / 1000 * 0.8)
         try:
             reason = await self._offered(message, name, offers, timeout_s)
         except NoListener as none:
-            await self._give_back(row, found, name, by.token)
+            await self._give_back(claimed)
             raise Busy(str(none)) from none
         except asyncio.CancelledError:
-            await self._give_back(row, found, name, by.token)
+            await self._give_back(claimed)
             raise
-        return await self._marked(row, found, name, by.token, reason)
+        return await self._marked(claimed, reason)
 
     async def message(self, row: bytes, found: Found) -> Message:
         """Return a message with its payload. Raises Gone, TableError."""
@@ -144,17 +184,15 @@ class Attempts:
             log.warning("rowlog try failed", subscription=name, seq=message.seq, reason=reason)
         return reason
 
-    async def _give_back(self, row: bytes, found: Found, name: str, token: bytes) -> None:
-        decide = partial(execution_state.given_back, name=name, token=token)
+    async def _give_back(self, claimed: _Claim) -> None:
+        decide = partial(execution_state.given_back, name=claimed.name, token=claimed.token)
         try:
-            await self._tools.rows.change(row, found.id, decide)
+            await self._tools.rows.change(claimed.row, claimed.found.id, decide)
         except (Gone, TableError, OutcomeUnknown):
             return  # The claim ends by its time, or by the next epoch.
 
-    async def _marked(
-        self, row: bytes, found: Found, name: str, token: bytes, reason: str
-    ) -> Outcome:
-        tools = self._tools
+    async def _marked(self, claimed: _Claim, reason: str) -> Outcome:
+        tools, (row, found, name, token, _) = self._tools, claimed
         setup = await tools.meta.setup()
 
         def mark(state: State) -> State:
@@ -163,14 +201,16 @@ class Attempts:
             failure = Failure(tools.clock.now_ms(), reason, tools.chance())
             return execution_state.failed(state, name, token, failure, setup)
 
-        state = await self._change(row, found, mark)
-        if state.parts[name].standing is Standing.DEAD:
+        state = await self._mark(claimed, mark, is_done=not reason)
+        standing = state.parts[name].standing
+        if standing is Standing.DEAD:
             tools.figures.died(name)
-        return Outcome(await self.finished(row, found, state), not reason, reason)
+        state = await self.finished(row, found, state)
+        return Outcome(state, standing is Standing.DONE, reason)
 
-    async def _change(self, row: bytes, found: Found, mark: Decide) -> State:
+    async def _mark(self, claimed: _Claim, mark: Decide, *, is_done: bool) -> State:
         """Mark a message, for as long as it takes to know. Raises Fenced, TableError, OutcomeUnknown."""
-        clock = self._tools.clock
+        clock, rows = self._tools.clock, self._tools.rows
         deadline = clock.monotonic() + MARK_S
         retrying = AsyncRetrying(
             retry=retry_if_exception_type((TableError, OutcomeUnknown)),
@@ -179,10 +219,39 @@ class Attempts:
             sleep=clock.sleep,
             reraise=True,
         )
-        try:
-            state: State = await retrying(self._tools.rows.change, row, found.id, mark)
-        except Gone as gone:
-            raise Fenced("Another took this message over before it was marked.") from gone
+        maybe: set[bytes] = set()
+
+        async def once() -> State:
+            try:
+                return await rows.change(claimed.row, claimed.found.id, mark, maybe=maybe)
+            except Gone as gone:
+                if not maybe:
+                    raise Fenced(_TAKEN_OVER) from gone
+            return await self._state_after_unknown_mark(claimed, is_done=is_done)
+
+        state: State = await retrying(once)
+        return state
+
+    async def _state_after_unknown_mark(self, claimed: _Claim, *, is_done: bool) -> State:
+        """Return the state of a message whose claim is gone after a mark of unknown outcome.
+
+        Raises:
+            Fenced: another took the message over, or a later epoch leads.
+            TableError: it is not known yet.
+        """
+        row, found, name, _, leading = claimed
+        there = await self._tools.rows.one(row, found.id)
+        # Only a message that is done for all is deleted.
+        state = State(found.state.timestamp, dict.fromkeys(found.state.parts, DONE))
+        if there is not None:
+            state = there.state
+        part = state.parts[name]
+        is_later = leading is not None and part.epoch > leading.epoch
+        # Of a mark "done" that was made no open message is left.
+        if is_later or (is_done and part.standing is Standing.OPEN):
+            raise Fenced(_TAKEN_OVER)
+        if leading is not None:
+            await leading.check(self._tools.meta)
         return state
 
     async def finished(self, row: bytes, found: Found, state: State) -> State:
@@ -203,4 +272,4 @@ class Attempts:
         return state
 
 
-__all__ = ["Attempts", "Busy", "Outcome", "Tools"]
+__all__ = ["Attempts", "Busy", "Elected", "Outcome", "Tools"]

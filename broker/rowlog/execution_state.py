@@ -122,6 +122,8 @@ def claim(state: State, name: str, by: Claimer, now: int, settings: Settings) ->
     part = state.parts.get(name)
     if part is None or part.standing is not Standing.OPEN:
         raise Gone
+    if part.token == by.token:
+        return state  # An earlier attempt made the claim, and its answer was lost.
     over_at = part.claimed_at + settings.claim_timeout_ms
     if part.token.startswith(BY_CALL) and now < over_at:
         raise Busy("a process call has it in work", over_at)

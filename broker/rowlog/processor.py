@@ -232,8 +232,7 @@ class Processor:
                     head,
                     self._name,
                     self._means.offers,
-                    epoch=self._leading.epoch,
-                    may_begin=self._leading.may_begin,
+                    self._leading,
                 )
             except Gone:
                 found, setup, due = await self._read(row)

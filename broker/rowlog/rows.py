@@ -15,7 +15,7 @@ from broker.errors import OutcomeUnknown, StorageCorrupt
 from broker.rowlog.cell_keys import DATA, PAYLOAD, STATE, Columns, MessageId
 from broker.rowlog.cells import decode_state, encode_state
 from broker.rowlog.execution_state import Gone, State
-from broker.rowlog.row_table import Cells, RowTable, TableError
+from broker.rowlog.row_table import Cells, NotWritten, RowTable, TableError
 
 ATTEMPTS: Final = 20
 WIDE: Final = 32
@@ -110,9 +110,23 @@ class Rows:
         return next(iter(self.read(cells)), None)
 
     async def change(
-        self, row: bytes, message: MessageId, decide: Decide, known: bytes | None = None
+        self,
+        row: bytes,
+        message: MessageId,
+        decide: Decide,
+        known: bytes | None = None,
+        *,
+        maybe: set[bytes] | None = None,
     ) -> State:
-        """Change a message's state; ``known``: its bytes as they were read.
+        """Change a message's state.
+
+        Args:
+            row: the key of the message's row.
+            message: the message.
+            decide: returns the state that is wanted.
+            known: the bytes of the state as they were read.
+            maybe: gets each value whose writing has an unknown outcome. After ``Gone`` it tells the caller that the
+                change may have been made.
 
         Raises:
             Gone: there is no such message; and all that ``decide`` raises.
@@ -121,7 +135,7 @@ class Rows:
         """
         place = (row, message)
         raw = self._last.get(place, known)
-        maybe: set[bytes] = set()
+        maybe = set() if maybe is None else maybe
         for _ in range(ATTEMPTS):
             if raw is None:
                 raw = await self._raw(row, message, maybe)
@@ -158,10 +172,15 @@ class Rows:
     ) -> bool:
         column = self.columns.of(STATE, message)
         try:
-            return await self._rows.check_and_put(self.table, row, column, raw, value)
-        except TableError:
-            maybe.add(value)
+            is_made = await self._rows.check_and_put(self.table, row, column, raw, value)
+        except NotWritten:
             return False
+        except TableError:
+            is_made = False
+        if not is_made:
+            # Also after a False: the gateway may have lost the answer of the call that made it.
+            maybe.add(value)
+        return is_made
 
     async def _raw(self, row: bytes, message: MessageId, maybe: set[bytes]) -> bytes:
         """Read a state. Raises Gone, TableError, OutcomeUnknown."""

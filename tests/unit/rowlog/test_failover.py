@@ -10,7 +10,7 @@ from broker.rowlog.candidacy import best_for
 from broker.rowlog.cell_keys import Entry, index_key
 from broker.rowlog.cells import decode_state
 from broker.testing.virtual_time import pass_time
-from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard, Process, World, until, virtual
+from tests.unit.rowlog.world import INDEX, ROW, TABLE, Epoch, Heard, Process, World, until, virtual
 
 
 async def two(world: World, subscription: Subscription | None = None) -> tuple[Process, Process]:
@@ -277,14 +277,14 @@ async def test_a_later_epoch_is_no_ones_to_claim_from(world: World) -> None:
     log.listen("a", Heard())
     await log.put(ROW)
     (found,) = await log.messages.open(ROW)
-    await log._attempts.attempt(ROW, found, "a", log.listeners, epoch=7)
+    await log._attempts.attempt(ROW, found, "a", log.listeners, Epoch(7))
     log.listen("a", Heard(False))
     await log.put(ROW)
     (found,) = await log.messages.open(ROW)
-    await log._attempts.attempt(ROW, found, "a", log.listeners, epoch=7)
+    await log._attempts.attempt(ROW, found, "a", log.listeners, Epoch(7))
     (found,) = await log.messages.open(ROW)
     with pytest.raises(Fenced):
-        await log._attempts.attempt(ROW, found, "a", log.listeners, epoch=6)
+        await log._attempts.attempt(ROW, found, "a", log.listeners, Epoch(6))
 
 
 @virtual

@@ -15,8 +15,9 @@ from broker.rowlog import attempt, election, execution_state, index, meta, proce
 from broker.rowlog import rows as rows_module
 from broker.rowlog.execution_state import Choice, Standing, Turn
 from broker.rowlog.memory import MemoryRows
-from tests.unit.rowlog import test_candidacy, test_failover, test_puts, test_wal
+from tests.unit.rowlog import test_candidacy, test_failover, test_puts, test_unknown_marks, test_wal
 from tests.unit.rowlog.test_model import wrong
+from tests.unit.rowlog.world import Epoch
 
 Test = Callable[[], None]
 
@@ -136,6 +137,14 @@ def no_trailing_edge(_: Any) -> Any:
     return tell
 
 
+def blind_to_the_state(original: Any) -> Any:
+    async def state_after(self: Any, claimed: Any, *, is_done: bool) -> Any:
+        del is_done
+        return await original(self, claimed._replace(leading=Epoch(1 << 60)), is_done=False)
+
+    return state_after
+
+
 def always(_: Any) -> Any:
     return lambda *_: True
 
@@ -222,6 +231,18 @@ MUTANTS = {
         "check",
         nothing,
         test_failover.test_a_higher_epoch_is_seen_before_anything_is_scanned,
+    ),
+    "unknown-mark-reads-the-state": Mutant(
+        attempt.Attempts,
+        "_state_after_unknown_mark",
+        blind_to_the_state,
+        test_unknown_marks.test_a_processor_stops_that_finds_the_claim_of_a_later_epoch,
+    ),
+    "unknown-mark-reads-the-epoch": Mutant(
+        election.Leading,
+        "check",
+        nothing,
+        test_unknown_marks.test_a_fenced_processor_stops_also_if_its_successor_is_done_with_the_message,
     ),
     "respect-order": Mutant(
         execution_state,

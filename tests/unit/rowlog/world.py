@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
+from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import Cells, NotWritten
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
@@ -162,6 +164,19 @@ async def until(holds: Callable[[], bool | Awaitable[bool]], within_s: float = 6
         assert passed < within_s, f"not within {within_s} virtual seconds"
         await pass_time(0.05)
         passed += 0.05
+
+
+@dataclass
+class Epoch:
+    """An elected processor that may always begin, and that no later epoch fences."""
+
+    epoch: int
+
+    def may_begin(self) -> bool:
+        return True
+
+    async def check(self, meta: Meta) -> None:
+        del meta
 
 
 def seqs(messages: Sequence[Message]) -> list[int]:
