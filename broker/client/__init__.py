@@ -1,7 +1,7 @@
-"""The client: what applications import.
+"""The client library: applications import from here.
 
-``Client`` for asyncio, ``SyncClient`` for everything else; both speak to this broker and to the
-original. Errors are those of ``broker.errors``, by name.
+Asyncio programs use ``Client``; all other programs use ``SyncClient``. Both work with this broker and
+with the original one. They raise the errors of ``broker.errors``.
 """
 
 from broker.client.aio import Client

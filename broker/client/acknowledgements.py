@@ -1,9 +1,10 @@
-"""What each message of a request is told, where several callers' messages travelled in one.
+"""Split the acknowledgement of one request into one acknowledgement per message.
 
-The broker tells the first and the last id of a request. Its messages have ids that follow each other: the counter in
-an id rises by one, and behind its last value begins the next millisecond. A broker that stands alone counts to
-65,535; a node of a cluster owns 256 of these numbers. So the two ids and the number of messages say which of the two
-it was, and with it all ids::
+The client puts messages of several callers into one request, and each caller needs the ids of its own messages.
+The broker answers with the first and the last id of the request. The ids of one request are consecutive: the
+counter in an id rises by one, and after its highest value the next millisecond begins. A standalone broker counts
+to 65,535 in each millisecond; a node of a cluster owns 256 of these numbers. So the first id, the last id and the
+number of messages show which of the two it was, and with it every id::
 
     first  ms 7, 254   ┐ 4 messages: counts by 256           7 254 | 7 255 | 8 0 | 8 1
     last   ms 8, 1     ┘ 65,284 messages: counts by 65,536   7 254 | … | 7 65535 | 8 0 | 8 1
@@ -23,9 +24,9 @@ _OF_ONE_NODE: Final = 1 << 8
 
 
 def each_of(published: Published, count: int) -> list[Published]:
-    """Return the acknowledgement of each of ``count`` plain messages that travelled together.
+    """Return the acknowledgement of each of ``count`` plain messages that were sent in one request.
 
-    A message whose id can't be told has none.
+    If this function can't compute the ids, each acknowledgement has no id.
     """
     rollback, replayed, leader, first, last, *_ = published
     if count == 1 or first is None or last is None:
@@ -37,7 +38,7 @@ def each_of(published: Published, count: int) -> list[Published]:
 
 
 def ids_of(first: MessageId, last: MessageId, count: int) -> list[MessageId] | None:
-    """Return the ids of ``count`` messages from ``first`` to ``last``; None if it can't be so many."""
+    """Return the ids of ``count`` messages from ``first`` to ``last``; None if the three do not fit together."""
     if first[ROW_ID_BYTES:] != ROW_ID_MIN or last[ROW_ID_BYTES:] != ROW_ID_MIN:
         return None
     first_ms, first_seq = unpack_row_id(first[:ROW_ID_BYTES])

@@ -1,7 +1,7 @@
-"""Requests about a cluster, for ``Client.ask``: who leads what, drain and undrain, pins.
+"""Requests about a cluster, for ``Client.ask``: its status, leaders, drain and undrain, pins.
 
-They are the values of ``protocol``; the answers are the JSON objects that the broker's OpenAPI document
-describes. Every change may be sent again: its effect is what was asked for, however often.
+Each function returns a ``ClientRequest``. The broker answers with a JSON object, which its OpenAPI document
+describes. Every change is repeatable: sending it again has no further effect.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _write(
 
 
 def status(*, with_topics: bool = False, topic: TopicId | None = None) -> ClientRequest:
-    """Ask what all nodes say of themselves.
+    """Ask every node for its status.
 
-    ``with_topics``: and which topics they lead, of very many the first ones by name; or, of ``topic``
-    alone, whether they lead it.
+    With ``with_topics`` the answer also lists the topics that each node leads. If there are very many, it lists
+    the first ones by name. With ``topic`` the answer says of this topic alone which node leads it.
     """
     if topic is not None:
         return _read(f"{_CLUSTER}?topics={topic.namespace}/{topic.topic}")
@@ -44,7 +44,7 @@ def leader(topic: TopicId) -> ClientRequest:
 
 
 def drain(node: str) -> ClientRequest:
-    """Let a node lead nothing. ``node`` is an instance id or a URL, here and below."""
+    """Make a node hand over all its topics. ``node`` is an instance id or a URL, here and below."""
     return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/drain")
 
 
@@ -59,7 +59,7 @@ def pins() -> ClientRequest:
 
 
 def pin(topic: TopicId, node: str) -> ClientRequest:
-    """Let one node lead a topic, for as long as it lives."""
+    """Let one node lead a topic as long as that node lives."""
     return _write("PUT", _pin(topic), json.dumps({"node": node}).encode(), topic)
 
 

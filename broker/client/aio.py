@@ -8,20 +8,20 @@
         async for message in client.tail("audit/logins"):
             print(message.id.hex(), message.payload)
 
-What may be relied on:
+Guarantees:
 
-* A publish that returns is stored and synced. One that raises says by ``error.outcome`` whether it was
-  certainly not stored (*refused*) or nobody knows (*unknown*).
-* Refusals that will pass are retried until ``deadline_s``. What may have happened already is retried
-  only if it carries an idempotency key: one of the caller's (``idempotency_key=``), or the client's own
-  (``idempotent=True``). By default there is none: a key costs the broker a row for each request.
-* Publishes of one caller, each awaited before the next, keep their order. Publishes that are awaited at
-  the same time keep the order of their calls, unless one of them has to be retried or
-  ``connections_per_topic`` is more than one.
-* Reading resumes after the last message that was seen, whatever happens to connections.
-* In a cluster requests go to the topics' leaders directly, see ``leaders``; with the addresses of
-  several nodes it does not matter which of them is down. What is said of order holds also while
-  leadership moves, see ``track``.
+* A publish that returns is stored and synced. If a publish raises, ``error.outcome`` says whether it was
+  certainly not stored (*refused*) or may have been stored (*unknown*).
+* The client retries temporary refusals until ``deadline_s``. A request that may have been done already is
+  retried only if it carries an idempotency key: one from the caller (``idempotency_key=``), or one that
+  the client makes (``idempotent=True``). By default there is no key: a key costs the broker a row for each
+  request.
+* Publishes of one caller, each awaited before the next, keep their order. Concurrent publishes keep the
+  order of their calls, unless one of them is retried or ``connections_per_topic`` is more than one.
+* A reader resumes after the last message that it has seen, also after a lost connection.
+* In a cluster the client sends requests directly to the leaders of the topics, see ``leaders``. With the
+  addresses of several nodes, the client works while any one of them is up. The order of publishes is
+  kept also while leadership moves, see ``track``.
 """
 
 from __future__ import annotations
@@ -71,16 +71,17 @@ T = TypeVar("T")
 
 
 class Client(Reader):
-    """Publishes to a broker and reads from it; to be made and used in one event loop.
+    """Publishes to a broker and reads from it. Create and use a client in one event loop.
 
     Args:
-        url: where the broker listens, one address or those of several nodes of a cluster; overrides
+        url: the address of the broker, or the addresses of several nodes of a cluster; overrides
             that of ``settings``.
-        settings: how the client behaves.
-        tls: the TLS context for https addresses; else the trust in ``settings.ca_file``, or the system's.
-        transport: what carries requests, for tests.
-        on_trouble: is told why a call has not succeeded yet while the client goes on trying (see ``Trouble``).
-        options: single settings by name, over ``settings``.
+        settings: the settings of the client.
+        tls: the TLS context for https addresses. By default the client trusts ``settings.ca_file``, or the
+            certificates of the system.
+        transport: sends the requests; for tests.
+        on_trouble: is called with the reason while the client retries a call (see ``Trouble``).
+        options: single settings by name; they override ``settings``.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class Client(Reader):
     async def close(self, *, flush_s: float = 5.0) -> None:
         """Close the client.
 
-        What was given to ``publish_later`` has ``flush_s`` seconds to be acknowledged; calls that are
-        awaited by others end at once: unsent ones refused, sent ones as unknown.
+        Messages given to ``publish_later`` have ``flush_s`` seconds to be acknowledged. Other calls in progress
+        end at once: unsent ones as refused, sent ones as unknown.
         """
         if self._later is not None:
             await self._later.close(flush_s)
@@ -118,7 +119,7 @@ class Client(Reader):
         lanes = set(self._lanes.values())
         for lane in lanes:
             lane.close()
-        # First, for those of the lanes that wait for a connection.
+        # Close the transport first: it wakes lanes that wait for a connection.
         await self._transport.close()
         for lane in lanes:
             await lane.finished()
@@ -137,9 +138,9 @@ class Client(Reader):
 
         Args:
             topic: its name.
-            properties: its properties, strings; the broker adds its defaults.
+            properties: its properties, as strings; the broker adds its defaults.
             ttl_s: the property ``ttl``: how many seconds a message lives.
-            if_exists: ``"keep"`` is content with a topic that exists, whatever its properties.
+            if_exists: with ``"keep"``, an existing topic is no error, and keeps its own properties.
 
         Raises:
             TopicExists: there is one already, and ``if_exists`` is ``"raise"``.
@@ -166,9 +167,10 @@ class Client(Reader):
         )
 
     async def set_topic(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Replace all properties of a topic; what is left out gets the broker's default again.
+        """Replace all properties of a topic. A property that is left out returns to the broker's default.
 
-        Properties that ``topic`` returned may be sent back with changes; then the topic is looked at first.
+        The properties that ``topic`` returned can be changed and given here. They contain ``generation``; in this
+        case the client first reads the topic to check it.
 
         Raises:
             TopicNotFound: there is no such topic.
@@ -179,19 +181,19 @@ class Client(Reader):
         await self._calls.write(protocol.set_properties(self._topic(topic), wanted))
 
     async def purge(self, topic: TopicName, before: datetime | int | Literal["now"]) -> int:
-        """Remove what was published before a moment, for good: from now on no node shows it.
+        """Remove all messages published before a moment, for good: from now on no node shows them.
 
         Args:
-            topic: which.
+            topic: the topic.
             before: a datetime with a time zone, or ms since 1970, not in the future by the broker's clock; or
-                ``"now"`` for all that is stored. A lower moment than before changes nothing.
+                ``"now"`` for all stored messages. A lower moment than an earlier purge's changes nothing.
 
         Returns:
-            The moment, in ms, before which nothing is left; at most 1 ms after the last message.
+            The moment, in ms: no message from before it is left. It is at most 1 ms after the last message.
 
         Raises:
             TopicNotFound: there is no such topic.
-            BadRequest: the moment lies in the future, or is none.
+            BadRequest: the moment lies in the future, or is not a moment.
         """
         request = protocol.purge(self._topic(topic), before)
         return protocol.purged_ms(await self._calls.write(request))
@@ -205,12 +207,12 @@ class Client(Reader):
         """Return the names of the namespaces that have topics, sorted.
 
         Raises:
-            NotFound: a broker of another kind, which has no such list.
+            NotFound: the server is another kind of broker, which has no such list.
         """
         return protocol.names(await self._calls.read(protocol.list_namespaces()))
 
     async def leader(self, topic: TopicName) -> Leader:
-        """Return who leads a topic; a broker that stands alone leads all.
+        """Return the leader of a topic; a standalone broker leads all topics.
 
         Raises:
             TopicNotFound: there is no such topic.
@@ -235,8 +237,8 @@ class Client(Reader):
     ) -> Published:
         """Publish one message, or several as one request that is stored whole or not at all.
 
-        Single messages that are awaited at the same time travel together (see ``lane``); those with a pointer,
-        a lifetime or an idempotency key of their own, and several messages, travel by themselves.
+        Single messages from concurrent calls share a request (see ``lane``). A message with a pointer, a lifetime
+        or an idempotency key of its own, and a sequence of messages, has a request of its own.
 
         Args:
             topic: where to.
@@ -245,20 +247,21 @@ class Client(Reader):
             headers: the headers, by name, of each of these messages that has none of its own.
             pointer: the write pointer of the transaction that the messages belong to.
             ttl_s: how many seconds these messages live, if shorter than the topic's.
-            idempotency_key: within the broker's window the same key publishes once.
-            producer: an id and a number, above that of the producer's publish before. A number at or below the
-                last one that the topic has of this producer stores nothing, and the answer is ``replayed``;
-                that is remembered for the topic's ttl and 7 days of silence. Await each before the next.
-            coalesce: whether a single message may travel with others; by default the client's
+            idempotency_key: within the broker's window the broker stores only one publish with this key.
+            producer: an id and a number that is higher than in the producer's previous publish. If the number is not
+                above the last one that the topic has of this producer, nothing is stored and the answer is
+                ``replayed``. The topic remembers the number for its ttl plus 7 days without a publish. Await each
+                publish before the next.
+            coalesce: whether a single message may share a request with others; by default the client's
                 setting.
 
         Returns:
             The acknowledgement, with what ``rollback`` needs if there was a pointer.
 
         Raises:
-            BadRequest: already here, of an idempotency key that is not 1 to 255 visible ASCII characters, or of
-                headers that are too many or too large.
-            BrokerError: by name; ``outcome`` says whether it may have been stored all the same.
+            BadRequest: raised before sending: the idempotency key is not 1 to 255 visible ASCII characters, or
+                there are too many headers, or they are too large.
+            BrokerError: the error of the answer; ``outcome`` says whether the messages may be stored anyway.
         """
         if isinstance(messages, SINGLE):
             together = self.settings.coalesce if coalesce is None else coalesce
@@ -292,7 +295,7 @@ class Client(Reader):
         """Queue a message to be published in the background (see ``later``).
 
         Returns:
-            A future with the acknowledgement; it may be ignored, ``later.counts`` tells the rest.
+            A future with the acknowledgement. The caller may ignore it; ``later.counts`` counts every outcome.
 
         Raises:
             Overloaded: the queue is full, and ``on_full`` is ``"raise"``.
@@ -307,7 +310,7 @@ class Client(Reader):
         return self._later
 
     async def flush(self) -> None:
-        """Wait until everything given to ``publish_later`` so far is acknowledged or given up."""
+        """Wait until every message given to ``publish_later`` so far is acknowledged or given up."""
         if self._later is not None:
             await self._later.flush()
 
@@ -336,13 +339,13 @@ class Client(Reader):
     async def publish_stored(
         self, topic: TopicName, *, pointer: int, idempotency_key: str | None = None
     ) -> Published:
-        """Publish, by one reference, everything that was stored under a write pointer."""
+        """Publish, by one reference, all messages that were stored under a write pointer."""
         wanted, once = PublishRequest(pointer, []), self._key(idempotency_key)
         request = protocol.publish(self._topic(topic), wanted, key=once)
         return protocol.published(await self._calls.write(request))
 
     def stage(self, topic: TopicName) -> Stage:
-        """Return a stage of a topic: where one writer stores messages, which nobody sees yet.
+        """Return a stage of a topic. One writer stores messages in it; no consumer sees them yet.
 
         ::
 
@@ -361,7 +364,7 @@ class Client(Reader):
         ttl_s: int | None = None,
         producer: Producer | None = None,
     ) -> Published:
-        """Publish what was stored in stages, in the order of the list, all at once. Twice is as once.
+        """Publish the messages of stages, in the order of the list, all at once. Repeating the call is a no-op.
 
         Args:
             topic: the topic of the stages.
@@ -379,10 +382,10 @@ class Client(Reader):
         return protocol.published(await self._calls.write(request))
 
     async def rollback(self, topic: TopicName, published: Published) -> None:
-        """Undo a transactional publish: consumers in transactions skip its messages from now on.
+        """Undo a transactional publish: from now on, consumers in transactions skip its messages.
 
         Raises:
-            ValueError: it was not a transactional publish.
+            ValueError: the publish was not transactional.
         """
         if published.rollback is None:
             raise ValueError("Only a publish with a write pointer can be rolled back.")
@@ -391,9 +394,9 @@ class Client(Reader):
     def transaction_publisher(
         self, pointer: int, snapshot: Snapshot | None = None
     ) -> TransactionPublisher:
-        """Return a publisher under the write pointer of a transaction that another program runs.
+        """Return a publisher for a transaction that another program runs, under its write pointer.
 
-        It remembers what it may have to undo; ``rollback`` says how that transaction may end.
+        The publisher remembers its publishes, to undo them if need be; ``rollback`` says how that transaction may end.
         """
         return TransactionPublisher(self, pointer, snapshot)
 
@@ -407,7 +410,7 @@ class Client(Reader):
         service: AnyTransactionService | None = None,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> Transaction:
-        """Return a transaction: its block begins it, and commits it at the end; an exception rolls it back.
+        """Return a transaction. Its block begins it, and commits it at the end; an exception rolls it back.
 
         ::
 
@@ -415,16 +418,17 @@ class Client(Reader):
                 await tx.publish("audit/logins", b"alice")
 
         Args:
-            long: whether it may take long, as a load of many messages does.
-            timeout_s: after how many seconds it becomes invalid; by default the service's own: 30, a long one's a day.
+            long: whether it may take long, for example to load many messages.
+            timeout_s: after how many seconds it becomes invalid. By default the service decides: 30 seconds, or
+                a day for a long transaction.
             label: a text that ``broker tx list`` shows.
-            aware: its participants beside the publisher, in the order of their calls.
-            service: the transaction service, if not the broker's.
-            buffer_bytes_max: how many bytes of messages it holds in memory; beyond, they are stored in the broker.
+            aware: the participants other than the publisher, in the order of their calls.
+            service: the transaction service, if it is not the broker's.
+            buffer_bytes_max: how many bytes of messages it holds in memory; it stores further messages in the broker.
 
         Raises:
             TransactionConflict, TransactionNotInProgress: at the end of the block: it is not committed.
-            OutcomeUnknown: a publish, or the commit, has an unknown outcome; ``tx.state`` says how it stands.
+            OutcomeUnknown: a publish, or the commit, has an unknown outcome; ``tx.state`` has the details.
             BrokerError: at the beginning of the block: no transaction could be started.
         """
         publisher = BufferedPublisher(
@@ -446,34 +450,36 @@ class Client(Reader):
         attempts_max: int = ATTEMPTS_MAX,
         begin: Callable[[], Transaction] | None = None,
     ) -> T:
-        """Carry ``work`` out in a transaction, and again in a fresh one if that conflicts with another one.
+        """Run ``work`` in a transaction; after a conflict, run it again in a fresh transaction.
 
-        Only a conflict is repeated, and a beginning that was refused for now, after a pause that doubles and is drawn
-        at random. All else is raised as it comes: what is unknown may be committed.
+        This function retries conflicts, and temporary refusals to begin a transaction. Before each retry it waits;
+        the wait doubles and is randomized. It raises every other error at once: a transaction with an unknown
+        outcome may be committed.
 
         Args:
-            work: is given the transaction. It may be called several times, so what it does outside of the
-                transaction it does as often.
-            attempts_max: how often it is tried.
+            work: is called with the transaction. It may be called several times, so its effects outside of the
+                transaction may happen several times.
+            attempts_max: the maximum number of attempts.
+            begin: makes each transaction; by default ``transaction``, without arguments.
             begin: makes each transaction; by default ``transaction``, without arguments.
 
         Returns:
-            What ``work`` returned, once that is committed.
+            The result of ``work``, after the commit.
 
         Raises:
-            TransactionConflict: it conflicted to the last.
+            TransactionConflict: the last attempt had a conflict, too.
         """
         return await repeat(begin or self.transaction, work, attempts_max)
 
     @property
     def transactions(self) -> TransactionService:
-        """The calls of the broker's transaction service, one by one; ``transaction`` makes them in the right order."""
+        """The single calls of the broker's transaction service. ``transaction`` makes them in the right order."""
         return TransactionService(self._calls)
 
     # --- The cluster ------------------------------------------------------------------------------
 
     async def ask(self, request: ClientRequest) -> dict[str, Any]:
-        """Carry out a request of ``broker.client.admin`` and return the answer's JSON object."""
+        """Send a request of ``broker.client.admin`` and return the JSON object of its answer."""
         reply = await (self._calls.read(request) if request.reading else self._calls.write(request))
         return protocol.json_object(reply)
 
@@ -483,7 +489,7 @@ class Client(Reader):
         return uuid.uuid4().hex if key is None and self.settings.idempotent else key
 
     def _lane(self, topic: TopicName) -> Lane:
-        """Return the lane of a topic, made on its first use."""
+        """Return the lane of a topic; create it on first use."""
         identifier = self._topic(topic)
         lane = self._lanes.get(identifier)
         if lane is None:

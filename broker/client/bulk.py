@@ -1,15 +1,15 @@
-"""Bulk reads: all messages of a range as Arrow record batches, resumed behind the last message that was seen.
+"""Bulk reads: all messages of a range as Arrow record batches, resumed behind the last message seen.
 
-An Arrow IPC stream is messages of this form, the first of them a schema, and an end::
+An Arrow IPC stream is a list of messages in this form. The first one is a schema; the last one marks the end::
 
-    ff ff ff ff | size | metadata (flatbuffer) | body        as long as the metadata says
+    ff ff ff ff | size | metadata (flatbuffer) | body        the metadata contain the size of the body
     ff ff ff ff | 0                                          the end; without it the stream was cut off
 
-pyarrow reads streams that wait for their bytes in a thread, or are there as a whole. So this module finds out where a
-message ends, and pyarrow reads each as it is complete: no more than one batch is held.
+pyarrow can read a stream only if it is complete, or by blocking a thread. So this module finds the end of each
+message, and pyarrow reads each message when it is complete. At most one batch is held in memory.
 
-A stream that is cut off, or refused for now, is asked for again behind the last id that was handed out. Ids behind
-``through`` are no part of the range, so that nothing is lost, repeated or reordered by that.
+If a stream is cut off, or refused for now, the client requests it again behind the last id that it handed out. The
+range ends at ``through``, and never contains newer messages. So a resumed read loses, repeats and reorders nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PREFIX = struct.Struct("<Ii")
 _CONTINUES: Final = 0xFFFFFFFF
 _METADATA_BYTES_MAX: Final = 1 << 20
 _BODY_BYTES: Final = 4 + 2 * 3
-"""Where metadata say at which place their fourth field lies: how long the body is."""
+"""The position, in the table of field offsets, of the fourth field of the metadata: the size of the body."""
 _OFFSET, _SHORT = struct.Struct("<I"), struct.Struct("<H")
 _TABLE, _LONG = struct.Struct("<i"), struct.Struct("<q")
 
 
 class BulkRange(NamedTuple):
-    """What is read: ``(after, through]``, and what the reader's transaction may see."""
+    """A range to read: ``(after, through]``, and the snapshot of the reader's transaction, if it has one."""
 
     after: MessageId | None
     through: MessageId
@@ -49,11 +49,11 @@ class BulkRange(NamedTuple):
 async def record_batches(
     source: TailSource, span: BulkRange, deadline_s: float
 ) -> AsyncGenerator[RecordBatch]:
-    """Give the batches of a range, none of them empty.
+    """Yield the batches of a range, none of them empty.
 
     Raises:
         ImportError: pyarrow is missing.
-        BrokerError: the range can't be read, or could not be for ``deadline_s`` seconds on end.
+        BrokerError: the range can't be read, or every attempt failed for ``deadline_s`` seconds.
     """
     arrow = check_pyarrow()
     patience = Backoff(source.retrier, deadline_s)
@@ -75,7 +75,7 @@ async def record_batches(
 
 
 async def _batches(arrow: Any, reply: StreamedReply) -> AsyncGenerator[RecordBatch]:
-    """Give the batches of one reply. Raises Unavailable if it was cut off."""
+    """Yield the batches of one reply. Raises Unavailable if it was cut off."""
     splitter, schema = MessageSplitter(), None
     async for chunk in reply.chunks:
         for message in splitter.feed(chunk):
@@ -89,7 +89,7 @@ async def _batches(arrow: Any, reply: StreamedReply) -> AsyncGenerator[RecordBat
 
 
 class MessageSplitter:
-    """Takes a stream in pieces of any size, and gives out its messages, each as a whole."""
+    """Splits a stream, given in pieces of any size, into its complete messages."""
 
     def __init__(self) -> None:
         """Start before the first message."""
@@ -101,7 +101,7 @@ class MessageSplitter:
         """Take a piece and return the messages that it completes.
 
         Raises:
-            OutcomeUnknown: these bytes are no stream of Arrow's.
+            OutcomeUnknown: these bytes are not an Arrow stream.
         """
         self._pieces.append(data)
         self._missing -= len(data)
@@ -120,15 +120,16 @@ class MessageSplitter:
         return messages
 
     def finish(self) -> None:
-        """Say that nothing more comes. Raises Unavailable: the stream was cut off."""
+        """Check at the end of the input that the stream is complete. Raises Unavailable if it was cut off."""
         if not self._ended:
             raise Unavailable("The stream of record batches was cut off before its end.")
 
 
 def _size(data: memoryview) -> int:
-    """Return how long the message at the beginning is, or, if that can't be told yet, more than is there.
+    """Return the size of the message at the beginning of ``data``.
 
-    The end has the size of a prefix. Raises OutcomeUnknown.
+    If too few bytes are there to compute it, return a number above their length. The end mark has the size of a
+    prefix. Raises OutcomeUnknown.
     """
     if len(data) < _PREFIX.size:
         return _PREFIX.size
@@ -142,12 +143,12 @@ def _size(data: memoryview) -> int:
 
 
 def _body_bytes(metadata: memoryview) -> int:
-    """Return how long a message's body is, by its metadata: a table of flatbuffers. Raises OutcomeUnknown."""
+    """Return the size of a message's body, from its metadata, which are a flatbuffers table. Raises OutcomeUnknown."""
     try:
         (table,) = _OFFSET.unpack_from(metadata)
         fields = table - _TABLE.unpack_from(metadata, table)[0]
         (fields_bytes,) = _SHORT.unpack_from(metadata, fields)
-        place = found = 0  # A field that is not there is zero.
+        place = found = 0  # A missing field means zero.
         if fields_bytes > _BODY_BYTES:
             (place,) = _SHORT.unpack_from(metadata, fields + _BODY_BYTES)
         if place:

@@ -1,4 +1,4 @@
-"""How one call of the client becomes requests: carried, checked, tried again."""
+"""Turn a call of the client into requests: send them, check the answers, retry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from broker.wire import messages
 
 
 class Calls:
-    """Requests over a transport. Every method raises the BrokerError that an answer stands for."""
+    """Sends requests over a transport. Every method raises the BrokerError that an answer stands for."""
 
     def __init__(self, transport: Transport, retrier: Retrier) -> None:
         self._transport = transport
         self._retrier = retrier
 
     async def write(self, request: ClientRequest) -> Reply:
-        """Carry out a write, tried again where that is right."""
+        """Send a write, with retries where they are safe."""
 
         async def attempt(left_s: float) -> Reply:
             return outcomes.checked(request, await self._transport.send(request, left_s))
@@ -37,7 +37,7 @@ class Calls:
         return protocol.published(outcomes.checked(request, reply))
 
     async def read(self, request: ClientRequest) -> Reply:
-        """Carry out a read, tried again where that is right, and return its whole answer."""
+        """Send a read, with retries where they are safe, and return its whole answer."""
 
         async def attempt(left_s: float) -> Reply:
             async with self.stream(request, left_s) as reply:
@@ -46,7 +46,7 @@ class Calls:
         return await self._retrier.run(request, attempt)
 
     async def poll(self, request: ClientRequest, wait_s: float) -> list[Message]:
-        """Carry out a poll that may wait, tried again where that is right."""
+        """Send a poll that may wait, with retries where they are safe."""
 
         async def attempt(left_s: float) -> list[Message]:
             async with self.stream(request, wait_s + left_s) as reply:
@@ -57,7 +57,7 @@ class Calls:
     def stream(
         self, request: ClientRequest, timeout_s: float
     ) -> AbstractAsyncContextManager[StreamedReply]:
-        """Send a read, once, and give its answer piece by piece."""
+        """Send a read once, and yield its answer as a stream."""
         return stream(self._transport, request, timeout_s)
 
 
@@ -65,7 +65,7 @@ class Calls:
 async def stream(
     transport: Transport, request: ClientRequest, timeout_s: float
 ) -> AsyncGenerator[StreamedReply]:
-    """Send a read, once, and give its answer piece by piece. Raises the error that it stands for."""
+    """Send a read once, and yield its answer as a stream. Raises the BrokerError that the answer stands for."""
     async with transport.stream(request, timeout_s) as reply:
         if not 200 <= reply.status < 300:
             body = await _whole(reply.chunks)
@@ -74,7 +74,7 @@ async def stream(
 
 
 async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:
-    """Give the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
+    """Yield the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
     decoder = messages.decoder(reply.headers.get("content-type", ""))
     async for chunk in reply.chunks:
         found = decoder.feed(chunk)

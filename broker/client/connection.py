@@ -1,23 +1,24 @@
-"""A connection to a node: for writes, several at a time if the server is ours, or for one read at a time.
+"""A connection to a node: for several writes at a time if the server is ours, or for one read at a time.
 
-What HTTP needs is in ``broker.http.outbound``; here is what it means to a client: an outcome by its name
-(``outcomes``), what an answer tells of the cluster (``leaders``), and whether the server may be sent the
-next request before the last is answered. Pipelining starts with the second request, after an answer
-showed that the server is this project's: of the original nobody knows whether it answers in order.
+``broker.http.outbound`` does the HTTP. This module adds the client's view: it names the outcome of a request
+(``outcomes``), it notes what an answer says about the cluster (``leaders``), and it decides whether the
+client may send the next request before the last one is answered. Pipelining starts with the second request,
+after an answer showed that the server is this project's: it is not known whether the original answers
+requests in order.
 
-A server may close an idle connection at the moment at which a request is sent on it. Nobody could say
-then whether the request was read, so the client sees to it that this does not happen by plan:
+A server may close an idle connection at the moment when the client sends a request on it. Then it is unknown
+whether the server read the request. The client and the broker avoid this in planned cases:
 
-* a reply with ``Connection: close`` is the last of its connection; what was sent behind it was not
-  looked at (RFC 9112, 9.6), and the next request goes to another node;
-* a connection on which nothing is under way is looked at before it is used: the end that the server has
-  sent, or its last words, may lie in the socket already;
-* a node that stops ends idle connections of this client with last words: an answer 408 with
-  ``Connection: close``, which says that it has read nothing since its last reply and will read nothing
-  more (RFC 9110, 15.5.9: the request may be repeated). A request that crosses them on the way takes
-  them as its answer, and is sent to another node.
+* A reply with ``Connection: close`` is the last one of its connection. The server did not process any later
+  request on it (RFC 9112, 9.6). The next request goes to another node.
+* Before the client uses an idle connection, it looks into the socket: the server's end of the connection, or
+  its unsolicited 408, may have arrived already.
+* A node that stops sends an unsolicited answer 408 with ``Connection: close`` on the idle connections of this
+  client, and ends them. It means that the node has read nothing since its last reply and will read nothing
+  more (RFC 9110, 15.5.9: the request may be repeated). A request that is in flight at that moment receives
+  the 408 as its answer, and the client sends it to another node.
 
-What remains unknown is what a crash leaves unknown.
+Only a crash leaves an outcome unknown.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
 
 OURS: Final = "x-request-id"
-"""The header by which an answer shows that the server is this project's."""
+"""An answer with this header shows that the server is this project's."""
 
 HEADS_KEPT_MAX: Final = 256
 
 
 class ClientConnection(outbound.OutboundConnection):
-    """A connection whose ends are told as a client understands them.
+    """A connection that turns the errors of HTTP into the errors of the client.
 
     Args:
-        url: the node at its other end.
+        url: the address of the node.
         headers: sent with every request.
-        nodes: where what answers tell of the cluster is noted.
-        idle_s_max: when it was idle for longer, it is not used again.
+        nodes: records what the answers say about the cluster.
+        idle_s_max: a connection that was idle for longer is not used again.
 
     Attributes:
         ours: whether an answer showed that the server is this project's.
@@ -65,7 +66,7 @@ class ClientConnection(outbound.OutboundConnection):
         self._heads: dict[tuple[str, str, tuple[tuple[str, str], ...]], bytes] = {}
 
     def good_for(self, topic: TopicId | None) -> bool:
-        """Whether a request about a topic may go out on it, and belongs to its node."""
+        """Return whether a request about a topic may be sent on this connection, and belongs to its node."""
         if not self.usable:
             return False
         now = self._loop.time()
@@ -74,16 +75,16 @@ class ClientConnection(outbound.OutboundConnection):
         return self._nodes.place(topic, now) == self.url
 
     async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
-        """Send one request and return its answer, whatever its status.
+        """Send one request and return its answer, with any status.
 
         Raises:
-            Unavailable: nothing of the request was sent, or the server has not looked at it.
+            Unavailable: the request was not sent, or the server has not processed it.
             OutcomeUnknown: no answer came, and the request was not repeatable.
         """
         try:
             reply = await self.exchange(request, timeout_s)
         except asyncio.CancelledError:
-            self._left = True  # Others that waited behind it lost nothing by the node's fault.
+            self._left = True  # The later requests on it did not fail by the node's fault.
             raise
         except NotSent as error:
             self._lost()
@@ -95,7 +96,7 @@ class ClientConnection(outbound.OutboundConnection):
         return reply
 
     async def read(self, request: ClientRequest, timeout_s: float) -> Streamed:
-        """Send one read and return its answer once it has begun, whatever its status. Raises Unavailable."""
+        """Send one read and return its answer, with any status, as soon as it begins. Raises Unavailable."""
         try:
             streamed = await self.stream(request, timeout_s)
         except NotSent as error:
@@ -111,10 +112,10 @@ class ClientConnection(outbound.OutboundConnection):
         return streamed
 
     async def chunk(self, streamed: Streamed, request: ClientRequest, silence_s: float) -> bytes:
-        """Return what has arrived of the answer to a read; no bytes are its end.
+        """Return the next bytes of the answer to a read; empty at the end.
 
         Raises:
-            Unavailable: it was cut off, or nothing came for ``silence_s``.
+            Unavailable: the answer was cut off, or nothing arrived for ``silence_s``.
         """
         try:
             return await streamed.chunk(silence_s)
@@ -127,12 +128,14 @@ class ClientConnection(outbound.OutboundConnection):
             self._nodes.lost(self.url, self._loop.time())
 
     def _note(self, request: ClientRequest, status: int, headers: Mapping[str, str]) -> None:
-        """Note what an answer tells of the cluster."""
+        """Record what an answer says about the cluster."""
         now = self._loop.time()
         self._nodes.heard(request.topic, self.url, headers.get(HEADER), now)
         closes = headers.get("connection", "").lower() == "close"
         if closes and (status < 400 or status in {408, 503}):
-            self._nodes.leaving(self.url, now)  # With other errors only a body was not read.
+            self._nodes.leaving(
+                self.url, now
+            )  # After any other error the server closes only for an unread body.
         else:
             self._nodes.answered(self.url)
 
@@ -158,7 +161,7 @@ class ClientConnection(outbound.OutboundConnection):
 
 
 def _comes_once(request: outbound.Ask) -> bool:
-    """Whether a request has a head that does not come again, but for a retry."""
+    """Return whether the head of a request occurs once, except for retries."""
     headers = request.headers
     is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers
     return is_counted or "/stages/" in request.path

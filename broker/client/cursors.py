@@ -1,7 +1,7 @@
-"""Named cursors: the places of readers that the broker keeps, each changed by compare-and-set.
+"""Named cursors: the broker keeps the places of readers, and changes each by compare-and-set.
 
-A put names the version that it expects. One that is sent again, because its answer was lost, has the effect of
-once, and is answered as the first time: so it is repeated like any other call.
+A put names the version that it expects. If its answer is lost, the client may send it again: the second put changes
+nothing, and has the same answer. So the client retries it like any repeatable request.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from broker.model import MessageId, TopicId, check_cursor
 
 
 class CursorLag(NamedTuple):
-    """What lies behind a cursor.
+    """The messages behind a cursor.
 
-    ``messages`` can be read, of which ``oldest`` is the id of the first, by its row; None: there is none. ``lost``
-    is how many were published behind the cursor and can't be read any more, at least.
+    ``messages`` of them can be read. ``oldest`` is the id of the first of these, by its row, or None if there is none.
+    ``lost`` is the number that were published behind the cursor and can't be read any more; it is a lower bound.
     """
 
     messages: int
@@ -34,8 +34,9 @@ class CursorLag(NamedTuple):
 class Cursor(NamedTuple):
     """A named cursor.
 
-    ``after`` is the last message that was read, None if none was. ``version`` is what the next put expects. ``data``
-    is the reader's own. ``generation`` is that of the topic. ``lag`` is None in the answer to a put.
+    ``after`` is the id of the last message that was read, or None. ``version`` is the version that the next put
+    expects. ``data`` is free text of the reader. ``generation`` is that of the topic. ``lag`` is None in the answer
+    to a put.
     """
 
     name: str
@@ -48,9 +49,9 @@ class Cursor(NamedTuple):
 
 
 class CursorCalls:
-    """The calls of named cursors, one method each; ``client.cursors`` is one.
+    """The calls of named cursors, one method each; ``client.cursors`` is an object of this class.
 
-    Every method raises TopicNotFound if there is no such topic, and BadName if a name can be none.
+    Every method raises TopicNotFound if there is no such topic, and BadName if a name is not valid.
     """
 
     def __init__(self, calls: Calls, topic_of: Callable[[TopicName], TopicId]) -> None:
@@ -58,7 +59,7 @@ class CursorCalls:
         self._topic_of = topic_of
 
     async def list(self, topic: TopicName) -> list[Cursor]:
-        """Return all named cursors of a topic, each with its lag, in the order of their names."""
+        """Return all named cursors of a topic, each with its lag, sorted by name."""
         found: list[Cursor] = []
         behind: str | None = ""
         while behind is not None:
@@ -86,16 +87,17 @@ class CursorCalls:
         """Move a cursor, or create it.
 
         Args:
-            topic: whose.
+            topic: the topic of the cursor.
             name: 1 to 128 letters, digits and any of ``_ - .``
-            after: the id of the last message that was read; None: of none.
-            expected: the version that it has; None: there is no such cursor yet.
-            data: up to 1,024 bytes of text of the reader's own.
+            after: the id of the last message that was read; None: no message was read.
+            expected: the present version of the cursor; None: there is no such cursor yet.
+            data: free text of the reader, up to 1,024 bytes.
 
         Raises:
-            CursorMoved: it has another version, or is not there; ``error.cursor`` tells. Nothing was done.
-            TooManyCursors: the topic has as many as it may have.
-            OutcomeUnknown: it may have been done. The same put again tells.
+            CursorMoved: the cursor has another version, or does not exist; ``error.cursor`` is its present state.
+                Nothing was changed.
+            TooManyCursors: the topic has the maximum number of cursors.
+            OutcomeUnknown: the put may have been done. Repeat the same put to find out.
         """
         place = None if after is None else id_of(after, "after").hex()
         body = json.dumps({"after": place, "expected": expected, "data": data}).encode()
@@ -103,7 +105,7 @@ class CursorCalls:
         return _cursor(protocol.json_object(await self._calls.write(request)))
 
     async def delete(self, topic: TopicName, name: str) -> bool:
-        """Delete a cursor, wherever it is; return whether there was one at the last attempt."""
+        """Delete a cursor at any version. Return whether it existed at the last attempt."""
         request = _request("DELETE", self._topic_of(topic), name)
         return bool(protocol.json_object(await self._calls.write(request))["deleted"])
 

@@ -1,17 +1,17 @@
-"""Dead letters: what becomes of a message that its handler can't handle.
+"""Dead letters: copies, in another topic, of messages that their handler can't handle.
 
-A letter has the message's payload, its key and its headers, and headers that say why it is there::
+A letter has the message's payload, key and headers. Further headers say why it exists::
 
     dead-letter-reason      the error's type and text     dead-letter-topic        where the message was published
     dead-letter-id          the message's id, hex         dead-letter-subscriber   whose handler failed
     dead-letter-tries       how often it was tried        dead-letter-time         when it was given up, RFC 3339
 
-A message's key and headers may take 16 KiB together. Of a message that has no room left for these headers, its own
-headers, and if need be its key, are left out, and ``dead-letter-left-out`` says so.
+The key and headers of a message may take 16 KiB together. If the further headers do not fit, the letter leaves out
+the message's own headers, and if need be its key. ``dead-letter-left-out`` names the missing parts.
 
-A letter is published under an idempotency key that is made of the topic, the subscriber and the message. So a
-subscriber that dies between the letter and its place publishes no second one, as long as it is back within the
-broker's window.
+A letter is published under an idempotency key made of the topic, the subscriber and the message. A subscriber may
+stop after it published the letter and before it wrote its place. If it restarts within the broker's window, it
+publishes no second letter.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SUFFIX: Final = "-dead-letters"
 
 
 def default_topic(topic: TopicId) -> TopicId:
-    """Return where the letters of a topic go if no topic is named for them."""
+    """Return the default topic for the dead letters of a topic."""
     return TopicId(topic.namespace, topic.topic + SUFFIX)
 
 
 def key_of(topic: TopicId, subscriber: str, message: Message) -> str:
-    """Return the idempotency key of a letter: another one for each topic, subscriber and message."""
+    """Return the idempotency key of a letter; each topic, subscriber and message has another one."""
     about = f"{topic.namespace}/{topic.topic}/{subscriber}/{message.id.hex()}"
     return "dead-letter." + hashlib.sha256(about.encode()).hexdigest()
 
@@ -51,7 +51,7 @@ def letter_of(
     tries: int,
     now_ms: int,
 ) -> NewMessage:
-    """Return the letter of a message that its handler failed at."""
+    """Return the dead letter of a message whose handler failed."""
     about = {
         "reason": f"{type(error).__name__}: {error}",
         "id": message.id.hex(),

@@ -1,4 +1,4 @@
-"""How a method for asyncio becomes one that waits: with its signature and its documentation."""
+"""Turn a method for asyncio into a blocking one, with the same signature and documentation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ T = TypeVar("T")
 A_co = TypeVar("A_co", covariant=True)
 
 _HOME: Final = "broker.client.sync"
-"""Where people look for what waits."""
+"""The module that the documentation names as the home of blocking methods."""
 
 
 class Blocking(Protocol[A_co]):
-    """Has, on the loop's thread, an object with methods for asyncio, and waits for what they do."""
+    """Holds an object with asyncio methods on the loop's thread, and waits for the results of its calls."""
 
     @property
     def _client(self) -> A_co:
-        """That object."""
+        """The object with the asyncio methods."""
 
     def _wait(self, work: Awaitable[T]) -> T:
-        """Wait for one of its calls."""
+        """Wait for one of its calls, and return the result."""
 
 
 def described(call: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T]:
-    """Give ``call`` what ``help`` shows of ``method``."""
+    """Copy the name, the documentation and the signature of ``method`` to ``call``, for ``help``."""
     functools.update_wrapper(call, method)
     signature = inspect.signature(method)
     given = str(signature.return_annotation).replace("AsyncGenerator", "Generator")
@@ -43,7 +43,7 @@ def described(call: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T
 def blocking(
     method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Blocking[A_co], P], T]:
-    """Return the form of a method that waits for its outcome."""
+    """Return the blocking form of a method."""
 
     def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._wait(method(self._client, *args, **kwargs))

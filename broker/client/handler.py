@@ -1,7 +1,7 @@
-"""Handing messages to a handler: functions with and without asyncio, tried again with back-off and jitter.
+"""Call a handler with messages: asynchronous or not, with retries, back-off and jitter.
 
-A handler without asyncio runs in one thread, always the same, so that what belongs to a thread (a connection of
-sqlite3) may be used in it. So does what stands around it (``Work``), if that is for no asyncio either.
+A handler that is not asynchronous always runs in the same thread. So it may use objects that belong to one thread,
+such as a connection of sqlite3. The context around it (``Work``) runs in the same thread, unless it is asynchronous.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.model import Message
 
 T = TypeVar("T")
 Handler = Callable[..., Any]
-"""Called with a message, or a list of messages; with what ``Work`` gives behind it, if there is any."""
+"""Called with a message or a list of messages. If there is a ``Work``, its value is the second argument."""
 Work = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 """A context around one call of the handler, such as a transaction of a database."""
 
@@ -29,15 +29,15 @@ log: Final = logging.getLogger("broker.client.subscriber")
 
 
 class Stopped(Exception):
-    """The subscriber is told to stop."""
+    """The subscriber must stop."""
 
 
 class Interrupted(Stopped):
-    """The handler was interrupted, as by Ctrl-C: its message is not handled, and the subscriber stops."""
+    """The handler was interrupted, for example by Ctrl-C. Its message is not handled, and the subscriber stops."""
 
 
 class GaveUp(Exception):
-    """A handler failed as often as it may; ``error`` is how it failed the last time."""
+    """A handler failed the maximum number of times; ``error`` is its last error."""
 
     def __init__(self, error: BaseException, tries: int) -> None:
         super().__init__(f"{tries} tries: {error}")
@@ -46,36 +46,36 @@ class GaveUp(Exception):
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling a function gives something to await, as far as it tells."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - Its own method may be for asyncio.
+    """Return whether a function is declared asynchronous. A plain function that returns an awaitable is not."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - An object's __call__ may be asynchronous.
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 class Calling:
-    """Calls the handler, and what else a caller gave, each in its own way."""
+    """Calls the handler and other functions of the caller: on the event loop, or in the handler's thread."""
 
     def __init__(self, handler: Handler, executor: Executor) -> None:
-        """Run what is for no asyncio in ``executor``, which has one thread."""
+        """Run functions that are not asynchronous in ``executor``, which has one thread."""
         self._handler = handler
         self._executor = executor
         self._is_async = is_async(handler)
 
     async def aside(self, function: Callable[[], T | Awaitable[T]]) -> T:
-        """Call a function, in the thread if it is for no asyncio, and return what it gives in the end."""
+        """Call a function and return its result; run it in the thread if it is not asynchronous."""
         if is_async(function):
             return await cast("Awaitable[T]", function())
         done = await asyncio.get_running_loop().run_in_executor(self._executor, function)
         return await done if inspect.isawaitable(done) else done
 
     async def hand(self, messages: Any, work: Callable[[], Work] | None) -> None:
-        """Call the handler once, within ``work()``. Raises what these raise."""
+        """Call the handler once, within ``work()``. Raises their errors."""
         if work is None:
             await self._called(messages)
         else:
             await self._within(messages, work())
 
     async def skip(self, work: Callable[[], Work]) -> None:
-        """Do the work around a call without the call."""
+        """Enter and leave the context ``work()`` without a call of the handler."""
         around = work()
         if isinstance(around, AbstractAsyncContextManager):
             async with around:
@@ -102,7 +102,9 @@ class Calling:
                     if inspect.isawaitable(done):
                         if inspect.iscoroutine(done):
                             done.close()
-                        raise TypeError("A handler that is to be awaited is no plain function.")
+                        raise TypeError(
+                            "The handler returned an awaitable. Define it with async def."
+                        )
 
             await self.aside(whole)
 
@@ -114,7 +116,7 @@ class Calling:
 
 
 class Trying:
-    """Calls until it succeeds, or has failed often enough."""
+    """Repeats a call until it succeeds or has failed ``tries_max`` times."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Trying:
         sleep: Callable[[float], Awaitable[None]],
         rng: random.Random | None = None,
     ) -> None:
-        """``sleep`` may raise to end the trying."""
+        """``sleep`` may raise an error to end the retries."""
         self.tries_max = tries_max
         self._delay_min_s = delay_min_s
         self._delay_max_s = delay_max_s
@@ -133,7 +135,7 @@ class Trying:
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
 
     def pause_s(self, tries: int) -> float:
-        """Return how long to wait after so many tries: twice as long each time, drawn from the upper half."""
+        """Return the wait after so many tries. It doubles each time, and is drawn from its upper half."""
         longest_s = min(self._delay_max_s, self._delay_min_s * float(1 << min(tries - 1, 30)))
         return longest_s * self._rng.uniform(0.5, 1.0)
 
@@ -143,14 +145,16 @@ class Trying:
         failed: Callable[[BaseException, int], None],
         final: tuple[type[Exception], ...] = (),
     ) -> None:
-        """Call until it succeeds; ``failed`` is told of each failure. Errors of ``final`` are raised at once.
+        """Repeat ``call`` until it succeeds, and report each failure to ``failed``. Errors of ``final`` are not retried.
 
         Raises:
             GaveUp: it failed ``tries_max`` times.
         """
 
         async def attempt() -> None:
-            await call()  # Of what is no coroutine function nothing would be awaited.
+            await (
+                call()
+            )  # AsyncRetrying awaits only coroutine functions; ``call`` may be another callable.
 
         def may_retry(error: BaseException) -> bool:
             return isinstance(error, Exception) and not isinstance(error, (Stopped, *final))
@@ -175,10 +179,10 @@ class Trying:
 def _error(state: RetryCallState) -> BaseException:
     outcome = state.outcome
     error = None if outcome is None else outcome.exception()
-    assert error is not None, "only failures come here"
+    assert error is not None, "this is called only after a failure"
     return error
 
 
 def as_given(messages: Sequence[Message], *, in_batches: bool) -> Any:
-    """Return what a handler is called with: a message, or a list."""
+    """Return the argument of a handler: one message, or a list."""
     return list(messages) if in_batches else messages[0]

@@ -1,23 +1,23 @@
-"""The awaited publishes of one topic that travel together.
+"""The awaited publishes of one topic that share requests.
 
 Callers that publish at the same time share a request, and each gets its own acknowledgement::
 
-    publish("a") ─┐  waiting                 under way
+    publish("a") ─┐  waiting                 in flight
     publish("b") ─┼─> [a b c] ──────────────> POST …/publish [a b c]   one connection,
     publish("c") ─┘  until the next free      POST …/publish [d e]     in this order
                      place, or a bound
 
-The first publish after a quiet moment leaves at once (at the end of the loop's turn, so that what is
-published in the same turn goes along); while requests are under way, the next one fills up. So a lone
-caller waits for nobody, and the busier it gets, the fuller the requests.
+If no request is in flight, a publish leaves at the end of the current turn of the event loop, together
+with the other publishes of that turn. While requests are in flight, the next batch fills up. So a single
+caller never waits for other callers, and the batches grow with the load.
 
-With several connections (``connections_per_topic``) what waits is shared out among those that are
-idle: the broker reads one request while it syncs another. The order of calls that are awaited at the
-same time is then up to the broker.
+With several connections (``connections_per_topic``) the lane divides the waiting messages among the idle
+ones: the broker reads one request while it syncs another. Then the broker decides the order of calls that
+are awaited at the same time.
 
-If the broker refuses a request for what may be the fault of one message, each of its messages is sent
-again alone: one that is too large fails by itself. That is safe, because *refused* means that none
-of them was stored. Nothing here runs per message but what must: a future each.
+If the broker refuses a request for a reason that one message may have caused, the lane sends each of its
+messages again alone, so that only the faulty message fails. That is safe, because *refused* means that the
+broker stored none of them. For speed, this module does little work per message: it creates one future each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._payloads: list[bytes] = []
         self._attributes: list[bytes] = []
-        """Of each payload."""
+        """The encoded key and headers of each payload."""
         self._answers: list[asyncio.Future[Published]] = []
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +66,7 @@ class Lane:
         self._closed = False
 
     def add(self, payload: bytes, attributes: bytes = b"") -> asyncio.Future[Published]:
-        """Take one message; the future is done when the broker has acknowledged or refused it."""
+        """Queue one message. The future is done when the broker has acknowledged or refused it."""
         answer: asyncio.Future[Published] = self._loop.create_future()
         self._payloads.append(payload)
         self._attributes.append(attributes)
@@ -77,26 +77,26 @@ class Lane:
         return answer
 
     def close(self) -> None:
-        """Refuse what waits, and end what is under way as unanswered."""
+        """Refuse waiting messages, and end requests in flight as unanswered."""
         self._closed = True
         self._flush()
         for track in self._tracks:
             track.close()
 
     async def finished(self) -> None:
-        """Wait until nothing is under way any more, after a close."""
+        """Wait after a close until no request is in flight."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def close_if_idle(self, before: float) -> None:
-        """Close connections that were last used before that time of the loop's clock."""
+        """Close the connections that were last used before that time of the loop's clock."""
         for track in self._tracks:
             track.close_if_idle(before)
 
     # --- Batches ----------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Send what waits, as far as there are places for requests."""
+        """Send waiting messages while tracks have free places for requests."""
         self._scheduled = False
         if self._closed:
             self._refuse_waiting()
@@ -118,7 +118,7 @@ class Lane:
             self._loop.call_soon(self._flush)
 
     def _take(self, count_max: int) -> _Batch:
-        """Take what fits in one request, without the messages whose callers have gone."""
+        """Take as many messages as fit in one request, without those whose callers were cancelled."""
         count = self._fitting(min(count_max, self._settings.batch_messages_max))
         payloads, self._payloads = self._payloads[:count], self._payloads[count:]
         beside, self._attributes = self._attributes[:count], self._attributes[count:]
@@ -145,7 +145,7 @@ class Lane:
         _fail(batch, outcomes.never_sent("the client was closed"))
 
     async def _deliver(self, batch: _Batch, track: Track, ticket: TrackTicket) -> None:
-        """Send a batch and give each caller its outcome; never leave one without."""
+        """Send a batch, and always give each caller an outcome."""
         try:
             published = await self._publish(batch, track, ticket)
         except BrokerError as error:
@@ -160,7 +160,7 @@ class Lane:
                     answer.set_result(own)
         finally:
             track.leave(ticket)
-            # Only after a defect of ours or a cancelled loop: nobody knows how far it came.
+            # A no-op, unless this task was cancelled or this code has a defect: then the outcome is unknown.
             _fail(batch, outcomes.gave_up())
 
     async def _deliver_each(self, batch: _Batch, track: Track, ticket: TrackTicket) -> None:
@@ -192,7 +192,7 @@ class Lane:
 
 
 def _fail(batch: _Batch, error: BrokerError) -> None:
-    """Give every caller that still waits an error of its own (a shared one would pile up frames)."""
+    """Give each waiting caller its own copy of an error: a shared one would collect the traceback of each."""
     for answer in batch.answers:
         if not answer.done():
             answer.set_exception(copy.copy(error))

@@ -1,4 +1,4 @@
-"""Publishing in the background: the caller goes on, a bounded queue holds what waits.
+"""Publishing in the background: the caller continues while a bounded queue holds its messages.
 
 ::
 
@@ -6,11 +6,12 @@
          │                                          │ refused for now: again, up to attempts_max
          └ full: wait | drop | raise                └ acknowledged, refused, unknown: the future
 
-One request of a topic is under way at a time, and the next leaves only when it is settled: the order of
-the calls is the order in the topic, also through retries, and also of calls that wait for room: they come
-in one after the other, whatever fits. The bounds hold for all topics together.
-Nothing is lost in silence: what is dropped or given up is counted, its future has the error, and the
-first of a run of losses is logged.
+One request of a topic is in flight at a time, and the next one leaves only after it is settled. So the
+order of the calls is the order in the topic, also with retries. Calls that wait for room also keep their
+order: they enter the queue one after the other, even if a later, smaller message would fit first. The bounds
+apply to all topics together.
+No message is lost in silence: the queue counts each message that it drops or gives up, and sets the error
+on its future. It logs the first of a series of losses.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _Batch = list[tuple[EncodedMessage, Answer]]
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the messages: every accepted one ends in one of the other three."""
+    """Counts messages by outcome. Every accepted message ends as published, refused or unknown."""
 
     accepted: int = 0
     published: int = 0
@@ -65,13 +66,13 @@ class Later:
         self._bytes = 0
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held by whoever waits for room; an asyncio.Lock is taken in the order of asking."""
+        """Held by the call that waits for room. An asyncio.Lock is granted in the order of requests."""
         self._closed = False
         self._losing = False
 
     @property
     def waiting(self) -> int:
-        """How many messages are not settled yet."""
+        """The number of messages that are not settled yet."""
         return len(self._unsettled)
 
     async def put(
@@ -82,7 +83,7 @@ class Later:
         Raises:
             Overloaded: there is no room, and ``on_full`` is ``"raise"``.
             Unavailable: the client was closed.
-            ValueError: ``on_full`` is none of its words.
+            ValueError: ``on_full`` is none of the allowed words.
         """
         choice = check_on_full(on_full or self._settings.later_on_full)
         if choice == "wait":
@@ -96,12 +97,12 @@ class Later:
         return self._accept(topic, message)
 
     async def flush(self) -> None:
-        """Wait until everything that was accepted so far is settled."""
+        """Wait until all messages accepted so far are settled."""
         if self._unsettled:
             await asyncio.wait(set(self._unsettled))
 
     async def close(self, timeout_s: float) -> None:
-        """Accept nothing more, give the rest so many seconds, then give it up."""
+        """Accept nothing more; give the queued messages ``timeout_s`` seconds, then give them up."""
         self._closed = True
         self._room.set()
         if self._unsettled:
@@ -117,7 +118,7 @@ class Later:
     # --- Inside -----------------------------------------------------------------------------------
 
     def _has_room(self, message: EncodedMessage) -> bool:
-        """Whether one more fits; one message always fits in an empty queue."""
+        """Return whether one more message fits; one message always fits in an empty queue."""
         waiting, settings = len(self._unsettled), self._settings
         return not waiting or (
             waiting < settings.later_messages_max
@@ -148,7 +149,7 @@ class Later:
         return answer
 
     async def _work(self, topic: TopicId) -> None:
-        """Publish what waits for a topic, then end."""
+        """Publish the waiting messages of a topic, then end."""
         batch: _Batch = []
         try:
             queue = self._queues[topic]
@@ -156,7 +157,9 @@ class Later:
                 batch = self._take(queue)
                 await self._publish(topic, batch)
         finally:
-            self._settle_all(batch, outcomes.gave_up())  # Of these only a cancelled one is left.
+            self._settle_all(
+                batch, outcomes.gave_up()
+            )  # Only a cancelled batch is not settled yet.
             del self._workers[topic]
             if not self._queues.get(topic, True):
                 del self._queues[topic]
@@ -214,10 +217,10 @@ class Later:
             self.counts.refused += 1
 
     def _lose(self, answer: Answer, error: BrokerError) -> None:
-        """Give a future its error, and log the first of a run of losses."""
+        """Set a future's error, and log the first of a series of losses."""
         if not answer.done():
             answer.set_exception(error)
-            answer.exception()  # It is allowed to ignore the future; the counts tell.
+            answer.exception()  # The caller may ignore the future; ``counts`` has the loss.
         if not self._losing:
             self._losing = True
             log.warning(

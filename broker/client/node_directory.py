@@ -1,26 +1,28 @@
-"""Which node to ask: what a client knows of a cluster, without I/O.
+"""Choose the node for a request: the client's knowledge of a cluster, without I/O.
 
-Any node answers any request; asking the topic's leader saves a hop. Nothing is asked in advance: every
-reply about a topic names its leader, and the next request goes there::
+Any node answers any request; asking the topic's leader saves a hop. The client never asks for the leader in
+advance: every reply about a topic names its leader, and the next request goes there::
 
     Broker-Leader: http://b:8082;node=2;epoch=7
 
-    heard from any node      ──> the topic is b's, unless a newer epoch is known
-    connection to b lost     ──> b rests: 0.1 s, 0.2 s ... 5 s; meanwhile another node is asked, which
-                                 forwards, and whose reply names the new leader
-    b says Connection: close ──> b is about to stop: it rests for 1 s
-    b named in a newer epoch ──> b has come back: its rest is over
+    reply from any node          ──> b leads the topic, unless a newer epoch is known
+    connection to b lost         ──> back off from b: 0.1 s, 0.2 s ... 5 s; meanwhile ask another node, which
+                                     forwards, and whose reply names the new leader
+    b says Connection: close     ──> b is about to stop: back off from it for 1 s
+    a newer epoch names b        ──> b has come back: end its back-off
 
-    place(topic) =  its leader, unless it rests; else the node asked last, unless it rests;
-                    else the next one in the circle; if all rest, the one whose rest ends first
+    place(topic) =  its leader, unless backed off; else the node asked last, unless backed off;
+                    else the next one in the ring of addresses; if all are backed off, the one whose
+                    back-off ends first
 
-An epoch belongs to one node, so an older one is old news and is ignored. Except when nothing else has
-been heard for 30 s: then the storage behind the addresses was replaced, and epochs began anew.
+An epoch belongs to one node. So a reply with an older epoch is stale, and the client ignores it. There is one
+exception: after 30 s of nothing but older epochs, the client accepts them. Then the storage behind the
+addresses was replaced, and its epochs began anew.
 
-Where a leader listens is taken from replies, and replies come only from nodes that the caller named or
-that such nodes named. Requests carry the caller's headers (``Authorization``) there; so an https node
-may name https nodes only. Behind a proxy or a load balancer these addresses may not be reachable, or
-not be meant to be: ``follow=False`` stays with the addresses that the caller gave.
+The client takes a leader's address from replies. Replies come only from nodes that the caller named or that
+such nodes named. The client sends the caller's headers (``Authorization``) to the leader; so an https node
+may name https nodes only. Behind a proxy or a load balancer these addresses may not be reachable, or the
+caller may not want to use them: with ``follow=False`` the client uses only the caller's addresses.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ from broker.http.address import Address
 from broker.model import TopicId
 
 HEADER: Final = "broker-leader"
-"""The header by which an answer names the leader of the topic it is about."""
+"""The header in which an answer names the leader of its topic."""
 
-REST_MIN_S: Final = 0.1
-REST_MAX_S: Final = 5.0
+BACK_OFF_MIN_S: Final = 0.1
+BACK_OFF_MAX_S: Final = 5.0
 LEAVING_S: Final = 1.0
 DOUBT_S: Final = 30.0
 TOPICS_MAX: Final = 100_000
 NODES_MAX: Final = 512
-"""A cluster has 256 instance numbers; behind them addresses may change."""
+"""A cluster has 256 instance numbers, and the address of a number may change."""
 
 
 class Leader(NamedTuple):
-    """Who leads a topic; ``epoch`` None: it is assigned and has not claimed yet."""
+    """The leader of a topic. ``epoch`` None: the node is assigned and has not claimed the topic yet."""
 
     url: str
     node: int | None
@@ -53,7 +55,7 @@ class Leader(NamedTuple):
 
 
 def leader_of(header: str) -> Leader | None:
-    """Read a ``Broker-Leader`` header; None if it isn't one."""
+    """Read a ``Broker-Leader`` header; return None if it is not valid."""
     url, *fields = (part.strip() for part in header.split(";"))
     values = dict(field.partition("=")[::2] for field in fields)
     try:
@@ -68,7 +70,7 @@ def _number(text: str | None) -> int | None:
 
 
 class _KnownLeader:
-    """What was last heard of a topic; ``doubted_s`` is since when only older epochs were heard."""
+    """The last known leader of a topic. ``doubted_s``: since when all replies have had older epochs."""
 
     __slots__ = ("doubted_s", "header", "leader")
 
@@ -78,18 +80,18 @@ class _KnownLeader:
         self.doubted_s: float | None = None
 
 
-class _Rest(NamedTuple):
+class _BackOff(NamedTuple):
     failures: int
     until_s: float
 
 
 class NodeDirectory:
-    """The nodes, who leads what, and who is not to be asked just now. Times are monotonic seconds.
+    """The nodes, the leaders of topics, and the nodes to avoid for now. Times are monotonic seconds.
 
     Args:
         given: the addresses that the caller named, at least one.
-        follow: whether leaders named by replies are asked directly.
-        rng: where in the circle to begin, and the jitter of rests.
+        follow: whether to send requests directly to leaders that replies name.
+        rng: chooses the first address in the ring, and the jitter of back-offs.
     """
 
     def __init__(
@@ -97,44 +99,44 @@ class NodeDirectory:
     ) -> None:
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
         self._given = len(given)
-        self._circle = [url.rstrip("/") for url in given]
+        self._ring = [url.rstrip("/") for url in given]
         self._at = self._rng.randrange(self._given)
         self._follow = follow
         self._leaders: dict[TopicId, _KnownLeader] = {}
-        self._rests: dict[str, _Rest] = {}
+        self._back_offs: dict[str, _BackOff] = {}
 
     @property
     def several(self) -> bool:
-        """Whether this is known to be a cluster, or at least more than one address."""
-        return len(self._circle) > 1 or bool(self._leaders)
+        """True if there is more than one address, or a reply has named a leader."""
+        return len(self._ring) > 1 or bool(self._leaders)
 
     def leader(self, topic: TopicId) -> Leader | None:
-        """Return who was last heard to lead a topic."""
+        """Return the last known leader of a topic."""
         known = self._leaders.get(topic)
         return None if known is None else known.leader
 
     def place(self, topic: TopicId | None, now: float, tried: Collection[str] = ()) -> str | None:
         """Return the address to ask about a topic (None: about anything).
 
-        Without ``tried`` there always is one. With the addresses that were tried in vain just now,
-        None says that every other one rests.
+        ``tried`` are the addresses that failed just now; the result is none of them. If every other address is backed
+        off, the result is None. Without ``tried`` there is always an address.
         """
         known = self._leaders.get(topic) if topic is not None else None
-        if known is not None and self._awake(known.leader.url, now, tried):
+        if known is not None and self._is_usable(known.leader.url, now, tried):
             return known.leader.url
-        for url in (*self._circle[self._at :], *self._circle[: self._at]):
-            if self._awake(url, now, tried):
+        for url in (*self._ring[self._at :], *self._ring[: self._at]):
+            if self._is_usable(url, now, tried):
                 return url
         if tried:
             return None
-        return min(self._circle, key=lambda url: self._rests[url].until_s)
+        return min(self._ring, key=lambda url: self._back_offs[url].until_s)
 
-    def _awake(self, url: str, now: float, tried: Collection[str]) -> bool:
-        rest = self._rests.get(url) if self._rests else None
-        return (rest is None or now >= rest.until_s) and url not in tried
+    def _is_usable(self, url: str, now: float, tried: Collection[str]) -> bool:
+        back_off = self._back_offs.get(url) if self._back_offs else None
+        return (back_off is None or now >= back_off.until_s) and url not in tried
 
     def heard(self, topic: TopicId | None, source: str, header: str | None, now: float) -> None:
-        """Take note of who leads, by a reply of the node at ``source``."""
+        """Record the leader that a reply of the node at ``source`` names."""
         if topic is None or header is None or not self._follow:
             return
         known = self._leaders.get(topic)
@@ -145,12 +147,12 @@ class NodeDirectory:
         if leader is None or (source.startswith("https:") and leader.url.startswith("http:")):
             return
         if known is not None:
-            if _is_old_news(known, leader, now):
+            if _is_stale(known, leader, now):
                 return
             if leader.epoch is None:
                 leader = leader._replace(epoch=known.leader.epoch)
             elif known.leader.epoch is not None and leader.epoch > known.leader.epoch:
-                self._rests.pop(leader.url, None)
+                self._back_offs.pop(leader.url, None)
             del self._leaders[topic]
         elif len(self._leaders) >= TOPICS_MAX:
             del self._leaders[next(iter(self._leaders))]
@@ -158,40 +160,40 @@ class NodeDirectory:
         self._learn(leader.url)
 
     def _learn(self, url: str) -> None:
-        if url in self._circle:
+        if url in self._ring:
             return
-        if len(self._circle) >= self._given + NODES_MAX:
-            forgotten = self._circle.pop(self._given)
-            self._rests.pop(forgotten, None)
+        if len(self._ring) >= self._given + NODES_MAX:
+            forgotten = self._ring.pop(self._given)
+            self._back_offs.pop(forgotten, None)
             self._at = 0
-        self._circle.append(url)
+        self._ring.append(url)
 
     def answered(self, url: str) -> None:
-        """Take note of an answer: the node is there."""
-        if self._rests:
-            self._rests.pop(url, None)
+        """Record that a node answered: it is alive."""
+        if self._back_offs:
+            self._back_offs.pop(url, None)
 
     def lost(self, url: str, now: float) -> None:
-        """Take note that a node could not be reached, or did not answer."""
-        rest = self._rests.get(url)
-        if rest is not None and now < rest.until_s:
-            return  # Many requests may be lost with one node.
-        failures = 1 if rest is None else rest.failures + 1
-        pause_s = min(REST_MAX_S, REST_MIN_S * float(1 << min(failures - 1, 20)))
-        self._rest(url, _Rest(failures, now + pause_s * self._rng.uniform(0.5, 1.0)))
+        """Record that a node could not be reached, or did not answer."""
+        back_off = self._back_offs.get(url)
+        if back_off is not None and now < back_off.until_s:
+            return  # One failure of a node may lose many requests; count it once.
+        failures = 1 if back_off is None else back_off.failures + 1
+        pause_s = min(BACK_OFF_MAX_S, BACK_OFF_MIN_S * float(1 << min(failures - 1, 20)))
+        self._back_off(url, _BackOff(failures, now + pause_s * self._rng.uniform(0.5, 1.0)))
 
     def leaving(self, url: str, now: float) -> None:
-        """Take note that a node closes its connections, as one does that is about to stop."""
-        self._rest(url, _Rest(1, now + LEAVING_S))
+        """Record that a node closes its connections, as a node does before it stops."""
+        self._back_off(url, _BackOff(1, now + LEAVING_S))
 
-    def _rest(self, url: str, rest: _Rest) -> None:
-        self._rests[url] = rest
-        if self._circle[self._at] == url:  # And not back to it when its rest is over.
-            self._at = (self._at + 1) % len(self._circle)
+    def _back_off(self, url: str, back_off: _BackOff) -> None:
+        self._back_offs[url] = back_off
+        if self._ring[self._at] == url:  # Ask another node, also after the back-off ends.
+            self._at = (self._at + 1) % len(self._ring)
 
 
-def _is_old_news(known: _KnownLeader, leader: Leader, now: float) -> bool:
-    """Whether a leader named now is of an older epoch than the one known, and not for long."""
+def _is_stale(known: _KnownLeader, leader: Leader, now: float) -> bool:
+    """Return whether a named leader has an older epoch than the known one, and such replies began recently."""
     newest = known.leader.epoch
     if newest is None or leader.epoch is None or leader.epoch >= newest:
         return False

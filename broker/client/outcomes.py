@@ -1,11 +1,11 @@
-"""What an answer, or the lack of one, means: an error by its name, and whether to try again.
+"""The meaning of an answer, or of a missing one: an error class, and whether to retry.
 
-This broker says in headers what happened (``Broker-Error``, ``Broker-Outcome``, ``Retry-After``).
-The original says it with the status and a text, which two tables here read. Anything that neither
-explains is *unknown*: the client never claims that something failed when it can't tell.
+This broker names the outcome in headers (``Broker-Error``, ``Broker-Outcome``, ``Retry-After``).
+The original broker has only a status and a text; two functions here read these. If neither explains an
+answer, the outcome is *unknown*: the client says that a request failed only if that is certain.
 
-A request is tried again only if that is safe and useful: the broker refused it for now, or nobody
-knows and the request is repeatable.
+The client retries a request only if that is safe and useful: the broker refused it for now, or its outcome
+is unknown and the request is repeatable.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
     401: Forbidden,
     403: Forbidden,
     405: MethodNotAllowed,
-    408: Unavailable,  # The last words of a node that stops: nothing was read.
+    408: Unavailable,  # The unsolicited 408 of a node that stops: it has read nothing.
     413: BodyTooLarge,
     422: TransactionTooOld,
     503: Unavailable,
     507: StorageFull,
 }
 
-NO_BROKER: Final = "A server answered with status 404 and without the words of a broker: another kind of server may listen there."
+NO_BROKER: Final = "A server answered with status 404, but without a broker's error message: another kind of server may listen there."
 
 UNREACHED: Final = "The broker could not be reached: "
-"""Begins the message of the error for a request of which no broker has seen anything."""
+"""The error message begins with this text if no broker received the request."""
 
 _CONNECT_FAILED: Final = re.compile(
     r"\[Errno (\d+)\] Connect call failed \('([^']+)', (\d+)[^)]*\)"
@@ -106,19 +106,19 @@ _CONCERNS_EACH_ALIKE: Final = (TopicNotFound, BadName, NotFound, MethodNotAllowe
 
 
 def succeeded(reply: Reply) -> bool:
-    """Whether the broker did what was asked."""
+    """Return whether the broker did the request."""
     return 200 <= reply.status < 300
 
 
 def checked(request: ClientRequest, reply: Reply) -> Reply:
-    """Return the reply of a success. Raises the error that another one stands for."""
+    """Return the reply if it is a success; raise the error of any other reply."""
     if not succeeded(reply):
         raise error_of(request, reply)
     return reply
 
 
 def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
-    """Return the error that a reply other than a success stands for."""
+    """Return the error that an unsuccessful reply stands for."""
     message = _message(reply) or f"The broker answered with status {reply.status}."
     kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
     if kind is NotFound and reply.status == 405:
@@ -139,7 +139,7 @@ def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
 
 
 def _is_no_brokers(reply: Reply) -> bool:
-    """Whether an answer looks like that of a web server: both kinds of broker say in plain words what is missing."""
+    """Return whether an answer looks like a web server's. Both kinds of broker name the missing thing in plain text."""
     return not reply.body.strip() or reply.headers.get("content-type", "").startswith("text/html")
 
 
@@ -154,7 +154,7 @@ def _message(reply: Reply) -> str:
 
 
 def _json(reply: Reply) -> Mapping[str, Any]:
-    """Return an answer's JSON object, an empty one if it is none."""
+    """Return an answer's JSON object; an empty one if the answer has none."""
     try:
         told = json.loads(reply.body)
     except ValueError:
@@ -165,21 +165,21 @@ def _json(reply: Reply) -> Mapping[str, Any]:
 def _seconds(text: str | None) -> float | None:
     try:
         return float(text) if text is not None else None
-    except ValueError:  # A date is allowed there too; the client's own delays serve as well.
+    except ValueError:  # The header may also be a date; then the client uses its own delays.
         return None
 
 
 def _kind_by_text(message: str) -> type[BrokerError] | None:
-    """Read the texts of the original where its status says less than they do."""
-    if message.startswith("Problem accessing: "):  # 404 of a path, not of a topic.
+    """Read the texts of the original, where they say more than its status."""
+    if message.startswith("Problem accessing: "):  # The 404 is about a path, not a topic.
         return NotFound
-    if "has exceeded max lifetime" in message:  # 500, though nothing was done.
+    if "has exceeded max lifetime" in message:  # The status is 500, but nothing was done.
         return TransactionTooOld
     return None
 
 
 def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
-    """Read a bare status, as the original answers; what none explains is unknown."""
+    """Read a status without broker headers, as from the original. An unexplained status is unknown."""
     if status == 404:
         return TopicNotFound if request.topic is not None else NotFound
     if status == 409:
@@ -190,12 +190,12 @@ def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
 
 
 def never_sent(reason: object) -> BrokerError:
-    """Return the error for a request of which the broker has certainly seen nothing."""
+    """Return the error for a request that certainly reached no broker."""
     return Unavailable(f"{UNREACHED}{_plain(reason)}")
 
 
 def _plain(reason: object) -> str:
-    """Return the reason of a failed connection as people say it."""
+    """Return the reason of a failed connection in plain words."""
     text = _CONNECT_FAILED.sub(
         lambda found: f"{os.strerror(int(found[1])).lower()} ({found[2]}:{found[3]})", str(reason)
     )
@@ -213,9 +213,9 @@ def no_answer(request: ClientRequest, reason: object) -> BrokerError:
 
 
 def never_confirmed(error: BrokerError) -> BrokerError:
-    """Return the error for a write of which an early attempt got no answer and a later was refused.
+    """Return the error for a write whose last attempt was refused after an earlier attempt got no answer.
 
-    The refusal is that of the later attempt; what became of the earlier one nobody knows.
+    The refusal concerns only the last attempt. The outcome of the earlier one is unknown.
     """
     return OutcomeUnknown(
         "An earlier attempt got no answer and may have been carried out; the last one was refused: "
@@ -224,12 +224,12 @@ def never_confirmed(error: BrokerError) -> BrokerError:
 
 
 def gave_up() -> BrokerError:
-    """Return the error for a write that was under way when the client was closed."""
+    """Return the error for a write that was in flight when the client was closed."""
     return OutcomeUnknown("The client was closed before an answer came.")
 
 
 def worth_retrying(request: ClientRequest, error: BrokerError) -> bool:
-    """Whether the same request, sent again, is both safe and useful."""
+    """Return whether the same request, sent again, is both safe and useful."""
     if error.outcome == "refused":
         return error.retriable
     return request.repeatable and isinstance(error, OutcomeUnknown | StorageFull)
@@ -241,7 +241,7 @@ def delay_s(
     """Return how long to wait before attempt ``attempt`` + 1 (the first is 1).
 
     The pause doubles and is drawn from its upper half, so that clients that failed together do not
-    come back together; what the broker asks for is waited in any case.
+    return together. It is never shorter than the broker's ``Retry-After``.
     """
     pause = min(maximum_s, minimum_s * float(1 << min(attempt - 1, 30)))
     jittered = pause * rng.uniform(0.5, 1.0)
@@ -249,5 +249,5 @@ def delay_s(
 
 
 def concerns_one_message(error: BrokerError) -> bool:
-    """Whether a refusal of many messages together may be the fault of one among them."""
+    """Return whether one message alone may have caused the refusal of a batch."""
     return isinstance(error, RequestError) and not isinstance(error, _CONCERNS_EACH_ALIKE)

@@ -1,15 +1,17 @@
-"""Where a subscriber keeps its place: in a named cursor at the broker, or in a store of the caller's own.
+"""Where a subscriber keeps its place: in a named cursor of the broker, or in a store of the caller.
 
-A named cursor is moved by one subscriber at a time. Its ``data`` says which one holds it; nobody compares clocks::
+One subscriber at a time holds a named cursor, and moves it. The cursor's ``data`` names the holder. No two clocks are
+compared. A subscriber acts by the state of the cursor::
 
     not held               take it
-    held by another        wait; if its version stands still for the holder's ``takeover_s``, take it
-    held by this one       write the place, and while nothing is to be written, the same place now and then
+    held by another        wait; if its version does not change for the holder's ``takeover_s``, take it
+    held by this one       write the place; while there is nothing new to write, write the same place periodically
 
-Each of these is a put that expects the version that was read. So of two that take a cursor one wins, and a holder
-that slept too long finds out at its next write, which changes nothing. A cursor that is taken away from its
-holder, by another or by an operator who moves it, is not an error: the holder goes back to the beginning of
-this list, and what it had not written is handled again by the next holder. One that was deleted is an error.
+Each write is a put that expects the version that was read. So if two subscribers take a cursor at the same time, one
+wins. A holder that paused too long learns of its loss at its next write, which changes nothing. A subscriber loses
+the cursor if another one takes it or if an operator moves it. This is not an error: the subscriber starts again at
+the top of this list. The next holder handles again the messages whose place was not written. A deleted cursor is an
+error.
 """
 
 from __future__ import annotations
@@ -31,29 +33,29 @@ from broker.errors import BrokerError, CursorMoved, NotFound, OutcomeUnknown, Un
 from broker.model import MessageId, TopicId
 
 BEATS: Final = 4
-"""How often a holder writes within its ``takeover_s``."""
+"""The number of writes of a holder within its ``takeover_s``."""
 
 
 class CursorLost(Exception):
-    """The cursor was taken away: this subscriber holds it no more."""
+    """This subscriber does not hold the cursor any more: another one took it, or an operator moved it."""
 
 
 @runtime_checkable
 class PlaceStore(Protocol):
-    """A store of the caller's own for a subscriber's place, changed together with what the handler does.
+    """A store of the caller that keeps a subscriber's place, and changes it together with the handler's own writes.
 
-    Each method is for asyncio or not, as suits the store. What is for no asyncio runs in the thread of the handler.
+    Each method may be asynchronous or not. A method that is not asynchronous runs in the handler's thread.
     """
 
     def load(self) -> MessageId | Awaitable[MessageId | None] | None:
-        """Return the id of the last message that was handled; None: of none."""
+        """Return the id of the last message that was handled; None if no message was handled."""
 
     def work(self, after: MessageId) -> Work:
         """Return a context manager around one call of the handler, such as a transaction of a database.
 
-        What it gives is the handler's second argument. When it ends without an error, ``after`` is the place, and is
-        stored together with what was done in it. When it ends with one, neither is. If it finds that the place was
-        moved by somebody else it should raise CursorMoved: then the subscriber ends.
+        Its value is the second argument of the handler. If the context ends without an error, it stores ``after`` as
+        the place, together with the handler's writes. If it ends with an error, it stores neither. If it finds that
+        another program moved the place, it should raise CursorMoved; then the subscriber ends.
         """
 
 
@@ -61,29 +63,29 @@ class PlaceKeeper(Protocol):
     """Keeps a subscriber's place."""
 
     async def acquire(self) -> MessageId | None:
-        """Return the place, once it is this subscriber's. Raises Stopped."""
+        """Return the place as soon as this subscriber holds it. Raises Stopped."""
 
     def check(self) -> None:
-        """Raise Lost if it is this subscriber's no more, as far as is known."""
+        """Raise CursorLost if this subscriber knows that it does not hold the place any more."""
 
     def work(self, after: MessageId) -> Callable[[], Work] | None:
-        """Return what makes the work around a call of the handler; None: there is none."""
+        """Return the factory of the context around a call of the handler, or None."""
 
     async def save(self, after: MessageId | None) -> None:
-        """Write the place. Raises Lost, CursorMoved."""
+        """Write the place. Raises CursorLost, CursorMoved."""
 
     async def release(self, after: MessageId | None) -> None:
-        """Write the place, and let others have it."""
+        """Write the place, and let other subscribers take it."""
 
     def held(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Hold on to the place while this lasts."""
+        """Return a context in which the place stays held."""
 
 
 class OwnKeeper:
-    """The caller's store: it writes the place itself, in the handler's work."""
+    """Keeps the place in the caller's store. The store writes the place itself, in its context around the handler."""
 
     def __init__(self, store: PlaceStore, calling: Calling) -> None:
-        """Keep both."""
+        """Keep the place in ``store``; ``calling`` runs the store's functions."""
         self._store = store
         self._calling = calling
 
@@ -92,29 +94,29 @@ class OwnKeeper:
         return await self._calling.aside(self._store.load)
 
     def check(self) -> None:
-        """The store itself tells, by CursorMoved."""
+        """Do nothing: the store itself raises CursorMoved."""
 
     def work(self, after: MessageId) -> Callable[[], Work]:
-        """Return what makes the store's work."""
+        """Return the factory of the store's context."""
         return lambda: self._store.work(after)
 
     async def save(self, after: MessageId | None) -> None:
-        """It is written already."""
+        """Do nothing: the store has written the place."""
 
     async def release(self, after: MessageId | None) -> None:
-        """It is written already."""
+        """Do nothing: the store has written the place."""
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """It is nobody's."""
+        """Do nothing: no subscriber holds a place in a caller's store."""
         yield
 
 
 class CursorOptions(NamedTuple):
     """Which cursor a subscriber holds, and how.
 
-    ``begin`` gives the place where a cursor begins that is not there yet. A holder that does not write for
-    ``takeover_s`` has lost it to the first that waits.
+    ``begin`` returns the place of a cursor that does not exist yet. A holder that does not write for ``takeover_s``
+    loses the cursor to the first subscriber that waits for it.
     """
 
     topic: TopicId
@@ -133,13 +135,13 @@ class CursorKeeper:
         wanted: CursorOptions,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """``pause`` waits, and raises Stopped once the subscriber shall stop."""
+        """``pause`` waits, and raises Stopped when the subscriber must stop."""
         self._cursors = cursors
         self._retrier = retrier
         self._wanted = wanted
         self._pause = pause
         self._turn = asyncio.Lock()
-        """Held by each write: one is under way at a time."""
+        """Held during each write, so that one write at a time is in flight."""
         self._data = ""
         self._version: str | None = None
         self._after: MessageId | None = None
@@ -150,11 +152,11 @@ class CursorKeeper:
     # Taking it.
 
     async def acquire(self) -> MessageId | None:
-        """Wait until nobody else holds the cursor, take it, and return its place.
+        """Wait until no other subscriber holds the cursor, take it, and return its place.
 
         Raises:
-            Stopped: the subscriber shall stop.
-            CursorMoved: it was deleted, after it was there.
+            Stopped: the subscriber must stop.
+            CursorMoved: the cursor existed and was deleted.
         """
         self._data = _data(self._wanted.takeover_s)
         seen, since_s, failures = "", 0.0, 0
@@ -172,7 +174,7 @@ class CursorKeeper:
                 continue
             except _Raced:
                 continue
-            assert cursor is not None, "one that is not there may be taken"
+            assert cursor is not None, "a missing cursor may be taken"
             if cursor.version != seen:
                 seen, since_s = cursor.version, _now_s()
             await self._pause(min(_takeover_s(cursor), self._wanted.takeover_s) / BEATS)
@@ -188,7 +190,11 @@ class CursorKeeper:
         return cursor
 
     def _may_take(self, cursor: Cursor | None, still_s: float) -> bool:
-        """Whether nobody holds a cursor that has stood still for so long; what got no answer may be its own."""
+        """Return whether this subscriber may take a cursor whose version has not changed for ``still_s``.
+
+        It may take a cursor that is missing, one that no subscriber holds, and one whose holder has been silent for
+        its ``takeover_s``. It may also take a cursor with its own data: an earlier put of its own got no answer.
+        """
         if cursor is None or cursor.data == self._data:
             return True
         takeover_s = _takeover_s(cursor)
@@ -211,21 +217,21 @@ class CursorKeeper:
     # Holding it.
 
     def check(self) -> None:
-        """Raise Lost, or CursorMoved, if it is known that the cursor is another's."""
+        """Raise CursorLost or CursorMoved if a write showed that this subscriber does not hold the cursor any more."""
         if self._lost is not None:
             raise self._lost
 
     def work(self, after: MessageId) -> None:
-        """Return None: the place is written after the handler's work."""
+        """Return None: the place is written after the handler returns."""
 
     async def save(self, after: MessageId | None) -> None:
-        """Write the place, however long that takes.
+        """Write the place, and retry without a time limit.
 
         Raises:
-            Stopped: it is not written, and the subscriber shall stop.
-            Lost: another took the cursor, or moved it; nothing was written.
-            CursorMoved: it was deleted.
-            BrokerError: the broker refused it for good, or this client was closed.
+            Stopped: the place is not written, and the subscriber must stop.
+            CursorLost: another subscriber took the cursor, or an operator moved it; nothing was written.
+            CursorMoved: the cursor was deleted.
+            BrokerError: the broker refused the write for good, or this client was closed.
         """
         failures = 0
         while True:
@@ -239,17 +245,17 @@ class CursorKeeper:
                 return
 
     async def release(self, after: MessageId | None) -> None:
-        """Write the place, and that nobody holds the cursor. A cursor that was lost is left alone.
+        """Write the place, and mark the cursor as not held. Leave a lost cursor unchanged.
 
         Raises:
-            BrokerError: it may not be written; what was handled since the last write comes again.
+            BrokerError: the write failed; messages handled since the last write may be handled again.
         """
         with contextlib.suppress(CursorLost):
             async with self._turn:
                 await self._put(after, "")
 
     async def _put(self, after: MessageId | None, data: str) -> None:
-        """Write the place; it is this call's turn."""
+        """Write the place. The caller holds ``_turn``."""
         self.check()
         wanted = self._wanted
         while True:
@@ -264,7 +270,7 @@ class CursorKeeper:
                 return
 
     def _judge(self, moved: CursorMoved) -> None:
-        """Take the version of a write of its own that got no answer. Raises Lost, CursorMoved."""
+        """After a refused put: adopt the version of an own put that got no answer. Raises CursorLost, CursorMoved."""
         there = moved.cursor
         if there is not None and there["data"] == self._data:
             self._version = there["version"]
@@ -284,7 +290,7 @@ class CursorKeeper:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Write the place now and then while nothing else does, so that those who wait see a holder."""
+        """Write the place periodically while no other write does, so that waiting subscribers see a live holder."""
         beating = asyncio.create_task(self._beat())
         try:
             yield
@@ -296,21 +302,23 @@ class CursorKeeper:
         beat_s = self._wanted.takeover_s / BEATS
         while True:
             left_s = self._written_s + beat_s - _now_s()
-            if left_s > beat_s / 100:  # A part of a clock's tick is no reason to wait.
+            if (
+                left_s > beat_s / 100
+            ):  # A sleep can end a tick early; don't sleep again for the rest.
                 await asyncio.sleep(left_s)
                 continue
             try:
                 async with self._turn:
                     await self._put(self._after, self._data)
             except (CursorLost, CursorMoved):
-                return  # ``check`` and the next write tell.
+                return  # ``check`` and the next write raise the error.
             except BrokerError as error:
-                # The next write tells what is wrong, if it still is.
+                # If the error persists, the next write raises it.
                 self._retrier.tell(error, None)
                 await asyncio.sleep(beat_s)
 
     async def _outlast(self, error: BrokerError, failures: int) -> None:
-        """Wait before the next attempt. Raises Stopped, or the error if the client was closed."""
+        """Wait before the next attempt. Raises Stopped, or ``error`` if the client was closed."""
         if self._retrier.closed:
             raise error
         self._retrier.tell(error, None)
@@ -318,7 +326,7 @@ class CursorKeeper:
 
 
 class _Raced(Exception):
-    """Another took the cursor at the same time."""
+    """Another subscriber took the cursor at the same time."""
 
 
 def _now_s() -> float:
@@ -326,13 +334,13 @@ def _now_s() -> float:
 
 
 def _data(takeover_s: float) -> str:
-    """Return what tells a holder from all others, and for how long it may be silent."""
+    """Return the data of this holder: a unique name, and how long it may be silent."""
     holder = f"{socket.gethostname()[:128]} {os.getpid()} {secrets.token_hex(8)}"
     return json.dumps({"holder": holder, "takeover_s": takeover_s})
 
 
 def _takeover_s(cursor: Cursor) -> float:
-    """Return how long a cursor's holder may be silent; 0: nobody holds it."""
+    """Return how long a cursor's holder may be silent; 0 if no subscriber holds the cursor."""
     try:
         takeover_s = float(json.loads(cursor.data)["takeover_s"])
     except (ValueError, TypeError, KeyError):

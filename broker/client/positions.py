@@ -1,12 +1,12 @@
-"""Places in a topic as callers name them: a message id, or a moment.
+"""Places in a topic, as callers name them: a message id or a moment.
 
 ::
 
     id        20 bytes, or their 40 hex digits
     moment    a datetime with a time zone, or ms since 1970
 
-A moment stands for the first message that is not older. Messages are numbered in whole milliseconds, so a part
-of one is rounded up. A datetime without a zone is refused: it would be another moment on another machine.
+A moment stands for the first message that is not older. Message times are whole milliseconds, so a fraction is
+rounded up. A datetime without a time zone is refused: it would be another moment on another machine.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _KINDS: Final = (
 
 
 def start_of(place: Start, name: str = "start") -> MessageId | int | None:
-    """Return a place as the wire says it: an id, a time in ms, or None.
+    """Return a place in the form of the protocol: an id, a time in ms, or None.
 
     Args:
-        place: what the caller gave.
-        name: what the caller calls it, for errors.
+        place: the place from the caller.
+        name: the caller's name for it, for errors.
 
     Raises:
-        BadRequest: it is no id, has no time zone, or is out of range.
-        TypeError: it is of another type.
+        BadRequest: it is not an id, has no time zone, or is out of range.
+        TypeError: it has another type.
     """
     if place is None:
         return None
@@ -67,7 +67,7 @@ def start_of(place: Start, name: str = "start") -> MessageId | int | None:
 
 
 def id_of(identifier: MessageId | str, name: str) -> MessageId:
-    """Return a message id that is given as bytes or hex. Raises BadRequest, TypeError."""
+    """Return a message id, given as bytes or hex, as bytes. Raises BadRequest, TypeError."""
     if isinstance(identifier, bytes):
         if len(identifier) != MESSAGE_ID_BYTES:
             raise BadRequest(
@@ -85,12 +85,12 @@ def id_of(identifier: MessageId | str, name: str) -> MessageId:
 
 
 def behind(identifier: MessageId) -> MessageId:
-    """Return an id behind all messages of a row, also those that a reference there stands for."""
+    """Return an id behind all messages of a row, also behind those of a reference."""
     return identifier[:ROW_ID_BYTES] + ROW_ID_MAX
 
 
 def before(place: MessageId | int) -> MessageId:
-    """Return the greatest id below a message, or below all of a moment (ms): what follows it begins there."""
+    """Return the greatest id below a message, or below all messages of a moment (ms). Reading behind it begins there."""
     row = first_row_at(place) if isinstance(place, int) else place[:ROW_ID_BYTES]
     inside = ROW_ID_MIN if isinstance(place, int) else place[ROW_ID_BYTES:]
     if inside > ROW_ID_MIN:

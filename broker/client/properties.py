@@ -1,4 +1,4 @@
-"""The properties of a topic that a caller may send."""
+"""Check the properties that a caller sends for a topic."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from broker.wire.topics import GENERATION, PURGED
 
 
 def settable(properties: Mapping[str, str], generation: int | None = None) -> dict[str, str]:
-    """Return properties without the generation and the moment of a purge, which are the broker's.
+    """Return properties without the two that only the broker sets: the generation and the moment of a purge.
 
-    ``generation`` is the topic's present one: properties that were read have it, and may be sent back.
+    ``generation`` is the topic's present one, or None if there is no topic yet. Properties that the client read
+    from the topic contain it, so that they can be sent back.
 
     Raises:
-        BadRequest: they have another, or any where there is no topic yet.
+        BadRequest: the given generation is not the present one, or there is no present one.
     """
     kept = dict(properties)
     sent, purged = kept.pop(GENERATION, None), kept.pop(PURGED, None)

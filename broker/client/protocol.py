@@ -1,14 +1,14 @@
-"""Requests to the broker and its answers, as values: no I/O, no clock, no state.
+"""Build requests to the broker and read its answers, as values: no I/O, no clock, no state.
 
-Everything that the client knows of the wire is in this module and in ``outcomes``; the transports
-carry its requests, whatever they are. Paths are relative to the broker's address::
+This module and ``outcomes`` have all knowledge of the HTTP interface; the transports send any request without
+looking into it. Paths are relative to the broker's address::
 
     /v1/namespaces/{namespace}/topics/{topic}/{publish|store|rollback|poll|…}
 
-What a request does decides what may be done when its answer is lost. *Reading* has no effect at all.
-A *repeatable* write has the same effect twice as once (a publish under an idempotency key, a
-rollback): it may be sent again, but until an answer comes its outcome is unknown. Any other write
-must not be sent again unless the broker said that it was refused.
+The kind of a request decides what the client may do after a lost answer. A *reading* request has no effect.
+A *repeatable* write has the same effect when it is done twice (a publish under an idempotency key, a
+rollback): the client may send it again, but until an answer comes its outcome is unknown. The client sends
+any other write again only if the broker said that it refused it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ COUNT = "broker-count"
 
 
 class ClientRequest(NamedTuple):
-    """One HTTP request; ``topic`` is what it is about, the top of this page explains the rest."""
+    """One HTTP request; ``topic`` is its subject or None. This module's docstring explains the last two fields."""
 
     method: str
     path: str
@@ -74,7 +74,7 @@ class ClientRequest(NamedTuple):
 
 
 Reply = answer.HttpAnswer
-"""One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
+"""One complete HTTP answer. The names in ``headers`` are in lower case."""
 
 
 def _read(
@@ -91,7 +91,7 @@ def _read(
 
 
 def topic_id(name: TopicName, namespace: str) -> TopicId:
-    """Return the topic that a caller names. Raises BadName."""
+    """Return the id of a topic that a caller names. Raises BadName."""
     if isinstance(name, str):
         first, slash, rest = name.partition("/")
         return check_topic(first, rest) if slash else check_topic(namespace, first)
@@ -121,7 +121,7 @@ def create_topic(topic: TopicId, properties: Mapping[str, str]) -> ClientRequest
 
 
 def set_properties(topic: TopicId, properties: Mapping[str, str]) -> ClientRequest:
-    """Replace all properties of a topic. Doing so twice is as good as once."""
+    """Replace all properties of a topic. The request is repeatable."""
     path = f"{topic_path(topic)}/properties"
     headers = {"Content-Type": JSON}
     return ClientRequest("PUT", path, headers, _properties_body(properties), topic, repeatable=True)
@@ -148,17 +148,19 @@ def list_namespaces() -> ClientRequest:
 
 
 def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> ClientRequest:
-    """Ask to remove what was published before a moment. Twice is as once, but for ``now``, which is another moment.
+    """Ask to remove the messages published before a moment.
+
+    The request is repeatable, except with ``now``: a later ``now`` is another moment.
 
     Raises:
-        BadRequest, TypeError: it is no moment.
+        BadRequest, TypeError: ``before`` is not a moment.
     """
     path = f"{topic_path(topic)}/purge?before={_purge_moment(before)}"
     return ClientRequest("POST", path, {"Accept": JSON}, topic=topic, repeatable=before != "now")
 
 
 def _purge_moment(before: Start) -> str:
-    """Return the moment of a purge as the wire says it: what is removed is not to be guessed."""
+    """Return the moment of a purge in the form of the query. Only an explicit moment is accepted, not an id or None."""
     if before == "now":
         return "now"
     moment = start_of(before, "before")
@@ -200,7 +202,7 @@ def _write(
     path = f"{topic_path(topic)}/{action}"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
-    # As the original has it, unless there is what the original has not.
+    # Use the format of the original, unless the request has parts that the original does not know.
     form = messages if request.attributes or request.ttls_s else avro
     body = form.encode_publish_request(request)
     sent = {"Content-Type": form.CONTENT_TYPE, **headers}
@@ -208,7 +210,7 @@ def _write(
 
 
 def _once(key: str | None, producer: Producer | None = None) -> dict[str, str]:
-    """Return the headers by which a write is done once, however often it is sent. Raises BadRequest."""
+    """Return the headers that make a write repeatable. Raises BadRequest."""
     headers = {}
     if key is not None:
         headers["Idempotency-Key"] = check_key(key)
@@ -245,7 +247,7 @@ def store(
 
 
 def begin_stage(topic: TopicId) -> ClientRequest:
-    """Ask for a stage. Twice gives two, of which one is not used."""
+    """Ask for a stage. The request is repeatable: it then makes two stages, and one stays unused."""
     return ClientRequest("POST", f"{topic_path(topic)}/stages", topic=topic, repeatable=True)
 
 
@@ -275,7 +277,7 @@ def publish_stages(
     ttl_s: int | None = None,
     producer: Producer | None = None,
 ) -> ClientRequest:
-    """Publish stages, in their order, at once. Twice is as once."""
+    """Publish stages, in their order, all at once. The request is repeatable."""
     asked: dict[str, Any] = {"stages": [_stage(stage) for stage in stages]}
     if pointer is not None:
         asked["write_pointer"] = pointer
@@ -310,7 +312,7 @@ def published(reply: Reply) -> Published:
 
 
 def _id(text: str) -> MessageId | None:
-    # What was published is published, whatever stands in its answer.
+    # The messages are published even if this header is malformed.
     try:
         return message_id_from_hex(text)
     except BadRequest:
@@ -318,11 +320,11 @@ def _id(text: str) -> MessageId | None:
 
 
 _leader = lru_cache(maxsize=1024)(leader_of)
-"""What a header says; read once, because so many replies have the same."""
+"""Cached, because many replies have the same header."""
 
 
 def rollback(topic: TopicId, rollback_body: bytes) -> ClientRequest:
-    """Undo a transactional publish; the broker gets its own answer back. Twice is as once."""
+    """Undo a transactional publish; the body is the broker's answer to it. The request is repeatable."""
     path = f"{topic_path(topic)}/rollback"
     return ClientRequest(
         "POST", path, {"Content-Type": AVRO}, rollback_body, topic, repeatable=True
@@ -347,7 +349,7 @@ def browse(
     bounds: Mapping[str, str],
     snapshot: Snapshot | None = None,
 ) -> ClientRequest:
-    """Ask to see messages without consuming; ``bounds`` are the query's from, to and so on."""
+    """Ask for messages without consuming them; ``bounds`` are the parameters of the query: from, to and so on."""
     query = urlencode(bounds, quote_via=quote)
     path = f"{topic_path(topic)}/messages" + (f"?{query}" if query else "")
     if snapshot is None:
@@ -368,7 +370,7 @@ def browse_bounds(
     descending: bool,
     full: bool,
 ) -> dict[str, str]:
-    """Return the query of ``browse``; what is left out is the broker's default.
+    """Return the query parameters of ``browse``. For a missing one, the broker has a default.
 
     Raises BadRequest, TypeError.
     """
@@ -383,7 +385,7 @@ def browse_bounds(
 
 
 def place_text(place: Start, name: str) -> str | None:
-    """Return a place as a query says it. Raises BadRequest, TypeError."""
+    """Return a place in the form of a query. Raises BadRequest, TypeError."""
     found = start_of(place, name)
     if found is None:
         return None
@@ -444,7 +446,7 @@ def blockers(
     bounds: Mapping[str, str],
     snapshot: Snapshot | None = None,
 ) -> ClientRequest:
-    """Ask which transactions hold a consumer back; ``bounds`` are the query's transaction, from and limit."""
+    """Ask which transactions block a consumer; ``bounds`` are the query parameters transaction, from and limit."""
     text = urlencode(bounds, quote_via=quote)
     path = f"{topic_path(topic)}/blockers" + (f"?{text}" if text else "")
     if snapshot is None:
@@ -454,7 +456,7 @@ def blockers(
 
 
 def stats(topic: TopicId) -> ClientRequest:
-    """Ask for a topic's figures."""
+    """Ask for a topic's statistics."""
     return _read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 

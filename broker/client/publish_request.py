@@ -1,7 +1,7 @@
-"""What callers publish, as the request that the broker is sent: the one place that looks at their messages.
+"""Turn the messages of a caller into a publish request. Only this module checks their types.
 
-Several messages are a list or a tuple, and nothing else that can be iterated: a dict would publish its names, a
-bytearray its numbers, a received message its id and its payload, all in silence.
+Several messages are given as a list or a tuple. No other iterable is accepted: a dict would publish its names, a
+bytearray its numbers, and a received message its id and its payload, all without an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SINGLE: Final = (bytes, str, NewMessage)
 
 
 class EncodedMessage(NamedTuple):
-    """One message as it travels: its payload, its key and headers, encoded, and how many seconds it lives."""
+    """One message as it is sent: its payload, its encoded key and headers, and how many seconds it lives."""
 
     payload: bytes
     attributes: bytes = b""
@@ -28,17 +28,17 @@ class EncodedMessage(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it counts for in queues."""
+        """The size that queues count for it, in bytes."""
         return len(self.payload) + len(self.attributes)
 
 
 def payload_bytes(payload: Payload, name: str = "message", place: int | None = None) -> bytes:
-    """Return the bytes of a payload; text travels as UTF-8.
+    """Return the bytes of a payload; text becomes UTF-8.
 
     Args:
-        payload: what the caller gave.
-        name: what the caller calls it, for errors.
-        place: where it stands in a list, for errors.
+        payload: the payload from the caller.
+        name: the caller's name for it, for errors.
+        place: its index in a list, for errors.
 
     Raises:
         TypeError: it is neither bytes nor text.
@@ -57,13 +57,13 @@ def request_of(
     key: Payload | None = None,
     headers: Mapping[str, Payload] = NO_HEADERS,
 ) -> PublishRequest:
-    """Return one message, or several, as a request.
+    """Return one or several messages as a request.
 
-    ``key`` and ``headers`` are those of the messages that have none of their own.
+    ``key`` and ``headers`` apply to the messages that have none of their own.
 
     Raises:
-        TypeError: they are no messages; the text says which, and what to give.
-        BadRequest: there is no message, or the headers of one are too many or too large.
+        TypeError: they are not messages; the error says which one, and what to give instead.
+        BadRequest: there is no message, or a message has too many headers, or too large ones.
     """
     found = several(messages)
     if key is None and not headers and not any(isinstance(each, NewMessage) for each in found):
@@ -84,7 +84,7 @@ def parts_of(
     name: str = "message",
     place: int | None = None,
 ) -> EncodedMessage:
-    """Return one message as it travels; ``name`` and ``place`` as for ``payload_bytes``.
+    """Return one message in its encoded form; ``name`` and ``place`` as for ``payload_bytes``.
 
     Raises:
         TypeError, BadRequest: as ``request_of`` does.
@@ -107,7 +107,7 @@ def parts_of(
 
 
 def joined(parts: Sequence[EncodedMessage]) -> PublishRequest:
-    """Return messages as one request."""
+    """Return encoded messages as one request."""
     encoded = [each.attributes for each in parts]
     ttls_s = [each.ttl_s for each in parts]
     return PublishRequest(
@@ -119,7 +119,7 @@ def joined(parts: Sequence[EncodedMessage]) -> PublishRequest:
 
 
 def several(messages: Publishable | Sequence[Publishable]) -> Sequence[Publishable]:
-    """Return one message, or several, as several. Raises TypeError, BadRequest."""
+    """Return one or several messages as a sequence. Raises TypeError, BadRequest."""
     if isinstance(messages, SINGLE):
         return [messages]
     if not isinstance(messages, list | tuple) or hasattr(messages, "_fields"):
@@ -127,7 +127,7 @@ def several(messages: Publishable | Sequence[Publishable]) -> Sequence[Publishab
         raise _no_message("messages", messages, wanted)
     if not messages:
         raise BadRequest(
-            "messages: the list is empty. What was stored in a transaction is published by publish_stored."
+            "messages: the list is empty. To publish messages stored in a transaction, call publish_stored."
         )
     return messages
 

@@ -1,14 +1,14 @@
-"""A range of a topic that is read once, from its begin to its end: message by message, or as one table.
+"""A range of a topic, read once from its beginning to its end: message by message, or as one table.
 
 ::
 
-    client.read(topic, start, end)      [start, end): what is there when it is first used, and nothing later
+    client.read(topic, start, end)      [start, end): the messages that exist at its first use, none that come later
 
-    messages    polls of 1,000 each, resumed behind the last message that was handed out
-    a table     one bulk read (see ``bulk``), which is several times as fast and holds the whole range
+    messages    polls of 1,000 each, resumed behind the last message that was yielded
+    a table     one bulk read (see ``bulk``), which is several times as fast and holds the whole range in memory
 
-The end is fixed by the first use: no later than the topic's latest id of that moment. So every use of one reading has
-the same messages, but for those that have expired or were rolled back meanwhile.
+The first use fixes the end: at the latest, it is the topic's latest id of that moment. So every use of one reading has
+the same messages, except those that have expired or were rolled back in the meantime.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ PAGE_MESSAGES_MAX: Final = 1_000
 
 
 class ReadOptions(NamedTuple):
-    """What a caller asks for; places as the wire has them.
+    """The range that a caller asks for; its places are in the form of the protocol.
 
-    ``start`` None: the oldest message; that of an id itself only if ``inclusive``. ``end`` None: the newest one.
+    ``start`` None: the oldest message. The message of the id ``start`` itself belongs to the range only if
+    ``inclusive``. ``end`` None: the newest message.
     """
 
     start: MessageId | int | None = None
@@ -51,18 +52,18 @@ class ReadOptions(NamedTuple):
 
     @property
     def first(self) -> MessageId:
-        """The least id at which it may begin."""
+        """The least id at which the range may begin."""
         if self.start is None:
             return ROW_ID_MIN + ROW_ID_MIN
         return _id_at(self.start)
 
     def stop(self, latest: MessageId) -> MessageId:
-        """Return the id before which it ends, in a topic with that latest id."""
+        """Return the id before which the range ends, in a topic with that latest id."""
         behind = row_after(latest[:ROW_ID_BYTES]) + ROW_ID_MIN
         return behind if self.end is None else min(behind, _id_at(self.end))
 
     def span(self, stop: MessageId) -> bulk.BulkRange:
-        """Return rows that have all of it: perhaps too much in the first and in the last row."""
+        """Return the rows that contain the range. The first and the last row may contain more than the range."""
         row, inside = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
         through = (row_before(row) if inside == ROW_ID_MIN else row) + ROW_ID_MIN
         after = None
@@ -71,7 +72,7 @@ class ReadOptions(NamedTuple):
         return bulk.BulkRange(after, through, self.snapshot)
 
     def has_begun(self, identifier: MessageId) -> bool:
-        """Whether an id is not before the begin."""
+        """Return whether an id is at or after the beginning of the range."""
         if isinstance(self.start, bytes) and not self.inclusive:
             return identifier > self.start
         return identifier >= self.first
@@ -82,7 +83,7 @@ def _id_at(place: MessageId | int) -> MessageId:
 
 
 class Reading:
-    """What ``Client.read`` returns: to be iterated, or to be made a table of.
+    """The result of ``Client.read``: iterate over it, or convert it into a table.
 
     ::
 
@@ -92,7 +93,7 @@ class Reading:
     A table has these columns, and holds the whole range in memory:
 
     =========== ======================= ================================================
-    ``id``      binary                  the message's 20 bytes, which sort as the topic does
+    ``id``      binary                  the message's 20 bytes, which sort as the topic's order
     ``time``    timestamp[ms, tz=UTC]   when it was published
     ``value``   binary                  its payload
     ``key``     binary                  its key; null: none
@@ -123,7 +124,7 @@ class Reading:
                     yield message
 
     async def pages(self) -> AsyncGenerator[list[Message]]:
-        """Give the messages in the lists in which they arrive, none of them empty."""
+        """Yield the messages in the lists in which they arrive, none of them empty."""
         wanted, stop = self._wanted, await self._end()
         if wanted.first >= stop:
             return
@@ -147,7 +148,7 @@ class Reading:
         Raises:
             ImportError: pyarrow is missing.
             NotInstalled: the broker lacks the extra.
-            BrokerError: the range can't be read, or could not be for the client's ``deadline_s`` on end.
+            BrokerError: the range can't be read, or every attempt failed for the client's ``deadline_s``.
         """
         dataframes.check_pyarrow()
         stop = await self._end()
@@ -172,7 +173,7 @@ class Reading:
         return dataframes.polars_of(await self.to_arrow())
 
     async def _end(self) -> MessageId:
-        """Return the id before which the range ends, which the first call fixes."""
+        """Return the id before which the range ends. The first call fixes it."""
         if self._stop is None:
             self._stop = self._wanted.stop((await self._topic_range()).latest)
         return self._stop

@@ -1,4 +1,4 @@
-"""The reading half of the client for asyncio: polls, tails, events, ranges, subscribers, and what is told of a topic."""
+"""The reading half of the asyncio client: polls, tails, events, ranges, subscribers, and a topic's figures."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads topics. ``Client`` has these methods beside those that publish.
+    """Reads topics. ``Client`` inherits these methods, and adds those that publish.
 
     Args:
-        settings: how the client behaves.
-        calls: carries out its requests.
-        retrier: says when a read that failed is tried again.
+        settings: the settings of the client.
+        calls: sends its requests.
+        retrier: decides when to retry a failed read.
     """
 
     def __init__(self, settings: Settings, calls: Calls, retrier: Retrier) -> None:
@@ -55,16 +55,16 @@ class Reader:
         """Return the messages from a place on.
 
         Args:
-            topic: where from.
+            topic: the topic.
             start: a message id (20 bytes, or their 40 hex digits), a moment (a datetime with a time zone, or ms
                 since 1970), or None for the oldest message.
-            inclusive: whether the message of that id itself is wanted; a moment is always inclusive.
-            limit: how many messages at most; all there are by default.
-            snapshot: what the consumer's transaction may see; without one, everything is seen.
+            inclusive: whether to return the message of that id itself; a moment is always inclusive.
+            limit: the maximum number of messages; by default there is no limit.
+            snapshot: the snapshot of the consumer's transaction. Without one, all messages are returned.
             wait_s: how long the broker may wait for a first message (up to 60).
 
         Raises:
-            BadRequest, TypeError: ``start`` is no place, such as a datetime without a time zone.
+            BadRequest, TypeError: ``start`` is not a place; for example, a datetime without a time zone.
             TopicNotFound: there is no such topic.
         """
         poll = Poll(start_of(start), inclusive, limit, snapshot)
@@ -80,9 +80,9 @@ class Reader:
         snapshot: Snapshot | None = None,
         options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[Message]:
-        """Give all messages from a place on, and new ones as they come, without end.
+        """Yield all messages from a place on, and new ones as they arrive, without end.
 
-        Places are those of ``poll``. Lost connections are resumed after the last message that was handed out;
+        Places are as for ``poll``. After a lost connection the tail resumes behind the last message that it yielded;
         see ``tailing``.
         """
         pages = self.tail_pages(
@@ -102,7 +102,7 @@ class Reader:
         snapshot: Snapshot | None = None,
         options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[list[Message]]:
-        """Give what ``tail`` gives, in the lists in which it arrives."""
+        """Yield the messages of ``tail`` in the lists in which they arrive."""
         poll = Poll(start_of(start), inclusive, None, snapshot)
         return tails.tail(self._source(topic), poll, options or tails.TailOptions())
 
@@ -111,15 +111,15 @@ class Reader:
         topic: TopicName,
         start: Start = None,
     ) -> AsyncGenerator[Message]:
-        """Return messages from the broker's stream of server-sent events, without end.
+        """Yield messages from the broker's stream of server-sent events, without end.
 
         Args:
-            topic: where from.
-            start: the id of the last message seen; a moment, as for ``poll``; ``"now"`` for new messages only, of
-                which none is lost when the stream has to be resumed; None for all.
+            topic: the topic.
+            start: the id of the last message seen; a moment, as for ``poll``; ``"now"`` for new messages only; None
+                for all. With ``"now"`` no new message is lost when the stream is resumed.
 
         Raises:
-            BadRequest, TypeError: ``start`` is no place.
+            BadRequest, TypeError: ``start`` is not a place.
         """
         is_now = start == tails.NOW
         place = tails.NOW if is_now else protocol.place_text(start, "start")
@@ -136,20 +136,20 @@ class Reader:
         full: bool = True,
         snapshot: Snapshot | None = None,
     ) -> BrowsePage:
-        """Look at messages without consuming, also at those that consumers may not see yet.
+        """Return messages without consuming them, also those that consumers may not see yet.
 
         Args:
-            topic: where.
+            topic: the topic.
             start: the first id or moment, as for ``poll``; inclusive. The oldest message by default.
             stop: the id or moment to stop before; exclusive.
-            limit: how many at most (100 by default, up to 10,000). Of payloads of more than 2 MiB together
-                there are fewer: go on at the page's ``next``.
+            limit: the maximum number of messages (100 by default, up to 10,000). If their payloads are together
+                larger than 2 MiB, the page has fewer; continue at its ``next``.
             descending: newest first.
-            full: False shows the first KiB of each payload.
-            snapshot: adds to each message whether a transaction with it could consume it.
+            full: with False, each payload is cut to its first KiB.
+            snapshot: adds to each message whether a transaction with this snapshot could consume it.
 
         Raises:
-            BadRequest, TypeError: ``start`` or ``stop`` is no place, such as a datetime without a time zone.
+            BadRequest, TypeError: ``start`` or ``stop`` is not a place; for example, a datetime without a time zone.
             TopicNotFound: there is no such topic.
         """
         bounds = protocol.browse_bounds(start, stop, limit, descending=descending, full=full)
@@ -165,18 +165,18 @@ class Reader:
         start: Start = None,
         limit: int | None = None,
     ) -> Mapping[str, Any]:
-        """Return which transactions hold a consumer back, as the broker answers ``POST …/blockers``.
+        """Return the transactions that block a consumer, in the form of the answer to ``POST …/blockers``.
 
         Args:
-            topic: where.
-            snapshot: what the consumer reads with; or
-            transaction: the id of its transaction, of the broker's service. By default a snapshot of now.
+            topic: the topic.
+            snapshot: the snapshot that the consumer reads with; or
+            transaction: the id of its transaction in the broker's service. By default a new snapshot.
             start: the consumer's place, as for ``poll``; inclusive. The oldest message by default.
-            limit: how many transactions are looked for (10 by default, up to 100).
+            limit: the maximum number of transactions to find (10 by default, up to 100).
 
         Raises:
-            BadRequest: a snapshot and a transaction are given, or a transaction that reads nothing any more.
-            NotFound: the service knows nothing of that transaction.
+            BadRequest: both a snapshot and a transaction are given, or the transaction can't read any more.
+            NotFound: the service does not know the transaction.
             TopicNotFound: there is no such topic.
         """
         bounds = {
@@ -193,9 +193,9 @@ class Reader:
         return protocol.json_object(await self._calls.read(protocol.stats(self._topic(topic))))
 
     async def lag(self, topic: TopicName, after: MessageId | str) -> int:
-        """Return how many messages were published behind an id: how far a consumer is behind.
+        """Return how many messages were published behind an id. This is the lag of a consumer at this id.
 
-        Every message counts, also one that has expired or that its transaction rolled back.
+        Every message counts, also an expired one or one whose transaction was rolled back.
         """
         request = protocol.lag(self._topic(topic), after)
         return protocol.lag_count(await self._calls.read(request))
@@ -213,12 +213,12 @@ class Reader:
         """Return a range ``(after, through]`` of a topic, without reading messages.
 
         Args:
-            topic: which.
-            after: where it begins; None: with the oldest message.
-            through: where it ends at the latest; None: with the newest one.
-            messages: the most messages that it may have; it has one if there is one.
-            size: about the most bytes of payloads that it may have.
-            parts: into how many parts of about as many messages it is divided.
+            topic: the topic.
+            after: the range begins behind this id; None: with the oldest message.
+            through: the range ends at the latest with this id; None: with the newest message.
+            messages: the maximum number of messages. If the topic has a message there, the range has at least one.
+            size: the approximate maximum of payload bytes.
+            parts: the number of parts, of about equal numbers of messages, to divide it into.
         """
         request = protocol.topic_range(
             self._topic(topic),
@@ -239,23 +239,24 @@ class Reader:
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
     ) -> Reading:
-        """Return a range ``[start, end)`` to be read once, to its end: iterate it, or make a table of it.
+        """Return a range ``[start, end)`` to read once. Iterate over it, or convert it into a table.
 
-        ``to_arrow``, ``to_pandas`` and ``to_polars`` of what is returned give all of it as one table. Messages that
-        come while it is read are no part of it. Lost connections are resumed behind the last message.
+        The methods ``to_arrow``, ``to_pandas`` and ``to_polars`` of the result return the range as one table. The
+        range does not contain messages published after its first use. After a lost connection the client resumes
+        behind the last message.
 
         Args:
-            topic: where from.
+            topic: the topic.
             start: the first id or moment, as for ``poll``. The oldest message by default.
-            end: the id or moment to stop before. By default, and at the latest, the newest message that is there
-                when reading begins is the last one.
-            inclusive: whether the message of the id ``start`` itself is wanted; a moment is always inclusive.
-            snapshot: what the reader's transaction may see; the range then ends before the first message of an
-                open transaction. Without one everything is seen.
+            end: the id or moment to stop before. By default, and at the latest, the last message is the newest one
+                of the moment when reading begins.
+            inclusive: whether to return the message of the id ``start`` itself; a moment is always inclusive.
+            snapshot: the snapshot of the reader's transaction; the range then ends before the first message of an
+                open transaction. Without one, all messages are returned.
 
         Raises:
-            BadRequest, TypeError: ``start`` or ``end`` is no place, such as a datetime without a time zone.
-            BrokerError: later, while it is read: by name, or when nothing came for ``deadline_s``.
+            BadRequest, TypeError: ``start`` or ``end`` is not a place; for example, a datetime without a time zone.
+            BrokerError: later, while reading: the broker refused, or no answer came for ``deadline_s``.
         """
         places = start_of(start), start_of(end, "end")
         wanted = ReadOptions(*places, inclusive, snapshot)
@@ -270,23 +271,24 @@ class Reader:
         after: MessageId | str | None = None,
         snapshot: Snapshot | None = None,
     ) -> AsyncGenerator[RecordBatch]:
-        """Return all messages of a range ``(after, through]``, as ``pyarrow.RecordBatch``.
+        """Yield all messages of a range ``(after, through]``, as ``pyarrow.RecordBatch``.
 
-        The columns are ``id`` and ``value``, both binary, ``key``, binary or null, and ``headers``, a map from
-        strings to binary or null. No batch is empty, and one of them is held at a time. A lost connection is
-        resumed behind the last message that was handed out (see ``bulk``).
+        The columns are ``id`` and ``value``, both binary; ``key``, binary or null; and ``headers``, a map from
+        strings to binary or null. No batch is empty, and one batch at a time is in memory. After a lost connection
+        the client resumes behind the last message that it yielded (see ``bulk``).
 
         Args:
-            topic: where from.
-            through: the last id, such as ``range`` tells; it counts by its row, so it may be that of a reference.
-            after: where the range begins; None: with the oldest message. The id of a message that a reference
-                shows goes on behind that message, any other behind all of its row.
-            snapshot: what the reader's transaction may see; the batches then end before the first message of an
-                open transaction. Without one everything is seen.
+            topic: the topic.
+            through: the last id, for example from ``range``. The range includes all messages of its row, so it may be
+                the id of a reference.
+            after: the range begins behind this id; None: with the oldest message. The id of a message of a reference
+                stands for that message; any other id stands for all messages of its row.
+            snapshot: the snapshot of the reader's transaction; the batches then end before the first message of an
+                open transaction. Without one, all messages are returned.
 
         Raises:
-            ImportError: pyarrow is missing; the extra ``arrow`` has it.
-            BadRequest: no message is as late as ``through`` yet.
+            ImportError: pyarrow is missing; the extra ``arrow`` installs it.
+            BadRequest: ``through`` is later than the newest message.
             NotInstalled: the broker lacks the extra ``arrow``.
             TopicNotFound: there is no such topic.
         """
@@ -307,23 +309,24 @@ class Reader:
         executor: Executor | None = None,
         **single: Any,
     ) -> Subscriber:
-        """Return a subscriber, whose ``run`` hands each message of a topic to ``handler`` (see ``subscriber``).
+        """Return a subscriber. Its ``run`` passes each message of a topic to ``handler`` (see ``subscriber``).
 
         Args:
-            topic: which.
-            name: the name of its place, 1 to 128 letters, digits and any of ``_ - .``. Of several subscribers of one
-                name one works, and the others wait to take over.
-            handler: called with a message, or with a list if there is ``batch_messages_max``; for asyncio or not.
-                A message counts as handled when it returns; when it raises it is called again.
-            place: a store of the caller's own for the place, in the handler's own transaction; None: a named cursor
-                at the broker.
-            options: how it works.
-            executor: where a handler runs that is for no asyncio; a thread of the subscriber's own by default.
-            **single: single options by name, over ``options``.
+            topic: the topic.
+            name: the name of its place, 1 to 128 letters, digits and any of ``_ - .``. Of several subscribers with
+                one name one works, and the others are standbys.
+            handler: a function, asynchronous or not. It is called with one message, or with a list if the option
+                ``batch_messages_max`` is set. A message is handled when the handler returns. If the handler raises
+                an error, it is called again.
+            place: a store of the caller that keeps the place, in the handler's own transaction; None: a named cursor
+                of the broker.
+            options: the options of the subscriber.
+            executor: runs a handler that is not asynchronous; by default a thread of the subscriber.
+            **single: single options by name; they override ``options``.
 
         Raises:
-            BadName: the name can be none.
-            TypeError, ValueError: an option is none, or can't be meant.
+            BadName: the name is not valid.
+            TypeError, ValueError: an option does not exist, or its value is not valid.
         """
         return Subscriber(
             cast("Client", self),

@@ -56,7 +56,7 @@ class Retrier:
 
     @property
     def closed(self) -> bool:
-        """Whether the client was closed."""
+        """Return whether the client was closed."""
         return self._closed.is_set()
 
     async def run(
@@ -104,7 +104,7 @@ class Retrier:
         return self._settings.deadline_s
 
     def _is_worth_it(self, request: ClientRequest, error: BaseException) -> bool:
-        """Whether another attempt is right, time permitting."""
+        """Return whether another attempt is right, time permitting."""
         return (
             isinstance(error, BrokerError)
             and not self.closed
@@ -202,7 +202,7 @@ class _Attempts(Generic[T]):
         return None if self._attempts_max else self._deadline - self._now_s()
 
     def are_over(self, state: RetryCallState) -> bool:
-        """Whether no further attempt is allowed."""
+        """Return whether no further attempt is allowed."""
         if self._attempts_max:
             return state.attempt_number >= self._attempts_max
         return self._now_s() + state.upcoming_sleep >= self._deadline

@@ -133,7 +133,7 @@ class Subscriber:
 
     @property
     def is_working(self) -> bool:
-        """Whether this subscriber holds the place; False: it waits for it, or has ended."""
+        """Return whether this subscriber holds the place; False: it waits for it, or has ended."""
         return self._working
 
     def stop(self) -> None:

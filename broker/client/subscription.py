@@ -83,7 +83,7 @@ class SubscriberProgress:
 
     @property
     def is_written(self) -> bool:
-        """Whether the place is written as it is."""
+        """Return whether the place is written as it is."""
         return not self._messages
 
     def handled(self, messages: Sequence[Message]) -> None:
@@ -92,7 +92,7 @@ class SubscriberProgress:
         self._messages += len(messages)
 
     def is_due(self, options: SubscriberOptions, now_s: float) -> bool:
-        """Whether the place must be written, so that no more than was promised comes again."""
+        """Return whether the place must be written, so that no more than was promised comes again."""
         if not self._messages:
             return False
         return (

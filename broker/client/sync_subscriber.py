@@ -73,7 +73,7 @@ class SyncSubscriber:
 
     @property
     def is_working(self) -> bool:
-        """Whether it holds the place; False: it waits for it, or has ended."""
+        """Return whether it holds the place; False: it waits for it, or has ended."""
         return self._subscriber.is_working
 
     def stop(self) -> None:

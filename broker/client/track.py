@@ -52,7 +52,7 @@ class Track:
 
     @property
     def has_place(self) -> bool:
-        """Whether another request may be sent now: one until the server is known to be ours."""
+        """Return whether another request may be sent now: one until the server is known to be ours."""
         ours = self._connection is not None and self._connection.ours
         return len(self._line) < (self._settings.requests_in_flight_max if ours else 1)
 

@@ -53,7 +53,7 @@ class _Buffer:
     parts: list[EncodedMessage] = field(default_factory=list)
     size: int = 0
     stored: bool = False
-    """Whether earlier messages are in the payload table."""
+    """Return whether earlier messages are in the payload table."""
 
 
 class BufferedPublisher:

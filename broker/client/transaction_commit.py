@@ -143,7 +143,7 @@ class Commit:
 
 
 def is_refusal(error: BaseException, *, sure: bool) -> bool:
-    """Whether an error says that the transaction is certainly not committed.
+    """Return whether an error says that the transaction is certainly not committed.
 
     Args:
         error: what a commit raised.

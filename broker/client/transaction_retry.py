@@ -94,7 +94,7 @@ def _plan(attempts_max: int) -> dict[str, Any]:
 
 
 def _is_worth_it(error: BrokerError, context: TransactionContext) -> bool:
-    """Whether a fresh transaction may succeed, and nothing of this one is left."""
+    """Return whether a fresh transaction may succeed, and nothing of this one is left."""
     not_begun = context.state == "new" and error.outcome == "refused" and error.retriable
     conflicted = context.conflicted and isinstance(error, TransactionConflict)
     return not_begun or (conflicted and not context.left)

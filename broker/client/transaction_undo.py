@@ -33,7 +33,7 @@ class Undo:
 
     @property
     def began(self) -> bool:
-        """Whether anything was published, or may have been."""
+        """Return whether anything was published, or may have been."""
         return bool(self._published or self._unknown or self._under_way)
 
     async def keep(self, topic: TopicName, publishing: Coroutine[Any, Any, Published]) -> Published:

@@ -60,7 +60,7 @@ class StreamedReply(NamedTuple):
 
     @property
     def closing(self) -> bool:
-        """Whether the server closes the connection after it, as one does that is about to stop."""
+        """Return whether the server closes the connection after it, as one does that is about to stop."""
         return self.headers.get("connection", "").lower() == "close"
 
 

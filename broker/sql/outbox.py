@@ -295,7 +295,7 @@ class Outbox:
         return True
 
     def is_assigned(self, connection: Connection, topic: str) -> bool:
-        """Whether a batch of a topic is assigned."""
+        """Return whether a batch of a topic is assigned."""
         rows = self.rows
         found = select(rows.c.id).where(rows.c.topic == topic, rows.c.batch.is_not(None)).limit(1)
         return connection.execute(found).first() is not None

@@ -145,7 +145,7 @@ class Recovery:
         raise OutcomeUnknown(f"It is unknown what became of the transaction of record {number}.")
 
     async def _was_rolled_back(self, decision: RecordOwner) -> bool:
-        """Whether a transaction that looks committed was invalid, and the service has forgotten it since (pruned it).
+        """Return whether a transaction that looks committed was invalid, and the service has forgotten it since (pruned it).
 
         It does so only when all messages of the transaction are rolled back. Where none is there any more, their
         lives have passed, and there is nothing left to be shown.

@@ -123,7 +123,7 @@ class PollDecoder:
 
     @property
     def ended(self) -> bool:
-        """Whether the final zero block was read. What comes after it is ignored."""
+        """Return whether the final zero block was read. What comes after it is ignored."""
         return self._ended
 
     @property

@@ -186,7 +186,7 @@ class PagesDecoder:
 
     @property
     def ended(self) -> bool:
-        """Whether the final zero was read. What comes after it is ignored."""
+        """Return whether the final zero was read. What comes after it is ignored."""
         return self._ended
 
     def feed(self, data: bytes) -> list[Message]:

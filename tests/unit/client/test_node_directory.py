@@ -3,10 +3,10 @@ import random
 import pytest
 
 from broker.client.node_directory import (
+    BACK_OFF_MAX_S,
     DOUBT_S,
     LEAVING_S,
     NODES_MAX,
-    REST_MAX_S,
     Leader,
     NodeDirectory,
     leader_of,
@@ -128,7 +128,7 @@ def test_a_leader_that_is_lost_rests_longer_each_time_and_others_are_asked_meanw
             now += 0.001
         rests.append(now - before)
     assert rests == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], abs=0.002)
-    assert rests[-1] == pytest.approx(REST_MAX_S, abs=0.002)
+    assert rests[-1] == pytest.approx(BACK_OFF_MAX_S, abs=0.002)
     known.answered(C)
     known.lost(C, now)
     assert known.place(T1, now + 0.101) == C
@@ -181,7 +181,7 @@ def test_addresses_that_come_and_go_are_bounded_and_the_given_ones_stay():
     known = nodes(A)
     for epoch in range(3 * NODES_MAX):
         known.heard(T1, A, header(f"http://n:{epoch + 1}", epoch), 0.0)
-    for url in (known._circle)[1:]:
+    for url in (known._ring)[1:]:
         known.lost(url, 0.0)
-    assert len(known._circle) == 1 + NODES_MAX
+    assert len(known._ring) == 1 + NODES_MAX
     assert known.place(T1, 0.0) == A
