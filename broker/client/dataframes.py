@@ -1,6 +1,6 @@
-"""Messages as columns: of pyarrow, and from there of pandas and polars.
+"""Convert messages into tables of pyarrow, and these into tables of pandas and polars.
 
-None of these packages is one that the client needs; each is imported when a table is asked for.
+The client does not require these packages; a function imports them when the caller asks for a table.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def check_pyarrow() -> Any:
 
 
 def check_pandas() -> None:
-    """Raise ImportError, which says what to install, if a table can't become one of pandas."""
+    """Check that pandas can be imported. Raises ImportError, which says what to install."""
     check_pyarrow()
     try:
-        import pandas as pd  # noqa: F401, PLC0415 - pyarrow imports it, but says less where it is missing.
+        import pandas as pd  # noqa: F401, PLC0415 - pyarrow imports it later, with a less helpful error.
     except ImportError as error:
         raise ImportError("A table of pandas needs pandas: pip install pandas") from error
 
@@ -56,7 +56,7 @@ def check_polars() -> Any:
 
 
 def with_attributes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with the columns ``key`` and ``headers``, null if its broker does not send them."""
+    """Return a batch with the columns ``key`` and ``headers``. They are null if the broker does not send them."""
     arrow = check_pyarrow()
     for name, kind in (
         ("key", arrow.binary()),
@@ -70,7 +70,7 @@ def with_attributes(batch: pa.RecordBatch) -> pa.RecordBatch:
 def cut(
     batch: pa.RecordBatch, has_begun: Callable[[MessageId], bool], stop: MessageId
 ) -> pa.RecordBatch:
-    """Return the rows of a batch from where ``has_begun`` is true on, with ids below ``stop``."""
+    """Return the rows of a batch from the first for which ``has_begun`` is true, with ids below ``stop``."""
     ids, places = batch.column("id"), range(batch.num_rows)
     begin = bisect_left(places, True, key=lambda place: has_begun(ids[place].as_py()))
     end = bisect_left(places, stop, begin, key=lambda place: ids[place].as_py())
@@ -78,7 +78,7 @@ def cut(
 
 
 def table_of(batches: Sequence[pa.RecordBatch]) -> Table:
-    """Return batches of a bulk read as one table with the columns that ``Reading`` names."""
+    """Return batches of a bulk read as one table, with the columns that ``Reading`` documents."""
     arrow = check_pyarrow()
     schema = arrow.schema(
         [
@@ -103,7 +103,7 @@ def table_of(batches: Sequence[pa.RecordBatch]) -> Table:
 
 
 def times_of(ids: pa.Array) -> pa.Array:
-    """Return the publish times with which message ids begin, in ms and UTC."""
+    """Return the publish times in message ids, in ms and UTC. Each id begins with its time."""
     arrow = check_pyarrow()
     compute = arrow.compute
     big_endian = compute.binary_reverse(compute.binary_slice(ids, 0, _TIME_BYTES))
@@ -115,12 +115,12 @@ def times_of(ids: pa.Array) -> pa.Array:
 
 
 def pandas_of(table: Table) -> PandasFrame:
-    """Return a table as one of pandas, with headers as dicts."""
+    """Return a table as a pandas DataFrame, with headers as dicts."""
     frame: PandasFrame = table.to_pandas(maps_as_pydicts="strict")
     return frame
 
 
 def polars_of(table: Table) -> PolarsFrame:
-    """Return a table as one of polars."""
+    """Return a table as a polars DataFrame."""
     frame: PolarsFrame = check_polars().from_arrow(table)
     return frame

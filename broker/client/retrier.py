@@ -1,4 +1,4 @@
-"""Carry out one request within a deadline, trying again where ``outcomes`` says that it is right."""
+"""Send one request within a deadline, and retry it where ``outcomes`` says that this is right."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from broker.errors import BrokerError
 T = TypeVar("T")
 
 SLOW_S: Final = 0.7
-"""After so long an attempt without an answer is worth a word to those who want to know of trouble."""
+"""A client reports an attempt as trouble after so long without an answer."""
 
 
 class Trouble(NamedTuple):
-    """Why a call has not succeeded yet, and for how long it goes on trying.
+    """Why a call has not succeeded yet, and for how long the client will retry it.
 
-    ``error`` is how the last attempt ended; None: an attempt waits for its answer longer than most.
-    ``left_s`` None: no time ends its trying.
+    ``error`` is the error of the last attempt; None: an attempt waits unusually long for its answer.
+    ``left_s`` None: the retries have no time limit.
     """
 
     error: BrokerError | None
@@ -33,11 +33,11 @@ class Trouble(NamedTuple):
 
 
 OnTrouble = Callable[[Trouble], None]
-"""Is told of trouble that the client means to outlast. It must neither block nor raise."""
+"""Called with trouble that the client will retry. It must neither block nor raise."""
 
 
 class Retrier:
-    """The client's patience: how long, how often, and until it is closed."""
+    """Decides how long and how often the client retries a request. A close of the client ends all retries."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Retrier:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """End all waiting: from now on the first failure is the last."""
+        """End all waits. From now on no failure is retried."""
         self._closed.set()
 
     @property
     def closed(self) -> bool:
-        """Return whether the client was closed."""
+        """True if the client was closed."""
         return self._closed.is_set()
 
     async def run(
@@ -67,17 +67,17 @@ class Retrier:
         attempts_max: int | None = None,
         waits_s: float = 0,
     ) -> T:
-        """Call ``attempt`` with its seconds until it succeeds or trying again makes no sense.
+        """Call ``attempt`` with its time limit in seconds, until it succeeds or a retry makes no sense.
 
-        With ``attempts_max`` it is the number of attempts that is bounded, not the time of all.
-        ``waits_s`` is how long the broker was asked to wait before it answers.
+        ``attempts_max`` bounds the number of attempts; then no time limit applies to all of them together.
+        ``waits_s`` is how long the request allows the broker to wait before it answers.
 
         Raises:
-            BrokerError: what the last attempt raised; OutcomeUnknown if an earlier attempt of a
-                write got no answer and no later one told what became of it.
+            BrokerError: the error of the last attempt.
+            OutcomeUnknown: an earlier attempt of a write got no answer, and no later attempt settled its outcome.
         """
         attempts = _Attempts(self, request, attempt, attempts_max, waits_s)
-        # Most calls succeed at once: tenacity takes over after a failure, because it costs 25 us a call.
+        # Most calls succeed at once. tenacity is used only after a failure, because it costs 25 us a call.
         try:
             return await attempts.next()
         except BrokerError as error:
@@ -100,11 +100,11 @@ class Retrier:
 
     @property
     def deadline_s(self) -> float:
-        """How long one call may take, seconds."""
+        """The time limit of one call, in seconds."""
         return self._settings.deadline_s
 
     def _is_worth_it(self, request: ClientRequest, error: BaseException) -> bool:
-        """Return whether another attempt is right, time permitting."""
+        """Return whether another attempt makes sense, if there is time for it."""
         return (
             isinstance(error, BrokerError)
             and not self.closed
@@ -112,16 +112,16 @@ class Retrier:
         )
 
     def tell(self, error: BrokerError | None, left_s: float | None) -> None:
-        """Tell of trouble that is to be outlasted, if somebody wants to know; see ``Trouble``.
+        """Report trouble that will be retried to ``on_trouble``, if the caller gave one; see ``Trouble``.
 
-        A client that closes outlasts nothing: its own end of connections is no trouble.
+        A closed client retries nothing, so it reports nothing: it ended its connections itself.
         """
         if self._on_trouble is not None and not self.closed:
             self._on_trouble(Trouble(error, left_s))
 
     @contextmanager
     def watched(self, deadline: float | None, waits_s: float) -> Generator[None]:
-        """Tell of an attempt that is slow, beyond what its answer may wait by itself."""
+        """Report an attempt that takes longer than its answer may wait."""
         if self._on_trouble is None:
             yield
             return
@@ -134,14 +134,14 @@ class Retrier:
             timer.cancel()
 
     def attempt_s(self, request: ClientRequest, left_s: float | None) -> float:
-        """Return how long one attempt may take: one that may be repeated leaves time for that."""
+        """Return the time limit of one attempt. For a repeatable request it leaves time for a second attempt."""
         longest_s = self._settings.deadline_s
         if request.repeatable:
             longest_s /= 2
         return longest_s if left_s is None else min(left_s, longest_s)
 
     def pause_s(self, error: BrokerError, attempts: int) -> float:
-        """Return how long to wait after so many attempts."""
+        """Return the pause after so many attempts."""
         return outcomes.delay_s(
             error,
             attempts,
@@ -151,7 +151,7 @@ class Retrier:
         )
 
     async def pause(self, seconds: float) -> None:
-        """Wait; a close ends the waiting."""
+        """Wait; a close of the client ends the wait."""
         try:
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
@@ -160,7 +160,7 @@ class Retrier:
 
 
 class _Attempts(Generic[T]):
-    """The attempts at one request, and what they left open."""
+    """The attempts at one request, and whether one of them has an unknown outcome."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Attempts(Generic[T]):
         waits_s: float,
     ) -> None:
         self.failed: BrokerError | None = None
-        """How the first attempt ended, until tenacity knows it."""
+        """The error of the first attempt, until ``next`` raises it for tenacity."""
         self.unknown = False
         self._retrier = retrier
         self._request = request
@@ -182,7 +182,7 @@ class _Attempts(Generic[T]):
         self._deadline = self._now_s() + retrier.deadline_s
 
     async def next(self) -> T:
-        """Make one attempt, or raise the failure that tenacity does not know yet."""
+        """Make one attempt, or raise the failure that tenacity has not seen yet."""
         if self.failed is not None:
             error, self.failed = self.failed, None
             raise error
@@ -198,7 +198,7 @@ class _Attempts(Generic[T]):
             raise
 
     def left_s(self) -> float | None:
-        """Return how long the attempts may go on; None: no time bounds them."""
+        """Return how long the attempts may continue; None: they have no time limit."""
         return None if self._attempts_max else self._deadline - self._now_s()
 
     def are_over(self, state: RetryCallState) -> bool:
@@ -209,7 +209,7 @@ class _Attempts(Generic[T]):
 
 
 def _error_of(state: RetryCallState) -> BrokerError:
-    """Return how an attempt ended that is worth another one."""
+    """Return the error of a failed attempt that is worth a retry."""
     error = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(error, BrokerError), "nothing else is tried again"
+    assert isinstance(error, BrokerError), "only a BrokerError is retried"
     return error

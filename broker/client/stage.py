@@ -1,4 +1,4 @@
-"""A stage: messages that one writer stores apart, until a publish of several stages shows them all at once."""
+"""A stage: one writer stores messages in it, until one publish of several stages makes all of them visible."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Stage:
     """A stage of one topic, which begins with ``async with``; see ``Client.stage``.
 
-    Leaving it neither publishes nor removes it: its ``id`` is what ``Client.publish_stages`` takes, from any client.
-    A stage that is not published is removed after its life, an hour by default.
+    Leaving the block neither publishes nor removes the stage. ``Client.publish_stages`` takes its ``id``, from any
+    client. The broker removes an unpublished stage at the end of its life, after an hour by default.
 
     Attributes:
-        id: the number that the broker gave it.
+        id: the number that the broker gave the stage.
     """
 
     def __init__(self, calls: Calls, topic: TopicId) -> None:
@@ -42,7 +42,7 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave it as it is."""
+        """Leave the stage as it is."""
 
     async def store(
         self,
@@ -53,18 +53,18 @@ class Stage:
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
-        """Put messages into the stage, behind those that are there; they are on disk on return.
+        """Store messages in the stage, behind the earlier ones. On return they are on disk.
 
         Args:
             messages: bytes, text or ``NewMessage``, one or a sequence.
             key: the key of each of these messages that has none of its own.
             headers: the headers, by name, of each of these messages that has none of its own.
-            ttl_s: how many seconds these messages live once they are published, if shorter than the topic's.
-            idempotency_key: within the broker's window the same key stores once.
+            ttl_s: how many seconds these messages live after they are published, if shorter than the topic's.
+            idempotency_key: within the broker's window the broker stores only one request with this key.
 
         Raises:
-            PayloadsSealed: the stage was published, or its life has passed.
-            BrokerError: by name; ``outcome`` says whether the messages may have been stored all the same.
+            PayloadsSealed: the stage was published, or its life has ended.
+            BrokerError: the error of the answer; ``outcome`` says whether the messages may be stored anyway.
         """
         request = protocol.store_staged(
             self._topic,

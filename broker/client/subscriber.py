@@ -1,25 +1,30 @@
-"""The subscriber: hands each message of a topic to a handler, and keeps its place through restarts.
+"""The subscriber: passes each message of a topic to a handler, and keeps its place through restarts.
 
 ::
 
-    take the place ──> poll behind it ──> hand over ──> done ──> keep the place ──┐
-         ^                ^                  │ fails: again, after a pause          │
-         │                │                  │ fails tries_max times                │
-         │                │                  v                                      │
-         │                │             dead letter ──> keep the place ─────────────┤
-         │ lost           └─────────────────────────────────────────────────────────┘
-         └── the place was taken by another
+    take the place ──> poll behind it ──> handle ──> done ──> keep the place ──────┐
+         ^                ^                  │ failed: retry, after a pause        │
+         │                │                  │ failed tries_max times              │
+         │                │                  v                                     │
+         │                │             dead letter ──> keep the place ────────────┤
+         │ lost           └────────────────────────────────────────────────────────┘
+         └── another subscriber took the place
 
-*At least once*: the place is kept after the handler is done, so what was handled since the place was last written
-comes again after a crash. That is bounded: the place is written when ``place_messages_max`` messages were handled
-since, or ``place_interval_s`` seconds have passed, whichever is first; whenever there is nothing more to handle;
-behind each dead letter; and at the end. *Exactly once*: the place is in a store of the caller's own, and changes in
-one transaction with what the handler does (``PlaceStore``).
+*At least once*: the subscriber writes the place after the handler returns. So after a crash it handles again the
+messages since the last write. Their number is bounded, because it writes the place:
 
-No message is passed over in silence, and none holds the others up for good: one that fails ``tries_max`` times goes
-to a topic of dead letters. If none is named that is the topic's name and ``-dead-letters``, made on first use.
+* after ``place_messages_max`` messages, or after ``place_interval_s`` seconds, whichever is first;
+* when there is no further message to handle;
+* after each dead letter, and at the end.
 
-Of several subscribers of one name one works, and the others wait to take over (see ``keeping``).
+*Exactly once*: a store of the caller keeps the place, and changes it in the same transaction as the handler's own
+writes (``PlaceStore``).
+
+The subscriber skips no message in silence, and no message blocks the others for good. It publishes a message that
+failed ``tries_max`` times to a topic of dead letters. By default this is the topic's name and ``-dead-letters``, which
+it creates on first use.
+
+Of several subscribers with one name one works, and the others are standbys (see ``keeping``).
 """
 
 from __future__ import annotations
@@ -61,20 +66,21 @@ T = TypeVar("T")
 LOOK_S_MIN: Final = 0.005
 LOOK_S_MAX: Final = 0.5
 LOOK_PART: Final = 0.125
-"""The pause before the next poll of one that an open transaction holds, or that does not wait: this part of the time
-for which that lasts, within these bounds. So a message is seen soon after the commit, measured by how long the
-transaction took, and a transaction that stays open costs little.
+"""The pause before the next poll after an empty answer that came without a wait. An open transaction holds the messages
+back, or the broker does not wait. The pause is this part of the time for which that has lasted, within these bounds. So
+the delay of a message after its commit is short compared with the transaction, and a transaction that stays open costs
+little.
 """
 
 
 class Looks:
-    """Says how long to pause between polls that were empty at once."""
+    """Computes the pause between polls that returned empty without waiting."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
 
     def pause_s(self, now_s: float, *, waited: bool) -> float:
-        """Return the pause after an empty poll; 0 if it ``waited``, since more may be there now."""
+        """Return the pause after an empty poll; 0 if the broker ``waited``, since new messages may have arrived."""
         if waited:
             self._since_s = None
             return 0.0
@@ -84,9 +90,9 @@ class Looks:
 
 
 class Subscriber:
-    """Hands the messages of a topic to a handler; ``client.subscriber`` makes one.
+    """Passes the messages of a topic to a handler; ``client.subscriber`` makes one.
 
-    ``run`` works until ``stop``. It is used once, in the client's event loop.
+    ``run`` works until ``stop``. Run a subscriber once, in the client's event loop.
     """
 
     def __init__(  # noqa: PLR0913 - All by name.
@@ -103,7 +109,7 @@ class Subscriber:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Keep the parts. ``executor`` has one thread, where what is for no asyncio runs."""
+        """``executor`` has one thread; it runs functions that are not asynchronous."""
         self.topic = topic
         self.name = check_cursor(name)
         self.options = options
@@ -133,20 +139,20 @@ class Subscriber:
 
     @property
     def is_working(self) -> bool:
-        """Return whether this subscriber holds the place; False: it waits for it, or has ended."""
+        """True if this subscriber holds the place; False: it is a standby, or has ended."""
         return self._working
 
     def stop(self) -> None:
-        """Let ``run`` finish the message in work, write the place, and return. To be called in the loop's thread."""
+        """Make ``run`` finish the current message, write the place, and return. Call it in the loop's thread."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Hand messages over until ``stop``. To cancel it is a crash: the place is not written.
+        """Handle messages until ``stop``. Cancelling this call has the effect of a crash: it does not write the place.
 
         Raises:
-            TopicNotFound: there is no such topic, or none for dead letters where one is named.
-            CursorMoved: the cursor was deleted under it; or the caller's own store says that its place was moved.
-            BrokerError: the broker refuses for good what it needs, such as a letter.
+            TopicNotFound: there is no such topic, or the named topic for dead letters does not exist.
+            CursorMoved: the cursor was deleted meanwhile; or the caller's store found that its place was moved.
+            BrokerError: the broker refused a necessary request for good, such as a dead letter.
         """
         if self._began:
             raise RuntimeError("A subscriber runs once. Make another one.")
@@ -161,7 +167,7 @@ class Subscriber:
             self._executor.shutdown(wait=False)
 
     async def _turn(self) -> None:
-        """Take the place and work until it is lost, or this subscriber shall stop. Raises Stopped."""
+        """Take the place, and work until it is lost or the subscriber must stop. Raises Stopped."""
         try:
             after = await self._keeper.acquire()
             await self._work(SubscriberProgress(after, self._now_s()))
@@ -180,7 +186,7 @@ class Subscriber:
                 while not self._stopping.is_set():
                     await self._page(progress, await self._polled(progress))
             except Stopped:
-                self._stopping.set()  # An interrupt of the handler may be the first to say so.
+                self._stopping.set()  # ``stop`` may not have been called: an interrupt of the handler stops it, too.
             except CursorLost:
                 raise
             except Exception as error:
@@ -189,11 +195,11 @@ class Subscriber:
             await self._keeper.release(progress.after)
 
     async def _release(self, progress: SubscriberProgress, error: Exception) -> None:
-        """Let go of the place after an error, which counts more than one that comes of this."""
+        """Release the place after an error. That error is raised, even if the release fails, too."""
         try:
             await self._keeper.release(progress.after)
         except BrokerError as second:
-            error.add_note(f"Its place could not be written either: {second.message}")
+            error.add_note(f"The subscriber could not write its place, either: {second.message}")
 
     async def _page(self, progress: SubscriberProgress, page: list[Message]) -> None:
         size = self.options.batch_messages_max or 1
@@ -210,9 +216,10 @@ class Subscriber:
         progress.written(self._now_s())
 
     async def _polled(self, progress: SubscriberProgress) -> list[Message]:
-        """Return the next messages, however long they take. Raises Stopped.
+        """Return the next messages; wait for them without a time limit. Raises Stopped.
 
-        It waits for them only when the place is written: else no time would bound what comes again after a crash.
+        Before it waits, it writes the place. Otherwise the messages handled since the last write would stay unwritten
+        for the whole wait, and a crash would repeat them.
         """
         patience, looks = Backoff(self._retrier, None), Looks()
         while True:
@@ -231,7 +238,7 @@ class Subscriber:
                 await self._save(progress)
 
     async def _poll(self, after: MessageId | None, looks: Looks | None) -> list[Message]:
-        """Poll once; ``looks`` None: without waiting."""
+        """Poll once. With ``looks`` None the broker does not wait."""
         options = self.options
         snapshot = await self._client.transactions.snapshot() if options.transactional else None
         wait_s = 0.0 if looks is None else min(options.wait_s, options.takeover_s)
@@ -245,8 +252,8 @@ class Subscriber:
             wait_s=wait_s,
         )
         if not page and looks is not None:
-            # What an open transaction holds is told at once, and only the next snapshot shows it; some brokers don't
-            # wait at all.
+            # If an open transaction holds messages back, the broker answers at once, and only a poll with a new
+            # snapshot can show them. Some brokers never wait.
             now_s = self._now_s()
             pause_s = looks.pause_s(now_s, waited=now_s - asked_s >= wait_s / 2)
             if pause_s:
@@ -256,12 +263,12 @@ class Subscriber:
     # One batch.
 
     async def _batch(self, progress: SubscriberProgress, batch: list[Message]) -> None:
-        """Have a batch handled, its messages one by one if it fails as a whole, or made dead letters."""
+        """Handle a batch. If it fails as a whole, handle its messages one by one; if one fails, make it a dead letter."""
         try:
             await self._handle(batch)
         except GaveUp as failure:
             if len(batch) == 1:
-                await self._bury(progress, batch[0], failure)
+                await self._publish_dead_letter(progress, batch[0], failure)
                 return
             for message in batch:
                 if self._stopping.is_set():
@@ -288,12 +295,14 @@ class Subscriber:
                 exc_info=error,
             )
 
-        # Only the caller's own store can say that its place was moved.
+        # Only a caller's store raises CursorMoved to say that its place was moved.
         final = () if work is None else (CursorMoved,)
         await self._trying.run(lambda: self._calling.hand(given, work), failed, final)
 
-    async def _bury(self, progress: SubscriberProgress, message: Message, failure: GaveUp) -> None:
-        """Publish a message as a dead letter, then go past it. The idempotency key prevents a second one after a crash."""
+    async def _publish_dead_letter(
+        self, progress: SubscriberProgress, message: Message, failure: GaveUp
+    ) -> None:
+        """Publish a message as a dead letter, then go on behind it. Its idempotency key prevents a second letter after a crash."""
         letter = dead_letters.letter_of(
             self.topic,
             self.name,
@@ -318,21 +327,23 @@ class Subscriber:
         await self._save(progress)
 
     async def _skip(self, work: Callable[[], Work]) -> None:
-        """Let the caller's store go past a message. Raises what it raises the last time."""
+        """Move the place in the caller's store past a message. Raises the error of the last try."""
         try:
-            await self._trying.run(lambda: self._calling.skip(work), _untold, (CursorMoved,))
+            await self._trying.run(
+                lambda: self._calling.skip(work), _ignore_failure, (CursorMoved,)
+            )
         except GaveUp as failure:
             raise failure.error from None
 
     async def _publish(self, letter: Any, key: str) -> None:
-        """Publish a letter, however long that takes. Raises Stopped, BrokerError."""
+        """Publish a dead letter, and retry without a time limit. Raises Stopped, BrokerError."""
         patience = Backoff(self._retrier, None)
         while True:
             try:
                 await self._create_letters()
                 await self._client.publish(self._letters, letter, idempotency_key=key)
             except IdempotencyKeyReused:
-                return  # It was published before a crash, with another time in it.
+                return  # It was published before a crash, with another time in its headers.
             except (UnavailableError, OutcomeUnknown) as error:
                 await self._unless_stopped(patience.failed(error))
             else:
@@ -341,11 +352,11 @@ class Subscriber:
     # Topics and places.
 
     async def _check_letters(self) -> None:
-        """Find out before anything is handled whether the topic for letters is there."""
+        """Check before any message is handled that a named topic for dead letters exists."""
         named = self.options.dead_letters
         if named is None:
             return
-        self._letters = self._client._topic(named)  # noqa: SLF001 - Its own.
+        self._letters = self._client._topic(named)  # noqa: SLF001 - The same package.
         if not self.options.create_dead_letters:
             await self._client.topic(self._letters)
             self._has_letters = True
@@ -356,7 +367,7 @@ class Subscriber:
             self._has_letters = True
 
     async def _begin(self) -> MessageId | None:
-        """Return the place behind which a new name begins."""
+        """Return the place behind which a subscriber with a new name begins."""
         start = self.options.start
         if start == NOW:
             return positions.behind((await self._client.range(self.topic)).latest)
@@ -369,7 +380,7 @@ class Subscriber:
         return asyncio.get_running_loop().time()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait. Raises Stopped, at once if need be."""
+        """Wait. Raises Stopped as soon as the subscriber must stop."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -378,7 +389,7 @@ class Subscriber:
         raise Stopped
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
-        """Wait for something that a stop ends. Raises Stopped."""
+        """Return the result of ``work``; cancel it at a stop. Raises Stopped."""
         doing, stopping = asyncio.ensure_future(work), asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -392,5 +403,5 @@ class Subscriber:
                 await asyncio.wait([doing])
 
 
-def _untold(error: BaseException, tries: int) -> None:
-    """Ignore a failure that is tried again: it is raised at the end."""
+def _ignore_failure(error: BaseException, tries: int) -> None:
+    """Ignore a failed try; the last one is raised."""

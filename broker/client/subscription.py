@@ -1,4 +1,4 @@
-"""How a subscriber works, what it did, and how far it has come; when its place is to be written (pure)."""
+"""A subscriber's options, counts and progress, and the decision when to write its place (pure)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from broker.model import Message, MessageId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberOptions:
-    """How a subscriber works.
+    """The options of a subscriber.
 
     Attributes:
-        start: where a name begins that has no place yet: behind a message id, with a moment (a datetime with a time
-            zone, or ms since 1970), with what is published from now on (``"now"``), or None for the oldest message.
-        batch_messages_max: None: the handler gets one message at a time. A number: a list of at most so many.
-        page_messages_max: how many messages one poll may bring; so many are in memory.
-        place_interval_s: after so long the place is written, if it has changed.
-        place_messages_max: after so many messages, too. 1 writes it after each message, or batch.
-        tries_max: how often a message, or a batch, is handed over before it is given up.
-        retry_delay_min_s, retry_delay_max_s: the pauses between tries: twice as long each time, with jitter.
-        dead_letters: where messages go that were given up; None: the topic's name and ``-dead-letters``.
-        create_dead_letters: whether a topic that ``dead_letters`` names is made if it is missing.
-        takeover_s: how long the holder of a named cursor may be silent until another takes it.
-        transactional: whether each page is polled as a transaction sees it that begins then, by a snapshot of the
-            broker's transaction service: messages of an open transaction, and those behind them, wait for its end.
+        start: where a subscriber with a new name begins: behind a message id, at a moment (a datetime with a time
+            zone, or ms since 1970), with messages published from now on (``"now"``), or None for the oldest message.
+        batch_messages_max: None: the handler gets one message at a time. A number: it gets a list of at most so many.
+        page_messages_max: the maximum number of messages of one poll; so many are in memory.
+        place_interval_s: the place is written after so many seconds, if it has changed.
+        place_messages_max: the place is also written after so many messages; 1: after each message or batch.
+        tries_max: how often the handler is called with a message, or a batch, before the subscriber gives it up.
+        retry_delay_min_s, retry_delay_max_s: the bounds of the pauses between tries, which double, with jitter.
+        dead_letters: the topic for messages that were given up; None: the topic's name and ``-dead-letters``.
+        create_dead_letters: whether to create the topic that ``dead_letters`` names if it is missing.
+        takeover_s: how long the holder of a named cursor may be silent before another subscriber takes it.
+        transactional: whether to poll each page with a new snapshot of the broker's transaction service. Then
+            messages of an open transaction, and those behind them, wait for its end.
         wait_s: how long one poll may wait for new messages (0 to 60).
     """
 
@@ -46,7 +46,7 @@ class SubscriberOptions:
     wait_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a number can't be meant."""
+        """Raise ValueError if a number is out of range."""
         for name, least in (
             ("page_messages_max", 1),
             ("place_messages_max", 1),
@@ -64,7 +64,7 @@ class SubscriberOptions:
 
 @dataclass(slots=True)
 class SubscriberCounts:
-    """What a subscriber did: messages handled, calls of the handler that failed, dead letters, places lost."""
+    """Counts of handled messages, failed calls of the handler, dead letters, and losses of the place."""
 
     handled: int = 0
     failed: int = 0
@@ -73,26 +73,26 @@ class SubscriberCounts:
 
 
 class SubscriberProgress:
-    """How far a subscriber has come, and how far of that is written."""
+    """How far a subscriber has come, and how much of that is written."""
 
     def __init__(self, after: MessageId | None, now_s: float) -> None:
-        """Begin at a place that is written."""
+        """Begin at a place that is written already."""
         self.after = after
         self._messages = 0
         self._written_s = now_s
 
     @property
     def is_written(self) -> bool:
-        """Return whether the place is written as it is."""
+        """True if the present place is written."""
         return not self._messages
 
     def handled(self, messages: Sequence[Message]) -> None:
-        """Note that messages were handled."""
+        """Record that messages were handled."""
         self.after = messages[-1].id
         self._messages += len(messages)
 
     def is_due(self, options: SubscriberOptions, now_s: float) -> bool:
-        """Return whether the place must be written, so that no more than was promised comes again."""
+        """Return whether the place must be written now, to bound the messages that a crash repeats."""
         if not self._messages:
             return False
         return (
@@ -101,5 +101,5 @@ class SubscriberProgress:
         )
 
     def written(self, now_s: float) -> None:
-        """Note that the place is written."""
+        """Record that the place is written."""
         self._messages, self._written_s = 0, now_s

@@ -1,10 +1,10 @@
 """The client for code without asyncio: the same calls, blocking.
 
-A ``SyncClient`` runs a ``Client`` on an event loop in a thread of its own, started by the first call.
-So it may be used by many threads at once, whose publishes then travel together; it may be pickled
-(what travels is its settings; the copy connects by itself), and used after a fork.
+A ``SyncClient`` runs a ``Client`` on an event loop in a thread of its own, which the first call starts.
+So many threads may use it at once, and their publishes share requests. It may be pickled: only its settings are
+pickled, and the copy makes its own connections. It may also be used after a fork.
 
-Its methods, and those of its transactions, are made from those of ``Client`` and of
+Its methods, and those of its transactions, are generated from those of ``Client`` and of
 ``TransactionPublisher``, with their signatures and their documentation::
 
     async def publish(topic, messages, ...) -> Published       def publish(...) -> Published
@@ -50,11 +50,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ENDING_S: Final = 1.0
-"""How long calls may take to end once the client is closed."""
+"""How long calls may take to end after the client is closed."""
 
 
 class _LoopThread:
-    """An event loop in a daemon thread, and the client that lives on it."""
+    """An event loop in a daemon thread, and a client that runs on it."""
 
     def __init__(
         self, settings: Settings, tls: ssl.SSLContext | None, on_trouble: OnTrouble | None
@@ -79,9 +79,9 @@ class _LoopThread:
 
 
 async def _end_others() -> None:
-    """Let every other task of the loop end: somebody in another thread may wait for it.
+    """Wait until every other task of the loop has ended: another thread may wait for its result.
 
-    The calls of a closed client end by themselves, which takes a few turns. What is late is cancelled.
+    The calls of a closed client end by themselves, within a few turns of the loop. Later ones are cancelled.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
@@ -101,7 +101,7 @@ async def _make(
 def _iterating(
     method: Callable[Concatenate[Client, P], AsyncGenerator[T]],
 ) -> Callable[Concatenate[SyncClient, P], Generator[T]]:
-    """Return the form of a method of ``Client`` that is iterated without asyncio."""
+    """Return the blocking form of a method of ``Client`` that yields items."""
 
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
         yield from self._iterate(method(self._client, *args, **kwargs))
@@ -113,7 +113,7 @@ def _in_pages(
     method: Callable[Concatenate[Client, P], AsyncGenerator[T]],
     pages: Callable[Concatenate[Client, P], AsyncGenerator[Sequence[T]]],
 ) -> Callable[Concatenate[SyncClient, P], Generator[T]]:
-    """Return ``method`` as ``_iterating`` does, but cross threads once for each of its ``pages``."""
+    """Return ``method`` as ``_iterating`` does, but cross threads only once for each of its ``pages``."""
 
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
         with closing(self._iterate(pages(self._client, *args, **kwargs))) as received:
@@ -126,7 +126,7 @@ def _in_pages(
 def _reading(
     method: Callable[Concatenate[Client, P], Reading],
 ) -> Callable[Concatenate[SyncClient, P], SyncReading]:
-    """Return the form of a method that gives a reading."""
+    """Return the blocking form of a method that returns a reading."""
 
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> SyncReading:
         return SyncReading(self, method(self._client, *args, **kwargs))
@@ -135,17 +135,17 @@ def _reading(
 
 
 class SyncClient:
-    """Publishes to a broker and reads from it, blocking; safe to share between threads.
+    """Publishes to a broker and reads from it, blocking. Threads may share it.
 
     Args:
-        url: where the broker listens, as for ``Client``; overrides that of ``settings``.
-        settings: how the client behaves.
-        tls: the TLS context for https addresses. It is not pickled along: a copy elsewhere uses the trust in
-            ``settings.ca_file``, or the system's.
-        on_trouble: as for ``Client``, called in the client's own thread; it is not pickled along, either.
-        options: single settings by name, over ``settings``.
+        url: the address of the broker, as for ``Client``; overrides that of ``settings``.
+        settings: the settings of the client.
+        tls: the TLS context for https addresses. It is not pickled: a copy trusts ``settings.ca_file``, or the
+            certificates of the system.
+        on_trouble: as for ``Client``; it is called in the client's own thread, and is not pickled, either.
+        options: single settings by name; they override ``settings``.
 
-    Errors and guarantees are those of ``Client``, whose methods these are.
+    Methods, errors and guarantees are those of ``Client``.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SyncClient:
         self.close()
 
     def close(self, *, flush_s: float = 5.0) -> None:
-        """Close the client, as ``Client.close`` does. Calling it again does nothing."""
+        """Close the client, as ``Client.close`` does. A second call does nothing."""
         with self._start:
             self._closed = True
             running, self._running = self._running, None
@@ -222,15 +222,15 @@ class SyncClient:
     ) -> concurrent.futures.Future[Published]:
         """Queue a message to be published in the background; blocks only while the queue is full.
 
-        The future is done when the broker has acknowledged or refused the message. Close the client,
-        or ``flush``, before the program ends: what is still queued then is lost.
+        The future is done when the broker has acknowledged or refused the message. Before the program ends,
+        close the client or call ``flush``: messages that are still queued then are lost.
         """
         answer = self._wait(self._client.publish_later(topic, message, on_full=on_full))
         return self._thread.submit(_outcome(answer))
 
     @property
     def later_counts(self) -> Counts:
-        """What became of the messages given to ``publish_later``; to be had after a close, too."""
+        """The counts of the messages given to ``publish_later``, by outcome; also after a close."""
         running = self._running
         if running is None or running.process_id != os.getpid():
             return self._counts
@@ -239,7 +239,7 @@ class SyncClient:
     def transaction_publisher(
         self, pointer: int, snapshot: Snapshot | None = None
     ) -> SyncTransactionPublisher:
-        """Return a publisher under the pointer of another program's transaction; see ``Client.transaction_publisher``."""
+        """Return a publisher for another program's transaction, under its pointer; see ``Client.transaction_publisher``."""
         return SyncTransactionPublisher(self, pointer, snapshot)
 
     def transaction(
@@ -254,7 +254,7 @@ class SyncClient:
     ) -> SyncTransaction:
         """Return a transaction for ``with``; see ``Client.transaction``.
 
-        Participants and the service may be plain or for asyncio: plain ones run in the thread that runs the block.
+        Participants and the service may be asynchronous or not. Plain ones run in the thread that runs the block.
         """
         return SyncTransaction(
             self,
@@ -273,7 +273,7 @@ class SyncClient:
         attempts_max: int = ATTEMPTS_MAX,
         begin: Callable[[], SyncTransaction] | None = None,
     ) -> T:
-        """Carry ``work`` out in a transaction, again if that conflicts with another one; see ``Client.in_transaction``."""
+        """Run ``work`` in a transaction, and again after a conflict; see ``Client.in_transaction``."""
         return repeat_blocking(begin or self.transaction, work, attempts_max)
 
     def subscriber(
@@ -286,7 +286,7 @@ class SyncClient:
         options: SubscriberOptions | None = None,
         **single: Any,
     ) -> SyncSubscriber:
-        """Return a subscriber whose ``run`` calls the handler in its own caller's thread; see ``Client.subscriber``."""
+        """Return a subscriber that calls the handler in the thread that calls its ``run``; see ``Client.subscriber``."""
         executor = CallersThread()
 
         async def make() -> Subscriber:
@@ -315,7 +315,7 @@ class SyncClient:
 
     @property
     def _thread(self) -> _LoopThread:
-        """The loop thread, started on first use; a forked child starts its own."""
+        """The loop thread, started on first use. A forked child process starts its own."""
         running = self._running
         if running is not None and running.process_id == os.getpid():
             return running
@@ -331,7 +331,7 @@ class SyncClient:
         return self._thread.client
 
     def _wait(self, work: Awaitable[T]) -> T:
-        """Run a call on the loop and wait for it; an interrupt of the waiting cancels it."""
+        """Run a call on the loop and wait for it; an interrupt of the wait cancels it."""
         future = self._thread.submit(_outcome(work))
         try:
             return future.result()
@@ -343,7 +343,7 @@ class SyncClient:
         try:
             while (item := self._wait(anext(source, None))) is not None:
                 yield item
-        except GeneratorExit:  # Other errors come out of the source, which has ended by them.
+        except GeneratorExit:  # After any other error, raised by the source, the source has ended.
             if not self._closed:
                 self._wait(source.aclose())
             raise
@@ -353,7 +353,7 @@ class SyncStage:
     """A stage of one topic, which begins with ``with``; see ``Client.stage``."""
 
     def __init__(self, client: SyncClient, topic: TopicName) -> None:
-        self._client = client._client.stage(topic)  # noqa: SLF001 - Its own.
+        self._client = client._client.stage(topic)  # noqa: SLF001 - The same module.
         self._wait = client._wait  # noqa: SLF001
 
     def __enter__(self) -> Self:
@@ -361,22 +361,22 @@ class SyncStage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave it as it is."""
+        """Leave the stage as it is."""
 
     @property
     def id(self) -> str:
-        """The number that the broker gave it."""
+        """The number that the broker gave the stage."""
         return self._client.id
 
     store = blocking(Stage.store)
 
 
 class SyncReading:
-    """A range to be iterated, or to be made a table of; see ``broker.client.range_read.Reading``, whose methods these are."""
+    """A range: iterate over it, or convert it into a table; see ``broker.client.range_read.Reading`` for its methods."""
 
     def __init__(self, client: SyncClient, reading: Reading) -> None:
         self._client = reading
-        self._wait = client._wait  # noqa: SLF001 - Its own.
+        self._wait = client._wait  # noqa: SLF001 - The same module.
         self._iterate = client._iterate  # noqa: SLF001
 
     def __iter__(self) -> Generator[Message]:
@@ -384,7 +384,7 @@ class SyncReading:
             yield from page
 
     def pages(self) -> Generator[list[Message]]:
-        """Give the messages in the lists in which they arrive, none of them empty."""
+        """Yield the messages in the lists in which they arrive, none of them empty."""
         return self._iterate(self._client.pages())
 
     to_arrow = blocking(Reading.to_arrow)

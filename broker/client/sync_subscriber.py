@@ -1,4 +1,4 @@
-"""Named cursors and the subscriber for code without asyncio: its handler runs in the thread that calls ``run``."""
+"""Named cursors and the subscriber for code without asyncio. The handler runs in the thread that calls ``run``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CallersThread(Executor):
-    """Runs what is submitted to it in the thread that is in ``work_until``."""
+    """Runs submitted calls in the thread that calls ``work_until``."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -35,7 +35,7 @@ class CallersThread(Executor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - It is given to those who wait for it.
+            except Exception as error:  # noqa: BLE001 - The future has it.
                 future.set_exception(error)
             except BaseException as error:
                 future.set_exception(Interrupted(repr(error)))
@@ -47,14 +47,14 @@ class CallersThread(Executor):
         return future
 
     def work_until(self, done: Future[Any]) -> None:
-        """Run what comes until ``done``. Raises what interrupts this thread."""
+        """Run submitted calls until ``done``. Raises the exception that interrupts this thread."""
         done.add_done_callback(lambda _: self._jobs.put(None))
         while (job := self._jobs.get()) is not None:
             job()
 
 
 class SyncSubscriber:
-    """Hands the messages of a topic to a handler, blocking; see ``Client.subscriber``."""
+    """Passes the messages of a topic to a handler, blocking; see ``Client.subscriber``."""
 
     def __init__(
         self,
@@ -68,23 +68,23 @@ class SyncSubscriber:
 
     @property
     def counts(self) -> SubscriberCounts:
-        """What it did."""
+        """The counts of its messages, by outcome."""
         return self._subscriber.counts
 
     @property
     def is_working(self) -> bool:
-        """Return whether it holds the place; False: it waits for it, or has ended."""
+        """True if it holds the place; False: it is a standby, or has ended."""
         return self._subscriber.is_working
 
     def stop(self) -> None:
-        """Let ``run`` finish the message in work, write the place, and return. To be called by any thread or handler."""
+        """Make ``run`` finish the current message, write the place, and return. Any thread or handler may call it."""
         self._submit(self._stop())
 
     async def _stop(self) -> None:
         self._subscriber.stop()
 
     def run(self) -> None:
-        """Hand messages over, in this thread, until ``stop``. Ctrl-C stops it, too, and is raised at the end.
+        """Handle messages, in this thread, until ``stop``. Ctrl-C stops it, too, and is raised at the end.
 
         Raises:
             BrokerError: as ``Subscriber.run``.
@@ -103,7 +103,7 @@ class SyncWait(Protocol):
     """Waits for a call that runs on the loop of the client."""
 
     def __call__(self, work: Awaitable[T], /) -> T:
-        """Return what it gives."""
+        """Return the result of the call."""
 
 
 class SyncCursorCalls:

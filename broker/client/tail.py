@@ -1,22 +1,22 @@
-"""Reading without end: long polls that resume, and the stream of events.
+"""Endless reading: long polls that resume, and the stream of events.
 
-A tail's whole state is the id of the last message that it handed out. Whatever happens, the
-next poll starts after it, so that nothing is lost, repeated or reordered::
+The only state of a tail is the id of the last message that it yielded. The next poll always starts behind
+this id, so that nothing is lost, repeated or reordered::
 
-    poll after the last id, wait up to wait_s ──> messages: hand them out, keep the last id ──┐
+    poll after the last id, wait up to wait_s ──> messages: yield them, keep the last id ─────┐
          ^                                    ──> none, after the whole wait ─────────────────┤
          │                                    ──> none, at once: pause idle_delay_s ──────────┤
          │                                    ──> none, from a node that stops: ask another ──┤
          │                                    ──> connection lost: pause, longer each time ───┤
          └────────────────────────────────────────────────────────────────────────────────────┘
 
-An empty answer long before the wait is over comes from a server that doesn't know waiting (the
-original), which must not be asked again at once; or from one that stops and says so by closing the
-connection, which need not be asked again at all.
+An empty answer long before the end of the wait has one of two reasons. The server can't wait (the
+original); then the tail pauses before it asks again. Or the node is about to stop, and closes the
+connection; then the tail asks another node at once.
 
-Messages are handed out while the answer still arrives: a slow consumer slows the connection down and
-keeps nothing in memory. An answer that ends without its final zero block was cut off, which is a lost
-connection, never the end.
+The tail yields messages while the answer still arrives. A slow consumer slows the connection down, and no
+messages pile up in memory. An answer without its final zero block was cut off. The tail treats it as a lost
+connection, never as the end.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from broker.errors import BrokerError, UnavailableError
 from broker.model import Message, Poll, TopicId
 
 NOW: Final = "now"
-"""Where a stream of events starts that shows new messages only."""
+"""The start of a stream of events that shows new messages only."""
 
 SILENCE_S: Final = 30.0
-"""How long a stream of events may be silent before it is given up; the broker sends comments."""
+"""A stream of events that is silent for so long counts as lost; a live broker sends comments."""
 
 _LEADER: Final = b": leader "
-"""Begins the comment that names who leads from now on."""
+"""The start of the comment that names a new leader."""
 
 ANSWER_S: Final = 15.0
-"""How long the answer to a poll may be silent, beyond the wait that was asked for."""
+"""How long the answer to a poll may be silent, in addition to the requested wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """How ``tail`` asks.
+    """The options of ``tail``.
 
     Attributes:
         wait_s: how long one poll may wait for new messages (0 to 60).
         page_messages_max: how many messages one poll may return.
         idle_delay_s: the pause after an empty answer that came at once.
-        follow: False ends the tail when it has caught up.
-        give_up_after_s: raise when the broker could not be reached for so long; never by default.
+        follow: with False, the tail ends when it has read all messages.
+        give_up_after_s: raise the error if every attempt failed for so long; by default the tail never gives up.
     """
 
     wait_s: float = 30.0
@@ -68,7 +68,7 @@ class TailOptions:
 
 
 class TailSource(NamedTuple):
-    """Where a tail reads: its topic, how to send a read, how patient to be."""
+    """What a tail reads from: its topic, a function that sends a read, and the retrier."""
 
     topic: TopicId
     stream: Callable[[ClientRequest, float], AbstractAsyncContextManager[StreamedReply]]
@@ -76,21 +76,21 @@ class TailSource(NamedTuple):
 
 
 class Backoff:
-    """Counts failures in a row and waits longer after each."""
+    """Counts consecutive failures, and waits longer after each."""
 
     def __init__(self, retrier: Retrier, give_up_after_s: float | None) -> None:
-        """Begin without a failure; ``give_up_after_s`` None is endless."""
+        """Begin without a failure. ``give_up_after_s`` None: never give up."""
         self._retrier = retrier
         self._give_up_after_s = give_up_after_s
         self._failures = 0
         self._since = 0.0
 
     def succeeded(self) -> None:
-        """Forget the failures before."""
+        """Forget the earlier failures."""
         self._failures = 0
 
     async def failed(self, error: BrokerError) -> None:
-        """Wait before the next attempt. Raises the error if it has lasted for too long."""
+        """Wait before the next attempt. Raises the error if failures have lasted for too long."""
         now = asyncio.get_running_loop().time()
         if not self._failures:
             self._since = now
@@ -108,18 +108,18 @@ class Backoff:
 async def tail(
     source: TailSource, poll: Poll, options: TailOptions
 ) -> AsyncGenerator[list[Message]]:
-    """Give all messages from the poll's place on, without end unless ``follow`` is False.
+    """Yield all messages from the poll's place on, without end unless ``follow`` is False.
 
-    They come in the pieces in which they arrive, none of them empty.
+    It yields them in the lists in which they arrive, none of them empty.
 
     Raises:
-        RequestError: the broker refused the poll for good, such as TopicNotFound.
+        RequestError: the broker refused the poll for good; for example, TopicNotFound.
     """
     patience = Backoff(source.retrier, options.give_up_after_s)
     loop = asyncio.get_running_loop()
     wait_s = options.wait_s if options.follow else 0
     poll = replace(poll, limit=options.page_messages_max)
-    told_to_leave = False
+    node_stops = False
     while True:
         asked, empty = loop.time(), True
         request = protocol.poll(source.topic, poll, wait_s=wait_s)
@@ -130,7 +130,7 @@ async def tail(
             ):
                 async for page in received:
                     empty = False
-                    patience.succeeded()  # A slow consumer's replies may all be cut, and bring it on.
+                    patience.succeeded()  # Every reply to a slow consumer may be cut off, and still bring messages.
                     poll = replace(poll, start=page[-1].id, inclusive=False)
                     yield page
         except UnavailableError as error:
@@ -139,19 +139,19 @@ async def tail(
         patience.succeeded()
         if empty and not options.follow:
             return
-        # Twice in a row it is no node that stops, but a server that never keeps a connection.
-        told_to_leave = empty and reply.closing and not told_to_leave
-        if empty and not told_to_leave and loop.time() - asked < wait_s / 2:
+        # A server that closes twice in a row is not a stopping node: it never keeps connections.
+        node_stops = empty and reply.closing and not node_stops
+        if empty and not node_stops and loop.time() - asked < wait_s / 2:
             await source.retrier.pause(options.idle_delay_s)
 
 
 async def events(source: TailSource, start: str | None) -> AsyncGenerator[Message]:
-    """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``.
+    """Yield messages from the broker's stream of events, and resume it by ``Last-Event-ID``.
 
-    ``start`` is what the query says: the id behind which the stream begins, a time in ms, or ``now``.
+    ``start`` is in the form of the query: the id behind which the stream begins, a time in ms, or ``now``.
 
-    The broker says before the first message behind which id the stream begins, so that ``now`` stays the
-    same moment however often the stream has to be resumed.
+    Before the first message the broker names the id behind which the stream begins. So ``now`` stays the
+    same moment, however often the stream is resumed.
     """
     patience = Backoff(source.retrier, None)
     place, last = start, None
@@ -163,7 +163,7 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
                 source.stream(request, SILENCE_S) as reply,
                 aclosing(_event_blocks(reply.chunks)) as blocks,
             ):
-                # Where the leader can't be reached, a detour will do.
+                # After a forwarded reply, ask the leader itself. If that is forwarded, too, it can't be reached: read on.
                 leaving = reply.forwarded and not leaving
                 if leaving and place != NOW:
                     continue
@@ -177,7 +177,7 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
                         last, place = identifier, None
                     leaving = leaving or (leader != "" and reply.moved(leader))
                     if leaving:
-                        break  # Where this stream began is known now, if the broker tells it at all.
+                        break  # By now ``last`` has the start of this stream, if the broker names it.
         except UnavailableError as error:
             await patience.failed(error)
         else:
@@ -186,9 +186,9 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
 
 
 async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str, str]]:
-    """Give the id and the data of what stands before each empty line, and the leader that a comment names.
+    """Yield the id and the data before each empty line, and the leader that a comment names.
 
-    What is incomplete at the end is left out.
+    An incomplete block at the end is dropped.
     """
     rest, identifier, data, leader = b"", b"", b"", b""
     async for chunk in chunks:

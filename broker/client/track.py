@@ -1,15 +1,15 @@
-"""One connection of a lane: what keeps its requests in order when they fail or their leader moves.
+"""One connection of a lane. It keeps requests in order when they fail or the leader changes.
 
-Several requests are under way on it at a time, and the broker takes them in the order of the connection.
-That order is lost when one has to be sent again, or the next one goes to another node. So each request
-has a ticket, and leaves only when every earlier ticket is settled, or under way on the same connection::
+Several requests at a time are in flight on the connection, and the broker processes them in its order. Two
+things would break this order: a request that is sent again, and a next request that goes to another node. So each
+request has a ticket. It leaves only when every earlier ticket is settled, or in flight on the same connection::
 
-    [ 1: sent on A ] [ 2: sent on A ] [ 3 ]      3 may go out on A
+    [ 1: sent on A ] [ 2: sent on A ] [ 3 ]      3 may be sent on A
     [ 1: waits to be sent again ]     [ 2 ]      2 waits for 1
-    [ 1: sent on A ]  A leads no more [ 2 ]      2 waits until 1 is answered; then a connection to B
+    [ 1: sent on A ]  A is not leader [ 2 ]      2 waits for the answer to 1; then it opens a connection to B
 
-Only the first of the line opens connections. What remains: if 1 is refused for now and 2, which was sent
-behind it, is not, then 1 comes after 2.
+Only the first request of the line opens connections. One case remains: if the broker refuses 1 for now and
+accepts 2, which was sent behind it, then 1 comes after 2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from broker.model import TopicId
 
 
 class TrackTicket:
-    """A request's place in the line; ``connection`` while it is under way on one."""
+    """A request's place in the line. ``connection`` is set while the request is in flight."""
 
     __slots__ = ("connection",)
 
@@ -34,7 +34,7 @@ class TrackTicket:
 
 
 class Track:
-    """A connection to the topic's leader, opened when it is needed, and the line before it."""
+    """A connection to the topic's leader, opened on demand, and the line of requests for it."""
 
     def __init__(self, topic: TopicId, settings: Settings, transport: Transport) -> None:
         self._topic = topic
@@ -47,42 +47,42 @@ class Track:
 
     @property
     def under_way(self) -> int:
-        """How many requests have a ticket."""
+        """The number of requests that have a ticket."""
         return len(self._line)
 
     @property
     def has_place(self) -> bool:
-        """Return whether another request may be sent now: one until the server is known to be ours."""
+        """True if another request may be sent now: only one at a time until the server is known to be ours."""
         ours = self._connection is not None and self._connection.ours
         return len(self._line) < (self._settings.requests_in_flight_max if ours else 1)
 
     def enter(self) -> TrackTicket:
-        """Return a ticket, to be given back by ``leave``."""
+        """Return a ticket. The caller gives it back with ``leave``."""
         ticket = TrackTicket()
         self._line.append(ticket)
         return ticket
 
     def leave(self, ticket: TrackTicket) -> None:
-        """Take note that a request is settled."""
+        """Remove the ticket of a settled request."""
         self._line.remove(ticket)
-        self._tell()
+        self._wake()
 
     async def send(self, ticket: TrackTicket, request: ClientRequest, timeout_s: float) -> Reply:
         """Send a request when its turn has come; see ``ClientConnection.send``.
 
         Raises:
-            Unavailable: also if its turn did not come in time, or there is no connection to be had.
+            Unavailable: as there; also if its turn did not come in time, or no connection could be opened.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + timeout_s
         connection = self._ready(ticket) or await self._turn(ticket, ends)
         ticket.connection = connection
-        self._tell()
+        self._wake()
         try:
             return await connection.send(request, ends - loop.time())
         finally:
             ticket.connection = None
-            self._tell()
+            self._wake()
 
     def _ready(self, ticket: TrackTicket) -> ClientConnection | None:
         """Return the connection if this request may leave on it now."""
@@ -100,7 +100,7 @@ class Track:
         return self._line[: self._line.index(ticket)]
 
     async def _turn(self, ticket: TrackTicket, ends: float) -> ClientConnection:
-        """Wait until this request may leave; open a connection if that is up to it."""
+        """Wait until this request may leave. Open a connection if it is the first in the line."""
         try:
             async with asyncio.timeout_at(ends):
                 while not self._closed:
@@ -131,17 +131,17 @@ class Track:
         self._connection = connection
         return connection
 
-    def _tell(self) -> None:
-        """Let those who wait in the line look again."""
+    def _wake(self) -> None:
+        """Wake all requests that wait in the line."""
         self._changed.set()
         self._changed.clear()
 
     def close(self) -> None:
-        """Close it for good; requests under way end as unanswered."""
+        """Close the track for good; requests in flight end as unanswered."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()
-        self._tell()
+        self._wake()
 
     def close_if_idle(self, before: float) -> None:
         """Close the connection if it was last used before that time of the loop's clock."""

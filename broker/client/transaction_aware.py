@@ -1,12 +1,12 @@
-"""Who takes part in a transaction, and what a transaction service has to do: the two protocols.
+"""The two protocols of a transaction: its participants, and the transaction service.
 
-A **participant** (``TransactionAware``) holds changes back until ``commit_tx``, and can take them back until the
-transaction is committed. Methods may be plain or ``async``; plain ones run in the thread that runs the block, so
-in a program for asyncio they must be quick. The order of the calls is that of ``transaction_context``.
+A **participant** (``TransactionAware``) holds changes back until ``commit_tx``, and can undo them until the
+transaction is committed. Methods may be plain or ``async``. Plain ones run in the thread that runs the block, so in
+an asyncio program they must be quick. ``transaction_context`` has the order of the calls.
 
-At most one participant of a transaction may be **deciding** (``DecidingAware``): its changes can be committed, but
-neither prepared nor taken back afterwards, as those of a SQL database. It commits last, and by that decides the
-transaction: see ``broker.sql.record``.
+At most one participant of a transaction may be **deciding** (``DecidingAware``). It can commit its changes, but it can
+neither prepare them nor undo them after a commit; a SQL database is an example. It commits last, and this commit
+decides the transaction: see ``broker.sql.record``.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ T = TypeVar("T")
 
 
 class TransactionAware(Protocol):
-    """A participant. What a method raises ends the transaction, as does False where a truth is asked for."""
+    """A participant. If a method raises an error, or returns False for a bool, the transaction fails."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The participant's name in errors."""
 
     def start_tx(self, transaction: Snapshot) -> Awaitable[None] | None:
-        """The transaction begins, or has begun."""
+        """The transaction has begun; or the participant joins a transaction in progress."""
 
     def update_tx(self, transaction: Snapshot) -> Awaitable[None] | None:
-        """After a checkpoint: go on under this write pointer."""
+        """Continue under the write pointer of this transaction, after a checkpoint."""
 
     def changes(self) -> Awaitable[Collection[bytes]] | Collection[bytes]:
-        """Return the keys of what it changes: two transactions that change the same key conflict."""
+        """Return the keys that it changes. Two transactions that change the same key conflict."""
 
     def commit_tx(self) -> Awaitable[bool] | bool:
-        """Persist the changes, so that they can still be taken back. Return whether that is done."""
+        """Persist the changes, so that they can still be undone. Return whether that is done."""
 
     def post_commit(self) -> Awaitable[None] | None:
         """The transaction is committed."""
 
     def rollback_tx(self) -> Awaitable[bool] | bool:
-        """Take back what was persisted. Return whether all is undone for certain."""
+        """Undo the persisted changes. Return whether all of them are certainly undone."""
 
 
 class Topical(NamedTuple):
@@ -61,28 +61,28 @@ class DecidingAware(Protocol):
     def decide_tx(
         self, transaction: Snapshot, published: Sequence[Topical]
     ) -> Awaitable[None] | None:
-        """Commit, for good, together with a record of the transaction and of what it has published.
+        """Commit for good, together with a record of the transaction and of its published messages.
 
         Raises:
-            ParticipantFailed: it is certainly not committed, and never will be.
-            Exception: any other says that it may be committed: then nothing is undone, and the record decides.
+            ParticipantFailed: it is not committed, and never will be.
+            Exception: with any other error it may be committed: then nothing is undone, and the record decides.
         """
 
 
 class AnyTransactionService(Protocol):
-    """What a transaction needs of a service, ours or another one. Methods may be plain or ``async``.
+    """The methods of a transaction service, ours or another one. They may be plain or ``async``.
 
-    An error whose ``outcome`` is ``"refused"`` (TransactionConflict, TransactionNotInProgress, Unavailable) says that
-    the call has certainly had no effect. Every other exception says that it may have had one.
+    If the ``outcome`` of an error is ``"refused"`` (TransactionConflict, TransactionNotInProgress, Unavailable), the
+    call had no effect. After any other exception it may have had one.
     """
 
     def start(
         self, *, long: bool = False, timeout_s: float | None = None, client: str = ""
     ) -> Awaitable[Snapshot] | Snapshot:
-        """Start a transaction, short or long; ``client`` tells people whose it is."""
+        """Start a transaction, short or long. ``client`` is a text that names its owner for people."""
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> Awaitable[None] | None:
-        """Take the keys of what the transaction changes. Raises TransactionConflict, TransactionNotInProgress."""
+        """Check the keys that the transaction changes. Raises TransactionConflict, TransactionNotInProgress."""
 
     def commit(
         self, transaction_id: int, write_pointer: int | None = None
@@ -93,29 +93,29 @@ class AnyTransactionService(Protocol):
         """End a transaction whose changes are all undone: its pointers become visible."""
 
     def invalidate(self, transaction_id: int) -> Awaitable[bool] | bool:
-        """Hide a transaction's changes for good. Return whether it was in progress."""
+        """Make a transaction invalid: its changes stay hidden for good. Return whether it was in progress."""
 
     def checkpoint(self, transaction_id: int) -> Awaitable[Snapshot] | Snapshot:
         """Return the transaction with a further write pointer."""
 
     def snapshot(self) -> Awaitable[Snapshot] | Snapshot:
-        """Return what a transaction that begins now would see: all that was answered before the call is in it."""
+        """Return the snapshot of a transaction that begins now. It includes every earlier commit that was answered."""
 
 
 class ParticipantFailed(RuntimeError):
-    """A participant could not persist its changes, and said so; its cause has the reason, if there is one."""
+    """A participant reported that it could not persist its changes. The cause, if any, has the reason."""
 
 
 class Undoable:
-    """Two plain callables as a participant: ``do`` persists, ``undo`` takes it back.
+    """Makes a participant of two callables: ``do`` persists, ``undo`` undoes that.
 
     Args:
-        do: called when the transaction commits. Returning False, or raising, ends the transaction.
-        undo: called if the transaction fails after ``do`` was called, also if ``do`` has raised: it undoes what is
-            there of it. Returning False, or raising, says that something is left; then the transaction is made
-            invalid.
-        name: what errors call it.
-        changes: the keys of what it changes.
+        do: called when the transaction commits. If it returns False or raises an error, the transaction fails.
+        undo: called if the transaction fails after ``do`` was called, also if ``do`` raised an error: it must undo
+            a partial ``do``. If it returns False or raises an error, changes are left; then the transaction
+            becomes invalid.
+        name: the participant's name in errors.
+        changes: the keys that it changes.
 
     Both may be ``async``.
     """
@@ -139,16 +139,16 @@ class Undoable:
         self._done = 0
 
     def update_tx(self, transaction: Snapshot) -> None:
-        """Take no note of the pointer."""
+        """Ignore the new pointer."""
 
     def changes(self) -> Collection[bytes]:
-        """Return the keys that it was made with."""
+        """Return the keys given to the constructor."""
         return self._changes
 
     async def commit_tx(self) -> bool:
-        """Call ``do``, at a checkpoint, too."""
+        """Call ``do``; a checkpoint calls it, too."""
         self._done += 1
-        return await told(self._do()) is not False
+        return await resolved(self._do()) is not False
 
     def post_commit(self) -> None:
         """Do nothing."""
@@ -157,11 +157,11 @@ class Undoable:
         """Call ``undo`` as often as ``do`` was called."""
         undone = True
         while self._done:
-            undone = await told(self._undo()) is not False and undone
+            undone = await resolved(self._undo()) is not False and undone
             self._done -= 1
         return undone
 
 
-async def told(value: Awaitable[T] | T) -> T:
-    """Return what a method gave, which may be a promise of it."""
+async def resolved(value: Awaitable[T] | T) -> T:
+    """Return the result of a method that may be plain or asynchronous."""
     return await value if inspect.isawaitable(value) else value

@@ -3,12 +3,12 @@
 ::
 
     async with client.transaction() as tx:
-        for order in await tx.poll("shop/orders", place):      what was committed when the transaction began
+        for order in await tx.poll("shop/orders", place):      messages committed before the transaction began
             await tx.publish("shop/bills", bill(order))        held in memory; no consumer sees it yet
-            tx.changes(order.key)                              another transaction that changes this one conflicts
+            tx.changes(order.key)                              conflicts with transactions that change the same key
                                                                the end of the block commits; an exception aborts
 
-``transaction_context`` has the order of calls, ``transaction_buffer`` what becomes of published messages.
+``transaction_context`` has the order of calls; ``transaction_buffer`` holds the published messages.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Transaction:
     """One transaction, which begins with ``async with``; see ``Client.transaction``.
 
     Attributes:
-        context: the participants, and how far the transaction has come.
+        context: the participants, and the state of the transaction.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class Transaction:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the transaction may see, with its write pointers. Raises ValueError before it has begun."""
+        """The transaction's snapshot, with its write pointers. Raises ValueError before it has begun."""
         if self.context.transaction is None:
             raise ValueError("The transaction begins with its block.")
         return self.context.transaction
 
     @property
     def state(self) -> State:
-        """How far it has come: new, in_progress, then committed, aborted, invalid, unknown or decided."""
+        """The state of the transaction: new, in_progress, then committed, aborted, invalid, unknown or decided."""
         return self.context.state
 
     async def publish(
@@ -127,21 +127,21 @@ class Transaction:
     ) -> None:
         """Publish messages when the transaction commits.
 
-        They wait in memory. When all that waits is over ``buffer_bytes_max``, messages go to the broker's payload
-        table, where no consumer sees them before the commit either.
+        The transaction holds them in memory. Above ``buffer_bytes_max`` of messages in all, it sends messages to the
+        broker's payload table. No consumer sees them there before the commit, either.
 
         Args:
-            topic: where to.
+            topic: the topic.
             messages: bytes, text or ``NewMessage``, one or a sequence.
             key: the key of each of these messages that has none of its own.
             headers: the headers, by name, of each of these messages that has none of its own.
-            ttl_s: how many seconds each of these messages lives that says nothing of its own, if shorter than the
-                topic's. It counts from the commit.
+            ttl_s: how many seconds each of these messages without a lifetime of its own lives, if shorter than the
+                topic's. The time counts from the commit.
 
         Raises:
-            TypeError, BadRequest: these are no messages.
-            TransactionNotInProgress: the transaction is over.
-            BrokerError: messages went to the payload table, which failed; the transaction can't be committed any more.
+            TypeError, BadRequest: these are not messages.
+            TransactionNotInProgress: the transaction has ended.
+            BrokerError: a write to the payload table failed; the transaction can't be committed any more.
         """
         await self._take(topic, _parts(messages, key, headers, ttl_s), store=False)
 
@@ -154,9 +154,9 @@ class Transaction:
         headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
     ) -> None:
-        """Send messages to the broker's payload table at once; the commit publishes them, as those of ``publish``.
+        """Send messages to the broker's payload table at once. The commit publishes them with those of ``publish``.
 
-        Everything of that topic is stored then, so that its order is that of the calls.
+        All earlier and later messages of that topic are stored, too, so that their order is that of the calls.
 
         Args:
             topic: as for ``publish``, as are the other arguments.
@@ -182,8 +182,8 @@ class Transaction:
     ) -> list[Message]:
         """Return the messages from a place on that the transaction may see, as ``Client.poll``.
 
-        What this transaction itself has published waits in memory and is not among them; what was published
-        before a ``checkpoint`` is.
+        They do not include this transaction's own messages, which it holds back. They do include the messages that it
+        published before a ``checkpoint``.
         """
         return await self._client.poll(
             topic,
@@ -195,7 +195,7 @@ class Transaction:
         )
 
     async def add(self, aware: TransactionAware) -> None:
-        """Add a participant: it commits before the publisher, and is rolled back if the transaction fails.
+        """Add a participant. It commits before the publisher, and is rolled back if the transaction fails.
 
         Raises:
             ValueError: it is the second SQL session, or messages were stored or published before a SQL session.
@@ -205,11 +205,11 @@ class Transaction:
         await self.context.add(aware)
 
     def changes(self, *keys: Payload) -> None:
-        """Note what the transaction changes: of two that change the same key, the one that commits last conflicts."""
+        """Declare the keys that the transaction changes. If two transactions change a key, the later commit conflicts."""
         self._keys.keys.update(key.encode() if isinstance(key, str) else key for key in keys)
 
     async def checkpoint(self) -> Snapshot:
-        """Publish what waits, and go on under a further write pointer. Others see it after the commit.
+        """Publish the held messages, and continue under a further write pointer. Others see them after the commit.
 
         Returns:
             The transaction with its new pointer.

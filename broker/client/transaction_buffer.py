@@ -1,21 +1,21 @@
-"""The publisher inside a transaction: it holds messages back until the commit, in memory and then in the broker.
+"""The publisher of a transaction. It holds messages back until the commit: in memory, and above a bound in the broker.
 
 ::
 
     publish ─▶ [ buffer of each topic ]            commit_tx: one request for each topic, in the order of first use
-                     │ all together over the bound
-                     └▶ store: the fullest topics go to the broker's payload table, until the half is free.
-                        From then on everything of such a topic is stored, and commit_tx publishes one reference
+                     │ all together above the bound
+                     └▶ store: send the fullest topics to the broker's payload table, until half of the bound is free.
+                        From then on, store all messages of such a topic; commit_tx publishes one reference
 
 So a topic has either one publish or one reference for each write pointer, and the order in the topic is the order of
-the calls. A stored message keeps what it has: its key, its headers, and its lifetime, which counts from the commit
-as that of every other one. No consumer sees stored messages that are not published; they expire.
+the calls. A stored message keeps its key, its headers and its lifetime. Its lifetime counts from the commit, as for
+every other message. No consumer sees stored messages before they are published. Unpublished ones expire.
 
-A store that fails ends the transaction, also if its caller goes on: the broker has a part of the messages, or may
-have one. A store of unknown outcome needs no undoing, since its reference is never published.
+A failed store ends the transaction, even if its caller ignores the error: the broker may have a part of the messages.
+A store of unknown outcome needs no undo, because its reference is never published.
 
-With a deciding participant (``broker.sql.record``) messages are recorded in its database. They stay in memory until
-the commit then, and the bound of the buffer is the bound of the transaction.
+A deciding participant (``broker.sql.record``) records the messages in its database. So they stay in memory until the
+commit, and the bound of the buffer is the bound of the transaction.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from broker.client.calls import Calls
 
 BUFFER_BYTES_MAX: Final = 8 << 20
-"""How many bytes of messages a transaction holds in memory, unless it says otherwise."""
+"""The default for how many bytes of messages a transaction holds in memory."""
 
 PER_MESSAGE_BYTES: Final = 100
-"""What a message counts for beside its own bytes."""
+"""The overhead that each message counts in addition to its own bytes."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """What one topic is to get."""
+    """The messages to publish to one topic."""
 
     parts: list[EncodedMessage] = field(default_factory=list)
     size: int = 0
     stored: bool = False
-    """Return whether earlier messages are in the payload table."""
+    """True if earlier messages are in the payload table."""
 
 
 class BufferedPublisher:
@@ -69,7 +69,7 @@ class BufferedPublisher:
         *,
         bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
-        """Begin empty; ``key`` gives each write its idempotency key, or None."""
+        """Begin empty. ``key`` returns the idempotency key of each write, or None."""
         self._settings: Settings = client.settings
         self._calls = calls
         self._key = key
@@ -79,7 +79,7 @@ class BufferedPublisher:
         self._buffers: dict[TopicId, _Buffer] = {}
         self._size = 0
         self._turn = asyncio.Lock()
-        """Of those that add: who waits for a store must not be overtaken."""
+        """Held while a call adds messages, so that later calls do not overtake one that waits for a store."""
         self._failure: BaseException | None = None
         self._kept: dict[TopicId, list[EncodedMessage]] | None = None
 
@@ -88,11 +88,11 @@ class BufferedPublisher:
     async def take(
         self, topic: TopicId, parts: Sequence[EncodedMessage], *, store: bool = False
     ) -> None:
-        """Take messages. With ``store``, or over the bound, they go to the payload table.
+        """Add messages to the buffer. With ``store``, or above the bound, send them to the payload table.
 
         Raises:
-            BodyTooLarge: there is a deciding participant, and the messages are over the bound.
-            BrokerError: storing failed, which ends the transaction.
+            BodyTooLarge: there is a deciding participant, and the messages exceed the bound.
+            BrokerError: the store failed, which ends the transaction.
         """
         async with self._turn:
             self._check()
@@ -109,7 +109,7 @@ class BufferedPublisher:
                 await self._spill()
 
     def keep_messages(self) -> None:
-        """Keep all messages until the end, for a deciding participant.
+        """Keep all messages in memory until the end, for a deciding participant.
 
         Raises:
             ValueError: some were stored or published already.
@@ -124,11 +124,11 @@ class BufferedPublisher:
         self._kept = {} if self._kept is None else self._kept
 
     def published(self) -> list[Topical]:
-        """Return what was published, if messages are kept."""
+        """Return the published messages; an empty list unless ``keep_messages`` was called."""
         return [Topical(topic, parts) for topic, parts in (self._kept or {}).items()]
 
     def _check(self) -> None:
-        """Raise what has ended the transaction, if anything has."""
+        """Raise the error that has ended the transaction, if there is one."""
         if isinstance(self._failure, Exception):
             raise self._failure
         if self._failure is not None:
@@ -152,7 +152,7 @@ class BufferedPublisher:
             await self._store(topic, self._buffers[topic])
 
     async def _store(self, topic: TopicId, buffer: _Buffer) -> None:
-        """Send what a topic's buffer has to the payload table, in as many requests as it takes."""
+        """Send the messages of a topic's buffer to the payload table, in as many requests as necessary."""
         parts, buffer.parts, buffer.stored = buffer.parts, [], True
         self._size -= buffer.size
         buffer.size = 0
@@ -165,7 +165,7 @@ class BufferedPublisher:
             raise
 
     def _chunks(self, parts: Sequence[EncodedMessage]) -> list[list[EncodedMessage]]:
-        """Return messages as the lists that travel together."""
+        """Split messages into one list for each request."""
         chunks: list[list[EncodedMessage]] = []
         size, settings = 0, self._settings
         for part in parts:
@@ -185,15 +185,15 @@ class BufferedPublisher:
         self._pointer = transaction.write_pointer
 
     def update_tx(self, transaction: Snapshot) -> None:
-        """Go on under another pointer."""
+        """Continue under another pointer."""
         self._pointer = transaction.write_pointer
 
     def changes(self) -> Sequence[bytes]:
-        """Return nothing: published messages don't conflict."""
+        """Return nothing: published messages do not conflict."""
         return ()
 
     async def commit_tx(self) -> bool:
-        """Publish everything, topic by topic."""
+        """Publish all messages, topic by topic."""
         async with self._turn:
             self._check()
             for topic, buffer in self._buffers.items():
@@ -217,11 +217,11 @@ class BufferedPublisher:
         await self._undo.keep(topic, publishing())
 
     def post_commit(self) -> None:
-        """Forget what was kept."""
+        """Forget the kept messages."""
         self._kept = None
 
     async def rollback_tx(self) -> bool:
-        """Undo what was published; see ``Undo.rollback``."""
+        """Undo the publishes; see ``Undo.rollback``."""
         self._clear()
         return await self._undo.rollback()
 
@@ -235,7 +235,7 @@ def _size(part: EncodedMessage) -> int:
 
 
 def _request(parts: Sequence[EncodedMessage], pointer: int) -> tuple[PublishRequest, int | None]:
-    """Return messages as a request, and the lifetime that they all have, if it is one."""
+    """Return messages as a request. If all have the same lifetime, it is returned beside the request."""
     wanted: Any = joined(parts)._replace(pointer=pointer)
     lives = set(wanted.ttls_s)
     if len(lives) == 1 and len(wanted.ttls_s) == len(parts):

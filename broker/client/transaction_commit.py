@@ -1,22 +1,23 @@
-"""The commit of one transaction, to a known end if there is any.
+"""The commit of one transaction, followed to a known outcome if possible.
 
 ::
 
-    service.commit ─▶ an answer: committed
-        │      └────▶ refused, and no earlier attempt is unknown: raised, the caller rolls back
+    service.commit ─▶ answered: committed
+        │      └────▶ refused, and no earlier attempt is unknown: raise the error, the caller rolls back
         └ unknown, or "not in progress"
                  └──▶ a fresh snapshot (transaction_fate):   committed    done
                                                              invalid      TransactionNotInProgress: roll back
                                                              in progress  commit again
-                                                             no answer    OutcomeUnknown: all stays as it is
+                                                             no answer    OutcomeUnknown: change nothing
 
-*Not in progress* says nothing by itself: of two commits that both arrive, the second one is answered so, and it may be
-another program that sent a request twice, such as a proxy. If the transaction is visible then, its messages are seen by
-all, so it counts as committed. A conflict does say something: it is the answer to a transaction that is still in
-progress, and an earlier attempt that is still on its way will meet the same conflict.
+*Not in progress* alone proves nothing. If the service receives two commits, it answers the second one with it; the
+duplicate may come from another program that sends a request twice, such as a proxy. If the transaction is visible in
+the snapshot, all consumers see its messages, so it counts as committed. A conflict does prove that the transaction is
+not committed: the service answers it only to a transaction in progress, and an earlier attempt that is still in flight
+will meet the same conflict.
 
-A cancelled commit is one of unknown outcome. It is brought to its end, and the cancellation then goes on by
-``interrupted``. A second cancellation ends the asking.
+A cancelled commit has an unknown outcome. This module follows it to its end; the caller then raises the cancellation
+from ``interrupted``. A second cancellation ends the attempts to learn the outcome.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import random
 from collections.abc import Collection
 from typing import Final
 
-from broker.client.transaction_aware import AnyTransactionService, told
+from broker.client.transaction_aware import AnyTransactionService, resolved
 from broker.client.transaction_fate import Pause, TransactionFate, ask, pause_s, pointers_of
 from broker.errors import BrokerError, OutcomeUnknown, TransactionConflict, TransactionNotInProgress
 from broker.model import Snapshot
 
 COMMITS_MAX: Final = 10
-"""How often a transaction that is still in progress after a commit is committed again."""
+"""The maximum number of commits of a transaction that is still in progress after a commit."""
 
 
 class Commit:
@@ -40,14 +41,14 @@ class Commit:
 
     Args:
         service: a transaction service.
-        transaction: which, with its last write pointer.
+        transaction: the transaction, with its last write pointer.
         pause: waits so many seconds.
-        rng: jitter of pauses.
-        decided: whether a database has decided that the transaction is committed. Then no refusal is the last word.
+        rng: the jitter of pauses.
+        decided: whether a database has decided that the transaction is committed. Then no refusal is final.
 
     Attributes:
-        interrupted: the cancellation that came meanwhile, for the caller to raise.
-        unknown: whether the service did not say how the commit ended.
+        interrupted: a cancellation during the commit, for the caller to raise.
+        unknown: whether the outcome of the commit could not be learned.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class Commit:
         """Commit.
 
         Raises:
-            TransactionNotInProgress, TransactionConflict, BrokerError of outcome "refused": certainly not committed.
-            OutcomeUnknown: ``unknown`` is set, or the database has decided and recovery does the rest.
+            TransactionNotInProgress, TransactionConflict, BrokerError of outcome "refused": it is not committed.
+            OutcomeUnknown: ``unknown`` is set; or the database has decided, and recovery does the rest.
         """
         pointers, sure = pointers_of(self._transaction), not self._decided
         for attempt in range(COMMITS_MAX):
@@ -99,7 +100,7 @@ class Commit:
 
     async def _commit(self) -> None:
         transaction = self._transaction
-        await told(self._service.commit(transaction.transaction_id, transaction.write_pointer))
+        await resolved(self._service.commit(transaction.transaction_id, transaction.write_pointer))
 
     async def _ask(self, pointers: Collection[int]) -> TransactionFate:
         try:
@@ -121,7 +122,7 @@ class Commit:
             self.interrupted = error
 
     def _invalid(self) -> BrokerError:
-        """Return the error for a commit that came too late."""
+        """Return the error for a commit of a transaction that has become invalid."""
         transaction_id = self._transaction.transaction_id
         if self._decided:
             return OutcomeUnknown(
@@ -133,9 +134,7 @@ class Commit:
         )
 
     def _not_answered(self) -> BrokerError:
-        rest = (
-            "Recovery does the rest." if self._decided else "Nothing of it was undone or aborted."
-        )
+        rest = "Recovery does the rest." if self._decided else "Nothing was undone or aborted."
         return OutcomeUnknown(
             f"It is unknown whether transaction {self._transaction.transaction_id} is committed: the transaction "
             f"service does not say. {rest}"
@@ -143,11 +142,11 @@ class Commit:
 
 
 def is_refusal(error: BaseException, *, sure: bool) -> bool:
-    """Return whether an error says that the transaction is certainly not committed.
+    """Return whether an error proves that the transaction is not committed.
 
     Args:
-        error: what a commit raised.
-        sure: whether no commit before it has an unknown outcome.
+        error: the error of a commit.
+        sure: whether no earlier commit has an unknown outcome.
     """
     if isinstance(error, TransactionConflict | TransactionNotInProgress):
         return isinstance(error, TransactionConflict)

@@ -1,26 +1,26 @@
-"""One transaction over several participants: Tephra's order of calls, and the right end whatever goes wrong.
+"""One transaction over several participants: Tephra's order of calls, and the right end after every failure.
 
 ::
 
     start       service.start, then start_tx on each participant, in the order in which they were added;
-                a failure: service.abort
+                after a failure: service.abort
     finish      1 changes of each    2 service.can_commit    3 commit_tx on each, our publisher last
                   (a deciding participant: decide_tx)        4 service.commit          5 post_commit on each
-                a failure of 1 to 4: abort. A failure of 5 is raised; the transaction stays committed
+                after a failure of 1 to 4: abort. A failure of 5 is raised; the transaction stays committed
     abort       rollback_tx on all, also after an error; all True: service.abort, else service.invalidate
-    checkpoint  commit_tx on each, service.checkpoint, update_tx on each; a failure: abort
+    checkpoint  commit_tx on each, service.checkpoint, update_tx on each; after a failure: abort
 
-The first error is raised; the others are its notes. Two outcomes may be unknown, and each has a rule:
+The first error is raised; the others become its notes. Two outcomes may be unknown, and each has a rule:
 
-* **A publish**: rollback_tx of the publisher is False, so the transaction becomes invalid and is never aborted: an
-  aborted transaction's pointer is visible, and so would be messages of which the publisher has not heard.
-* **A commit**: nothing is rolled back before a fresh snapshot tells what became of it (``transaction_commit``).
+* **A publish**: rollback_tx of the publisher returns False, so the transaction becomes invalid and is never aborted.
+  An aborted transaction's pointer is visible. So would be messages whose publish got no answer.
+* **A commit**: nothing is rolled back before a fresh snapshot shows its outcome (``transaction_commit``).
 
-A cancelled call is one of unknown outcome. What began is brought to its end first, and then the cancellation goes
-on; a second one during that is an error as any other.
+A cancelled call has an unknown outcome. This object first brings the transaction to its end, and then raises the
+cancellation. It treats a second cancellation during that as any other error.
 
 A deciding participant (a SQL database, ``broker.sql.record``) commits after all others have persisted. From then on
-the transaction is never rolled back: the participant's own record decides, and recovery goes by it.
+the transaction is never rolled back: the participant's own record decides, and recovery reads it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from broker.client.transaction_aware import (
     ParticipantFailed,
     Topical,
     TransactionAware,
-    told,
+    resolved,
 )
 from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import Pause, TransactionFate, ask
@@ -52,20 +52,20 @@ _FAILURE: Final = (Exception, asyncio.CancelledError)
 
 
 class TransactionContext:
-    """Runs one transaction after the other over the same participants.
+    """Runs transactions over the same participants, one after the other.
 
     Args:
         service: a transaction service, ours (``client.transactions``) or another one.
         awares: the participants, in the order of their calls.
-        last: one that comes behind all others, also behind those that are added later.
+        last: a participant that comes after all others, also after those that are added later.
         long: as for ``TransactionService.start``, as are ``timeout_s`` and ``client``.
         pause: waits so many seconds between attempts.
 
     Attributes:
-        transaction: the present or last transaction, as the service gave it; None before the first.
-        state: how far it has come.
+        transaction: the present or last transaction, as the service returned it; None before the first.
+        state: the state of the transaction.
         conflicted: whether it ended by a conflict.
-        left: the names of participants, other than ``last``, that have not undone their changes for certain.
+        left: the names of participants, other than ``last``, whose changes may not be undone.
     """
 
     def __init__(  # noqa: PLR0913 - All by name.
@@ -96,16 +96,16 @@ class TransactionContext:
     # --- Participants -----------------------------------------------------------------------------
 
     async def add(self, aware: TransactionAware) -> None:
-        """Add a participant; during a transaction, ``start_tx`` is called at once. Twice is as once.
+        """Add a participant; during a transaction, call its ``start_tx`` at once. Adding it again is a no-op.
 
         Raises:
             ValueError: there is a deciding participant already.
         """
         if self._append(aware) and self.state == "in_progress":
-            await told(aware.start_tx(self._present()))
+            await resolved(aware.start_tx(self._present()))
 
     def remove(self, aware: TransactionAware) -> None:
-        """Remove a participant. Raises ValueError during a transaction, or if it is none."""
+        """Remove a participant. Raises ValueError during a transaction, or if it was not added."""
         if self.state == "in_progress":
             raise ValueError("A participant can't be removed during a transaction.")
         self._awares.remove(aware)
@@ -114,7 +114,9 @@ class TransactionContext:
         if any(aware is other for other in self._awares):
             return False
         if isinstance(aware, DecidingAware) and self.decider is not None:
-            raise ValueError("One participant decides a transaction: there is one already.")
+            raise ValueError(
+                "A transaction has at most one deciding participant: there is one already."
+            )
         self._awares.append(aware)
         return True
 
@@ -131,16 +133,16 @@ class TransactionContext:
     # --- The course of a transaction --------------------------------------------------------------
 
     async def start(self) -> Snapshot:
-        """Start a transaction. Raises what the service or a participant raises."""
+        """Start a transaction. Raises the errors of the service and of the participants."""
         if self.state == "in_progress":
             raise ValueError("A transaction is in progress already.")
         self.state, self.conflicted, self.left = "new", False, []
         self._interrupted = None
-        started = self.transaction = await told(self._service.start(**self._wanted))
+        started = self.transaction = await resolved(self._service.start(**self._wanted))
         self.state = "in_progress"
         try:
             for aware in self.participants:
-                await told(aware.start_tx(started))
+                await resolved(aware.start_tx(started))
         except _FAILURE as error:
             await self._abort_service(error)
             raise
@@ -150,13 +152,13 @@ class TransactionContext:
         """Commit the transaction.
 
         Args:
-            published: gives what the publisher has published, for a deciding participant to record.
+            published: returns the messages that the publisher has published, for a deciding participant to record.
 
         Raises:
             TransactionConflict, TransactionNotInProgress: it is not committed, and its changes are undone, or invalid.
-            OutcomeUnknown: by ``state``: ``unknown``, the service did not say whether it is committed; ``decided``, the deciding
-                participant has committed, and recovery does the rest.
-            Exception: what a participant raised. If ``state`` is ``committed``, it did so in ``post_commit``.
+            OutcomeUnknown: see ``state``. ``unknown``: the service did not say whether it is committed. ``decided``: the
+                deciding participant has committed, and recovery does the rest.
+            Exception: the error of a participant. If ``state`` is ``committed``, its ``post_commit`` raised it.
         """
         transaction = self._present()
         try:
@@ -174,23 +176,23 @@ class TransactionContext:
         await self._post_commit()
 
     async def abort(self, cause: BaseException | None = None) -> None:
-        """Roll back and abort, or invalidate; without a transaction it does nothing.
+        """Roll back, then abort or invalidate. A no-op if there is no transaction.
 
         Args:
-            cause: why; other errors become its notes. Without it, the first error is raised.
+            cause: the reason; other errors become its notes. Without it, the first error is raised.
         """
         if self.state == "in_progress":
             await self._undo(cause)
 
     async def checkpoint(self) -> Snapshot:
-        """Persist what there is, and go on under a further write pointer. A failure aborts the transaction."""
+        """Persist all changes so far, and continue under a further write pointer. A failure aborts the transaction."""
         transaction = self._present()
         try:
             await self._persist()
-            renewed = await told(self._service.checkpoint(transaction.transaction_id))
+            renewed = await resolved(self._service.checkpoint(transaction.transaction_id))
             self.transaction = renewed
             for aware in self.participants:
-                await told(aware.update_tx(renewed))
+                await resolved(aware.update_tx(renewed))
         except _FAILURE as error:
             await self._undo(error)
             raise
@@ -211,18 +213,18 @@ class TransactionContext:
     async def _collect_and_persist(self, transaction: Snapshot) -> None:
         changes: set[bytes] = set()
         for aware in self.participants:
-            changes.update(await told(aware.changes()))
+            changes.update(await resolved(aware.changes()))
         if changes and self.decider is not None:
             raise ValueError(
-                "A transaction that a SQL database decides can't have keys of changes: a conflict would be found "
-                "when the database has committed. Let the database find conflicts."
+                "A transaction that a SQL database decides can't have keys of changes: the service would find a "
+                "conflict after the database has committed. Let the database find conflicts."
             )
-        await told(self._service.can_commit(transaction.transaction_id, changes))
+        await resolved(self._service.can_commit(transaction.transaction_id, changes))
         await self._persist()
 
     async def _persist(self) -> None:
         for aware in self.participants:
-            if not await told(aware.commit_tx()):
+            if not await resolved(aware.commit_tx()):
                 raise ParticipantFailed(f"{aware.name} could not persist its changes.")
 
     async def _decide(self, transaction: Snapshot, published: Published) -> None:
@@ -230,7 +232,7 @@ class TransactionContext:
         if decider is None:
             return
         try:
-            await told(decider.decide_tx(transaction, list(published())))
+            await resolved(decider.decide_tx(transaction, list(published())))
         except ParticipantFailed:
             raise
         except _FAILURE as error:
@@ -238,8 +240,8 @@ class TransactionContext:
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise OutcomeUnknown(
-                f"It is unknown whether transaction {transaction.transaction_id} is committed: {error}. Nothing of it "
-                "was undone; recovery goes by the record in the database."
+                f"It is unknown whether transaction {transaction.transaction_id} is committed: {error}. Nothing was "
+                "undone; recovery decides by the record in the database."
             ) from error
         self.state = "decided"
 
@@ -258,7 +260,7 @@ class TransactionContext:
         errors: list[BaseException] = []
         for aware in self.participants:
             try:
-                await told(aware.post_commit())
+                await resolved(aware.post_commit())
             except _FAILURE as error:
                 error.add_note(f"Raised by {aware.name} after the transaction was committed.")
                 errors.append(error)
@@ -270,12 +272,12 @@ class TransactionContext:
     # --- Undoing ----------------------------------------------------------------------------------
 
     async def _undo(self, cause: BaseException | None) -> None:
-        """Roll everything back, and abort or invalidate. Raises the first error unless it is ``cause``."""
+        """Roll all participants back, and abort or invalidate. Raises the first error unless it is ``cause``."""
         errors: list[BaseException] = [] if cause is None else [cause]
         undone = True
         for aware in self.participants:
             try:
-                complete = await told(aware.rollback_tx())
+                complete = await resolved(aware.rollback_tx())
             except _FAILURE as error:
                 complete = False
                 errors.append(error)
@@ -292,7 +294,7 @@ class TransactionContext:
             raise first
 
     async def _abort_service(self, cause: BaseException) -> None:
-        """Abort a transaction in which nothing was done yet."""
+        """Abort a transaction that has no changes yet."""
         errors = [cause]
         self.state = "aborted"
         await self._tell_abort(errors)
@@ -301,7 +303,7 @@ class TransactionContext:
     async def _tell_abort(self, errors: list[BaseException]) -> None:
         transaction_id = self._id
         try:
-            await told(self._service.abort(transaction_id))
+            await resolved(self._service.abort(transaction_id))
         except _FAILURE as error:
             error.add_note(
                 f"Everything was undone, but the service may not know that transaction {transaction_id} is aborted: "
@@ -310,10 +312,10 @@ class TransactionContext:
             errors.append(error)
 
     async def _invalidate(self, errors: list[BaseException]) -> None:
-        """Make the transaction invalid. If the service does not confirm that, the error says so."""
+        """Make the transaction invalid. If the service does not confirm that, put an error that says so first."""
         transaction_id, failure = self._id, None
         try:
-            done = await told(self._service.invalidate(transaction_id))
+            done = await resolved(self._service.invalidate(transaction_id))
         except _FAILURE as error:
             done, failure = False, error
         if not done:
@@ -323,7 +325,7 @@ class TransactionContext:
         if done:
             return
         text = (
-            f"Something of transaction {transaction_id} is not undone for certain, and it is unknown whether it is "
+            f"Transaction {transaction_id} may have changes that are not undone, and it is unknown whether it is "
             "invalid. It was not aborted."
         )
         unknown = OutcomeUnknown(f"{text} {errors[0]}" if errors else text)

@@ -1,16 +1,18 @@
-"""What became of a transaction, by a fresh snapshot of its service.
+"""Learn the outcome of a transaction from a fresh snapshot of its service.
 
 ::
 
     a pointer of it is invalid                            INVALID        its messages are skipped for good
     a pointer of it is in progress                        IN_PROGRESS    it may be committed
     all of them are at or below the read pointer          COMMITTED      provided that no client aborted it
-    else                                                  UNKNOWN
+    otherwise                                             UNKNOWN
 
-An aborted transaction looks as a committed one, so this is asked only about a transaction that no one has aborted:
-only its own client could, and that client asks because it has not. A pointer above the read pointer that is neither
-in progress nor invalid is one that the service does not know: a commit, an abort and an invalidation each raise the
-read pointer to it. So the snapshot is an old one, or the service has lost its memory, and tells nothing.
+An aborted transaction looks like a committed one. So this module may be asked only about a transaction that was not
+aborted: only the transaction's own client could abort it, and this client asks because it has not.
+
+A pointer above the read pointer that is neither in progress nor invalid is unknown to the service, because a commit,
+an abort and an invalidation each raise the read pointer to it. So the snapshot is stale, or the service has lost its
+state. Such a snapshot proves nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from tenacity import (
     stop_after_attempt,
 )
 
-from broker.client.transaction_aware import AnyTransactionService, told
+from broker.client.transaction_aware import AnyTransactionService, resolved
 from broker.model import Snapshot
 
 log: Final = logging.getLogger(__name__)
 
 ASKED_MAX: Final = 4
-"""How often a service that gives no answer is asked what became of a transaction."""
+"""The number of attempts to learn the outcome from a service that does not answer."""
 
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 2.0
@@ -43,7 +45,7 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class TransactionFate(enum.Enum):
-    """What became of a transaction."""
+    """The outcome of a transaction."""
 
     COMMITTED = "committed"
     INVALID = "invalid"
@@ -61,7 +63,7 @@ def pointers_of(transaction: Snapshot) -> set[int]:
 
 
 def fate(snapshot: Snapshot, pointers: Collection[int]) -> TransactionFate:
-    """Return what became of the transaction with these pointers."""
+    """Return the outcome of the transaction with these pointers."""
     if any(snapshot.is_invalid(pointer) for pointer in pointers):
         return TransactionFate.INVALID
     in_progress = set(snapshot.in_progress)
@@ -75,13 +77,13 @@ def fate(snapshot: Snapshot, pointers: Collection[int]) -> TransactionFate:
 async def ask(
     service: AnyTransactionService, pointers: Collection[int], pause: Pause, rng: random.Random
 ) -> TransactionFate:
-    """Ask the service, several times if it does not say, what became of a transaction."""
+    """Ask the service for the outcome of a transaction, again if it does not answer or the outcome is unknown."""
 
     async def look() -> TransactionFate:
         try:
-            return fate(await told(service.snapshot()), pointers)
+            return fate(await resolved(service.snapshot()), pointers)
         except Exception as error:
-            log.info("the transaction service does not say what became of a transaction: %s", error)
+            log.info("the transaction service did not tell the outcome of a transaction: %s", error)
             raise
 
     retrying = AsyncRetrying(
@@ -97,6 +99,6 @@ async def ask(
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:
-    """Return how long to wait before a further attempt (the first is 1)."""
+    """Return the pause after an attempt (the first is 1)."""
     longest = min(PAUSE_MAX_S, PAUSE_MIN_S * float(1 << min(attempt - 1, 20)))
     return longest * rng.uniform(0.5, 1.0)

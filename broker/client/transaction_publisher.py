@@ -1,8 +1,8 @@
-"""Publishing under a write pointer that another program's transaction has: ``Client.transaction_publisher``.
+"""Publishing under the write pointer of a transaction that another program runs: ``Client.transaction_publisher``.
 
-The caller runs the transaction. This object keeps what a rollback needs (``transaction_undo``), and says by the
-result of ``rollback`` whether the transaction may be aborted or must be invalidated. ``Client.transaction`` does all
-of that by itself.
+The caller runs the transaction. This object remembers the publishes that a rollback must undo (``transaction_undo``).
+The result of ``rollback`` says whether the caller may abort the transaction or must invalidate it.
+``Client.transaction`` does all of that by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TransactionPublisher:
-    """Publishes under one write pointer and keeps what a rollback needs."""
+    """Publishes under one write pointer, and remembers the publishes for a rollback."""
 
     def __init__(self, client: Client, pointer: int, snapshot: Snapshot | None = None) -> None:
         self.pointer = pointer
@@ -61,7 +61,7 @@ class TransactionPublisher:
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
-        """Store within the transaction. Nothing of it is seen before ``publish_stored``."""
+        """Store within the transaction. The messages stay invisible until ``publish_stored``."""
         await self._client.store(
             topic,
             messages,
@@ -75,7 +75,7 @@ class TransactionPublisher:
     async def publish_stored(
         self, topic: TopicName, *, idempotency_key: str | None = None
     ) -> Published:
-        """Publish what was stored in that topic. Raises as ``Client.publish``."""
+        """Publish the messages stored in that topic. Raises as ``Client.publish``."""
         return await self._undo.keep(
             topic,
             self._client.publish_stored(
@@ -107,10 +107,10 @@ class TransactionPublisher:
     async def rollback(self) -> bool:
         """Undo every publish of the transaction, the last one first.
 
-        Publishes that are under way are waited for: what lands after a rollback would stay. All are
-        tried, also after an error.
+        It first waits for publishes in flight: a publish that reaches the broker after the rollback would stay. It
+        tries to undo all of them, also after an error.
 
         Returns:
-            Whether all is undone for certain; if not, the transaction must be invalidated.
+            True if all publishes are certainly undone; if False, the transaction must be invalidated.
         """
         return await self._undo.rollback()

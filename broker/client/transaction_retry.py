@@ -1,8 +1,8 @@
-"""Work in a transaction that is carried out again, in a fresh one, when it conflicts with another one.
+"""Run work in a transaction, and run it again in a fresh one after a conflict.
 
-Two ends are worth a repetition: a conflict, after which nothing of the transaction is left, and a beginning that was
-refused for now. Anything else may have had an effect, or will end as it did. If a participant of the caller's could
-not undo its changes, a conflict is not repeated either: the work would be done twice.
+Two failures are retried: a conflict, after which no change of the transaction is left, and a refusal to begin a
+transaction for now. After any other failure the transaction may have had an effect, or would fail again. If a
+participant of the caller could not undo its changes, a conflict is not retried, either: it would do its work twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DELAY_MAX_S: Final = 2.0
 
 
 class _AgainError(Exception):
-    """Raised inside, with the error as its cause, for what is worth a repetition."""
+    """Raised internally, with the error as its cause, for a failure that is worth a retry."""
 
 
 async def repeat(
@@ -41,7 +41,7 @@ async def repeat(
     work: Callable[[Transaction], Awaitable[T]],
     attempts_max: int,
 ) -> T:
-    """Carry work out; see ``Client.in_transaction``."""
+    """Run work with retries; see ``Client.in_transaction``."""
 
     async def attempt() -> T:
         transaction = begin()
@@ -59,7 +59,7 @@ async def repeat(
 def repeat_blocking(
     begin: Callable[[], SyncTransaction], work: Callable[[SyncTransaction], T], attempts_max: int
 ) -> T:
-    """Carry work out; see ``SyncClient.in_transaction``."""
+    """Run work with retries; see ``SyncClient.in_transaction``."""
 
     def attempt() -> T:
         transaction = begin()
@@ -94,12 +94,12 @@ def _plan(attempts_max: int) -> dict[str, Any]:
 
 
 def _is_worth_it(error: BrokerError, context: TransactionContext) -> bool:
-    """Return whether a fresh transaction may succeed, and nothing of this one is left."""
+    """Return whether a fresh transaction may succeed, and no change of this one is left."""
     not_begun = context.state == "new" and error.outcome == "refused" and error.retriable
     conflicted = context.conflicted and isinstance(error, TransactionConflict)
     return not_begun or (conflicted and not context.left)
 
 
 def _cause(again: _AgainError) -> BaseException:
-    assert again.__cause__ is not None, "raised from one"
+    assert again.__cause__ is not None, "it is always raised from an error"
     return again.__cause__

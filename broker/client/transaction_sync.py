@@ -1,8 +1,8 @@
 """Transactions for code without asyncio: the methods of ``Transaction``, blocking.
 
-The transaction itself lives on the client's loop, in another thread. But its participants belong to the thread that
-runs the block: a SQL session may be used by one thread only. So while that thread waits for the transaction, it
-carries out the calls of plain participants::
+The transaction itself runs on the client's loop, in another thread. But its participants belong to the thread that
+runs the block: only one thread may use a SQL session. So while that thread waits for the transaction, it makes the
+calls of plain participants::
 
     with client.transaction() as tx:      the thread of the block            the loop
         tx.publish(…)                     waits ───────────────────────────▶ Transaction.publish
@@ -10,8 +10,8 @@ carries out the calls of plain participants::
                                           commit_tx of a session ◀────────── TransactionContext.finish
                                                      └───────────────────────▶ …
 
-An interrupt (Ctrl-C) of the waiting cancels what is under way. The thread then waits until that has come to its end,
-since its participants are still to be rolled back.
+An interrupt (Ctrl-C) of the wait cancels the call on the loop. The thread then waits for the end of the call, because
+the rollback of the participants needs this thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from broker.client.transaction_aware import (
     AnyTransactionService,
     DecidingAware,
     TransactionAware,
-    told,
+    resolved,
 )
 from broker.client.transaction_block import Transaction
 from broker.client.transaction_publisher import TransactionPublisher
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Call = Callable[[], BaseException | None]
-"""Carries out what was asked for; returns what has interrupted that."""
+"""Makes the requested call; returns the exception that interrupted it, or None."""
 
 _CALLER: Final[ContextVar[queue.SimpleQueue[Call | None]]] = ContextVar("caller")
-"""Where the thread that waits for this task takes calls from."""
+"""The queue from which the thread that waits for this task takes calls."""
 
 
 class SyncTransaction:
@@ -63,7 +63,7 @@ class SyncTransaction:
         service: AnyTransactionService | None,
         **options: Any,
     ) -> None:
-        self._submit = client._thread.submit  # noqa: SLF001 - Its own.
+        self._submit = client._thread.submit  # noqa: SLF001 - The same package.
         self._serving: dict[int, Any] = {}
         self._client: Transaction = client._client.transaction(  # noqa: SLF001
             aware=[self._served(each) for each in aware],
@@ -90,17 +90,17 @@ class SyncTransaction:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the transaction may see, with its write pointers. Raises ValueError before it has begun."""
+        """The transaction's snapshot, with its write pointers. Raises ValueError before it has begun."""
         return self._client.snapshot
 
     @property
     def state(self) -> State:
-        """How far it has come; see ``Transaction.state``."""
+        """The state of the transaction; see ``Transaction.state``."""
         return self._client.state
 
     @property
     def context(self) -> Any:
-        """The context of the transaction, which lives on the client's loop."""
+        """The context of the transaction, which belongs to the client's loop."""
         return self._client.context
 
     publish = blocking(Transaction.publish)
@@ -113,16 +113,16 @@ class SyncTransaction:
         self._wait(self._client.add(self._served(aware)))
 
     def changes(self, *keys: Payload) -> None:
-        """Note what the transaction changes; see ``Transaction.changes``."""
+        """Declare the keys that the transaction changes; see ``Transaction.changes``."""
         self._client.changes(*keys)
 
     def _served(self, aware: TransactionAware) -> Any:
-        """Return a participant as the loop meets it; the same one for the same."""
+        """Wrap a participant for the loop; always in the same wrapper."""
         kind = _ServedDecider if isinstance(aware, DecidingAware) else _Served
         return self._serving.setdefault(id(aware), kind(aware))
 
     def _wait(self, work: Awaitable[T]) -> T:
-        """Wait for a call on the loop, and carry out meanwhile what it asks of this thread."""
+        """Wait for a call on the loop; meanwhile make the calls that it requests in this thread."""
         calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         tasks: list[asyncio.Task[Any]] = []
 
@@ -153,26 +153,26 @@ class SyncTransaction:
 
 
 class _Served:
-    """An object of the waiting thread, for the loop: each of its methods is carried out by that thread."""
+    """Wraps an object of the waiting thread for the loop: the waiting thread makes each call of its methods."""
 
     def __init__(self, served: object) -> None:
         self.served = served
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.served, name)
-        return functools.partial(_carried_out, found) if callable(found) else found
+        return functools.partial(_call_on_thread, found) if callable(found) else found
 
 
 class _ServedDecider(_Served):
-    """The same of a deciding participant, which is known by its method."""
+    """Wraps a deciding participant. Its method ``decide_tx`` shows that it is one."""
 
     def decide_tx(self, *arguments: Any) -> Awaitable[None]:
-        """Let the waiting thread decide."""
-        return _carried_out(self.served.decide_tx, *arguments)  # type: ignore[attr-defined]
+        """Let the waiting thread call ``decide_tx``."""
+        return _call_on_thread(self.served.decide_tx, *arguments)  # type: ignore[attr-defined]
 
 
-async def _carried_out(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Let the waiting thread make a call; what it gives, if that is a promise, is awaited here."""
+async def _call_on_thread(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Let the waiting thread make a call. If the result is awaitable, await it here, on the loop."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
@@ -184,29 +184,29 @@ async def _carried_out(call: Callable[..., Any], *arguments: Any, **named: Any) 
         else:
             answer.set_result(result)
 
-    def carry_out() -> BaseException | None:
+    def job() -> BaseException | None:
         try:
             result = call(*arguments, **named)
-        except Exception as error:  # noqa: BLE001 - It is raised where the call came from.
+        except Exception as error:  # noqa: BLE001 - The caller on the loop raises it.
             loop.call_soon_threadsafe(settle, None, error)
-        except BaseException as error:  # noqa: BLE001 - An interrupt: there it is a cancelled call.
+        except BaseException as error:  # noqa: BLE001 - An interrupt; for the loop it is a cancelled call.
             loop.call_soon_threadsafe(answer.cancel)
             return error
         else:
             loop.call_soon_threadsafe(settle, result, None)
         return None
 
-    _CALLER.get().put(carry_out)
-    return await told(await answer)
+    _CALLER.get().put(job)
+    return await resolved(await answer)
 
 
 class SyncTransactionPublisher:
-    """Publishes under one write pointer and keeps what a rollback needs; see ``transaction``."""
+    """Publishes under one write pointer, and remembers the publishes for a rollback; see ``transaction``."""
 
     def __init__(self, client: SyncClient, pointer: int, snapshot: Snapshot | None = None) -> None:
         self.pointer = pointer
         self.snapshot = snapshot
-        self._client = client._client.transaction_publisher(pointer, snapshot)  # noqa: SLF001 - Its own.
+        self._client = client._client.transaction_publisher(pointer, snapshot)  # noqa: SLF001 - The same package.
         self._wait = client._wait  # noqa: SLF001
 
     publish = blocking(TransactionPublisher.publish)
@@ -217,10 +217,10 @@ class SyncTransactionPublisher:
 
 
 class SyncTransactionService:
-    """The broker's transaction service; see ``transactions.TransactionService``, whose methods these are."""
+    """The broker's transaction service; see ``transactions.TransactionService`` for its methods."""
 
     def __init__(self, client: SyncClient) -> None:
-        self._client = client._client.transactions  # noqa: SLF001 - Its own.
+        self._client = client._client.transactions  # noqa: SLF001 - The same package.
         self._wait = client._wait  # noqa: SLF001
 
     start = blocking(TransactionService.start)

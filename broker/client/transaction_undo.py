@@ -1,12 +1,12 @@
-"""What one transaction has published, by the broker's answers, and how to undo it.
+"""Remember the publishes of one transaction, and undo them.
 
-The broker can roll back only what it is told: each transactional publish answers with the range of its rows. The
-last word of this object decides how the transaction may end:
+The broker can roll back only rows that it is told: its answer to a transactional publish has the range of the rows.
+The result of ``rollback`` decides how the transaction may end:
 
     rollback() -> True     everything is undone: the transaction may be aborted
     rollback() -> False    a publish or a rollback has an unknown outcome: the transaction must be
-                           *invalidated*. Aborted, its write pointer would become visible, and with it
-                           a message of which the publisher never heard.
+                           *invalidated*. An abort would make its write pointer visible, and with it
+                           any message whose publish got no answer.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ class Undo:
         self._client = client
         self._published: list[tuple[TopicName, Published]] = []
         self._unknown = False
-        self._under_way: set[asyncio.Future[None]] = set()
+        self._in_flight: set[asyncio.Future[None]] = set()
 
     @property
     def began(self) -> bool:
-        """Return whether anything was published, or may have been."""
-        return bool(self._published or self._unknown or self._under_way)
+        """True if a publish was done, is in flight or has an unknown outcome."""
+        return bool(self._published or self._unknown or self._in_flight)
 
     async def keep(self, topic: TopicName, publishing: Coroutine[Any, Any, Published]) -> Published:
-        """Await a publish and keep its answer, or that it has none."""
+        """Await a publish and remember its answer, or that its outcome is unknown."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._under_way.add(settled)
+        self._in_flight.add(settled)
         try:
             published = await publishing
         except BrokerError as error:
             self._unknown = self._unknown or error.outcome == "unknown"
             raise
         except TypeError:
-            raise  # These are no messages, and nothing was sent.
-        except BaseException:  # Cancelled, too.
+            raise  # These are not messages; nothing was sent.
+        except BaseException:  # Also a cancellation.
             self._unknown = True
             raise
         else:
             self._published.append((topic, published))
             return published
         finally:
-            self._under_way.discard(settled)
+            self._in_flight.discard(settled)
             settled.set_result(None)
 
     async def rollback(self) -> bool:
         """Undo every publish of the transaction, the last one first.
 
-        Publishes that are under way are waited for: what lands after a rollback would stay. All are
-        tried, also after an error.
+        It first waits for publishes in flight: a publish that reaches the broker after the rollback would stay. It
+        tries to undo all of them, also after an error.
 
         Returns:
-            Whether all is undone for certain; if not, the transaction must be invalidated.
+            True if all publishes are certainly undone; if False, the transaction must be invalidated.
         """
-        while self._under_way:
-            await asyncio.wait(set(self._under_way))
+        while self._in_flight:
+            await asyncio.wait(set(self._in_flight))
         for entry in reversed(self._published.copy()):
             try:
                 await self._client.rollback(*entry)
             except BrokerError:
-                continue  # It stays in the list, which is what the answer goes by.
+                continue  # It stays in the list, so the result is False.
             self._published.remove(entry)
-        return not (self._unknown or self._published or self._under_way)
+        return not (self._unknown or self._published or self._in_flight)

@@ -1,14 +1,14 @@
 """The transaction service over HTTP: the calls of ``/v1/transactions``, one method each.
 
-What may be sent again when its answer is lost decides how long a call goes on by itself::
+Whether a call may be sent again after a lost answer decides how long the client retries it::
 
-    start, checkpoint     twice makes a second transaction, or a second pointer, that stays unused: repeatable
-    can-commit, abort, invalidate, truncate, prune     twice has the effect of once: repeatable
-    snapshot, list, show                               change nothing: reading
-    commit      the second one is answered "not in progress", which would hide the success of the first:
-                never sent again, so its outcome may be unknown. A fresh snapshot tells what became of it.
+    start, checkpoint     a repetition makes a second transaction, or pointer, that stays unused: repeatable
+    can-commit, abort, invalidate, truncate, prune     a repetition has no further effect: repeatable
+    snapshot, list, show                               no effect: reading
+    commit      the second one would be answered "not in progress", which hides the success of the first:
+                never sent again, so its outcome may be unknown. A fresh snapshot shows the outcome.
 
-An error is one of ``broker.errors``. Its ``outcome`` says whether the call has certainly had no effect.
+Every error is one of ``broker.errors``. Its ``outcome`` says whether the call certainly had no effect.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CHANGING: Final = {"Content-Type": JSON, "Accept": JSON}
 
 
 class TransactionService:
-    """The broker's transaction service; ``client.transactions`` is one.
+    """The broker's transaction service; ``client.transactions`` is an object of this class.
 
-    Every method raises BrokerError by name: NoLeader or Unavailable while no node leads the service (nothing was
-    done), OutcomeUnknown if the call may have been carried out.
+    Every method raises a BrokerError: NoLeader or Unavailable while no node leads the service (nothing was done),
+    OutcomeUnknown if the call may have been done.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -50,12 +50,12 @@ class TransactionService:
         """Start a transaction.
 
         Args:
-            long: whether it may take long: it does not hold back the service's memory of changes.
-            timeout_s: after how many seconds it becomes invalid; by default 30, a long one's a day.
-            client: a text that the list of transactions shows, to tell people whose it is.
+            long: whether it may take long. The service keeps no changes for conflict checks on behalf of a long one.
+            timeout_s: after how many seconds it becomes invalid; by default 30 seconds, or a day for a long one.
+            client: a text that names its owner for people, in the list of transactions.
 
         Returns:
-            The transaction: its id, and what it may see.
+            The transaction: its id, and its snapshot.
 
         Raises:
             BadRequest: the time-out is not positive, or longer than the service allows.
@@ -70,39 +70,39 @@ class TransactionService:
         return _snapshot(await self._write(_PATH, body, headers))
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes] = ()) -> None:
-        """Tell the service what the transaction has changed, and ask whether it may be committed.
+        """Give the service the keys that the transaction changed, and check that it may be committed.
 
         Raises:
-            TransactionConflict: a transaction that was committed since this one began changed the same.
-            TransactionNotInProgress: it is over, or its time has passed.
+            TransactionConflict: a transaction that was committed since this one began changed a key, too.
+            TransactionNotInProgress: it has ended, or has timed out.
             ChangesTooLarge: there are too many keys, or they are too large.
         """
         keys = [base64.b64encode(key).decode() for key in changes]
         await self._change(transaction_id, "can-commit", {"changes": keys})
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """Commit a transaction. It is sent once.
+        """Commit a transaction. The client sends this request only once.
 
         Args:
-            transaction_id: which.
-            write_pointer: its last one, if it has checkpoints.
+            transaction_id: the transaction's id.
+            write_pointer: its last write pointer, if it has checkpoints.
 
         Raises:
-            TransactionConflict, TransactionNotInProgress: it is certainly not committed by this call.
-            OutcomeUnknown: it may be committed; a fresh ``snapshot`` tells.
+            TransactionConflict, TransactionNotInProgress: this call did not commit it.
+            OutcomeUnknown: it may be committed; a fresh ``snapshot`` shows the outcome.
         """
         asked = {} if write_pointer is None else {"write_pointer": write_pointer}
         await self._change(transaction_id, "commit", asked, repeatable=False)
 
     async def abort(self, transaction_id: int) -> None:
-        """Abort a transaction whose changes are all undone for certain: its pointers become visible."""
+        """Abort a transaction whose changes are all certainly undone: its pointers become visible."""
         await self._change(transaction_id, "abort")
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid: consumers in transactions skip its messages for good.
 
         Returns:
-            Whether it was in progress, as far as the answer to the last attempt tells.
+            Whether it was in progress, according to the answer to the last attempt.
         """
         reply = await self._change(transaction_id, "invalidate")
         return bool(_object(reply).get("invalidated"))
@@ -113,57 +113,57 @@ class TransactionService:
         return _snapshot(await self._write(path, b"", {"Accept": THRIFT}))
 
     async def snapshot(self) -> Snapshot:
-        """Return what a transaction that begins now would see; none is started."""
+        """Return the snapshot of a transaction that begins now, without starting one."""
         headers = {"Accept": THRIFT}
         request = ClientRequest("GET", f"{_PATH}/snapshot", headers, reading=True, repeatable=True)
         return _snapshot(await self._calls.read(request))
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
-        """Return what the service knows, as the JSON object of ``GET /v1/transactions``.
+        """Return the state of the service, as the JSON object of ``GET /v1/transactions``.
 
-        ``in_progress`` has at most ``limit`` transactions, the oldest first; the other parts are figures.
+        ``in_progress`` has at most ``limit`` transactions, the oldest first; the other members are figures.
         """
         query = "" if limit is None else "?" + urlencode({"limit": limit})
         return await self._read(_PATH + query)
 
     async def show(self, transaction_id: int) -> dict[str, Any]:
-        """Return one transaction as the service knows it. Raises NotFound."""
+        """Return one transaction in the service's form. Raises NotFound."""
         return await self._read(_of(transaction_id))
 
     async def truncate(
         self, *, ids: Collection[int] | None = None, before_ms: int | None = None
     ) -> int:
-        """Forget invalid transactions, of which no message may be left: from now on their pointers are visible.
+        """Forget invalid transactions: from now on their pointers are visible. They must have no messages left.
 
         Args:
-            ids: which ones; or
+            ids: the transactions; or
             before_ms: all that began before that moment, in ms since 1970.
 
         Returns:
-            How many were forgotten.
+            The number of forgotten transactions.
 
         Raises:
             ValueError: both are given, or neither.
             BadRequest: a transaction that began before that moment is in progress.
         """
         if (ids is None) == (before_ms is None):
-            raise ValueError("Give ids or before_ms, one of both.")
+            raise ValueError("Give either ids or before_ms.")
         asked = {"before_ms": before_ms} if ids is None else {"ids": list(ids)}
         reply = await self._write(f"{_PATH}/truncate", json.dumps(asked).encode(), _CHANGING)
         return int(_object(reply).get("removed", 0))
 
     async def prune_plan(self, *, through: int | None = None) -> dict[str, Any]:
-        """Return how many invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.
+        """Return which invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.
 
         Args:
-            through: none above this pointer.
+            through: the highest pointer to include.
         """
         return await self._read(_prune(through))
 
     async def prune(self, *, through: int | None = None) -> dict[str, Any]:
-        """Forget the invalid transactions of which nothing is left in any topic.
+        """Forget the invalid transactions that have no messages left in any topic.
 
-        Unlike ``truncate`` it asks the broker which ones these are. Returns the plan, and how many were ``removed``.
+        Unlike ``truncate`` it lets the broker choose them. Returns the plan, and the number ``removed``.
         """
         return _object(await self._write(_prune(through), b"", {"Accept": JSON}))
 
@@ -205,22 +205,22 @@ def _of(transaction_id: int) -> str:
 
 
 def _object(reply: Reply) -> dict[str, Any]:
-    """Return an answer's JSON object. Raises OutcomeUnknown: it is none, so nothing is known."""
+    """Return an answer's JSON object. Raises OutcomeUnknown if it has none."""
     try:
         return protocol.json_object(reply)
     except (ValueError, BrokerError) as error:
         raise OutcomeUnknown(
-            f"The answer of the transaction service is not legible: {error}"
+            f"The answer of the transaction service can't be read: {error}"
         ) from error
 
 
 def _snapshot(reply: Reply) -> Snapshot:
-    """Return the snapshot in an answer, in either form. Raises OutcomeUnknown: it is none."""
+    """Return the snapshot in an answer, in either form. Raises OutcomeUnknown if it has none."""
     try:
         if reply.headers.get("content-type", "").startswith(THRIFT):
             return decode_transaction(reply.body)
         return decode_snapshot(json.loads(reply.body))
     except (ValueError, BadRequest) as error:
         raise OutcomeUnknown(
-            f"The answer of the transaction service is not legible: {error}"
+            f"The answer of the transaction service can't be read: {error}"
         ) from error

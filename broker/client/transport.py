@@ -1,9 +1,9 @@
-"""How requests reach the broker, over connections that are kept open.
+"""How requests reach the broker, over connections that stay open.
 
 ``Transport`` is the port; a simulation passes its own. ``HttpTransport`` is the real one. It has two pools of
-``ClientConnection``: one for writes, and one for answers that are long, slow or endless, which are read piece by
-piece, so that a poll that waits keeps no write from its connection. Which node a request goes to is up to
-``NodeDirectory``; one that can't be reached is passed over for the next, within the same attempt.
+``ClientConnection``. One is for writes. The other is for answers that are long, slow or endless, which the client
+reads as streams. So a poll that waits never blocks a write. ``NodeDirectory`` chooses the node for a request. If the
+node can't be reached, the same attempt goes on with the next node.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ T = TypeVar("T")
 
 OTHERS_CONNECT_S_MAX: Final = 3.0
 OTHERS_CONNECT_SHARE: Final = 0.25
-"""How long an attempt to connect may take while there is another node to try: in seconds, and as a part
-of the deadline, so that half of it, which is all that some attempts have, is enough for two nodes."""
+"""The time limit of an attempt to connect while there is another node to try: in seconds, and as a share of the
+deadline. With this share even half of the deadline, the limit of some attempts, is enough for two nodes."""
 
 DEADLINE_S: Final = Settings().deadline_s
 REQUEST_TIMEOUT_S_MAX: Final = 300.0
-"""How long a broker lets a request wait at most."""
+"""The longest time for which a broker lets a request wait."""
 
 CLOSED: Final = "the client was closed"
-NO_CONNECTION: Final = "no connection was to be had in time"
+NO_CONNECTION: Final = "no connection was available in time"
 
 
 class StreamedReply(NamedTuple):
-    """An answer of which the body is still to come; ``chunks`` ends cleanly only at its end.
+    """An answer whose body still arrives. ``chunks`` ends without an error only at the end of the body.
 
-    ``forwarded`` tells that another node leads the topic, so that a long answer takes a detour. ``moved``
-    is given what the answer itself says of who leads from now on (as ``Broker-Leader`` does) and tells
-    whether that node is to be asked instead.
+    ``forwarded`` is True if another node leads the topic, so that the answer takes an extra hop. A stream may name
+    a new leader, in the form of ``Broker-Leader``: ``moved`` records it, and returns whether to ask that node
+    instead.
     """
 
     status: int
@@ -60,33 +60,33 @@ class StreamedReply(NamedTuple):
 
     @property
     def closing(self) -> bool:
-        """Return whether the server closes the connection after it, as one does that is about to stop."""
+        """True if the server closes the connection after it, as a node does that is about to stop."""
         return self.headers.get("connection", "").lower() == "close"
 
 
 class Transport(Protocol):
-    """What carries requests. Every method raises Unavailable or OutcomeUnknown, nothing else."""
+    """Sends requests. Every method raises only Unavailable or OutcomeUnknown."""
 
     async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
-        """Send a write and return the whole answer; ``timeout_s`` is for all that this takes."""
+        """Send a write and return the whole answer, within ``timeout_s``."""
 
     def stream(
         self, request: ClientRequest, timeout_s: float
     ) -> AbstractAsyncContextManager[StreamedReply]:
-        """Send a read; ``timeout_s`` is until its answer begins, and then for each silence."""
+        """Send a read. ``timeout_s`` bounds the wait for the beginning of the answer, and then each silence."""
 
     async def connect(self, topic: TopicId | None) -> ClientConnection:
-        """Open a connection for somebody's own use, to the node to ask about a topic."""
+        """Open a connection outside of the pools, to the node to ask about a topic. The caller closes it."""
 
     async def close(self) -> None:
-        """Close everything; requests under way end as unanswered."""
+        """Close all connections; requests in flight end as unanswered."""
 
 
 class HttpTransport:
-    """Carries requests over HTTP/1.1. To be made, used and closed in one event loop.
+    """Sends requests over HTTP/1.1. Create, use and close it in one event loop.
 
     Raises:
-        ValueError: an address of the settings isn't one, or a header is none.
+        ValueError: an address or a header in the settings is not valid.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HttpTransport:
         self._closed = False
 
     async def connect(self, topic: TopicId | None) -> ClientConnection:
-        """Open a connection for somebody's own use, to the node to ask about a topic."""
+        """Open a connection outside of the pools, to the node to ask about a topic. The caller closes it."""
         headers = {**self._headers, **self._patience()}
         return await self._anywhere(topic, partial(self._open, headers))
 
@@ -127,7 +127,7 @@ class HttpTransport:
         except NotSent as error:
             raise outcomes.never_sent(error) from error
         except asyncio.CancelledError as error:
-            connection.close()  # It may have been made in the same turn of the loop.
+            connection.close()  # It may have been opened in the same turn of the loop.
             self._check_why_cancelled(error)
             raise
         finally:
@@ -144,10 +144,10 @@ class HttpTransport:
             raise outcomes.never_sent(CLOSED)
 
     def _patience(self) -> dict[str, str]:
-        """Return the header that lets a node refuse what it can't do, before this side gives up.
+        """Return the header that lets a node refuse a request before this client gives up.
 
-        Without it a publish that waits for a leader for too long would end unknown. A broker that
-        stands alone has nothing to wait for, and does less for a request without it.
+        Without it a publish that waits too long for a leader would end as unknown. A standalone broker never
+        waits for a leader, and handles a request without this header faster.
         """
         deadline_s = self._settings.deadline_s
         if deadline_s == DEADLINE_S and not self._nodes.several:
@@ -160,9 +160,9 @@ class HttpTransport:
         attempt: Callable[[str, float], Awaitable[T]],
         ends: float = math.inf,
     ) -> T:
-        """Call ``attempt`` with the best address, then with others while it can't be reached.
+        """Call ``attempt`` with the best address, and with other addresses while a node can't be reached.
 
-        It is given how long it may connect. When the time is ``ends``, no other node is tried.
+        ``attempt`` also gets its time limit for connecting. At the time ``ends``, no further node is tried.
         """
         tried: list[str] = []
         url = self._nodes.place(topic, _now())
@@ -197,7 +197,7 @@ class HttpTransport:
             self._writes.leave()
 
     async def _take(self, topic: TopicId | None, ends: float) -> ClientConnection:
-        """Return a connection for a write, idle or new. Raises Unavailable, also if it is late."""
+        """Return an idle or a new connection for a write. Raises Unavailable, also if it comes too late."""
         place = self._nodes.place(topic, _now())
         assert place is not None, "there is always a first address"
         connection = self._writes.take(place)
@@ -213,8 +213,8 @@ class HttpTransport:
     async def stream(
         self, request: ClientRequest, timeout_s: float
     ) -> AsyncGenerator[StreamedReply]:
-        """Send a read and give its answer piece by piece."""
-        ends = _now() + timeout_s  # For all nodes together that are asked until one answers.
+        """Send a read and yield its answer as a stream."""
+        ends = _now() + timeout_s  # One limit for all nodes that are tried until one answers.
         if not await self._reads.enter(timeout_s):
             raise outcomes.never_sent(NO_CONNECTION)
         try:
@@ -257,7 +257,7 @@ class HttpTransport:
                 yield chunk
 
         def moved(leader: str) -> bool:
-            assert topic is not None, "led is a topic"
+            assert topic is not None, "only an answer about a topic names a leader"
             self._nodes.heard(topic, url, leader, _now())
             known = self._nodes.leader(topic)
             place = self._nodes.place(topic, _now())
@@ -267,13 +267,13 @@ class HttpTransport:
         return StreamedReply(streamed.status, streamed.headers, chunks(), forwarded, moved)
 
     def _check_why_cancelled(self, error: asyncio.CancelledError) -> None:
-        """Raise what a close means to those who wait for a connection, if it was a close."""
+        """Raise Unavailable to a call that waits for a connection, if a close cancelled its wait."""
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise outcomes.never_sent(CLOSED) from error
 
     async def close(self) -> None:
-        """Close everything; requests under way end as unanswered, and none begins any more."""
+        """Close all connections; requests in flight end as unanswered, and no request begins any more."""
         self._closed = True
         for opening in self._opening:
             opening.cancel()

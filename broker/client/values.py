@@ -1,4 +1,4 @@
-"""The values that the client takes and gives, beside those of ``broker.model``."""
+"""The values that the client takes and returns, in addition to those of ``broker.model``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TopicName = str | TopicId | tuple[str, str]
 a pair."""
 
 Payload = bytes | str
-"""What callers publish: bytes, or text, which travels as UTF-8."""
+"""The content of a message: bytes, or text, which becomes UTF-8."""
 
 
 class NewMessage(NamedTuple):
-    """A message to be published that is more than its payload.
+    """A message to publish that has more than a payload.
 
-    ``key`` and ``headers`` travel beside the payload and come back with it; text travels as UTF-8. ``ttl_s`` is how
-    many seconds this message lives, if shorter than the topic's.
+    ``key`` and ``headers`` are stored beside the payload, and readers get them with it; text becomes UTF-8. ``ttl_s``
+    is how many seconds this message lives, if shorter than the topic's.
     """
 
     payload: Payload
@@ -33,10 +33,10 @@ class NewMessage(NamedTuple):
 
 
 Publishable = Payload | NewMessage
-"""One message to be published."""
+"""One message to publish."""
 
 Producer = tuple[str, int]
-"""A producer's id, 1 to 255 visible ASCII characters, and the number that it gives to one publish, at least 0."""
+"""A producer's id, 1 to 255 visible ASCII characters, and the number of one publish, at least 0."""
 
 Start = MessageId | str | int | datetime | None
 """Where reading starts: a message id (20 bytes, or its 40 hex digits), a moment (a datetime with a time zone, or ms
@@ -46,15 +46,14 @@ since 1970), or None for the oldest message."""
 class Published(NamedTuple):
     """The acknowledgement of one publish: the message is stored and synced.
 
-    ``rollback`` is what undoes a transactional publish, as the broker sent it, else None.
-    ``replayed`` tells that the broker had acknowledged the same idempotency key, producer's number or stages
-    before, and stored nothing now. ``leader`` is
-    the node that acknowledged, with its epoch; None by a broker that stands alone.
+    ``rollback`` is what the broker needs to undo a transactional publish; None for any other. ``replayed`` is True if
+    the broker had acknowledged the same idempotency key, producer's number or stages before, and stored nothing now.
+    ``leader`` is the node that acknowledged, with its epoch; a standalone broker has none.
 
-    ``first_id`` and ``last_id`` are the ids of the first and the last message that were published, ``count`` is how
-    many; of stages and stored messages the ids are those of the rows that refer to them, as ``browse`` shows them.
-    A message that travelled with those of other calls has an id of its own here. What is not known is None: the
-    ids and the count of a producer's number below its last one, and by brokers that do not tell.
+    ``first_id`` and ``last_id`` are the ids of the first and the last published message, and ``count`` is the number
+    of messages. For stages and stored messages the ids are those of the reference rows, as ``browse`` shows them. A
+    message that shared a request with messages of other calls has its own id here. An unknown value is None: some
+    brokers send no ids and no count, and none does for a producer's number below its last one.
     """
 
     rollback: bytes | None = None
@@ -66,10 +65,10 @@ class Published(NamedTuple):
 
 
 class TopicRange(NamedTuple):
-    """A range ``(after, through]`` of a topic: how many messages and bytes it has, and where its parts end.
+    """A range ``(after, through]`` of a topic: the number of its messages and bytes, and the ends of its parts.
 
-    Behind ``earliest`` lies all that can be read; behind ``latest`` comes what is published from now on. ``lost``
-    is how many messages behind ``after`` have expired, at least. ``size`` is about how many bytes payloads have.
+    All readable messages lie behind ``earliest``; new messages come behind ``latest``. ``lost`` is the number of
+    messages behind ``after`` that have expired; it is a lower bound. ``size`` is the approximate size of the payloads.
     """
 
     earliest: MessageId
@@ -83,7 +82,7 @@ class TopicRange(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """A topic as the broker describes it; ``properties`` are the strings as they are stored."""
+    """A topic as the broker describes it; ``properties`` are the stored strings."""
 
     id: TopicId
     generation: int
@@ -94,8 +93,8 @@ class TopicInfo(NamedTuple):
 class Browsed(NamedTuple):
     """A message as browsing shows it.
 
-    ``payload`` is None for a reference row, and the first KiB only if ``truncated``. ``consumable``
-    is known only if a snapshot was given. ``key`` and ``headers`` are what its publisher gave beside the payload.
+    ``payload`` is None for a reference row, and only the first KiB if ``truncated``. ``consumable`` is None unless the
+    caller gave a snapshot. ``key`` and ``headers`` are those that the publisher gave.
     """
 
     id: MessageId
@@ -113,9 +112,9 @@ class Browsed(NamedTuple):
 
 
 class BrowsePage(NamedTuple):
-    """Some messages, and where the page after them is to be had.
+    """Some messages, and the place of the next page.
 
-    ``next`` is its ``start``, or, in descending order, its ``stop``; None: there is no more.
+    ``next`` is its ``start``, or, in descending order, its ``stop``; None: there is no next page.
     """
 
     messages: Sequence[Browsed]
@@ -123,11 +122,11 @@ class BrowsePage(NamedTuple):
 
 
 OnFull = Literal["wait", "drop", "raise"]
-"""What ``publish_later`` does when its queue is full."""
+"""The reaction of ``publish_later`` to a full queue."""
 
 
 def check_on_full(choice: OnFull) -> OnFull:
-    """Return what to do with a message for which there is no room; ValueError if it is no such word."""
+    """Return ``choice`` if it is one of the allowed words. Raises ValueError."""
     if choice not in _ON_FULL:
         raise ValueError(f"on_full is one of {', '.join(_ON_FULL)}, not {choice!r}.")
     return choice
@@ -138,46 +137,46 @@ _MAY_BE_NOTHING: Final = {"retry_delay_min_s", "retry_delay_max_s", "idle_s_max"
 _LEAST: Final[Mapping[type, float]] = {int: 1, float: 1e-6}
 
 Stats = Mapping[str, Any]
-"""What ``GET …/stats`` answers, as it is."""
+"""The JSON object of ``GET …/stats``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a client behaves. It can be pickled, so that jobs on other machines can take it along.
+    """The settings of a client. They can be pickled, to be used by jobs on other machines.
 
     Attributes:
-        url: where the broker listens; several nodes of a cluster with commas between them.
-        follow_leaders: whether topics' leaders are asked directly, at the addresses that replies name.
-            False stays with ``url``: for proxies and load balancers, behind which the nodes' own
-            addresses can't be reached.
+        url: the address of the broker, or those of several nodes of a cluster with commas between them.
+        follow_leaders: whether to send requests directly to the topics' leaders, at the addresses that replies
+            name. With False the client uses only ``url``: for proxies and load balancers, behind which the
+            nodes' own addresses can't be reached.
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
-        ca_file: the certificates that https addresses are trusted by, in PEM, if not the system's.
-        deadline_s: how long a call may take in all, its retries included, and what it waits for a
-            connection. A poll's own wait comes on top; an answer that is arriving is read to its end.
-        connect_timeout_s: how long one attempt to connect may take.
+        ca_file: a PEM file with the certificates to trust for https addresses, if not the system's.
+        deadline_s: the time limit of a call, with its retries and its wait for a connection. The wait of a poll
+            is not included; an answer that is arriving is read to its end.
+        connect_timeout_s: the time limit of one attempt to connect.
         retry_delay_min_s: the first pause before a retry; it doubles up to ``retry_delay_max_s``
-            and is jittered. What the broker asks for (``Retry-After``) comes first.
+            and is jittered. It is never shorter than the broker's ``Retry-After``.
         retry_delay_max_s: the longest pause before a retry.
-        coalesce: whether awaited publishes of one topic travel together.
-        batch_messages_max: how many messages travel in one request.
-        batch_bytes_max: how many bytes of payload; one message may always travel.
-        requests_in_flight_max: how many coalesced requests are under way on one connection.
-        connections_per_topic: how many connections coalesced publishes of a topic share. With more
-            than one, publishing is faster when many callers wait, and those that are awaited at the
+        coalesce: whether awaited publishes of one topic share requests.
+        batch_messages_max: the maximum number of messages in one request.
+        batch_bytes_max: the maximum of payload bytes in one request; a single message may be larger.
+        requests_in_flight_max: how many coalesced requests may be in flight on one connection.
+        connections_per_topic: how many connections the coalesced publishes of a topic share. With more
+            than one, publishing is faster when many callers wait. But publishes that are awaited at the
             same time may be stored in another order than that of their calls.
-        idempotent: whether each publish carries an idempotency key made by the client, so that it
-            is retried also when its outcome is unknown. It costs the broker one small row a request.
-        connections_max: connections for everything but coalesced publishes.
+        idempotent: whether the client gives each publish an idempotency key, so that it is retried also
+            when its outcome is unknown. It costs the broker one small row for each request.
+        connections_max: the maximum number of connections for all requests except coalesced publishes.
         idle_s_max: a connection that was idle for longer is not used again.
         later_messages_max: how many messages ``publish_later`` holds, over all topics.
-        later_bytes_max: how many bytes of them.
-        later_on_full: what it does then: ``"wait"``, ``"drop"`` the new one, or ``"raise"``.
-        later_attempts_max: how often it tries; pauses between attempts as above.
+        later_bytes_max: how many bytes of messages it holds.
+        later_on_full: what it does when it is full: ``"wait"``, ``"drop"`` the new message, or ``"raise"``.
+        later_attempts_max: the maximum number of its attempts; the pauses between them are as above.
 
     Raises:
         ValueError: a number is not positive (pauses and ``idle_s_max`` may be 0), or ``later_on_full``
-            is none of its words.
+            is none of the allowed words.
     """
 
     url: str = "http://127.0.0.1:8080"
@@ -218,7 +217,7 @@ class Settings:
         return tuple(url.strip().rstrip("/") for url in self.url.split(","))
 
     def changed(self, url: str | Sequence[str] | None, options: Mapping[str, Any]) -> Settings:
-        """Return these settings with others for single ones, and with other addresses if given."""
+        """Return a copy of these settings with the given single settings, and with the given addresses."""
         if url is None:
             return replace(self, **options)
         return replace(self, url=url if isinstance(url, str) else ",".join(url), **options)

@@ -132,7 +132,7 @@ async def test_a_commit_that_nobody_knows_of_leaves_all_as_it_is(make_client, se
     service.cut["commit"] = ["after"]
     service.cut["snapshot"] = [LOST] * 1000
     async with make_client(deadline_s=0.01) as client:
-        with pytest.raises(OutcomeUnknown, match="Nothing of it was undone"):
+        with pytest.raises(OutcomeUnknown, match="Nothing was undone"):
             async with client.transaction() as tx:
                 await tx.publish("ns/a", b"0")
     assert (tx.state, topics.rolled_back, service.rules.aborted) == ("unknown", [], [])

@@ -314,7 +314,7 @@ async def test_nobody_to_ask_leaves_all_as_it_is(cut):
     service.cut["commit"] = [cut]
     service.cut["snapshot"] = ["before"] * 4
     context, publisher = await begun(service)
-    with pytest.raises(OutcomeUnknown, match="Nothing of it was undone"):
+    with pytest.raises(OutcomeUnknown, match="Nothing was undone"):
         await context.finish()
     assert context.state == "unknown"
     assert "last.rollback_tx" not in publisher._trace

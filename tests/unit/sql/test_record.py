@@ -225,7 +225,7 @@ async def test_a_commit_that_raised_and_has_certainly_not_committed_is_undone(wo
 async def test_a_commit_whose_connection_broke_leaves_all_as_it_is(world):
     """The record may still appear: then recovery publishes, and until then nothing is undone or aborted."""
     with Session(world.engine) as session:
-        with pytest.raises(OutcomeUnknown, match="recovery goes by the record"):
+        with pytest.raises(OutcomeUnknown, match="recovery decides by the record"):
             async with world.block(session) as tx:
                 session.execute(insert(ORDERS), [{"number": 1}])
                 await tx.publish("ns/a", b"0")
