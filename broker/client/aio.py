@@ -19,7 +19,7 @@ Guarantees:
 * Publishes of one caller, each awaited before the next, keep their order. Concurrent publishes keep the
   order of their calls, unless one of them is retried or ``connections_per_topic`` is more than one.
 * A reader resumes after the last message that it has seen, also after a lost connection.
-* In a cluster the client sends requests directly to the leaders of the topics, see ``leaders``. With the
+* In a cluster the client sends requests directly to the leaders of the topics, see ``node_directory``. With the
   addresses of several nodes, the client works while any one of them is up. The order of publishes is
   kept also while leadership moves, see ``track``.
 """

@@ -11,20 +11,15 @@
          └── another subscriber took the place
 
 *At least once*: the subscriber writes the place after the handler returns. So after a crash it handles again the
-messages since the last write. Their number is bounded, because it writes the place:
-
-* after ``place_messages_max`` messages, or after ``place_interval_s`` seconds, whichever is first;
-* when there is no further message to handle;
-* after each dead letter, and at the end.
+messages since the last write. Their number is bounded: it writes the place after ``place_messages_max`` messages or
+``place_interval_s`` seconds, when no further message is there, after each dead letter, and at the end.
 
 *Exactly once*: a store of the caller keeps the place, and changes it in the same transaction as the handler's own
 writes (``PlaceStore``).
 
-The subscriber skips no message in silence, and no message blocks the others for good. It publishes a message that
-failed ``tries_max`` times to a topic of dead letters. By default this is the topic's name and ``-dead-letters``, which
-it creates on first use.
-
-Of several subscribers with one name one works, and the others are standbys (see ``keeping``).
+No message is skipped in silence, and none blocks the others for good. A message that failed ``tries_max`` times is
+published to a topic of dead letters; by default its name ends in ``-dead-letters``, and first use creates it.
+Of several subscribers with one name one works, and the others are standbys (see ``place_keepers``).
 """
 
 from __future__ import annotations
@@ -68,8 +63,7 @@ LOOK_S_MAX: Final = 0.5
 LOOK_PART: Final = 0.125
 """The pause before the next poll after an empty answer that came without a wait. An open transaction holds the messages
 back, or the broker does not wait. The pause is this part of the time for which that has lasted, within these bounds. So
-the delay of a message after its commit is short compared with the transaction, and a transaction that stays open costs
-little.
+a message is late by a small part of its transaction's time, and a transaction that stays open costs little.
 """
 
 
@@ -218,8 +212,7 @@ class Subscriber:
     async def _polled(self, progress: SubscriberProgress) -> list[Message]:
         """Return the next messages; wait for them without a time limit. Raises Stopped.
 
-        Before it waits, it writes the place. Otherwise the messages handled since the last write would stay unwritten
-        for the whole wait, and a crash would repeat them.
+        Before it waits, it writes the place. Otherwise a crash during the wait would repeat messages.
         """
         patience, looks = Backoff(self._retrier, None), Looks()
         while True:
@@ -268,7 +261,7 @@ class Subscriber:
             await self._handle(batch)
         except GaveUp as failure:
             if len(batch) == 1:
-                await self._publish_dead_letter(progress, batch[0], failure)
+                await self._give_up(progress, batch[0], failure)
                 return
             for message in batch:
                 if self._stopping.is_set():
@@ -299,7 +292,7 @@ class Subscriber:
         final = () if work is None else (CursorMoved,)
         await self._trying.run(lambda: self._calling.hand(given, work), failed, final)
 
-    async def _publish_dead_letter(
+    async def _give_up(
         self, progress: SubscriberProgress, message: Message, failure: GaveUp
     ) -> None:
         """Publish a message as a dead letter, then go on behind it. Its idempotency key prevents a second letter after a crash."""
