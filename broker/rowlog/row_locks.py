@@ -1,9 +1,11 @@
 """Row locks: one cell of the row, taken by compare-and-set, for as long as a put takes.
 
-The value is Lily's: the time it was taken, and four random bytes. Whose time is up may be put aside by another. Where
-the table can compare and change in one step (Thrift-2, memory), the put itself compares the lock's cell, so a holder
-whose lock was taken over can't write. Thrift-1 has no such call: there a holder refuses to write when the lock is
-near its end, and a put that is then late for longer than LATE_MS comes after another's.
+The value is Lily's: the time at which the lock was taken, and four random bytes. When its time is up, another process may
+take the lock over. The guarantee depends on the table:
+
+* Thrift-2, memory: the put compares the lock's cell in the same step. A holder that lost its lock can't write.
+* Thrift-1 can't compare a cell in a put. A holder sends no put in the last LATE_MS of its lock, by its own clock. A put
+  that was sent before and arrives more than LATE_MS later is written, after the put of the next holder.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from broker.clock import SystemClock
 from broker.local.servers import HBaseServer
 from broker.rowlog.thrift1 import Thrift1Rows
 from broker.rowlog.thrift2 import Thrift2Rows
-from tests.kit.contract.rowtable import Opened, RowTableContract
+from tests.kit.contract.rowtable import Opened, RowLocksContract, RowTableContract
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +35,7 @@ def pool(hbase_server: HBaseServer) -> Iterator[happybase.ConnectionPool]:
         made._queue.get_nowait().close()
 
 
-class TestThrift1(RowTableContract):
+class TestThrift1(RowTableContract, RowLocksContract):
     @pytest.fixture
     async def opened(self, pool: happybase.ConnectionPool, table: bytes) -> AsyncIterator[Opened]:
         rows = Thrift1Rows(pool, SystemClock(), threads=4)
@@ -43,7 +43,7 @@ class TestThrift1(RowTableContract):
         await rows.close()
 
 
-class TestThrift2(RowTableContract):
+class TestThrift2(RowTableContract, RowLocksContract):
     @pytest.fixture
     async def opened(self, hbase_server: HBaseServer, table: bytes) -> AsyncIterator[Opened]:
         rows = Thrift2Rows([f"{HOST}:{hbase_server.thrift2_port}"])

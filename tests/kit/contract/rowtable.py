@@ -2,18 +2,37 @@
 
 Give a fixture ``opened``: the table port and the name of a table with the families ``d`` and ``rowlog``. Every test
 takes rows of its own.
+
+``RowLocksContract`` says what a row lock guarantees over each table. A holder sleeps, its lock's time is up, another
+takes the lock over and puts. Then the first holder goes on::
+
+    where it slept                   Thrift-2, memory                    Thrift-1
+    before it sends its put          refused: the put compares the       refused: it looks at its own clock, and sends
+                                     lock's cell                         nothing in the last LATE_MS of the lock
+    after it sent it (the put is     refused                             **written**, after the other's put: Thrift-1
+    on its way for that long)                                            can't compare a cell in a put
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import pytest
+from typing_extensions import override
 
+from broker.clock import SystemClock
 from broker.errors import Unavailable
+from broker.rowlog import RowLocked, RowLog, Subscription
+from broker.rowlog.cell_keys import Columns
+from broker.rowlog.memory import MemoryRows
+from broker.rowlog.row_locks import LATE_MS, RowLocks
 from broker.rowlog.row_table import Guard, RowTable, TableError
+from broker.rowlog.rows import Rows
+from broker.rowlog.setup import Settings
 
 A, B, STATE = b"d:a", b"d:b", b"rowlog:\x04\x02\x00'\xff(x"
 
@@ -129,3 +148,182 @@ class RowTableContract:
         assert await rows.change(table, row, {A: b"3"}, [B], Guard(A, b"1"))
         assert await rows.change(table, row, {b"d:c": b"4"}, [A], None)
         assert await rows.get(table, [row], [b"d:"]) == {row: {b"d:c": b"4"}}
+
+
+LOCK_MS = 10_000
+SETTINGS = Settings(row_locks=True, lock_timeout_ms=LOCK_MS)
+
+
+class MemoryRowsOfOneCell(MemoryRows):
+    """Rows in memory that can compare one cell alone, as those of Thrift-1."""
+
+    changes_together = False
+
+    @override
+    async def change(self, *_: Any) -> bool:
+        """Refuse."""
+        raise Unavailable("These rows can't put, delete and compare in one step.")
+
+
+class LaterClock(SystemClock):
+    """A clock that a test sets forward, with its boot clock: a sleep of the machine."""
+
+    later_s = 0.0
+
+    @override
+    def now_ms(self) -> int:
+        """Return the wall clock."""
+        return super().now_ms() + int(self.later_s * 1000)
+
+    @override
+    def monotonic(self) -> float:
+        """Return the boot clock."""
+        return super().monotonic() + self.later_s
+
+
+class Sleeper:
+    """Rows whose caller sleeps before one of its calls: at ``reached``, until ``go``. They stay open."""
+
+    def __init__(self, rows: RowTable, table: bytes, call: str) -> None:
+        """Have the caller sleep before ``call`` of ``table``."""
+        self._rows = rows
+        self._table = table
+        self._call = call
+        self.reached = asyncio.Event()
+        self.go = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the rows."""
+        method = getattr(self._rows, name)
+        if name != self._call:
+            return method
+
+        async def call(table: bytes, *args: Any) -> Any:
+            if table == self._table:
+                self.reached.set()
+                await self.go.wait()
+            return await method(table, *args)
+
+        return call
+
+    async def close(self) -> None:
+        """Leave the rows open."""
+
+
+class Two(NamedTuple):
+    """A holder that sleeps, another process, and the clock of both."""
+
+    holder: RowLog
+    sleeper: Sleeper
+    other: RowLog
+    clock: LaterClock
+
+
+@asynccontextmanager
+async def two(opened: Opened, call: str) -> AsyncIterator[Two]:
+    """Give two processes; the first one sleeps before ``call``."""
+    rows, table = opened
+    clock = LaterClock()
+    sleeper = Sleeper(rows, table, call)
+    settings = {"row_locks": True, "lock_timeout_ms": LOCK_MS}
+
+    def log(given: Any) -> RowLog:
+        name = f"locks{table.decode()}"
+        return RowLog(None, table.decode(), id=name, rows=given, clock=clock, settings=settings)
+
+    async with log(sleeper) as holder, log(Sleeper(rows, table, "")) as other:
+        for each in (other, holder):
+            await each.subscribe(Subscription("a"))
+        yield Two(holder, sleeper, other, clock)
+
+
+class RowLocksContract:
+    """What a row lock guarantees over every implementation."""
+
+    @pytest.fixture
+    def row(self) -> bytes:
+        """A row of its own."""
+        return b"lock" + secrets.token_bytes(6)
+
+    async def test_a_put_is_refused_whose_lock_was_stolen_before_it_was_sent(
+        self, opened: Opened, row: bytes
+    ) -> None:
+        """The holder sleeps when it has the lock, before it draws its number."""
+        rows, table = opened
+        async with two(opened, "increment") as (holder, sleeper, other, clock):
+            putting = asyncio.create_task(holder.put(row, {A: b"holder"}, b"p"))
+            await sleeper.reached.wait()
+            clock.later_s += LOCK_MS / 1000 + 1
+            put = await other.put(row, {A: b"other"}, b"p")
+            sleeper.go.set()
+            why = "was lost" if rows.changes_together else "near its end"
+            with pytest.raises(RowLocked, match=f"{why}.* nothing was written"):
+                await putting
+            assert await rows.get(table, [row], [A]) == {row: {A: b"other"}}
+            assert await other.open_messages(row) == [put]
+
+    async def test_a_put_that_was_sent_and_comes_after_a_theft_is_refused_but_by_thrift_1(
+        self, opened: Opened, row: bytes
+    ) -> None:
+        """The holder's put is on its way for longer than the lock lasts."""
+        rows, table = opened
+        call = "change" if rows.changes_together else "put"
+        async with two(opened, call) as (holder, sleeper, other, clock):
+            putting = asyncio.create_task(holder.put(row, {A: b"holder"}, b"p"))
+            await sleeper.reached.wait()
+            clock.later_s += LOCK_MS / 1000 + 1
+            await other.put(row, {A: b"other"}, b"p")
+            sleeper.go.set()
+            if rows.changes_together:
+                with pytest.raises(RowLocked, match="was lost"):
+                    await putting
+                assert await rows.get(table, [row], [A]) == {row: {A: b"other"}}
+            else:
+                assert await putting is not None, "the guide says that this may happen"
+                assert await rows.get(table, [row], [A]) == {row: {A: b"holder"}}
+
+    async def test_near_the_end_of_a_lock_only_a_put_that_compares_it_is_made(
+        self, opened: Opened, row: bytes
+    ) -> None:
+        rows, table = opened
+        async with two(opened, "increment") as (holder, sleeper, _, clock):
+            putting = asyncio.create_task(holder.put(row, {A: b"holder"}))
+            await sleeper.reached.wait()
+            clock.later_s += (LOCK_MS - LATE_MS / 2) / 1000
+            sleeper.go.set()
+            if rows.changes_together:
+                assert await putting is not None
+            else:
+                with pytest.raises(RowLocked, match="near its end; nothing was written"):
+                    await putting
+                assert await rows.get(table, [row], [A]) == {}
+
+    async def test_a_holder_releases_its_own_lock_alone(self, opened: Opened, row: bytes) -> None:
+        rows, table = opened
+        clock = LaterClock()
+        columns = Columns(b"rowlog", 4)
+        locks = RowLocks(rows, Rows(rows, table, columns), clock)
+        first = locks.held(row, SETTINGS)
+        await first.__aenter__()
+        clock.later_s += LOCK_MS / 1000 + 1
+        async with locks.held(row, SETTINGS) as permit:
+            await first.__aexit__(None, None, None)
+            found = await rows.get(table, [row], [columns.lock])
+            assert found == {row: {columns.lock: permit.guard.expected}}
+        assert (await rows.get(table, [row], [columns.lock]))[row] == {columns.lock: b""}
+
+    async def test_of_many_one_at_a_time_holds_the_lock(self, opened: Opened, row: bytes) -> None:
+        rows, table = opened
+        locks = RowLocks(rows, Rows(rows, table, Columns(b"rowlog", 4)), SystemClock())
+        holding: list[int] = []
+        most = []
+
+        async def hold(number: int) -> None:
+            async with locks.held(row, SETTINGS):
+                holding.append(number)
+                await rows.get(table, [row], [A])
+                most.append(len(holding))
+                holding.remove(number)
+
+        await asyncio.gather(*map(hold, range(6)))
+        assert most == [1] * 6

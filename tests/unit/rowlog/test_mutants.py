@@ -5,16 +5,28 @@ A mutant is one function swapped. ``found_by`` is what must fail with it: random
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
-from broker.rowlog import attempt, election, execution_state, index, meta, processor, puts, wakeups
+from broker.rowlog import (
+    attempt,
+    election,
+    execution_state,
+    index,
+    meta,
+    processor,
+    puts,
+    row_locks,
+    wakeups,
+)
 from broker.rowlog import rows as rows_module
 from broker.rowlog.execution_state import Choice, Standing, Turn
 from broker.rowlog.memory import MemoryRows
+from tests.kit.contract.rowtable import MemoryRowsOfOneCell, Opened, RowLocksContract
 from tests.unit.rowlog import test_candidacy, test_failover, test_puts, test_unknown_marks, test_wal
 from tests.unit.rowlog.test_model import wrong
 from tests.unit.rowlog.world import Epoch
@@ -25,6 +37,17 @@ Test = Callable[[], None]
 def runs() -> None:
     for seed in range(60):
         assert wrong(seed) == []
+
+
+def a_stolen_lock_of_one_cell() -> None:
+    opened = Opened(MemoryRowsOfOneCell({b"t": {}}), b"t")
+    test = RowLocksContract().test_a_put_is_refused_whose_lock_was_stolen_before_it_was_sent
+    asyncio.run(test(opened, b"r"))
+
+
+def a_released_lock() -> None:
+    opened = Opened(MemoryRows({b"t": {}}), b"t")
+    asyncio.run(RowLocksContract().test_a_holder_releases_its_own_lock_alone(opened, b"r"))
 
 
 class Mutant(NamedTuple):
@@ -268,6 +291,13 @@ MUTANTS = {
         lambda original: lambda self, *given: original(self, *given[:4], None),
         test_puts.test_a_lock_whose_time_is_up_is_taken_over_and_its_holder_can_not_write,
     ),
+    "lock-near-its-end": Mutant(
+        row_locks.RowLocks,
+        "check",
+        lambda _: lambda *_: None,
+        a_stolen_lock_of_one_cell,
+    ),
+    "own-lock-is-released": Mutant(MemoryRows, "check_and_put", always_set, a_released_lock),
     "finished-is-deleted": Mutant(
         rows_module.Rows,
         "remove",
