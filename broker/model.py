@@ -288,7 +288,7 @@ class Snapshot:
     )
 
     class Visibility(enum.IntEnum):
-        """Whether a transaction sees its own writes."""
+        """True if a transaction sees its own writes."""
 
         SNAPSHOT = 1
         SNAPSHOT_EXCLUDE_CURRENT = 2
@@ -337,17 +337,17 @@ class Snapshot:
         return f"Snapshot({parts})"
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether the pointer's transaction is known to be invalid."""
+        """True if the pointer's transaction is known to be invalid."""
         return _holds(self.invalids, pointer)
 
     def is_own(self, pointer: int) -> bool:
-        """Whether the pointer is one of this transaction's own."""
+        """True if the pointer is one of this transaction's own."""
         return pointer in (self.write_pointer, self.transaction_id) or _holds(
             self.checkpoint_pointers, pointer
         )
 
     def is_visible(self, pointer: int) -> bool:
-        """Whether rows written under ``pointer`` (positive) may be seen."""
+        """True if rows written under ``pointer`` (positive) may be seen."""
         if (
             pointer <= self.read_pointer
             and not _holds(self.in_progress, pointer)

@@ -76,7 +76,7 @@ class Slice:
 
     @property
     def is_over(self) -> bool:
-        """Whether other work should go on now."""
+        """True if other work should go on now."""
         return self._loop.time() >= self._ends_s
 
     async def go_on(self) -> None:

@@ -124,7 +124,7 @@ class Turns:
         self._pass_on()
 
     def _may(self, place: CallSubject) -> bool:
-        """Whether a call may begin now."""
+        """True if a call may begin now."""
         if len(self._in_time) >= self._turns_max:
             return False
         region = self._regions.get(place.region)

@@ -299,7 +299,7 @@ class ClusterConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether this node is one of a cluster."""
+        """True if this node is one of a cluster."""
         return bool(self.zookeeper_hosts)
 
 

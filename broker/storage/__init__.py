@@ -2,12 +2,12 @@
 
 ::
 
-    table.py                             the port: rows whose cells change together if the head is as expected
-    memory/  leveldb/  hbase/            its implementations
-    entry.py  head.py  root.py  keys.py  what is stored, as pure values
-    log.py  hold.py  ownpage.py          the protocol: claiming, writing, rolling back, handing off
-    resolve.py  log_reader.py            finding out what became of a change; reading without a claim
-    marks.py  payloads.py  sweep.py      keys of requests; what transactions store; removing what is over
-    records.py                           topics, pins, claims of numbers
-    check.py                             what is wrong with a store, by reading all of it
+    table.py                              the port: rows whose cells change together if the head is as expected
+    memory/  leveldb/  hbase/             its implementations
+    entry.py  head.py  root.py  keys.py   what is stored, as pure values
+    log.py  hold.py  ownpage.py           the protocol: claiming, writing, rolling back, handing off
+    resolve.py  log_reader.py             resolving the outcome of a change; reading without a claim
+    marks.py  payloads.py  sweep.py       keys of requests; messages of transactions; removing expired messages
+    records.py                            topics, pins, claims of numbers
+    check.py                              checking a store by reading all of it
 """

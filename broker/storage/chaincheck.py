@@ -46,7 +46,7 @@ class CheckOptions(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing changes while it is read."""
+        """True if nothing changes while it is read."""
         return self.logs.table.is_alone
 
     async def settled(self, name: str, look: Look, known: int = 0) -> list[StoreProblem]:
@@ -106,7 +106,7 @@ class ChainCheck:
         self._marked = ROW_ID_MIN
         self._before: CheckedPage | None = None
         self._is_known = True
-        """Whether the page before could be read."""
+        """True if the page before could be read."""
         self._missed = {root.floor, root.page}
 
     async def run(self) -> None:

@@ -151,7 +151,7 @@ class TopicCheck:
         self._all.add(self._report)
 
     async def _has_turned(self) -> bool:
-        """Whether the topic is another one than it was when the check of it began."""
+        """True if the topic is another one than it was when the check of it began."""
         before, root = self._found, None
         cell = await self._resolver.head(
             Space.RECORDS, walk.TOPIC_RECORDS + topic_prefix(self._topic)

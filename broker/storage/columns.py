@@ -1,12 +1,13 @@
-"""Columns of entries. A column tells what a reader must know before it takes the value.
+"""Columns of entries. A column holds the facts that a reader needs before it reads the value.
 
 ::
 
     e | last id | kind [| write pointer]                kind: the flags pointer, life, reference
-    e | last id | kind | write pointer | x              what was rolled back of that entry: ranges of ids
+    e | last id | kind | write pointer | x              the ranges of ids of that entry that were rolled back
 
-So the first column at or above ``e`` + X holds the first message at or above X, and a rollback finds a
-transaction's entries without reading them. The cell ``x`` follows its entry at once, and comes with it.
+So the first column at or above ``e`` + X holds the first message at or above X. A rollback finds a
+transaction's entries without reading their values. The ``x`` cell follows its entry directly, so one read
+returns both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from broker.model import ROW_ID_BYTES, RowId
 
 POINTER, LIFE, REFERENCE = 1, 2, 4
 JUDGED: Final = POINTER | LIFE | REFERENCE
-"""The flags of an entry that stand in its column."""
+"""The flags of an entry that are part of its column."""
 
 _NUMBER = struct.Struct(">q")
 _ENTRIES = b"e"
@@ -27,7 +28,7 @@ _ROLLED = b"x"
 _PLAIN = 0x30
 _KINDS = {flags: bytes([_PLAIN + flags]) for flags in range(8)}
 PLAIN_KIND: Final = _KINDS[0]
-"""The last byte of the column of an entry that is not judged."""
+"""The last byte of the column of an entry without these flags."""
 PLAIN_COLUMN_BYTES: Final = 1 + ROW_ID_BYTES + 1
 _POINTER_COLUMN_BYTES = PLAIN_COLUMN_BYTES + _NUMBER.size
 
@@ -49,7 +50,7 @@ def last_of(column: bytes) -> RowId:
 
 
 def pointer_of(column: bytes) -> int | None:
-    """Return the write pointer that an entry's column tells."""
+    """Return the write pointer in an entry's column."""
     if len(column) < _POINTER_COLUMN_BYTES:
         return None
     (pointer,) = _NUMBER.unpack_from(column, PLAIN_COLUMN_BYTES)
@@ -57,15 +58,15 @@ def pointer_of(column: bytes) -> int | None:
 
 
 def has_life(column: bytes) -> bool:
-    """Whether an entry's column tells of a lifetime of its own."""
+    """True if an entry has a lifetime of its own, by its column."""
     return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - _PLAIN) & LIFE)
 
 
 def rolled_column(column: bytes) -> bytes:
-    """Return the column of the cell that tells which part of an entry was rolled back."""
+    """Return the column of the ``x`` cell of an entry: it holds which part was rolled back."""
     return column + _ROLLED
 
 
 def is_rolled_column(column: bytes) -> bool:
-    """Whether a column is that of an ``x`` cell."""
+    """True if a column is that of an ``x`` cell."""
     return len(column) == _POINTER_COLUMN_BYTES + 1

@@ -1,4 +1,4 @@
-"""An entry: consecutive messages of one append, stored as one cell, as the wire has them.
+"""An entry: consecutive messages of one append, stored as one cell, encoded as on the wire.
 
 ::
 
@@ -10,15 +10,15 @@
     items                                       Avro items of a poll's reply; a stub has its first id here
     CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
 
-The epoch counts the claims of a topic; ten a second would fill its 4 bytes in 13 years.
-An entry has at most 16 KiB of items and attributes, or one message. With attributes it has format 2: releases
-from before them refuse it by its format. Messages with a write pointer, a lifetime or a
-reference have entries of their own, so a reader judges once for all messages of an entry.
-An entry does not change. When its lifetime has ended it is replaced by a **stub**, its header alone; small ones
-of a page that takes nothing more are replaced by one that has the messages of all (page_packer.py).
+The epoch counts the claims of a topic. Ten claims a second would fill its 4 bytes in 13 years.
+An entry has at most 16 KiB of items and attributes, or one message. With attributes it has format 2, so that
+releases without attributes refuse it. Messages with a write pointer, a lifetime or a reference have entries
+of their own, so a reader decides once for all messages of an entry.
+An entry does not change. When its lifetime ends, a **stub** replaces it: its header without messages. In a
+page that takes no more appends, one larger entry replaces several small ones (page_packer.py).
 
-Items of a payload log lack the reference's half of the id, which is not known yet; they are framed again
-when they are read. Reading copies slices of ``items``; nothing is decoded that is not judged.
+Items of a payload log lack the reference's half of the id, because it is not known when they are written.
+The reader adds it. Reading copies slices of ``items``, and decodes only the fields that decide visibility.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ from broker.storage.columns import JUDGED, LIFE, POINTER, REFERENCE, column_of
 from broker.wire.varint import SHORT_LONGS, encode_long, read_long
 
 FORMAT: Final = 1
-"""Of entries without attributes."""
+"""The format of entries without attributes."""
 FORMAT_ATTRIBUTED: Final = 2
-"""Of entries with attributes. A change of the encoding takes a new number; tests keep entries of each older one."""
+"""The format of entries with attributes.
+
+A change of the encoding takes a new number. Tests keep entries of each older format.
+"""
 ENTRY_BYTES_MAX: Final = 16 * 1024
 """The most bytes of items and attributes in an entry of more than one message."""
 VIEWED_BYTES_MIN: Final = 64 * 1024
-"""A message of so many bytes is read as a view of its cell."""
+"""A message of at least this size is read as a view of its cell, without a copy."""
 
 STORED, STUB = 8, 16
 _ATTRIBUTED = 32
-"""Stands in a value alone: an entry in memory tells by ``attributed`` itself."""
+"""Only stored values have this flag. An entry in memory has ``attributed`` instead."""
 
 _FIXED = struct.Struct(f">BBI{ROW_ID_BYTES}sH")
 _NUMBER = struct.Struct(">q")
@@ -60,7 +63,7 @@ _CHECK = struct.Struct(">I")
 _CRC = struct.Struct("<I")
 CRC_BYTES: Final = _CRC.size
 WHOLE: Final = 0x2144DF1C
-"""The CRC-32 of any bytes that their own CRC-32 follows, little-endian."""
+"""The CRC-32 of any bytes followed by their own CRC-32, little-endian."""
 MARK_KEY_BYTES: Final = 16
 _MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s32s")
 MARK_BYTES: Final = _MARK.size
@@ -77,7 +80,7 @@ Range = tuple[RowId, RowId]
 
 
 class Mark(NamedTuple):
-    """What an entry carries for later requests: key ``key`` led to the ids ``first`` to ``last``."""
+    """A note in an entry for later requests: the request with ``key`` got the ids ``first`` to ``last``."""
 
     kind: int
     key: bytes
@@ -122,11 +125,11 @@ class Entry:
         marks: Sequence[Mark] = (),
         attributed: bytes = b"",
     ) -> None:
-        """Keep the parts; ``starts`` has where each item begins in ``items``, or bytes as they are stored.
+        """Keep the parts.
 
-        ``items`` may be a view if it has one message.
-
-        ``attributed``: the attributes of messages that have any, as they are stored.
+        ``starts``: the offset of each item in ``items``, as numbers or in the stored bytes.
+        ``items`` may be a view if the entry has one message.
+        ``attributed``: the attributes of messages that have any, in their stored form.
         """
         self.flags = flags
         self.epoch = epoch
@@ -145,7 +148,7 @@ class Entry:
 
     @property
     def starts(self) -> Sequence[int]:
-        """Where each item begins in ``items``. A reader that takes a whole entry does not ask."""
+        """The offset of each item in ``items``. It is decoded only on use: whole entries don't need it."""
         starts = self._starts
         if isinstance(starts, bytes):
             self._starts = starts = unpacked_starts(starts)
@@ -153,22 +156,22 @@ class Entry:
 
     @property
     def stored_starts(self) -> Sequence[int] | bytes:
-        """The same, or as it is stored, for those who can read that: two bytes each, big-endian."""
+        """The same offsets, or their stored bytes (two each, big-endian) if they are not decoded yet."""
         return self._starts
 
     @property
     def is_plain(self) -> bool:
-        """Whether every consumer takes its messages, but for their age."""
+        """True if only their age can hide its messages from a consumer."""
         return not self.flags & JUDGED
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is a reference: its one message stands for those of payload log ``number``."""
+        """True if it is a reference: its one message stands for all messages of payload log ``number``."""
         return bool(self.flags & REFERENCE)
 
     @property
     def is_stub(self) -> bool:
-        """Whether its messages have gone with the end of their lifetime."""
+        """True if its messages were removed because their lifetime ended."""
         return bool(self.flags & STUB)
 
     @property
@@ -183,7 +186,7 @@ class Entry:
 
     @property
     def content_bytes(self) -> int:
-        """How many bytes its items and attributes have: what ENTRY_BYTES_MAX bounds."""
+        """The size of its items and attributes: the number that ENTRY_BYTES_MAX limits."""
         return len(self.items) + len(self.attributed)
 
     def id(self, place: int) -> RowId:
@@ -201,7 +204,7 @@ class Entry:
         return [bytes(items[start + at : start + at + ROW_ID_BYTES]) for start in self.starts]
 
     def message_id(self, place: int) -> bytes:
-        """Return one message's id as its item has it; in a payload log that is the second half."""
+        """Return one message's id as stored in its item; in a payload log that is the second half."""
         start = self.starts[place] + self._id_at
         size = ROW_ID_BYTES if self._id_at == 0 else MESSAGE_ID_BYTES
         return bytes(self.items[start : start + size])
@@ -211,11 +214,11 @@ class Entry:
         return bytes(self.items[self._payload_at(place) : self._end(place)])
 
     def payload_view(self, place: int) -> memoryview:
-        """Return one message's payload as a view of the entry. None is copied."""
+        """Return one message's payload as a view of the entry, without a copy."""
         return memoryview(self.items)[self._payload_at(place) : self._end(place)]
 
     def payload_bytes(self, first: int = 0) -> int:
-        """Return how many bytes the payloads of the messages from ``first`` on have together. None is copied."""
+        """Return the total size of the payloads of the messages from ``first`` on, without a copy."""
         before = self._id_at + (ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES)
         items, starts = self.items, self.starts
         begins = [read_long(items, starts[at] + before)[1] for at in range(first, self.count)]
@@ -223,10 +226,12 @@ class Entry:
         return stops - sum(begins)
 
     def attributes(self, first: int, stop: int) -> list[Attributed]:
-        """Return the attributes of those messages ``first`` to ``stop`` (exclusive) that have any, with their places.
+        """Return attributes of the messages ``first`` to ``stop`` (exclusive), with their places.
+
+        Messages without attributes are left out.
 
         Raises:
-            StorageCorrupt: they can't be read.
+            StorageCorrupt: the attributes can't be decoded.
         """
         if not self.attributed:
             return []
@@ -249,26 +254,26 @@ class Entry:
         return bisect_right(self.starts, row, key=self._id_of)
 
     def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
-        """Return how far messages from ``first`` go in about ``bytes_max``; one goes in any case."""
+        """Return where the messages from ``first`` on exceed about ``bytes_max``; at least ``first + 1``."""
         if len(self.items) - self.starts[first] <= bytes_max:
             return stop
         fitting = bisect_right(self.starts, self.starts[first] + bytes_max) - 1
         return min(max(fitting, first + 1), stop)
 
     def run(self, first: int, stop: int) -> bytes | memoryview:
-        """Return the items of the messages ``first`` to ``stop`` (exclusive), as they are stored."""
+        """Return the items of the messages ``first`` to ``stop`` (exclusive), in their stored form."""
         if first == 0 and stop == self.count:
             return self.items
         return self.items[self.starts[first] : self._end(stop - 1)]
 
     def run_bytes(self, first: int, stop: int) -> int:
-        """Return how many bytes ``run`` has."""
+        """Return the size of ``run(first, stop)``."""
         if first == 0 and stop == self.count:
             return len(self.items)
         return self._end(stop - 1) - self.starts[first]
 
     def within(self, after: RowId, through: RowId) -> Entry:
-        """Return the same entry with its messages in ``(after, through]`` alone; never stored."""
+        """Return an entry with only the messages in ``(after, through]``. Such an entry is never stored."""
         if self.is_stub or (self.first > after and self.last <= through):
             return self
         first, stop = self.place_after(after), self.place_after(through)
@@ -293,7 +298,7 @@ class Entry:
         return part
 
     def framed(self, reference: RowId, first: int, stop: int) -> list[bytes | memoryview]:
-        """Return items of a payload log as those of a reply, under the id of their reference, in parts."""
+        """Return items of a payload log as items of a reply, with the id of their reference, in parts."""
         items, lead = self.items, _MESSAGE_LEAD + reference
         if self.count == 1:
             return [lead, items]
@@ -302,7 +307,7 @@ class Entry:
         return [lead + items[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def is_rolled_back(self, row: RowId) -> bool:
-        """Whether a message was rolled back."""
+        """True if a message was rolled back."""
         return any(first <= row <= last for first, last in self.rolled)
 
     def _payload_at(self, place: int) -> int:
@@ -324,12 +329,12 @@ class Entry:
 
 
 def checked(body: bytes) -> bytes:
-    """Return a value with its checksum."""
+    """Return a value followed by its checksum."""
     return body + _CHECK.pack(zlib.crc32(body))
 
 
 def unchecked(value: bytes, name: str) -> bytes:
-    """Return what ``checked`` was given. Raises StorageCorrupt."""
+    """Return the value without its checksum. Raises StorageCorrupt if the checksum is wrong."""
     body = value[: -_CHECK.size]
     if len(value) < _CHECK.size or value[-_CHECK.size :] != _CHECK.pack(zlib.crc32(body)):
         raise StorageCorrupt(f"{name} fails its checksum")
@@ -350,7 +355,7 @@ def decode_rolled(value: bytes) -> tuple[Range, ...]:
 
 
 def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """Return the same ids in as few ranges as their overlaps allow."""
+    """Return the same ids with overlapping ranges joined."""
     out: list[Range] = []
     for first, last in sorted(ranges):
         if out and first <= out[-1][1]:
@@ -361,13 +366,13 @@ def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 
 class Shared(NamedTuple):
-    """What all messages of an entry share, beside their epoch."""
+    """The values that all messages of an entry share, beside their epoch."""
 
     pointer: int | None = None
     lifetime_ms: int | None = None
     number: int | None = None
     is_stored: bool = False
-    """Whether they lie in a payload log."""
+    """True if the messages lie in a payload log."""
 
     @property
     def flags(self) -> int:
@@ -390,9 +395,10 @@ def entries_of(
     shared: Shared = PLAIN,
     attributes: Sequence[bytes] = (),
 ) -> list[Entry]:
-    """Return messages as entries, in order; each has ENTRY_BYTES_MAX of items and attributes, or one message.
+    """Return messages as entries, in order.
 
-    ``attributes``: those of each message; empty if none has any.
+    Each entry has at most ENTRY_BYTES_MAX of items and attributes, or one message. ``attributes`` has one
+    value for each message; it is empty if no message has any.
     """
     parts, ends = _framed(ids, payloads, is_stored=shared.is_stored)
     bounds = _with_attributes(ends, attributes) if attributes else ends
@@ -418,7 +424,7 @@ def entries_of(
 
 
 def _with_attributes(ends: Sequence[int], attributes: Sequence[bytes]) -> list[int]:
-    """Return where each item ends if the attributes of each message stood before its item."""
+    """Return where each item would end if each message's attributes came before its item."""
     sizes = [ITEM_BYTES + len(each) if each else 0 for each in attributes]
     return [end + size for end, size in zip(ends, accumulate(sizes), strict=True)]
 
@@ -426,7 +432,10 @@ def _with_attributes(ends: Sequence[int], attributes: Sequence[bytes]) -> list[i
 def _framed(
     ids: Sequence[RowId], payloads: Sequence[bytes], *, is_stored: bool
 ) -> tuple[list[bytes], Sequence[int]]:
-    """Return the parts of items, four of each, and where each item ends. Payloads are often of one size."""
+    """Return the parts of the items, four of each, and where each item ends.
+
+    Payloads often have one size: the first branch is the fast path for them.
+    """
     lead, short = (b"", SHORT_LONGS) if is_stored else (_MESSAGE_LEAD, _INLINE_TAILS)
     count, zero, fixed = len(ids), short[0][:-1], len(lead) + ROW_ID_BYTES
     sizes = list(map(len, payloads))
@@ -456,12 +465,12 @@ def _starts_between(ends: Sequence[int], first: int, stop: int) -> Sequence[int]
 
 
 def encode_count(messages: int) -> bytes:
-    """Return what lies in a reference's own message: how many messages it stands for."""
+    """Return the payload of a reference's own message: how many messages it stands for."""
     return _NUMBER.pack(messages)
 
 
 def messages_of(entry: Entry) -> int:
-    """Return how many messages an entry stands for: of a reference, those of its payload log."""
+    """Return how many messages an entry stands for. A reference stands for those of its payload log."""
     if entry.is_reference and not entry.is_stub:
         (count,) = _NUMBER.unpack(entry.payload(0))
         return int(count)
@@ -469,7 +478,7 @@ def messages_of(entry: Entry) -> int:
 
 
 def stub_of(entry: Entry) -> Entry:
-    """Return an entry without its messages: what stays when their lifetime has ended."""
+    """Return the stub of an entry: it replaces the entry when the lifetime of its messages has ended."""
     return Entry(
         entry.flags | STUB,
         entry.epoch,
@@ -513,7 +522,7 @@ def _packed(starts: Sequence[int]) -> bytes:
 
 
 def unpacked_starts(value: bytes) -> Sequence[int]:
-    """Return where items begin, from the bytes as they are stored."""
+    """Return the offsets of items, from their stored bytes."""
     starts = array("H")
     starts.frombytes(value)
     if _FLIPPED:
@@ -522,12 +531,12 @@ def unpacked_starts(value: bytes) -> Sequence[int]:
 
 
 def _part(value: bytes, at: int, stop: int) -> bytes | memoryview:
-    """Return a part of a value; a large one, which has one message, is not copied: nothing else could run meanwhile."""
+    """Return a part of a value. A large one is a view: copying it would block the loop for too long."""
     return value[at:stop] if stop - at < VIEWED_BYTES_MIN else memoryview(value)[at:stop]
 
 
 def decode(value: bytes, *, is_checked: bool = False) -> Entry:
-    """Decode an entry; ``is_checked``: its checksum need not be computed. Raises StorageCorrupt."""
+    """Decode an entry. ``is_checked``: the table has verified its checksum. Raises StorageCorrupt."""
     body_end = len(value) - _CRC.size
     if body_end < _FIXED.size + _COUNT.size:
         raise StorageCorrupt("an entry is cut off")

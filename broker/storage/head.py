@@ -1,6 +1,6 @@
-"""The head of a page: the one cell that decides which node writes the page, and up to which id it counts.
+"""The head of a page: the one cell that names the page's writer, and the last id in it that counts.
 
-A **page** is a row: the next stretch of a log, with a head and entries. A log is the chain of its pages::
+A **page** is a row: one stretch of a log, with a head and entries. A log is the chain of its pages::
 
     root ─────────────────────────────┐ page
       │ floor                         ▼
@@ -10,15 +10,15 @@ A **page** is a row: the next stretch of a log, with a head and entries. A log i
                                  └─────────┘   prev  └─────────┘   prev  └─────────┘
 
     open      takes appends         sealed    the log goes on at the next page, pointer + 1
-    closed    the log ended here    packed    sealed, and small entries were joined (page_packer.py)
-                                    gone      its entries were removed; the head stays, so that no late
-                                              make of the page can succeed
+    closed    the log ends here     packed    sealed, and small entries were joined (page_packer.py)
+                                    gone      its entries were removed; the head stays, so that a late
+                                              change that creates the page fails
 
 A page's key holds an id at or below all ids in it. A leader's change expects exactly the head that it
-confirmed last, and each head has a fresh **token**; so a change that arrives late, or twice, fails.
+confirmed last, and each new head has a new **token**. So a change that arrives late, or twice, fails.
 
-Counts go over the whole log: ``total`` messages and ``bytes`` of payloads up to ``pointer``, pages that are
-gone included. ``cells`` and ``size`` are of this page alone.
+``total`` (messages) and ``bytes`` (of payloads) count the whole log up to ``pointer``, with pages that are
+gone. ``cells`` and ``size`` count this page only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, row_after
 FORMAT: Final = 1
 """Raised with every change of the encoding; tests keep heads of each older one."""
 TOKEN_BYTES: Final = 12
-"""A nonce of the hold (8), and the number of the change (4)."""
+"""The hold's nonce (8 bytes) and the number of the change (4 bytes)."""
 
 _FIXED = struct.Struct(f">BBQ{TOKEN_BYTES}s{ROW_ID_BYTES}sQQQ{ROW_ID_BYTES}sq{ROW_ID_BYTES}sHI")
 _CRC = struct.Struct(">I")
@@ -43,7 +43,7 @@ NO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
 class PageState(enum.IntEnum):
-    """What may happen to a page."""
+    """The state of a page."""
 
     OPEN = 1
     SEALED = 2
@@ -58,9 +58,9 @@ _SEALED: Final = frozenset({PageState.SEALED, PageState.PACKED})
 class Head(NamedTuple):
     """A page's head.
 
-    ``owner`` names the node that writes, "" after a handoff. ``marked``: marks of ids up to there are on
-    disk. ``first_end_ms``: when the first lifetime of an entry in this page ends; NO_END if none does.
-    ``prev`` is the key of the page before, ROW_ID_MIN for a first page.
+    ``owner`` names the node that writes the page; it is "" after a handoff. ``marked``: marks of ids up to
+    this one are on disk. ``first_end_ms``: when the first lifetime of an entry in this page ends; NO_END if
+    no entry has one. ``prev``: the key of the page before; ROW_ID_MIN for a first page.
     """
 
     epoch: int
@@ -79,22 +79,22 @@ class Head(NamedTuple):
 
     @property
     def next(self) -> RowId:
-        """The key of the next page, if this one is sealed. No clock decides it."""
+        """The key of the next page, if this one is sealed. It depends on ``pointer`` alone, not on a clock."""
         return row_after(self.pointer)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the log goes on at ``next``."""
+        """True if the log goes on at ``next``."""
         return self.state in _SEALED
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes appends."""
+        """True if the page takes appends."""
         return self.state is PageState.OPEN
 
 
 def encode(head: Head) -> bytes:
-    """Encode a head. The bytes are compared: one head is always encoded in the same way."""
+    """Encode a head. Equal heads must give equal bytes, because the table compares them."""
     body = (
         _FIXED.pack(
             FORMAT,
@@ -168,25 +168,26 @@ def first_page(pointer: RowId, epoch: int, owner: str, token: bytes) -> Head:
 
 
 class ChangeVerdict(enum.Enum):
-    """What became of a change of a page, as far as one reading tells (rule 2)."""
+    """The outcome of a change of a page, as far as one read shows it (rule 2)."""
 
     APPLIED = "applied"
     LOST = "lost"
-    """Applied; but another leads by now."""
+    """Applied, but another node leads by now."""
     REPEAT = "repeat"
-    """Not applied yet: the same change may be made again, byte for byte."""
+    """Not applied yet: the writer may send the same change again, byte for byte."""
     NEVER = "never"
     UNKNOWN = "unknown"
     STALE = "stale"
-    """An answer from before: read again."""
+    """The read was stale: read again."""
 
 
 def judged(  # noqa: PLR0911 - As many as there are verdicts.
     seen: Head | None, entry_epoch: int | None, old: Head, new: Head
 ) -> ChangeVerdict:
-    """Say what a reading of a page tells of the change from ``old`` to ``new``.
+    """Return the outcome of the change from ``old`` to ``new``, by a read of its page.
 
-    ``entry_epoch`` is the epoch of the change's last entry if it is there.
+    ``seen`` is the head that was read. ``entry_epoch`` is the epoch of the change's last entry, None if the
+    entry is not there.
     """
     if seen is None:
         return ChangeVerdict.STALE

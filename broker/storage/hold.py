@@ -1,9 +1,9 @@
-"""A hold: being the one writer of a log, from a claim until another claims it, or it is handed off.
+"""A hold: the right to write a log, from a claim until another node claims the log, or a handoff.
 
-A hold writes its own page (ownpage.py), and decides alone about the rest of the log: which pages may be read
-(the floor), what of a sealed page was rolled back or has ended its life. It finds those pages by the chain,
-from a page at or above the floor by ``next`` to its own. A sealed page is changed from its head as read
-*before* its cells, so that no other change of it can come between reading and writing.
+A hold writes its own page (ownpage.py). It alone decides about the rest of the log: which pages may be read
+(the floor), and which messages of a sealed page are rolled back or expired. It finds those pages by the chain:
+from a page at or above the floor it follows ``next`` to its own page. To change a sealed page it reads the head
+*before* the cells, and expects that head. So the change fails if another change came after the read.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from broker.storage.root import Root
 
 CELLS_AT_ONCE: Final = 64
 ROLLED_AT_ONCE: Final = 256
-"""The x cells that one change puts: publishing goes on between two changes."""
+"""How many x cells one change puts. It is limited, because appends go on between two changes."""
 
 Edit = Callable[[Head], Awaitable[tuple[dict[bytes, bytes], int]]]
-"""From a page's head: the cells to put, and when the first lifetime in it ends then."""
+"""Given a page's head, return the cells to put, and the new ``first_end_ms`` of the page."""
 
 
 class _Slice(NamedTuple):
-    """Entries to be rolled back by one change: what of them lies in ``[first, last]``."""
+    """Entries that one change rolls back: their messages in ``[first, last]``."""
 
     first: RowId
     last: RowId
@@ -48,9 +48,10 @@ class _Slice(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What a look at the columns of one page showed: its least and greatest pointer, None if it has none.
+    """The result of inverting one page.
 
-    ``inverted``: the transactions of which something was inverted now. ``last``: the last id that was looked at.
+    ``low`` and ``high``: the least and the greatest write pointer in its columns; None if it has none.
+    ``inverted``: the transactions with messages that this call inverted. ``last``: the last id that it checked.
     """
 
     low: int | None = None
@@ -63,20 +64,21 @@ class LogHold(OwnChain):
     """The hold on one log."""
 
     before_server_ms: int | None = None
-    """When the head was written before this claim, by the server's clock; None: no clock tells."""
+    """When the head was last written before this claim, by the server's clock; None: there is no such clock."""
     claimed_server_ms: int | None = None
-    """When this claim was written, by the server's clock. It is never less than the one before."""
+    """When this claim was written, by the server's clock. It is never less than ``before_server_ms``."""
 
     # Rolling back.
 
     async def rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         """Roll back a transaction's messages in ``[first, last]`` (rule 7). May be repeated.
 
-        It goes slice by slice. If this process dies between two, part of it is done, and it was not answered.
+        It works slice by slice. If this process stops between two slices, part of the rollback is done, and
+        the caller has had no answer.
 
         Raises:
             Unavailable, Fenced: nothing was done.
-            OutcomeUnknown: some of it may have been done; so after a fencing by another in the last step.
+            OutcomeUnknown: part of it may have been done, also if another node fenced this one in the last step.
         """
         self._must_go_on()
         last = min(last, self.pointer)
@@ -90,7 +92,7 @@ class LogHold(OwnChain):
             raise OutcomeUnknown(f"Part of the rollback may be missing: {error}") from error
 
     async def _slices(self, page: RowId, pointer: int, first: RowId, last: RowId) -> list[_Slice]:
-        """Return what there is to roll back in a page, in slices; nothing in a page that is gone."""
+        """Return the entries of a page to roll back, in slices. A page that is gone has none."""
         head = self.head
         if page != self.page:
             found = await self._sealed_head(page, self._resolver.pauses())
@@ -118,7 +120,7 @@ class LogHold(OwnChain):
                         await self._rolled_cells(page, part), edits=self.head.edits + 1
                     )
                     return
-        # It was sealed before this turn came, if not before the rollback.
+        # The page was sealed before the rollback, or while this task waited for its turn.
 
         async def edit(head: Head) -> tuple[dict[bytes, bytes], int]:
             return await self._rolled_cells(page, part), head.first_end_ms
@@ -126,17 +128,17 @@ class LogHold(OwnChain):
         await self._change_sealed(page, edit)
 
     async def _last_change(self) -> None:
-        """Change the own head, always: this shows that the leader led until all else was done."""
+        """Change the own head, always: success shows that this node led until all other changes were done."""
         async with self._page_to_itself():
             self._must_go_on()
             await self._change_own_head({}, edits=self.head.edits + 1)
 
     async def _change_sealed(self, page: RowId, edit: Edit) -> None:
-        """Change cells of a sealed page from its head as read; a page that is gone stays as it is.
+        """Change cells of a sealed page, expecting its head as read. A page that is gone is not changed.
 
         Raises:
-            Fenced: the page is open, so another writes to it.
-            Unavailable: its head changed again and again.
+            Fenced: the page is open, so another node writes to it.
+            Unavailable: another change of its head came first at each try.
         """
         row, pauses = page_key(self.log, page), self._resolver.pauses()
         while (found := await self._sealed_head(page, pauses)) is not None:
@@ -152,9 +154,9 @@ class LogHold(OwnChain):
             await again(pauses)
 
     async def _rolled_cells(self, page: RowId, part: _Slice) -> dict[bytes, bytes]:
-        """Return the x cells that a slice of a rollback puts, as its page is before the change."""
+        """Return the x cells for one slice of a rollback, joined with the x cells that the page has now."""
         row, found = page_key(self.log, page), part.columns
-        # Other rollbacks may have put some since the page was divided.
+        # Other rollbacks may have put x cells since ``_slices`` read the page.
         columns = await self._columns(row, found[0], rolled_column(found[-1]), last_of(found[-1]))
         there = set(columns)
         known = [x for x in map(rolled_column, found) if x in there]
@@ -166,13 +168,13 @@ class LogHold(OwnChain):
             puts[x] = entries.encode_rolled(entries.merged((*ranges, (part.first, part.last))))
         return puts
 
-    # Inverting what invalid transactions published.
+    # Inverting messages of invalid transactions.
 
     async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> Looked:
-        """Roll back all that invalid transactions published into a page (rule 7). May be repeated.
+        """Roll back all messages of invalid transactions in a page (rule 7). May be repeated.
 
-        Columns tell the transaction, so no payload is read. The caller goes over all pages, and then calls
-        ``end_inverting``.
+        The columns hold the write pointers, so this reads no payload. The caller does this for all pages, and
+        then calls ``end_inverting``.
 
         Raises:
             Unavailable, Fenced, OutcomeUnknown: part of it may be done.
@@ -206,7 +208,10 @@ class LogHold(OwnChain):
     async def _not_inverted(
         self, page: RowId, columns: Sequence[bytes], there: Collection[bytes]
     ) -> list[bytes]:
-        """Return those of some entries' columns of which not all was rolled back from the page's begin on."""
+        """Return the columns of those entries that are not rolled back completely.
+
+        An entry is rolled back completely if one range goes from the page's key to the entry's last id.
+        """
         known = [x for x in map(rolled_column, columns) if x in there]
         values = await self._values(page_key(self.log, page), known)
 
@@ -218,19 +223,22 @@ class LogHold(OwnChain):
         return [column for column in columns if not is_inverted(column)]
 
     async def end_inverting(self) -> None:
-        """Change the own head: the leader led until all else was done, and no change from before can follow.
+        """Change the own head after inverting all pages.
+
+        Success shows that this node led until all other changes were done. No earlier change of the own page
+        can be applied after it.
 
         Raises:
-            Fenced, OutcomeUnknown: another may have led meanwhile.
+            Fenced, OutcomeUnknown: another node may have led meanwhile.
         """
         await self._last_change()
 
     # Retention.
 
     async def raise_floor(self, floor: RowId) -> None:
-        """Raise the floor to the key of a page, not above the own one; a lower one changes nothing.
+        """Raise the floor to the key of a page, at most the own page. A lower floor is a no-op.
 
-        The marks below are put first (rule 8).
+        The marks below the new floor are put first (rule 8).
 
         Raises:
             Unavailable: nothing was done.
@@ -257,7 +265,7 @@ class LogHold(OwnChain):
         await self._change_root(raised)
 
     async def roll_expired(self, bound: RowId) -> None:
-        """Seal the own page and go on in the next one, if it has entries, and all lie below ``bound``.
+        """Seal the own page and go on in the next one, if it has entries and all of them are below ``bound``.
 
         Raises:
             Unavailable: nothing was done.
@@ -279,12 +287,12 @@ class LogHold(OwnChain):
         self._must_go_on()
 
     async def end_lives(self, page: RowId, before_ms: int) -> int:
-        """Replace entries of a page by stubs whose lifetime ended before a time.
+        """Replace the entries of a page whose lifetime ended before ``before_ms`` by stubs.
 
-        Returns when the next lifetime in it ends, ms since 1970; NO_END if none does.
+        Returns when the next lifetime in the page ends, ms since 1970; NO_END if no entry has one.
 
         Raises:
-            Unavailable, Fenced, OutcomeUnknown: it may have been done in part.
+            Unavailable, Fenced, OutcomeUnknown: part of it may have been done.
         """
         async with self._page_to_itself():
             self._must_go_on()
@@ -305,7 +313,7 @@ class LogHold(OwnChain):
     async def _ended(
         self, page: RowId, head: Head, before_ms: int
     ) -> tuple[dict[bytes, bytes], int]:
-        """Return stubs for what ended before a time, and when the next lifetime of the page ends."""
+        """Return stubs for entries that ended before ``before_ms``, and when the page's next lifetime ends."""
         stubs: dict[bytes, bytes] = {}
         end_ms = heads.NO_END
         if not head.cells:
@@ -327,7 +335,10 @@ class LogHold(OwnChain):
         return stubs, end_ms
 
     async def server_ms(self) -> int | None:
-        """Return what time it is where the log lies, by a write that changes nothing else; None: no clock."""
+        """Return the time by the clock of the server that has the log; None: there is no such clock.
+
+        It changes the own head, with a new token only, and takes the time of that write.
+        """
         if self.is_alone:
             return None
         async with self._page_to_itself():
@@ -344,10 +355,10 @@ class LogHold(OwnChain):
     # Ends.
 
     async def hand_off(self) -> bool:
-        """Let go in good order if all is confirmed; False if the hold was done before.
+        """End the hold after all its changes are confirmed, and clear the owner; False if it was done before.
 
         Raises:
-            BrokerError: the hold is done, too, and the next claim does without.
+            BrokerError: the hold is done too, and the owner may not be cleared. The next claim works anyway.
         """
         try:
             if not self.done:
@@ -366,7 +377,7 @@ class LogHold(OwnChain):
 
 
 def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[bytes]:
-    """Return the columns of entries of a transaction that can have messages up to ``last``."""
+    """Return the columns of a transaction's entries that can have messages up to ``last``."""
     found = []
     for column in columns:
         if is_rolled_column(column):

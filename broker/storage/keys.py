@@ -1,19 +1,20 @@
-"""Row keys, byte for byte as the design documents of CDAP's messaging system have them.
+"""Row keys, byte for byte as in the design documents of CDAP's messaging system.
 
 ::
 
     topic prefix   "ns:topic:"                              (no valid name contains a colon)
     page           prefix | generation int32 | id                               messages
     page           prefix | generation int32 | log number int64 | id            payloads
-    generation 0   prefix | int32 0 | kind | rest               what is not a message:
+    generation 0   prefix | int32 0 | kind | rest               rows that hold no message:
 
         r                                    root of the topic, for all generations   (messages)
         r | generation int32 | number int64  root of a payload log                    (payloads)
         k | generation | [number] | kind | key [16] | first id       a mark of the log
 
-An id is a publish (or write) ts int64 and a seq uint16. All integers are big-endian two's complement. Log
-numbers are signed: negative ones (stages) sort after positive ones, which nothing depends on. A page of either
-table can have the same key as one of the other, which lies elsewhere.
+An id is a publish (or write) timestamp as int64 and a sequence number as uint16. All integers are big-endian
+two's complement. Log numbers are signed: negative ones (stages) sort after positive ones, and no code depends
+on that order. A page of messages and a page of payloads can have the same key, because they lie in different
+spaces.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ GENERATION_MAX = (1 << 31) - 1
 
 
 class LogId(NamedTuple):
-    """One log. ``number`` None is the topic's message log, else a payload log.
+    """One log. If ``number`` is None it is the topic's message log, else a payload log.
 
-    The message logs of all generations of a name share one root; pages never share.
+    The message logs of all generations of a name share one root. Each has pages of its own.
     """
 
     topic: TopicId
@@ -44,7 +45,7 @@ class LogId(NamedTuple):
 
 
 def space_of(log: LogId) -> Space:
-    """Return where a log's rows lie."""
+    """Return the space of a log's rows."""
     return Space.MESSAGES if log.number is None else Space.PAYLOADS
 
 
@@ -66,7 +67,7 @@ def root_key(log: LogId) -> bytes:
 
 
 def is_root(row: bytes) -> bool:
-    """Whether a row of messages or payloads is a root."""
+    """True if a row of messages or payloads is a root."""
     rest = row.split(b":", 2)[-1]
     return rest.startswith(_INT32.pack(0) + ROOT)
 
@@ -85,13 +86,16 @@ def generation_roots(topic: TopicId, generation: int) -> bytes:
 
 
 def payload_log_of_root(topic: TopicId, key: bytes) -> LogId:
-    """Return the payload log whose root has this key. Raises struct.error if none can."""
+    """Return the payload log whose root has this key. Raises struct.error if it is no such key."""
     generation, number = struct.unpack(">iq", key[len(topic_prefix(topic)) + 4 + len(ROOT) :])
     return LogId(topic, generation, number)
 
 
 def log_of_row(topic: TopicId, rest: bytes, *, has_number: bool) -> LogId:
-    """Return the log that a key tells behind its prefix or kind: generation, and a payload log's number."""
+    """Return the log named by the rest of a key behind its prefix or kind.
+
+    The rest begins with the generation and, if ``has_number``, the payload log's number.
+    """
     (generation,) = _INT32.unpack_from(rest)
     return LogId(topic, generation, _INT64.unpack_from(rest, 4)[0] if has_number else None)
 
@@ -113,7 +117,7 @@ def log_prefix(log: LogId) -> bytes:
 
 
 def side_prefix(log: LogId, kind: bytes) -> bytes:
-    """Return the prefix of those rows of a log that are no pages, of one kind; their key follows it."""
+    """Return the prefix of a log's rows of one kind that are not pages; the rest of the key follows it."""
     prefix = topic_prefix(log.topic) + _INT32.pack(0) + kind
     if log.number is not None:
         return prefix + _INT32.pack(log.generation) + _INT64.pack(log.number)

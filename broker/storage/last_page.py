@@ -1,4 +1,4 @@
-"""The last page of a log: as it was read, and as its next writer leaves it (rule 3)."""
+"""The last page of a log: as it was read, and its head under the next writer (rule 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.storage.table import Cell
 
 
 class Tail(NamedTuple):
-    """The last page of a log: ``value`` None is a page that is still to be made, after ``before``."""
+    """The last page of a log. If ``value`` is None the page is not made yet, and comes after ``before``."""
 
     page: RowId
     value: Cell | None
@@ -24,12 +24,12 @@ class Tail(NamedTuple):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the log ended here."""
+        """True if the log ends here."""
         return self.head is not None and self.head.state is PageState.CLOSED
 
 
 class TailReading(NamedTuple):
-    """A topic's root, its bytes, and the tail as they were read: where a claim begins.
+    """A topic's root, its bytes, and its tail, as they were read: a claim begins from them.
 
     ``tail`` None: there is no root, or the topic is deleted.
     """
@@ -40,14 +40,14 @@ class TailReading(NamedTuple):
 
     @property
     def writer(self) -> Head | None:
-        """The head of the tail: it names the node that writes there."""
+        """The head of the tail, which names the writer; None: there is no tail, or it is not made yet."""
         return None if self.tail is None else self.tail.head
 
 
 def next_head(
     log: LogId, root: Root | None, tail: Tail, owner: str, tokens: Tokens, epoch: int | None
 ) -> Head:
-    """Return the head of a tail under its next writer, taken (3b) or made (3c).
+    """Return the head of a tail under its next writer, for a page that is taken (3b) or made (3c).
 
     Raises:
         Fenced: a payload log has a higher epoch than the topic's leader.

@@ -1,15 +1,15 @@
 """The logs of a store: claiming, creating, deleting. One protocol for every table.
 
-A log is a root and a chain of pages (head.py, root.py). **Claiming** it is one change of its tail's head,
-to the next epoch; from then on every change of the former leader fails, whatever it believes::
+A log is a root and a chain of pages (head.py, root.py). A **claim** is one change of the tail's head, to the
+next epoch. From then on every change of the former leader fails, even if it still believes that it leads::
 
     root ──▶ its page ──next──▶ … ──▶ tail      open: take it; absent: make it; then link it in the root
 
-Only after the link is the page the claimer's, for appends, proofs and stores: a root that could be changed
-was the root as it is now, and so was its floor. **Deleting** closes the tail, then says so in the root, then in
-the topic's record; the next claim of a half-done deletion brings it to its end.
+The claimer may append, prove and store only after the link. The link shows that the root as read, with its
+floor, was current, because a change of an outdated root fails. A **deletion** closes the tail, then marks the
+root as deleted, then the topic's record. If a node stops in between, the next claim finishes the deletion.
 
-Which rules these are, and why each is needed: docs/internals/why-it-is-safe.md.
+The rules by number, and why each is needed: docs/internals/why-it-is-safe.md.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from broker.storage.table import Table
 
 CLAIM_TRIES_MAX = 4
 PACKED_SOON = PageBounds(cells_max=1024)
-"""Where sealed pages are packed, pages are short, so that few small entries wait for packing."""
+"""Short pages, for tables where sealed pages are packed: so few small entries wait for packing."""
 
 
 class StaleGeneration(Exception):
-    """The root is of a later generation than the caller believes: read the record again."""
+    """The root has a later generation than the caller's: the caller reads the record again."""
 
 
 class Deleted(Exception):
-    """The root, or the closed tail, says that this generation is deleted."""
+    """This generation is deleted, by its root or its closed tail."""
 
 
 class LogEnds(NamedTuple):
     """A log as it is stored now: its root, and the head of its tail.
 
-    None: there is no page yet, or the topic was deleted.
+    ``tail`` is None if there is no page yet, or the topic was deleted.
     """
 
     root: Root
@@ -76,7 +76,7 @@ class Logs:
         self.append_bytes_max = table.change_bytes_max - 64 * 1024
 
     def reader(self, log: LogId, after: RowId, through: RowId | None = None) -> LogReader:
-        """Return a reader of what lies behind ``after``, up to ``through`` or the end."""
+        """Return a reader of the entries behind ``after``, up to ``through`` or the end."""
         return LogReader(self.resolver, log, after, through)
 
     async def root(self, log: LogId) -> Root | None:
@@ -88,10 +88,10 @@ class Logs:
         return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
 
     async def ends(self, log: LogId) -> LogEnds | None:
-        """Return a log's root and tail as stored now; None: nothing was ever claimed.
+        """Return a log's root and tail as stored now; None: the log was never claimed.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         pauses = self.resolver.pauses()
         while True:
@@ -107,7 +107,7 @@ class Logs:
             await _again(pauses)
 
     async def find_tail(self, log: LogId, root: Root | None) -> Tail | None:
-        """Follow ``next`` from the root's page to the last one; None: the root was an old one."""
+        """Follow ``next`` from the root's page to the last page; None: the root was a stale read."""
         page = root.page if root is not None else ROW_ID_MIN
         before: tuple[RowId, Head] | None = None
         while True:
@@ -126,7 +126,7 @@ class Logs:
         """Return a topic's root and tail as stored now, of its newest generation.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         pauses = self.resolver.pauses()
         while True:
@@ -154,7 +154,7 @@ class Logs:
         return page_of(found[0][0]), heads.decode(found[0][1].value)
 
     async def total_before(self, log: LogId, row: RowId) -> int:
-        """Return about how many messages were published up to an id: those before its page."""
+        """Return about how many messages were published up to an id: it counts those before the id's page."""
         root = await self.root(log)
         if root is None:
             return 0
@@ -170,11 +170,11 @@ class Logs:
     # Claiming.
 
     async def claim(self, log: LogId, owner: str, seen: TailReading | None = None) -> LogHold:
-        """Take a message log: epoch + 1, on disk on return. ``seen`` is what a look showed lately.
+        """Claim a message log: epoch + 1, on disk on return. ``seen`` is a recent result of ``look``.
 
         Raises:
             StaleGeneration, Deleted: claiming again does not help.
-            Fenced: others came between again and again.
+            Fenced: another change of the tail or root came first at each try.
             Unavailable: nothing was done.
             OutcomeUnknown: claim again.
         """
@@ -198,7 +198,7 @@ class Logs:
                     try:
                         return await self.take(log, root, value, tail, owner)
                     except Fenced:
-                        # Another claim, or a roll of the former leader, came between.
+                        # Another claim, or a roll of the former leader, came first.
                         tries += 1
                         if tries == CLAIM_TRIES_MAX:
                             raise
@@ -206,7 +206,7 @@ class Logs:
                 await _again(pauses)
 
     async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
-        """Finish a deletion whose deleter closed the tail and no more; False if the root changed meanwhile."""
+        """Finish a deletion that stopped after it closed the tail; False if the root changed meanwhile."""
         assert tail.head is not None
         return await self._end_root(log, root, value, tail.head)
 
@@ -219,10 +219,10 @@ class Logs:
         owner: str,
         epoch: int | None = None,
     ) -> LogHold:
-        """Take or make the tail and link it; ``epoch`` is the topic leader's, of a payload log.
+        """Take or make the tail, and link it. For a payload log ``epoch`` is the topic leader's.
 
         Raises:
-            Fenced: another came between, or has a higher epoch.
+            Fenced: another writer's change came first, or has a higher epoch.
             Unavailable, OutcomeUnknown: see claim.
         """
         tokens = self.resolver.tokens()
@@ -247,23 +247,23 @@ class Logs:
         return hold
 
     async def _written_ms(self, log: LogId, row: bytes) -> int | None:
-        """Return when a topic's tail was written last, by the server's clock; None: no clock tells."""
+        """Return when a topic's tail was written last, by the server's clock; None: there is no such clock."""
         if self.table.is_alone or log.number is not None:
             return None
         written = await self.resolver.head(space_of(log), row)
         return None if written is None else written.server_ms
 
     async def _link(self, log: LogId, value: bytes | None, linked: Root) -> Root | None:
-        """Name the page in the root, at every claim: only then is the root as read the present one.
+        """Name the page in the root. Every claim does this: success shows that the root as read was current.
 
-        Returns the root as it is now; None: it was not the one that was read.
+        Returns the root as it is now; None: the root had changed since it was read.
         """
         done = await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
         return linked if done else None
 
     async def _index_marks(self, hold: LogHold) -> None:
-        """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""
-        # Those below the floor were put before it rose.
+        """Put the marks of entries above ``marked`` (rule 9), because the former leader may not have."""
+        # Marks below the floor were put before the floor rose.
         marked = max(hold.head.marked, row_before(hold.root.floor))
         hold.marks.marked = marked
         pointer = hold.pointer
@@ -283,9 +283,9 @@ class Logs:
     async def _make_root(
         self, log: LogId, root: Root | None, value: bytes | None
     ) -> TailReading | None:
-        """Begin a topic's generation, after its record said so (rule 11); None: look again.
+        """Write the root of a topic's new generation, after its record names it (rule 11); None: look again.
 
-        Its first page is still to be made: a change that expects no page finds out if that is wrong.
+        Its first page is not made yet. The change that makes it expects no page, and fails if there is one.
         """
         token = self.resolver.tokens().fresh()
         if root is None:
@@ -301,14 +301,14 @@ class Logs:
                 token=token,
             )
         else:
-            return None  # The former generation lives, by a root from before.
+            return None  # A stale read of the root: the former generation seems to live.
         after = roots.encode(new)
         if not await self.resolver.swap(space_of(log), root_key(log), value, after):
             return None
         return TailReading(new, after, Tail(new.page, None, None, None))
 
     async def delete(self, log: LogId, owner: str) -> None:
-        """Close a topic's log and say in its root that it is deleted; done already is fine too.
+        """Close a topic's log, then mark its root as deleted. Deleting it again is a no-op.
 
         Raises:
             StaleGeneration: there is a later generation.
@@ -332,7 +332,7 @@ class Logs:
     async def close_tail(
         self, log: LogId, root: Root | None, owner: str, epoch: int | None = None
     ) -> Head | None:
-        """Take the tail and close it; absent, make it closed. None: read the root again.
+        """Take the tail and close it, or make a closed one if there is none. None: read the root again.
 
         Raises:
             Fenced: the log has a higher epoch than ``epoch``, the topic leader's.
@@ -350,7 +350,7 @@ class Logs:
         return head if done else None
 
     async def _end_root(self, log: LogId, root: Root, value: bytes, closed: Head) -> bool:
-        """Say in the root that a topic is deleted; its next first page lies above all ids."""
+        """Mark a topic's root as deleted. The next generation's first page lies above all ids of this one."""
         new = root._replace(
             state=RootState.DELETED,
             page=row_after(closed.pointer),

@@ -55,13 +55,13 @@ class LogReader:
         self.after = after
         self.ended = False
         self.is_closed = False
-        """Whether the end was a closed page: nothing will ever come behind it."""
+        """True if the end was a closed page: nothing will ever come behind it."""
         self.reaches_through = False
         """Backwards: whether ``through`` was in a page as it was found."""
         self.root: Root | None = None
         """The root as it was read, if it was."""
         self.gathers = True
-        """Whether small entries come as one, which lacks their marks."""
+        """True if small entries come as one, which lacks their marks."""
         self._resolver = resolver
         self._is_checked = resolver.table.checks_values
         self._log = log
@@ -72,7 +72,7 @@ class LogReader:
         self._left: list[bytes] | None = None
         """Backwards: the columns of the page's entries that are still to be read."""
         self._came_by_prev = False
-        """Whether the page was found by the one behind it, so that it was there."""
+        """True if the page was found by the one behind it, so that it was there."""
         self._pauses: Pauses | None = None
         """Begun with the first answer from before since something was read."""
 
@@ -424,7 +424,7 @@ def _message_bytes(head: Head) -> int:
 
 
 def is_short(head: Head, reached: RowId, through: RowId) -> bool:
-    """Whether more entries of a page that is sealed or closed are to come, up to its pointer."""
+    """True if more entries of a page that is sealed or closed are to come, up to its pointer."""
     return not head.is_open and head.cells > 0 and reached < min(head.pointer, through)
 
 

@@ -117,7 +117,7 @@ class Marks:
 
     @property
     def lags(self) -> bool:
-        """Whether the index lags further behind than it may: then it is flushed before an append."""
+        """True if the index lags further behind than it may: then it is flushed before an append."""
         lag = self._lag_entries >= PENDING_MAX or self._lag_bytes >= PENDING_BYTES_MAX
         return lag and bool(self._order)
 
@@ -251,7 +251,7 @@ async def sweep_marks(
 
 
 def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: MarksBefore) -> bool:
-    """Whether a mark's row may go, by the row that follows it."""
+    """True if a mark's row may go, by the row that follows it."""
     first = row[-ROW_ID_BYTES:]
     if row[kind_at] == PRODUCER:
         is_newest = row[:-ROW_ID_BYTES] != following[:-ROW_ID_BYTES]

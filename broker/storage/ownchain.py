@@ -1,7 +1,8 @@
-"""What a writer reads of its log for its own decisions: the pages of the chain, and cells that must be there.
+"""The reads of a writer in its own log: the pages of the chain, and cells that must be there.
 
-A hold decides by what it reads, so an answer from before must not mislead it. It finds pages by the chain, from one
-at or above the floor by ``next`` to its own; and it reads again until an answer reaches what is known to be there.
+A hold decides by these reads, so a stale read must not mislead it. It finds pages by the chain: from a page at
+or above the floor it follows ``next`` to its own page. It repeats a read until the answer has all pages or cells
+that it knows to be there.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class OwnChain(OwnPage):
     async def chain(self, first: RowId, last: RowId) -> Pages:
         """Return the pages that can hold ids in ``[first, last]``, in order, as they are now (rule 5).
 
-        It counts because it goes by ``next`` from a page of the chain to the own one, or to a sealed page
-        that reaches ``last``. Nothing below the floor is returned.
+        The result is complete, because the walk follows ``next`` from a page of the chain to the own page, or
+        to a sealed page that reaches ``last``. It returns no page below the floor.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         pauses = self._resolver.pauses()
         while True:
@@ -49,7 +50,7 @@ class OwnChain(OwnPage):
             await again(pauses)
 
     async def _walk(self, low: RowId, last: RowId) -> Pages | None:
-        """Walk from the page at or before ``low``; None: the answers don't fit together."""
+        """Walk from the page at or before ``low``; None: a read was stale, so the chain has a gap."""
         start = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 self._space,
@@ -90,11 +91,11 @@ class OwnChain(OwnPage):
         return [(page_of(row), heads.decode(cell.value)) for row, cell in rows]
 
     async def _sealed_head(self, page: RowId, pauses: Pauses) -> tuple[bytes, Head] | None:
-        """Return the head of a page of the chain before the own one, as it is stored too; None: it is gone.
+        """Return the head of a sealed page of the chain, encoded and decoded; None: the page is gone.
 
         Raises:
-            Fenced: the page is open, so another writes to it.
-            Unavailable: storage does not answer, or only answers from before.
+            Fenced: the page is open, so another node writes to it.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         while True:
             cell = await self._resolver.head(self._space, page_key(self.log, page))
@@ -110,7 +111,11 @@ class OwnChain(OwnPage):
     # Cells.
 
     async def _columns(self, row: bytes, start: bytes, end: bytes, through: RowId) -> list[bytes]:
-        """Return a page's columns in ``[start, end]``, which reach ``through``. Raises Unavailable."""
+        """Return a page's columns in ``[start, end]``; it reads until they reach ``through``.
+
+        Raises:
+            Unavailable: storage does not answer, or gives only stale reads.
+        """
         pauses = self._resolver.pauses()
         while True:
             columns = await self._resolver.read(
@@ -136,11 +141,11 @@ class OwnChain(OwnPage):
 
 
 def _cut_short(_: Pages) -> Pages | None:
-    """Return what a reading is worth that does not reach its end: nothing."""
+    """Discard the pages of a walk that did not reach its end."""
     return None
 
 
 async def again(pauses: Pauses) -> None:
-    """Wait before an answer from before is asked for again. Raises Unavailable past the deadline."""
+    """Wait before a stale read is repeated. Raises Unavailable past the deadline."""
     if not await pauses.next():
         raise Unavailable("Storage gave an outdated answer. Try again.")

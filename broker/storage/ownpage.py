@@ -1,16 +1,16 @@
-"""The page that a hold writes: appending, rolling, proving that it is still the writer's.
+"""The page that a hold writes: appending, rolling, and proving that this node still leads.
 
-Between a claim and the next one by another the writer changes its own **page**, the tail of the chain, by
-changes that expect exactly the head confirmed last. One change of the page is in flight at a time. The next
-one is built when it is resolved. (Where the table keeps the order of changes, the next one is sent meanwhile, and
-expects the head of the first)::
+From its claim until another node's claim, the writer changes its **own page**, the tail of the chain. Each change
+expects exactly the head confirmed last. One change of the page is in flight at a time, and the next is built
+when the first is resolved. If the table keeps the order of changes, the next change is sent while the first is in
+flight, and expects the head of the first::
 
     append ──change──▶ confirmed ──page full: the same change sealed it──▶ roll: make the next page, link it
                           │
                           └─▶ answered at once; the next change waits for the roll
 
-A page that was fenced, or whose change has an unknown outcome, or that was sealed and could not be rolled,
-is *done*: the log is to be claimed again before its next change.
+A hold is *done* if its page was fenced, if a change has an unknown outcome, or if a sealed page could not be
+rolled. Then the node must claim the log again before its next change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from broker.storage.shared import SharedRead
 
 Answer = TypeVar("Answer")
 IN_FLIGHT_IN_ORDER: Final = 2
-"""One is synced while the next is built and handed over."""
+"""The store syncs one change while the writer builds and sends the next."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PageBounds:
     bytes_max: int = 2 << 20
     cells_max: int = 4096
     packed_from: int = 64
-    """So many small entries make it worth to pack the page once it is sealed."""
+    """A sealed page is packed if it has at least this many entries, and they are small."""
 
 
 class OwnPage:
@@ -73,18 +73,19 @@ class OwnPage:
         self.head = head
         self.root = root
         self.done = False
-        """Whether it was fenced, handed off or given up: every further change is refused."""
+        """True if the hold was fenced, handed off or given up: every further change is refused."""
         self._resolver = resolver
         self._tokens = tokens
         self._bounds = bounds
         self._space = space_of(log)
         self._turn = asyncio.Lock()
-        """Held while a change of the own page is in flight (where the table keeps the order: while it is built),
-        and until the page is rolled."""
+        """Held while a change of the own page is in flight, and until the page is rolled.
+
+        If the table keeps the order of changes, an append holds it only while it is built."""
         self._newest = head
         """The head of the change that was sent last; ``head`` if none is in flight."""
         self._last: asyncio.Future[None] | None = None
-        """Done when the change that was sent last has its outcome; None: it has."""
+        """Done when the change sent last has its outcome; None: no change is in flight."""
         self._root_turn = asyncio.Lock()
         self._rolling: asyncio.Task[None] | None = None
         self._packing: asyncio.Task[None] | None = None
@@ -103,25 +104,25 @@ class OwnPage:
 
     @property
     def in_flight_max(self) -> int:
-        """How many appends may be under way: more than one where changes are made in the order of sending."""
+        """How many appends may be in flight: more than one only if the table keeps the order of changes."""
         return IN_FLIGHT_IN_ORDER if self._resolver.table.keeps_order else 1
 
     @property
     def is_busy(self) -> bool:
-        """Whether a change of the own page is under way."""
+        """True if a change of the own page is in flight."""
         return self._turn.locked() or self._last is not None
 
     @property
     def is_alone(self) -> bool:
-        """Whether the store tells nothing old, and no other process writes to it."""
+        """True if no other process uses the store, and no read is stale."""
         return self._resolver.table.is_alone
 
     # Appending.
 
     async def append(self, added: Sequence[Entry], *, messages: int, payload_bytes: int) -> None:
-        """Write entries with ids above the pointer; on disk and counting on return.
+        """Write entries with ids above the pointer. They are on disk and count on return.
 
-        ``messages`` and ``payload_bytes`` are what the log's totals rise by.
+        ``messages`` and ``payload_bytes`` are added to the log's totals.
 
         Raises:
             BodyTooLarge, Unavailable: certainly not done; the hold goes on.
@@ -144,7 +145,7 @@ class OwnPage:
             self._turn.release()
             raise
         if self._resolver.table.keeps_order and not new.is_sealed:
-            # The next append gets its turn after this change was handed to the table.
+            # The next append gets its turn only after this task has sent its change to the table.
             self._turn.release()
             await self._change_page(new, cells, added)
             return
@@ -187,7 +188,7 @@ class OwnPage:
     async def _change_page(
         self, new: Head, cells: dict[bytes, bytes], added: Sequence[Entry]
     ) -> None:
-        """Change the own page from the head that was sent last; confirmed in the order of sending."""
+        """Change the own page, expecting the head sent last. Changes are confirmed in the order of sending."""
         row, before, self._newest = page_key(self.log, self.page), self._newest, new
         previous, mine = self._last, asyncio.get_running_loop().create_future()
         self._last = mine
@@ -207,7 +208,7 @@ class OwnPage:
                 self._last, self._newest = None, self.head
 
     def _note(self, verdict: ChangeVerdict, new: Head) -> None:
-        """Take a change of the own page for what it became."""
+        """Act on the outcome of a change of the own page: take the new head, or end the hold and raise."""
         if verdict is ChangeVerdict.APPLIED:
             self.head = new
             return
@@ -215,10 +216,10 @@ class OwnPage:
         if verdict is ChangeVerdict.NEVER:
             self._fenced()
         if verdict is ChangeVerdict.UNKNOWN:
-            raise OutcomeUnknown("Whether it was stored can't be found out in time.")
+            raise OutcomeUnknown("The broker can't find out in time whether it was stored.")
 
     async def _change_own_head(self, puts: dict[bytes, bytes], **fields: object) -> None:
-        """Change the own head with other cells than entries; the caller has the page to itself."""
+        """Change the own head, and put cells that are not entries; the caller has the page to itself."""
         new = self.head._replace(token=self._tokens.fresh(), **fields)  # type: ignore[arg-type]
         row = page_key(self.log, self.page)
         before, after = heads.encode(self.head), heads.encode(new)
@@ -228,13 +229,13 @@ class OwnPage:
 
     @asynccontextmanager
     async def _page_to_itself(self) -> AsyncIterator[None]:
-        """Have the turn when nothing is in flight."""
+        """Hold the turn while no change is in flight."""
         async with self._turn:
             await self._landed()
             yield
 
     async def _landed(self) -> None:
-        """Wait until nothing is in flight; the caller has the turn."""
+        """Wait until no change is in flight; the caller has the turn."""
         while (last := self._last) is not None:
             await asyncio.wait((last,))
 
@@ -250,7 +251,7 @@ class OwnPage:
         try:
             await self._roll()
         except BrokerError:
-            # The page is sealed, and what was appended is confirmed: the next claim goes on from here.
+            # The page is sealed and all appends are confirmed: the next claim goes on from here.
             self._end()
         finally:
             self._rolling = None
@@ -259,7 +260,7 @@ class OwnPage:
     async def _roll(self) -> None:
         """Make and link the page after the own one, which is sealed (rule 4); the caller has the turn.
 
-        A page that is sealed takes nothing more, so every error here ends the hold.
+        A sealed page takes no more appends, so every error here ends the hold.
         """
         page = self.head.next
         head = heads.following(
@@ -280,7 +281,7 @@ class OwnPage:
             self._packing = asyncio.ensure_future(self._pack(former))
 
     async def _pack(self, page: RowId) -> None:
-        """Pack the page before the own one; if that fails it stays as it is, and is slower to read."""
+        """Pack the page before the own one. If that fails the page stays unpacked, which is slower to read."""
         try:
             with contextlib.suppress(BrokerError):
                 await pack(self._resolver, self._tokens, self.log, page)
@@ -288,7 +289,7 @@ class OwnPage:
             self._packing = None
 
     async def _change_root(self, change: Callable[[Root], Root]) -> None:
-        """Change the root from the one confirmed last; one that ``change`` leaves as it is stays."""
+        """Change the root, expecting the one confirmed last. It is a no-op if ``change`` returns an equal root."""
         async with self._root_turn:
             changed = change(self.root)
             if changed == self.root:
@@ -308,7 +309,7 @@ class OwnPage:
     # Proof of leading.
 
     async def proof(self) -> bool:
-        """Whether a reading begun after this call shows that no other node took over before (rule 6).
+        """True if a read that began after this call shows that no other node took over before it (rule 6).
 
         Raises:
             Unavailable: storage does not answer.
@@ -341,14 +342,14 @@ class OwnPage:
     # Ends.
 
     async def settled(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until no change and no packing is in flight."""
         async with self._page_to_itself():
             pass
         if (packing := self._packing) is not None:
             await asyncio.wait((packing,))
 
     async def _ending(self, change: Awaitable[Answer]) -> Answer:
-        """Make a change that ends the hold if its outcome is not certain."""
+        """Await a change, and end the hold if its outcome is not certain."""
         try:
             return await change
         except (RequestError, Unavailable):

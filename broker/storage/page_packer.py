@@ -37,7 +37,7 @@ CELLS_MAX: Final = 0xFFFF
 
 
 def is_worth_it(head: Head, cells_min: int) -> bool:
-    """Whether a sealed page has so many entries, and so small ones, that packing pays."""
+    """True if a sealed page has so many entries, and so small ones, that packing pays."""
     return cells_min <= head.cells < CELLS_MAX and head.size < SMALL_BYTES * head.cells
 
 

@@ -155,7 +155,7 @@ class PayloadLogs:
         return (await self._root(log))[0]
 
     async def is_void(self, log: LogId) -> bool:
-        """Whether what was stored to a payload log was certainly never shown, and never will be.
+        """True if what was stored to a payload log was certainly never shown, and never will be.
 
         So it is if its topic is deleted and its root, read after that is known, says *open*: that changes
         before a reference is appended, and none can be any more.

@@ -43,7 +43,7 @@ class CheckReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not self.wrong
 
     def problem(self, problem: StoreProblem) -> None:

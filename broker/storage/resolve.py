@@ -45,7 +45,7 @@ class Tokens:
         return self._nonce + self._count.to_bytes(TOKEN_BYTES - NONCE_BYTES, "big")
 
     def is_mine(self, token: bytes) -> bool:
-        """Whether a token is of this hold."""
+        """True if a token is of this hold."""
         return token.startswith(self._nonce)
 
 

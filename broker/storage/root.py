@@ -1,13 +1,13 @@
-"""The root of a log: the row that says where it begins, where its last page is, and whether it is there.
+"""The root of a log: the row that holds where the log begins, where its last page is, and whether it exists.
 
-A topic name has one root for all its generations, never removed; a payload log has one of its own::
+A topic name has one root for all its generations, which is never removed. A payload log has one of its own::
 
     of a topic         live ──delete──▶ deleted ──create──▶ live, generation + 1
     of a payload log   open ──publish──▶ sealed(at) ──lazily──▶ published(reference) ──▶ dropped
 
-``page`` is a hint that a claim follows by ``next`` to the tail; it is written at every claim and roll, also
-because a root that can be changed is a root as it is now. ``floor`` is the key of a page: nothing below
-it may be read. ``gone`` is a key below which every page is known to be gone already.
+``page`` is a hint: a claim follows ``next`` from it to the tail. Every claim and roll writes it. The write
+also proves that the root as read was current, because a change of an outdated root fails. ``floor`` is the
+key of a page: no id below it may be read. ``gone`` is a key; every page below it is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CRC = struct.Struct(">I")
 
 
 class RootState(enum.IntEnum):
-    """What may happen to a log."""
+    """The state of a log."""
 
     LIVE = 1
     DELETED = 2
@@ -46,8 +46,9 @@ class RootState(enum.IntEnum):
 class Root(NamedTuple):
     """The root of a topic, or of a payload log.
 
-    ``epoch``: at the last claim, or of the closed tail. ``at``: the topic's pointer when a payload log was
-    sealed. ``reference``: the id of its published reference. ``dropped_ms``: when it was dropped.
+    ``epoch``: the epoch of the last claim, or of the closed tail. For payload logs: ``at`` is the topic's
+    pointer when the log was sealed. ``reference`` is the id of its published reference. ``dropped_ms``: when
+    the log was dropped.
     """
 
     generation: int
@@ -68,7 +69,7 @@ def linked(root: Root, page: RowId, epoch: int) -> Root:
 
 
 def encode(root: Root) -> bytes:
-    """Encode a root. The bytes are compared: one root is always encoded in the same way."""
+    """Encode a root. Equal roots must give equal bytes, because the table compares them."""
     body = _FIXED.pack(
         FORMAT,
         root.state,
@@ -86,7 +87,11 @@ def encode(root: Root) -> bytes:
 
 
 def state_of(value: bytes) -> RootState:
-    """Return the state of a root, whose checksum is not looked at: to count many. Raises StorageCorrupt."""
+    """Return the state of a root without verifying its checksum: a fast way to count roots.
+
+    Raises:
+        StorageCorrupt: the value has no state.
+    """
     try:
         return RootState(value[1])
     except (IndexError, ValueError):

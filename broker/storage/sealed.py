@@ -1,7 +1,7 @@
-"""Heads of sealed pages that were read once: where such a page begins and ends never changes.
+"""A cache of the heads of sealed pages: the first and last id of such a page never change.
 
-So a reader that looks for an id in one of them needs no scan. A page may have gone since; its entries are
-gone then, and the reader, which finds fewer than the head tells of, reads the head again.
+So a reader that looks for an id in a known page needs no scan. The page may be gone since. Then the reader finds
+fewer entries than the head counts, and reads the head again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAGES_MAX: Final = 16_384
 
 
 class SealedPages:
-    """A bounded number of heads; those of the log that was learned of first go first."""
+    """A bounded number of heads. When it is full, it drops all heads of the log that it learned first."""
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:
         """Start empty."""

@@ -1,7 +1,7 @@
-"""One read for all callers that wait together. Each needs a read that began after it asked.
+"""One read for all callers that wait together. Each caller needs a read that began after its call.
 
-Few reads are under way at once; meanwhile callers gather, and share the next one. So reads
-batch themselves under load as commits do, and a lone one waits for nothing.
+At most AT_ONCE reads are in flight. Callers that come meanwhile wait, and share the next read. So under load
+one read serves a batch of callers, as in a group commit. A lone caller does not wait.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Result = TypeVar("Result")
 
 
 class SharedRead(Generic[Result]):
-    """Calls ``read`` for its callers, as rarely as their needs allow."""
+    """Calls ``read`` for its callers, with as few calls as possible."""
 
     __slots__ = ("_next", "_read", "_turns")
 
     def __init__(self, read: Callable[[], Awaitable[Result]]) -> None:
-        """Begin with nothing under way."""
+        """Begin with no read in flight."""
         self._read = read
         self._next: asyncio.Task[Result] | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -30,16 +30,16 @@ class SharedRead(Generic[Result]):
         """Return what a read that begins after this call returns, or raise as it does."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._in_turn())
-            self._next.add_done_callback(_look_at)
+            self._next.add_done_callback(_retrieve_exception)
         return await asyncio.shield(self._next)
 
     async def _in_turn(self) -> Result:
         async with self._turns:
-            self._next = None  # A caller from here on came after this read began.
+            self._next = None  # A later caller must not share this read: it begins now.
             return await self._read()
 
 
-def _look_at(done: asyncio.Task[Result]) -> None:
-    """Look at how it ended, since all callers may be gone."""
+def _retrieve_exception(done: asyncio.Task[Result]) -> None:
+    """Retrieve a failed read's exception, so that asyncio does not report it if all callers are gone."""
     if not done.cancelled():
         done.exception()

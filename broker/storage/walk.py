@@ -1,4 +1,4 @@
-"""Going over all of a store in slices: records, rows of a topic, pages of a log, cells of a page."""
+"""Reading a whole store in slices: records, rows of a topic, pages of a log, cells of a page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ROWS_AT_ONCE: Final = 256
 CELLS_AT_ONCE: Final = 512
 BYTES_AT_ONCE: Final = 1 << 20
 TOPIC_RECORDS: Final = b"topic/"
-"""What the keys of topics' records begin with (topics/registry.py); the topic's prefix follows."""
+"""The prefix of the keys of topics' records (topics/registry.py); the topic's own prefix follows."""
 KEY_END: Final = b"\xff" * 32
-"""Behind a prefix: above all keys that begin with it."""
+"""A prefix followed by this is above all keys that begin with the prefix."""
 RECORDS_END: Final = b"\xff" * 512
 
 
@@ -38,12 +38,12 @@ async def rows(
 
 
 def records(resolver: Resolver) -> AsyncIterator[tuple[bytes, Cell]]:
-    """Yield all records, as they are stored."""
+    """Yield the keys of all records with their stored values."""
     return rows(resolver, Space.RECORDS, b"\0", RECORDS_END)
 
 
 def pages(resolver: Resolver, log: LogId) -> AsyncIterator[tuple[bytes, Cell]]:
-    """Yield the keys of a log's pages with their heads, whether they count or not."""
+    """Yield the keys of a log's pages with their heads, also of pages that are not in the chain."""
     first, last = page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
     return rows(resolver, space_of(log), first, last)
 
@@ -70,7 +70,7 @@ async def cells(resolver: Resolver, space: Space, row: bytes) -> AsyncIterator[t
 
 
 def topic_of(key: bytes) -> TopicId | None:
-    """Return the topic whose record has this key; None: it is another record."""
+    """Return the topic whose record has this key; None: it is not the record of a topic."""
     if not key.startswith(TOPIC_RECORDS):
         return None
     parts = key[len(TOPIC_RECORDS) :].decode(errors="replace").split(":")

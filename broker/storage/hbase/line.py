@@ -63,7 +63,7 @@ class Line(asyncio.Protocol):
         self._poll.register(connected.fileno(), select.POLLIN)
 
     def is_silent(self) -> bool:
-        """Whether nothing has arrived, not even the end of the stream."""
+        """True if nothing has arrived, not even the end of the stream."""
         return not self.is_over and not self._poll.poll(0)
 
     def ask(self, request: bytes, answer_s: float, settle: Settle) -> None:

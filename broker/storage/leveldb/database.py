@@ -221,7 +221,7 @@ class Database:
 
 
 def _is_any(db: Any, first: bytes, stop: bytes) -> bool:
-    """Whether there are keys in ``[first, stop)``; no value is copied for it."""
+    """True if there are keys in ``[first, stop)``; no value is copied for it."""
     with db.iterator(start=first, stop=stop, include_value=False) as keys:
         return next(keys, None) is not None
 

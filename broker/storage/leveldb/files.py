@@ -68,7 +68,7 @@ def corrupt(directory: Path, what: str) -> StorageCorrupt:
 
 
 def is_store(directory: Path) -> bool:
-    """Whether anything of a store lies there, however damaged. Nothing is made or locked."""
+    """True if anything of a store lies there, however damaged. Nothing is made or locked."""
     return any((directory / name).exists() for name in (_IDENTITY, DATABASE))
 
 
@@ -80,12 +80,12 @@ def make_private(directory: Path) -> None:
 
 
 def is_private(directory: Path) -> bool:
-    """Whether no other user may enter a directory."""
+    """True if no other user may enter a directory."""
     return not directory.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether a directory belongs to this user, and holds nothing but a store."""
+    """True if a directory belongs to this user, and holds nothing but a store."""
     if directory.stat().st_uid != os.geteuid():
         return False
     names = (path.name.removesuffix(".new") for path in directory.iterdir())
@@ -248,7 +248,7 @@ def mark_closed(directory: Path) -> None:
 
 
 def was_closed(directory: Path) -> bool:
-    """Whether the last process closed the database."""
+    """True if the last process closed the database."""
     return (directory / _CLEAN).exists()
 
 

@@ -42,5 +42,5 @@ def row_of_cell(key: bytes) -> bytes | None:
 
 
 def has_cells(space: Space) -> bool:
-    """Whether rows of the space may have cells beside their heads."""
+    """True if rows of the space may have cells beside their heads."""
     return space in _CELLS

@@ -181,7 +181,7 @@ class Round:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """True if there is nothing to write."""
         return self.batch.approximate_size() <= _EMPTY_BATCH_BYTES
 
     def confirm(self) -> None:

@@ -175,7 +175,7 @@ def writes(data: Bytes) -> Iterator[TailWrite]:
 
 
 def is_sound(data: Bytes, write: TailWrite) -> bool:
-    """Whether all records of a write have the checksums that they say."""
+    """True if all records of a write have the checksums that they say."""
     return all(_has_checksum(data, at) for at in write.records)
 
 
@@ -219,7 +219,7 @@ def _beginning(data: Bytes, behind: int, sequence: int | None, *, is_log: bool) 
 
 
 def _may_follow(data: Bytes, at: int, length: int, behind: int, sequence: int | None) -> bool:
-    """Whether a record can begin a write behind one that begins at ``behind``, by its number."""
+    """True if a record can begin a write behind one that begins at ``behind``, by its number."""
     if length < _BATCH.size:
         return False
     number, _ = _BATCH.unpack_from(data, at + _HEADER.size)

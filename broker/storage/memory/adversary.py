@@ -387,5 +387,5 @@ class AdversaryTable:
 
 
 def _is_index(space: Space, key: bytes) -> bool:
-    """Whether a key names no page of messages: a record, or a row of generation 0."""
+    """True if a key names no page of messages: a record, or a row of generation 0."""
     return space is Space.RECORDS or key[len(topic_of(key)) :].startswith(_GENERATION_0)

@@ -42,7 +42,7 @@ class Past:
             self._undos.popitem(last=False)
 
     def knows(self, space: Space, key: bytes) -> bool:
-        """Whether an older state of the row is known."""
+        """True if an older state of the row is known."""
         return (space, key) in self._undos
 
     def keys(self, space: Space, first: bytes, last: bytes) -> set[bytes]:
@@ -68,5 +68,5 @@ class Past:
 
 
 def is_edit(column: bytes) -> bool:
-    """Whether a column has what a rollback wrote: it begins or ends with an ``x``."""
+    """True if a column has what a rollback wrote: it begins or ends with an ``x``."""
     return column.startswith(b"x") or column.endswith(b"x")
