@@ -1,10 +1,10 @@
-"""Attributes inside an entry: of those of its messages that have any, the place and the attributes, in order.
+"""Attributes inside an entry: place and attributes of each message that has any, in order.
 
 ::
 
     place, 4 bytes | size, 2 bytes | attributes | place | …          no bytes if no message has any
 
-They stay as they are stored until a reader wants them. Nothing here knows what is in them (wire.attributes).
+They stay encoded until a reader needs them. This module treats them as bytes; wire.attributes decodes them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from broker.errors import StorageCorrupt
 
 _ITEM = struct.Struct(">IH")
 ITEM_BYTES: Final = _ITEM.size
-"""What each message's attributes take besides themselves."""
+"""The overhead of each message's attributes: its place and its size."""
 
 Attributed = tuple[int, bytes]
 """A message's place, and its attributes."""
 
 
 def pack(attributes: Sequence[bytes]) -> bytes:
-    """Return the attributes of messages in their order; those without any have no bytes here."""
+    """Return the attributes of messages in their order; messages without any take no bytes."""
     return packed(enumerate(attributes)) if any(attributes) else b""
 
 
 def packed(found: Iterator[Attributed]) -> bytes:
-    """Return what ``unpack`` gave."""
+    """Encode places and attributes: the inverse of ``unpack``."""
     return b"".join([_ITEM.pack(place, len(each)) + each for place, each in found if each])
 
 
@@ -47,14 +47,14 @@ def unpack(section: bytes) -> Iterator[Attributed]:
 
 
 def part(section: bytes, first: int, stop: int) -> bytes:
-    """Return the attributes of the messages ``first`` to ``stop`` (exclusive), as an entry of their own has them."""
+    """Return the attributes of the messages ``first`` to ``stop`` (exclusive), for an entry of only these."""
     if not section:
         return b""
     return packed((place - first, each) for place, each in unpack(section) if first <= place < stop)
 
 
 def join(sections: Sequence[bytes], counts: Sequence[int]) -> bytes:
-    """Return the attributes of entries, with so many messages each, as those of one entry."""
+    """Return the attributes of one entry that joins several; ``counts`` has each one's number of messages."""
     if not any(sections):
         return b""
     out, base = [], 0

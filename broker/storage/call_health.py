@@ -1,6 +1,6 @@
-"""How a storage that lies elsewhere has been answering, for the views of this node's state.
+"""Counts of a remote storage's answers, for the views of this node's state.
 
-It tells what was, not what will be: nothing is decided by it.
+They describe the past only. The broker makes no decision by them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ CANCELLED: Final = "cancelled"
 class CallOutcome(NamedTuple):
     """How a call ended.
 
-    ``kind`` says what went wrong: refused, told, cut, silent; None: nothing. *cancelled* says nothing of the
-    call: its caller went away.
+    ``kind`` is the kind of failure: refused, told, cut, silent; None after a success. *cancelled* is neither:
+    the caller went away before the call ended.
     """
 
     call: str
@@ -25,7 +25,7 @@ class CallOutcome(NamedTuple):
 
 
 class StorageHealth(NamedTuple):
-    """The calls of one node, since it started. Moments are ms since 1970; None: never yet."""
+    """The calls of one node since it started. Times are ms since 1970; None: not yet."""
 
     calls: int = 0
     errors: int = 0
@@ -35,7 +35,7 @@ class StorageHealth(NamedTuple):
 
 
 class CallHealth:
-    """Counts calls as they end. Told and asked on the event loop."""
+    """Counts calls as they end. All calls of it are on the event loop."""
 
     __slots__ = (
         "_calls",
@@ -47,7 +47,7 @@ class CallHealth:
     )
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        """Start at nothing; ``now_ms`` is the node's clock."""
+        """Start with zero calls; ``now_ms`` is the node's clock."""
         self._now_ms = now_ms
         self._calls = self._errors = 0
         self._last_success_ms: int | None = None
@@ -56,7 +56,7 @@ class CallHealth:
 
     @property
     def so_far(self) -> StorageHealth:
-        """What was counted."""
+        """The counts until now."""
         return StorageHealth(
             self._calls,
             self._errors,
@@ -66,14 +66,14 @@ class CallHealth:
         )
 
     def ended(self, kind: str | None, message: str | None) -> None:
-        """Count a call by how it ended: ``kind`` None is a success, ``cancelled`` says nothing."""
+        """Count a call by how it ended: ``kind`` None is a success; ``cancelled`` is not counted."""
         if kind is None:
             self.succeeded()
         elif kind != CANCELLED:
             self.failed(message or kind)
 
     def succeeded(self) -> None:
-        """Count a call that was answered as it should be, a plain *no* included."""
+        """Count a call that storage answered, also if the answer is *no* (a change that was not made)."""
         self._calls += 1
         self._last_success_ms = self._now_ms()
 

@@ -1,7 +1,7 @@
-"""What is wrong with one log: its pages one after the other, each against the one before and the root.
+"""Checking one log: each of its pages in order, against the page before it and the root.
 
-What looks wrong where others may write is read again, for some time: it may have changed between two readings,
-or an answer was an old one. It counts if every reading shows it.
+While other nodes may write, a problem can come from a change between two reads, or from a stale read. So the check
+reads again for some time, and reports only problems that every read shows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from broker.storage.root import Root, RootState
 from broker.storage.table import HEAD
 
 READ_AGAIN_S: Final = 2.0
-"""For how long what looks wrong is read again, where others may write."""
+"""For how long the check reads a problem again, if other nodes may write."""
 READ_AGAIN_LATER_S: Final = 0.1
-"""Likewise, once as many problems as MANY were found."""
+"""The same, after MANY problems were found."""
 MANY: Final = 50
 MARKS_AT_ONCE: Final = 32
 
@@ -37,7 +37,7 @@ Look = Callable[[], Awaitable[list[StoreProblem]]]
 
 
 class CheckOptions(NamedTuple):
-    """How a check reads. ``told`` is told, after each page, how many bytes of the log were read."""
+    """How a check reads. It calls ``told`` after each page with the bytes of the log read until then."""
 
     logs: Logs
     now_ms: int
@@ -46,11 +46,14 @@ class CheckOptions(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """True if nothing changes while it is read."""
+        """True if no other node writes to the store while the check reads."""
         return self.logs.table.is_alone
 
     async def settled(self, name: str, look: Look, known: int = 0) -> list[StoreProblem]:
-        """Return the problems with ``name`` that every look shows; ``known`` were found before."""
+        """Return the problems that every call of ``look`` shows.
+
+        ``name`` is the place of a StorageCorrupt that it raises. ``known`` is the number of problems found before.
+        """
 
         async def looked() -> list[StoreProblem]:
             try:
@@ -87,7 +90,7 @@ class CheckOptions(NamedTuple):
 
 
 class ChainCheck:
-    """The pages of one log. ``report`` has what was found, ``references`` go to ``refer``."""
+    """The check of one log's pages. ``report`` has the result. It calls ``refer`` with each reference."""
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class ChainCheck:
         root: Root,
         refer: Callable[[Entry], Awaitable[None]] | None = None,
     ) -> None:
-        """Begin with the root as it was read before the pages are."""
+        """Begin with the root, read before the pages."""
         self.report = CheckReport()
         self.tail: CheckedPage | None = None
         self._reading = reading
@@ -106,23 +109,23 @@ class ChainCheck:
         self._marked = ROW_ID_MIN
         self._before: CheckedPage | None = None
         self._is_known = True
-        """True if the page before could be read."""
+        """True if the head of the page before could be decoded."""
         self._missed = {root.floor, root.page}
 
     async def run(self) -> None:
-        """Look at every page."""
+        """Check every page."""
         try:
             found = await self._reading.tail(self._log, self._root)
             self._marked = ROW_ID_MIN if found is None else found.marked
         except StorageCorrupt:
-            pass  # The walk comes to it and tells where it is.
+            pass  # The walk meets the same error and reports where it is.
         try:
             async for key, head in self._pages():
                 self._missed.discard(key)
                 if head is None:
                     self._before, self._is_known = None, False
                 else:
-                    await self._look_at(CheckedPage(key, head))
+                    await self._check(CheckedPage(key, head))
         except StorageCorrupt as error:
             self._wrong("heads of pages can't be read", error.message)
             return
@@ -132,12 +135,12 @@ class ChainCheck:
         self.report.problem(StoreProblem(name_of(self._log), what, seen))
 
     async def _pages(self) -> AsyncIterator[tuple[RowId, Head | None]]:
-        """Yield the pages; one that was open, and is followed by another, is read again."""
+        """Yield the pages. An open page that is followed by another is read again."""
         held: tuple[RowId, Head | None] | None = None
         async for row, cell in walk.pages(self._reading.logs.resolver, self._log):
             self.report.bytes += len(row) + len(cell.value)
             if len(row) != len(page_key(self._log, ROW_ID_MIN)):
-                self._wrong("a row with another key than pages have", row.hex())
+                self._wrong("a row whose key is not the key of a page", row.hex())
                 continue
             if held is not None:
                 yield await self._current(held)
@@ -163,7 +166,7 @@ class ChainCheck:
             return held
         return key, await self._reading.head(self._log, key) or head
 
-    async def _look_at(self, page: CheckedPage) -> None:
+    async def _check(self, page: CheckedPage) -> None:
         self.report.pages += 1
         looks = 0
 
@@ -176,7 +179,7 @@ class ChainCheck:
         if page.head.state is PageState.GONE:
             self.report.ignorable += 1
         else:
-            await self._look_into(page)
+            await self._check_cells(page)
         self._before, self._is_known = page, True
         self.tail = page
         self._reading.told(self.report.bytes)
@@ -186,10 +189,10 @@ class ChainCheck:
         for problem in await self._reading.settled(name, look, self.report.wrong):
             self.report.problem(problem)
 
-    # A page and what is before it.
+    # A page and the page before it.
 
     async def _links(self, page: CheckedPage, *, is_again: bool) -> list[StoreProblem]:
-        """Look at how a page follows the one before, as they were read, or as they are now."""
+        """Check that a page follows the one before. ``is_again``: read both heads and the root again first."""
         before, root = self._before, self._root
         if is_again:
             page = await self._again(page)
@@ -200,9 +203,9 @@ class ChainCheck:
         dead = {RootState.DELETED, RootState.DROPPED}
         is_gone = page.head.state is PageState.GONE
         if is_gone and page.key >= root.floor and root.state not in dead:
-            found.append(StoreProblem(name, "it is gone, and the floor is below it"))
+            found.append(StoreProblem(name, "it is gone, but it is not below the floor"))
         if not is_gone and page.key < root.gone:
-            found.append(StoreProblem(name, "it has entries, and the root says that they are gone"))
+            found.append(StoreProblem(name, "it has entries, but the root says that they are gone"))
         return found
 
     async def _again(self, page: CheckedPage) -> CheckedPage:
@@ -217,7 +220,7 @@ class ChainCheck:
 
     # A page's cells.
 
-    async def _look_into(self, page: CheckedPage) -> None:
+    async def _check_cells(self, page: CheckedPage) -> None:
         if self._before is not None:
             before: Sums | None = Sums(self._before.head.total, self._before.head.bytes)
         else:
@@ -257,13 +260,13 @@ class ChainCheck:
             check.wrong("its entries can't be read", error.message)
             return
         check.end()
-        for mark in await self._lost(check.marks):
+        for mark in await self._missing(check.marks):
             check.wrong(
                 "a mark of an entry is not on disk", f"{mark.key.hex()}, {mark.first.hex()}"
             )
 
-    async def _lost(self, marks: list[Mark]) -> list[Mark]:
-        """Return the marks of a page whose rows are not there, and must be."""
+    async def _missing(self, marks: list[Mark]) -> list[Mark]:
+        """Return the marks of a page that must have rows, but have none."""
         reading = self._reading
         due = []
         for mark in marks:
@@ -274,14 +277,14 @@ class ChainCheck:
         lost: list[Mark] = []
         for first in range(0, len(due), MARKS_AT_ONCE):
             some = due[first : first + MARKS_AT_ONCE]
-            found = await asyncio.gather(*map(self._row_of, some))
+            found = await asyncio.gather(*map(self._has_row, some))
             lost += [mark for mark, is_there in zip(some, found, strict=True) if not is_there]
         return lost
 
-    async def _row_of(self, mark: Mark) -> bool:
+    async def _has_row(self, mark: Mark) -> bool:
         resolver, row = self._reading.logs.resolver, mark_key(self._log, mark)
         if mark.kind == PRODUCER:
-            # A newer one stands for it.
+            # The row of a newer mark of this producer replaces it.
             last = row[:-ROW_ID_BYTES] + ROW_ID_MAX
             return bool(
                 await resolver.read(
@@ -320,16 +323,16 @@ class ChainCheck:
             self._wrong("the root's page lies below its floor")
         if self.tail is not None and self.tail.head.epoch < root.epoch:
             self._wrong("the tail has a lower epoch than the root", str(self.tail.head.epoch))
-        self._look_at_tail()
+        self._check_tail()
 
-    def _look_at_tail(self) -> None:
+    def _check_tail(self) -> None:
         root, tail = self._root, self.tail
         closed = {PageState.CLOSED, PageState.GONE}
         if root.state is RootState.DELETED:
             if tail is None or tail.head.state not in closed or tail.head.next != root.page:
-                self._wrong("it is deleted, and its tail is not closed where the root says")
+                self._wrong("it is deleted, but its tail is not closed at the id in the root")
         elif root.state in {RootState.SEALED, RootState.PUBLISHED}:
             if tail is None or tail.head.state is not PageState.CLOSED:
-                self._wrong(f"it is {root.state.name.lower()}, and its tail is not closed")
+                self._wrong(f"it is {root.state.name.lower()}, but its tail is not closed")
         elif root.state is RootState.OPEN and tail is None:
-            self._wrong("it has a root and no page")
+            self._wrong("it has a root but no page")

@@ -1,16 +1,17 @@
-"""What is wrong with a store: everything in it is read, over the port alone, and nothing is changed.
+"""Checking a store: it reads all of it through the table port, and changes nothing.
 
-So one check serves every store, also while nodes write to it. By topic, in the order of their records::
+So one check works for every store, also while nodes write to it. It checks topic by topic, in the order of their
+records::
 
     root          fits the topic's record
     chain         from the first page by next to the tail, and back by prev; the floor lies in it
     pages         heads and entries fit (pagecheck.py); checksums are right
-    marks         of entries are on disk up to `marked`; rows of marks point to ids that are there
-    references    have a payload log that is closed and has as many messages
-    payload logs  likewise; the state of the root fits the tail; a published one has its reference
+    marks         marks in entries have rows up to `marked`; rows of marks point to ids that exist
+    references    each has a payload log that is closed and has as many messages
+    payload logs  the same checks; the state of the root fits the tail; a published one has its reference
 
-Memory holds one page at a time. A topic that has no record is not found: the port looks up, it does not list.
-What of LevelDB no record and no head leads to is found by leveldb/mending.py.
+Memory holds one page at a time. The check does not find a topic without a record, because the port can't list all
+rows. In LevelDB, leveldb/directory_repair.py finds the rows that no record and no head lead to.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ TRIES: Final = 3
 
 
 class RecordedTopic(NamedTuple):
-    """What a topic's record says; ``ttl_ms`` None: it does not tell."""
+    """The facts of a topic's record. ``ttl_ms`` is None if the record has no ttl."""
 
     topic: TopicId
     generation: int
@@ -59,18 +60,18 @@ class RecordedTopic(NamedTuple):
 async def verify(
     logs: Logs, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
 ) -> CheckReport:
-    """Read all of a store and say what is wrong with it.
+    """Read all of a store and report its problems.
 
     Args:
-        logs: of the store. Others may write to it meanwhile if its table is not alone.
-        tell: told of each page.
-        window_ms: how long a mark stays at least; that of an older id may be gone.
+        logs: the store's logs. Other nodes may write to the store meanwhile if its table is not alone.
+        tell: called after each page with the progress.
+        window_ms: how long a mark is kept at least; the mark of an older id may be removed.
 
     Raises:
         Unavailable: the store does not answer.
     """
     report = CheckReport()
-    topics_all = await _look_at_records(logs, report)
+    topics_all = await _check_records(logs, report)
 
     def told(log_bytes: int) -> None:
         if tell is not None:
@@ -89,8 +90,8 @@ async def verify(
     return report
 
 
-async def _look_at_records(logs: Logs, report: CheckReport) -> int:
-    """Look at every record; return how many are of topics."""
+async def _check_records(logs: Logs, report: CheckReport) -> int:
+    """Check every record; return how many are records of topics."""
     topics = 0
     try:
         async for key, cell in walk.records(logs.resolver):
@@ -106,7 +107,7 @@ async def _look_at_records(logs: Logs, report: CheckReport) -> int:
             if key.startswith(walk.TOPIC_RECORDS) and _found(key, cell.value) is None:
                 report.problem(StoreProblem(name, "it does not decode"))
     except StorageCorrupt:
-        pass  # The walk over topics comes to it and tells.
+        pass  # The walk over topics meets the same error and reports it.
     return topics
 
 
@@ -126,7 +127,7 @@ def _found(key: bytes, value: bytes) -> RecordedTopic | None:
 
 
 class TopicCheck:
-    """All rows of one topic."""
+    """The check of all rows of one topic."""
 
     def __init__(self, reading: CheckOptions, found: RecordedTopic, report: CheckReport) -> None:
         """Begin with the topic's record as it was read."""
@@ -139,19 +140,19 @@ class TopicCheck:
         self._root: Root | None = None
 
     async def run(self) -> None:
-        """Look at all of it; again, if the topic was deleted or made meanwhile."""
+        """Check the whole topic; repeat it if the topic was deleted or created meanwhile."""
         for _ in range(TRIES):
             self._report, self._root = CheckReport(), None
             try:
-                await self._look()
+                await self._check()
             except StorageCorrupt as error:
                 self._wrong("it can't be read", error.message)
-            if not self._report.wrong or self._reading.is_alone or not await self._has_turned():
+            if not self._report.wrong or self._reading.is_alone or not await self._has_changed():
                 break
         self._all.add(self._report)
 
-    async def _has_turned(self) -> bool:
-        """True if the topic is another one than it was when the check of it began."""
+    async def _has_changed(self) -> bool:
+        """True if the topic's record or root changed its generation or state since the check of it began."""
         before, root = self._found, None
         cell = await self._resolver.head(
             Space.RECORDS, walk.TOPIC_RECORDS + topic_prefix(self._topic)
@@ -169,31 +170,31 @@ class TopicCheck:
     def _wrong(self, what: str, seen: str = "", where: str | None = None) -> None:
         self._report.problem(StoreProblem(where or str(self._topic), what, seen))
 
-    def _told(self) -> CheckOptions:
-        """Return how a log is read, with what was read before it."""
+    def _options(self) -> CheckOptions:
+        """Return options for the next log, whose progress includes the bytes read before it."""
         before = self._report.bytes
         return self._reading._replace(told=lambda more: self._reading.told(before + more))
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         root = self._root = await self._reading.root(LogId(self._topic, 0))
-        self._look_at_root(root)
+        self._check_root(root)
         generation = self._found.generation if root is None else root.generation
         log = LogId(self._topic, generation)
-        await self._look_at_sides(Space.MESSAGES, generation)
-        await self._look_at_others(Space.MESSAGES, generation)
+        await self._check_side_rows(Space.MESSAGES, generation)
+        await self._check_other_generations(Space.MESSAGES, generation)
         if root is None:
             await self._count_rows(Space.MESSAGES, log, log, "a page of a topic without a root")
             return
         payloads = PayloadsCheck(self._reading, log, root, self._report, self._found.ttl_ms)
         refer = payloads.refer if root.state is RootState.LIVE else None
-        chain = ChainCheck(self._told(), log, root, refer)
+        chain = ChainCheck(self._options(), log, root, refer)
         await chain.run()
         self._report.add(chain.report)
-        await self._look_at_sides(Space.PAYLOADS, generation)
-        await self._look_at_others(Space.PAYLOADS, generation)
+        await self._check_side_rows(Space.PAYLOADS, generation)
+        await self._check_other_generations(Space.PAYLOADS, generation)
         await payloads.run(0 if chain.tail is None else chain.tail.head.epoch)
 
-    def _look_at_root(self, root: Root | None) -> None:
+    def _check_root(self, root: Root | None) -> None:
         found = self._found
         if root is None:
             if found.generation > 1 or found.deleted:
@@ -201,20 +202,20 @@ class TopicCheck:
             return
         told = f"root {root.generation}, record {found.generation}"
         if root.state not in {RootState.LIVE, RootState.DELETED}:
-            self._wrong("its root is none of a topic", root.state.name)
+            self._wrong("its root is not the root of a topic", root.state.name)
         elif root.generation > found.generation:
-            self._wrong("its root is of a generation that its record does not know", told)
+            self._wrong("its root has a later generation than its record", told)
         elif found.deleted and (root.generation, root.state) != (
             found.generation,
             RootState.DELETED,
         ):
-            self._wrong("its record says that it is deleted, its root does not", told)
+            self._wrong("its record says that it is deleted, but its root does not", told)
         elif root.generation < found.generation - (root.state is RootState.DELETED):
-            self._wrong("its root is of a former generation", told)
+            self._wrong("its root has an earlier generation than its record", told)
 
-    # Rows that are no page: roots and marks; pages of other generations.
+    # Rows that are not pages (roots and marks), and pages of other generations.
 
-    async def _look_at_sides(self, space: Space, generation: int) -> None:
+    async def _check_side_rows(self, space: Space, generation: int) -> None:
         prefix = topic_prefix(self._topic) + bytes(4)
         pointers: dict[LogId, RowId] = {}
         async for row, cell in walk.rows(self._resolver, space, prefix, prefix + walk.KEY_END):
@@ -222,12 +223,12 @@ class TopicCheck:
             rest = row[len(prefix) :]
             log = self._side_log(space, rest)
             if log is None:
-                self._wrong("a row that is none of ours", row.hex())
+                self._wrong("a row with an unknown key", row.hex())
             elif rest.startswith(MARK):
-                await self._look_at_mark(log, generation, row, cell.value, pointers)
+                await self._check_mark(log, generation, row, cell.value, pointers)
 
     def _side_log(self, space: Space, rest: bytes) -> LogId | None:
-        """Return the log that a root or a mark belongs to; None: the key is neither's."""
+        """Return the log that a root or a mark belongs to; None: it is the key of neither."""
         number_bytes = 8 if space is Space.PAYLOADS else 0
         if rest[:1] == MARK:
             if len(rest) != 1 + 4 + number_bytes + 1 + MARK_KEY_BYTES + ROW_ID_BYTES:
@@ -238,7 +239,7 @@ class TopicCheck:
             return LogId(self._topic, 0)
         return log_of_row(self._topic, rest[1:], has_number=bool(number_bytes))
 
-    async def _look_at_mark(
+    async def _check_mark(
         self, log: LogId, generation: int, row: bytes, value: bytes, pointers: dict[LogId, RowId]
     ) -> None:
         name = f"{name_of(log)}, mark {row[-ROW_ID_BYTES - MARK_KEY_BYTES :].hex()}"
@@ -252,32 +253,32 @@ class TopicCheck:
             return
         self._report.marks += 1
         if mark.first > mark.last:
-            self._wrong("it is of no ids", where=name)
+            self._wrong("its first id is above its last id", where=name)
 
         async def look() -> list[StoreProblem]:
             if log not in pointers or mark.last > pointers[log]:
                 root = await self._reading.root(log)
                 if root is None or root.generation != log.generation:
-                    return []  # The rest of a payload log or a generation.
+                    return []  # A leftover of a removed payload log or generation.
                 tail = await self._reading.tail(log, root)
                 pointers.clear()
                 pointers[log] = ROW_ID_MIN if tail is None else tail.pointer
                 if root.state is RootState.DROPPED:
                     return []
             if mark.last > pointers[log]:
-                return [StoreProblem(name, "it is of ids that are not there", mark.last.hex())]
+                return [StoreProblem(name, "its ids are above the log's pointer", mark.last.hex())]
             return []
 
         for problem in await self._reading.settled(name, look, self._report.wrong):
             self._report.problem(problem)
 
-    async def _look_at_others(self, space: Space, generation: int) -> None:
-        """Count rows of generations that are dead; those of later ones are wrong."""
+    async def _check_other_generations(self, space: Space, generation: int) -> None:
+        """Count rows of deleted generations; report rows of later generations as problems."""
         if generation > 1:
             first, last = LogId(self._topic, 1), LogId(self._topic, generation - 1)
             await self._count_rows(space, first, last, None)
         first = LogId(self._topic, min(generation + 1, GENERATION_MAX))
-        await self._count_rows(space, first, None, "a page of a generation that never was")
+        await self._count_rows(space, first, None, "a page of a generation that was never created")
 
     async def _count_rows(
         self, space: Space, first: LogId, last: LogId | None, wrong: str | None

@@ -1,14 +1,14 @@
 """Reading a log from storage, without a hold: page by page, in either direction (rule 5).
 
-A reader shows a prefix of the log, and never another one. It finds the page at or before the wanted id by
-a reverse scan of heads, takes its entries in order, and goes on to the next page only from one that it read as
-sealed, up to that page's pointer::
+A reader never leaves out a message between two that it shows. It finds the page at or before the wanted id by a
+reverse scan of heads, and takes the page's entries in order. It goes on to the next page only from a page that
+it read as sealed, and only after it read that page up to its pointer::
 
-    sealed, last entry below the pointer    an answer from before: read again
+    sealed, last entry below the pointer    a stale read: read again
     open, with entries                      the end
     absent, gone, or open without entries   read the root again: if the floor is above, go on from there
 
-A sealed page stays sealed, so a head that was read once needs no second scan.
+A sealed page stays sealed, so a reader that knows its head needs no second scan.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from broker.storage.table import Cells
 
 CELLS_AT_ONCE: Final = 1024
 CELL_OVERHEAD_BYTES: Final = 96
-"""The bytes of a message's own cell beside its payload."""
+"""The size of a cell with one message, without the payload."""
 
 
 class LogReader:
-    """Reads the entries in ``(after, through]`` of one log. ``ended`` once all of them were read.
+    """Reads the entries in ``(after, through]`` of one log. ``ended`` is True once it has read all of them.
 
-    Forwards the last entry may end behind it.
+    Reading forwards, the last entry may end behind ``through``.
     """
 
     def __init__(
         self, resolver: Resolver, log: LogId, after: RowId, through: RowId | None = None
     ) -> None:
-        """Begin behind ``after``; ``through`` None reads to the end as it is when that is reached."""
+        """Begin behind ``after``. If ``through`` is None, read to the end that the log has when it is reached."""
         self.after = after
         self.ended = False
         self.is_closed = False
-        """True if the end was a closed page: nothing will ever come behind it."""
+        """True if the end was a closed page: no entry will ever come behind it."""
         self.reaches_through = False
-        """Backwards: whether ``through`` was in a page as it was found."""
+        """Backwards: True if the log reached ``through`` when the reader looked for it."""
         self.root: Root | None = None
-        """The root as it was read, if it was."""
+        """The root that was read last; None: not read yet."""
         self.gathers = True
-        """True if small entries come as one, which lacks their marks."""
+        """True if small entries are joined into one, which lacks their marks."""
         self._resolver = resolver
         self._is_checked = resolver.table.checks_values
         self._log = log
@@ -72,24 +72,24 @@ class LogReader:
         self._left: list[bytes] | None = None
         """Backwards: the columns of the page's entries that are still to be read."""
         self._came_by_prev = False
-        """True if the page was found by the one behind it, so that it was there."""
+        """True if ``prev`` of the page behind it led to the page: then the page existed."""
         self._pauses: Pauses | None = None
-        """Begun with the first answer from before since something was read."""
+        """The pauses since the first stale read; None after a read that brought entries."""
 
     @property
     def reached(self) -> RowId:
-        """The id up to which all that the log still has was read."""
-        # What lies below the floor has gone.
+        """The id up to which the reader has read all entries that the log still has."""
+        # Entries below the floor are gone.
         return self.after if self.root is None else max(self.after, row_before(self.root.floor))
 
     def go_on(self, through: RowId | None = None) -> None:
-        """Read further after an end: the log may have grown."""
+        """Go on reading after the end: the log may have grown."""
         self.ended = False
         self._through = ROW_ID_MAX if through is None else through
         self._head = None
 
     def back_to(self, after: RowId) -> None:
-        """Go on behind an id that was read already, if less was taken than read."""
+        """Go back to an id that was read already, if the caller took less than was read."""
         if after == self.after:
             return
         self.after = after
@@ -100,11 +100,11 @@ class LogReader:
     async def next(self, bytes_max: int, messages_max: int | None = None) -> list[Entry]:
         """Return the next entries with messages behind ``after``, of about ``bytes_max`` bytes.
 
-        ``messages_max`` is how many the caller will take: more than about so many are not read. None at
-        all does not mean the end: see ``ended``.
+        ``messages_max`` is how many messages the caller will take: it reads about that many. An empty list
+        does not mean the end: see ``ended``.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         if self.after >= self._through:
             self.ended = True
@@ -129,7 +129,7 @@ class LogReader:
     async def _locate(self, *, forwards: bool = False) -> bool:
         """Find the page at or before the wanted id; False if there is nothing to read.
 
-        ``forwards``: an earlier page does, as ``next`` leads from it to those behind.
+        ``forwards``: an earlier page is enough, because ``next`` leads from it to the pages behind.
         """
         self.root = await self._read_root()
         if self.root is None:
@@ -182,21 +182,21 @@ class LogReader:
     async def _entries(
         self, page: RowId, head: Head, cells_max: int, bytes_max: int
     ) -> list[Entry]:
-        """Take entries of a page that is there; what it says of its end is where this goes on."""
+        """Return entries of a page that exists, and go on to the next page where its head says so."""
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
         if self.gathers:
             found = gathered(cells.cells, is_checked=self._is_checked)
         else:
             found = list(entries_in(cells.cells, is_checked=self._is_checked))
         if found:
-            # It may hold what was shown before, since packing joined it with that.
+            # Packing may have joined the first entry with entries that were shown before.
             found[0] = found[0].within(self.after, ROW_ID_MAX)
             self.after = max(self.after, found[-1].last)
             self._pauses = None
         if cells.more:
             return found
         if is_short(head, self.after, self._through):
-            # Keep what an answer from before shows, and ask again for the rest.
+            # Keep the entries of a stale read, and read again for the rest.
             self._head = None
             await self._pause()
             return found
@@ -209,7 +209,7 @@ class LogReader:
         return found
 
     async def _following(self, page: RowId, head: Head) -> RowId | None:
-        """Return where the log goes on behind a page; None: it ends there."""
+        """Return the key of the next page; None: the log ends with this one."""
         del page
         return head.next if head.is_sealed else None
 
@@ -220,7 +220,7 @@ class LogReader:
             raise Unavailable("Storage gave an outdated answer. Try again.")
 
     async def _look_at_root(self, page: RowId) -> None:
-        """Go on from the floor if it is above a page that is not there; else this is the end."""
+        """Go on from the floor if it is above ``page``, which does not exist; else this is the end."""
         root = await self._read_root()
         if root is None or root.floor <= page:
             self.ended = True
@@ -232,7 +232,7 @@ class LogReader:
     async def _cells(
         self, page: RowId, between: tuple[RowId, RowId], cells_max: int, bytes_max: int
     ) -> Cells:
-        """Return cells of a page; the last entry comes with its x cell, or not at all."""
+        """Return cells of a page; the last entry is returned with its x cell, or left out."""
         row, table = page_key(self._log, page), self._resolver.table
         after, through = between
         first = column_from(row_after(after))
@@ -259,7 +259,7 @@ class LogReader:
             return Cells(found.cells[:-1], more=True)
         both = (column, rolled_column(column))
         seen = await self._resolver.read(lambda: self._resolver.table.get(self._space, row, both))
-        # Without the entry the page has gone meanwhile, and what was rolled back in it with it.
+        # If the entry is not there, the page is gone meanwhile, and its x cells too.
         there = both if column in seen else ()
         return Cells([(each, seen[each].value) for each in there if each in seen], more=True)
 
@@ -268,10 +268,10 @@ class LogReader:
     async def before(self, cells_max: int, bytes_max: int) -> list[Entry]:
         """Return the next entries from ``through`` downwards, the last one first.
 
-        None at all does not mean the end: see ``ended``.
+        An empty list does not mean the end: see ``ended``.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         if self._page is None and not await self._locate_through():
             return []
@@ -285,7 +285,7 @@ class LogReader:
             self._left = await self._columns_left(self._page, self._head)
         found = await self._take_last(self._page, self._left, cells_max, bytes_max)
         if found is None:
-            # From before, or packed meanwhile: then the page has other columns.
+            # The read was stale, or the page was packed meanwhile and has other columns.
             self._left = None
             await self._pause()
             return []
@@ -299,7 +299,7 @@ class LogReader:
     async def _locate_through(self) -> bool:
         """Find the page that holds ``through``, or the last one; False if there is nothing to read.
 
-        A scan may show heads from before, so the pages that it found are looked at again.
+        A scan may show stale heads, so this reads the head of each page again.
         """
         after, self.after = self.after, row_before(self._through)
         there = await self._locate()
@@ -323,7 +323,7 @@ class LogReader:
             self.ended = True
 
     async def _look_for_floor(self, page: RowId) -> None:
-        """Decide about a page that is not there: below the floor is the end; else an answer is from before."""
+        """Decide about a page that does not exist: below the floor it is the end, else the read was stale."""
         if self._head is None and not self._came_by_prev:
             self.ended = True
             return
@@ -340,7 +340,7 @@ class LogReader:
     async def _columns_left(self, page: RowId, head: Head) -> list[bytes] | None:
         """Return the columns of a page's entries that can lie in ``(after, through]``.
 
-        None: the answer is from before, and does not reach the page's pointer.
+        None: the read was stale, as it does not reach the page's pointer.
         """
         if not head.cells or head.pointer <= self.after:
             return []
@@ -358,7 +358,10 @@ class LogReader:
     async def _take_last(
         self, page: RowId, left: list[bytes] | None, cells_max: int, bytes_max: int
     ) -> list[Entry] | None:
-        """Read the last of the columns that are left, and take them off; None: an answer from before."""
+        """Read the entries of the last columns in ``left``, and remove those columns from it.
+
+        None: the read was stale, or the page has other columns now.
+        """
         if not left:
             return left if left is None else []
         row, table = page_key(self._log, page), self._resolver.table
@@ -398,7 +401,7 @@ class LogReader:
         """Return the entries of one page in ``(after, through]``, up to its pointer.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         after, end = self.after, min(head.pointer, self._through)
         found: list[Entry] = []
@@ -419,17 +422,17 @@ class LogReader:
 
 
 def _message_bytes(head: Head) -> int:
-    """Return about how many bytes of cells a message takes, of payloads as the log has had them."""
+    """Return about how many bytes a message's cell takes, by the log's average payload."""
     return CELL_OVERHEAD_BYTES + head.bytes // max(head.total, 1)
 
 
 def is_short(head: Head, reached: RowId, through: RowId) -> bool:
-    """True if more entries of a page that is sealed or closed are to come, up to its pointer."""
+    """True if a sealed or closed page must have more entries than were read, up to its pointer."""
     return not head.is_open and head.cells > 0 and reached < min(head.pointer, through)
 
 
 def _cut(found: Cells, through: RowId) -> Cells:
-    """Leave out what lies behind the entry that holds ``through``."""
+    """Return the cells up to the entry that holds ``through``, with its x cell."""
     if not found.cells or last_of(found.cells[-1][0]) < through:
         return found
     for place, (column, _) in enumerate(found.cells):

@@ -1,17 +1,17 @@
-"""Marks: what entries carry for later requests, and the rows by which they are found (rule 9).
+"""Marks: notes in entries for later requests, and the rows that index them (rule 9).
 
-A mark stands in its entry, so it commits with its messages; a row of its own is only an index::
+A mark is part of its entry, so it commits with its messages. The mark's own row is only an index::
 
-    append (entry with mark) ──confirmed──▶ pending here ──in bulk, behind──▶ row (kind, key, first id)
-                                                                                │
-                                           head.marked rises to there  ◀────────┘
+    append (entry with mark) ──confirmed──▶ pending in memory ──later, in batches──▶ row (kind, key, first id)
+                                                                                       │
+                                           head.marked rises to the mark's last id ◀───┘
 
-Until its row is put, a mark is found here. A claim reads the headers above ``marked`` and puts their rows
-itself before it raises ``marked``. A row that is there counts, whatever any clock did.
+Until its row is put, ``find`` finds a mark in memory. A claim reads the entries above ``marked``, and puts the
+rows of their marks before ``marked`` rises. A row counts while it exists; no clock decides it.
 
-Two kinds: the mark of an idempotency key, which counts by itself for its window; and that of a producer's number,
-of which the newest alone counts, until the producer was silent for long. A producer's numbers rise with its ids,
-so a row with a newer one behind it can go at once, and need not be put.
+There are two kinds. The mark of an idempotency key counts for its window. Of the marks of a producer's numbers
+only the newest counts, until the producer was silent for long. A producer's numbers rise with its ids. So a row
+with a newer one behind it can be removed at once, or need not be put at all.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from broker.storage.resolve import Resolver
 from broker.storage.table import Cell
 
 IDEMPOTENCY: Final = 1
-"""The kind of a mark that an idempotency key leaves; its body is the hash of the request's."""
+"""The kind of an idempotency key's mark. Its body is the hash of the request's body."""
 PRODUCER: Final = 2
-"""The kind of a mark that a producer leaves; its body begins with the producer's number."""
+"""The kind of a producer's mark. Its body begins with the producer's number."""
 
 PRODUCER_LIFE_MS: Final = 7 * 24 * 3600 * 1000
-"""How long a producer that is silent is remembered, beyond the topic's ttl."""
+"""How long the mark of a silent producer is kept, beyond the topic's ttl."""
 
 PENDING_MAX: Final = 1000
 PENDING_BYTES_MAX: Final = 4 << 20
-"""How far the index may lag behind, in entries and their bytes: what a claim has to read."""
+"""How far the index may lag behind, in entries and in bytes. A claim has to read that much."""
 PUT_AT: Final = 256
 PUT_AFTER_S: Final = 0.5
 ROWS_AT_ONCE: Final = 256
@@ -50,16 +50,16 @@ class Marks:
     """The marks of one log under one hold."""
 
     def __init__(self, log: LogId, resolver: Resolver, marked: RowId) -> None:
-        """Begin with everything up to ``marked`` on disk."""
+        """Begin; the rows of all marks up to ``marked`` are on disk."""
         self.marked = marked
-        """Marks of ids up to there are on disk."""
+        """The rows of marks of ids up to this one are on disk."""
         self._log = log
         self._resolver = resolver
         self._pending: dict[tuple[int, bytes], list[Mark]] = {}
         self._order: list[Mark] = []
         self._lag_entries = self._lag_bytes = 0
         self._in_flight = 0
-        """Marks of appends under way."""
+        """How many marks are in appends in flight."""
         self._timer: asyncio.TimerHandle | None = None
         self._putting: asyncio.Task[None] | None = None
         self._closed = False
@@ -71,15 +71,15 @@ class Marks:
         return pointer
 
     def sent(self, added: Sequence[Entry]) -> None:
-        """Take note of an append that is under way; ``landed`` when it is not any more."""
+        """Count the marks of an append that is now in flight. The caller calls ``landed`` when it ends."""
         self._in_flight += sum(len(entry.marks) for entry in added)
 
     def landed(self, added: Sequence[Entry]) -> None:
-        """Take note that an append has its outcome."""
+        """Stop counting the marks of an append: it is not in flight any more."""
         self._in_flight -= sum(len(entry.marks) for entry in added)
 
     def confirmed(self, pointer: RowId, added: Sequence[Entry]) -> None:
-        """Take note of an append that is confirmed."""
+        """Take the marks of a confirmed append, to put their rows."""
         marks = [mark for entry in added for mark in entry.marks]
         if not marks and not self._order:
             self.marked = pointer
@@ -89,7 +89,7 @@ class Marks:
         self.take(marks)
 
     def take(self, marks: Sequence[Mark]) -> None:
-        """Have rows put for marks that are in the log."""
+        """Keep marks that are in the log, and put their rows soon."""
         for mark in marks:
             self._pending.setdefault((mark.kind, mark.key), []).append(mark)
             self._order.append(mark)
@@ -111,26 +111,26 @@ class Marks:
     def _put_ended(self, done: asyncio.Task[None]) -> None:
         self._putting = None
         if not done.cancelled():
-            done.exception()  # Looked at here: without rows the marks stay pending.
+            done.exception()  # Retrieved, so that asyncio does not report it: the marks stay pending.
         if self._order and not self._closed and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PUT_AFTER_S, self._put_soon)
 
     @property
     def lags(self) -> bool:
-        """True if the index lags further behind than it may: then it is flushed before an append."""
+        """True if the index lags too far behind: then the hold flushes it before the next append."""
         lag = self._lag_entries >= PENDING_MAX or self._lag_bytes >= PENDING_BYTES_MAX
         return lag and bool(self._order)
 
     async def flush(self) -> None:
-        """Put the rows of all marks that are pending.
+        """Put the rows of all pending marks.
 
         Raises:
             Fenced: the hold was done before; the next claim puts them.
-            Unavailable, StorageFull: storage does not take them.
+            Unavailable, StorageFull: storage does not take the rows.
         """
         while self._order:
             if self._closed:
-                raise Fenced("Marks are put by the next claim of the log.")
+                raise Fenced("The next claim of the log puts its marks.")
             self._put_soon()
             assert self._putting is not None
             await asyncio.shield(self._putting)
@@ -138,7 +138,7 @@ class Marks:
     async def _put(self) -> None:
         order = self._order[:]
         lag_entries, lag_bytes = self._lag_entries, self._lag_bytes
-        needed = _that_count(order)
+        needed = _counting(order)
         for first in range(0, len(needed), ROWS_AT_ONCE):
             some = needed[first : first + ROWS_AT_ONCE]
             rows = {mark_key(self._log, mark): encode_mark(mark) for mark in some}
@@ -180,7 +180,7 @@ class Marks:
         return decode_mark(found[0][0], found[0][1].value) if found else None
 
     def close(self) -> None:
-        """Put nothing more: the hold is done."""
+        """Put no more rows: the hold is done."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -192,7 +192,7 @@ def mark_key(log: LogId, mark: Mark) -> bytes:
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """Encode the value of a mark's row; kind, key and first id are its key."""
+    """Encode the value of a mark's row; kind, key and first id are in the row's key."""
     return entries.checked(mark.last + mark.body)
 
 
@@ -210,7 +210,10 @@ def decode_mark(row: bytes, value: bytes) -> Mark:
 
 
 class MarksBefore(NamedTuple):
-    """Marks of which ids may go: of keys those below ``keys``, of silent producers those below ``producers``."""
+    """Bounds for removing marks by their first id.
+
+    Marks of idempotency keys below ``keys`` may be removed, and marks of silent producers below ``producers``.
+    """
 
     keys: RowId
     producers: RowId
@@ -222,23 +225,23 @@ ALL_MARKS: Final = MarksBefore(ROW_ID_MAX, ROW_ID_MAX)
 async def sweep_marks(
     resolver: Resolver, log: LogId, marked: RowId, before: MarksBefore, after: bytes, limit: int
 ) -> tuple[int, bytes | None]:
-    """Remove marks that count no more, from row ``after`` on: old ones, and those of producers with newer ones.
+    """Remove a slice of the marks that no longer count, from row ``after`` on.
 
-    Old ones go only at or below ``marked``. Returns how many went and the row from which the next slice goes on;
-    None at the end.
+    These are old marks, and marks of producers that have a newer one. Old marks are removed only at or below
+    ``marked``. Returns how many it removed, and the row at which the next slice begins (None: it was the last).
 
     Raises:
         Unavailable: storage does not answer.
     """
     prefix = mark_prefix(log)
     last = prefix_end(prefix)
-    limit = max(limit, 2)  # A slice may begin with the row that ended the one before.
+    limit = max(limit, 2)  # Each slice begins with the last row of the slice before.
     found = await resolver.read(
         lambda: resolver.table.scan(space_of(log), max(prefix, after), last, limit=limit)
     )
     rows = [row for row, _ in found]
     is_end = len(rows) < limit
-    # Whether the last row of a slice has a newer one behind it is told by the next slice.
+    # The next slice shows whether the last row of this one has a newer row behind it.
     judged = rows if is_end else rows[:-1]
     old = [
         row
@@ -251,7 +254,7 @@ async def sweep_marks(
 
 
 def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: MarksBefore) -> bool:
-    """True if a mark's row may go, by the row that follows it."""
+    """True if a mark's row may be removed, given the row that follows it."""
     first = row[-ROW_ID_BYTES:]
     if row[kind_at] == PRODUCER:
         is_newest = row[:-ROW_ID_BYTES] != following[:-ROW_ID_BYTES]
@@ -259,14 +262,14 @@ def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: M
     return first < before.keys and first <= marked
 
 
-def _that_count(order: Sequence[Mark]) -> list[Mark]:
-    """Return marks without those of producers that have a newer one among them."""
+def _counting(order: Sequence[Mark]) -> list[Mark]:
+    """Return the marks that count: for each producer only the newest."""
     newest = {mark.key: mark for mark in order if mark.kind == PRODUCER}
     return [mark for mark in order if mark.kind != PRODUCER or newest[mark.key] is mark]
 
 
 async def forget_marks(resolver: Resolver, log: LogId) -> int:
-    """Remove every mark of a log that takes no requests any more; return how many went.
+    """Remove every mark of a log that takes no more requests; return how many it removed.
 
     Raises:
         Unavailable: storage does not answer.

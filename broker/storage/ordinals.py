@@ -1,16 +1,17 @@
-"""How many messages a log has up to an id, and which id is the n-th: from the heads of pages.
+"""Counting a log's messages up to an id, and finding the id of the n-th message, from the heads of pages.
 
-A head has the totals of its log up to its page's end, and a sealed page stays as it is. So the heads of a log, once
-read, tell by bisection in which page the n-th message lies; only those of pages that came since are
-read again. Of the pages that were asked for lately the last ids of entries and their counts are kept; inside an
-entry the entry itself is read::
+A head has the totals of its log up to its page's end, and the totals of a sealed page never change. So this module
+keeps the heads of a log, and finds the page of the n-th message by bisection. It reads only the heads of newer
+pages again. For recently used pages it also keeps the last ids and counts of entries. For a place inside an entry
+it reads that entry::
 
     heads    ─── 7,212 ─── 14,100 ─── 21,345 ─── …      one for 2 MiB
     entries             └ 57 ─ 114 ─ 171 ─ …            of a page in which a range begins or ends
     messages                  └ 115, 116, …             of one entry
 
-Expired and rolled back messages count until their page goes. A reference counts as the messages that it
-stands for, and is not divided. Bytes are those of payloads; inside a page they are estimated by the size of entries.
+Expired and rolled-back messages count until their page is removed. A reference counts as all the messages that it
+stands for, and is not divided. Bytes are bytes of payloads; inside a page they are estimated from the size of
+entries.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from broker.storage.root import Root, RootState
 
 HEADS_AT_ONCE: Final = 1000
 PAGES_KEPT: Final = 8
-"""Pages of one log of which the counts of entries are kept."""
+"""For how many pages of one log the counts of entries are kept."""
 _FRAME_BYTES: Final = MESSAGE_ID_BYTES + 3
-"""An item is so much longer than its payload, if the payload has 64 to 8,191 bytes; else a byte less or more."""
+"""The bytes of an item beside its payload, if that has 64 to 8,191 bytes; else one byte less or more."""
 
 
 class LogCount(NamedTuple):
-    """How much a log has up to an id."""
+    """How many messages and payload bytes a log has up to an id."""
 
     messages: int = 0
     bytes: int = 0
@@ -49,25 +50,25 @@ class LogCount(NamedTuple):
 
 
 class Numbering:
-    """Of one log, as it was at the last ``refresh``."""
+    """The counts of one log, as it was at the last ``refresh``."""
 
     def __init__(self, logs: Logs, log: LogId) -> None:
-        """Begin with an empty log; ``refresh`` looks at it."""
+        """Begin as for an empty log; ``refresh`` reads the log."""
         self._logs = logs
         self.log = log
         self._forget()
 
     def _forget(self) -> None:
         self._base: LogCount | None = None
-        """How much was published before the first page; None: this was not read yet."""
+        """The count before the first page; None: not read yet."""
         self._pages: list[RowId] = []
         self._ends: list[RowId] = []
         self._counts: list[LogCount] = []
-        """At the end of each sealed page, like the two before."""
+        """``_pages``, ``_ends`` and ``_counts`` have one value for each sealed page: key, last id, count there."""
         self._open: tuple[RowId, Head] | None = None
         self._entries: OrderedDict[RowId, _Entries] = OrderedDict()
         self.floor: RowId = ROW_ID_MIN
-        """The last id that can't be read any more."""
+        """The last id below the log's floor: it can't be read any more."""
 
     @property
     def size(self) -> int:
@@ -80,14 +81,14 @@ class Numbering:
 
     @property
     def tail(self) -> RowId:
-        """The last id: all that comes later has a higher one. The floor of an empty log."""
+        """The last id of the log; all later messages have higher ones. It is the floor if the log is empty."""
         if self._open is not None:
             return max(self._open[1].pointer, self.floor)
         return max(self._ends[-1], self.floor) if self._ends else self.floor
 
     @property
     def all(self) -> LogCount:
-        """How much the log has."""
+        """The count of the whole log."""
         if self._open is not None:
             return LogCount(self._open[1].total, self._open[1].bytes)
         return self._counts[-1] if self._counts else self._base or LogCount()
@@ -98,7 +99,7 @@ class Numbering:
         """Read the heads that are not known yet.
 
         Raises:
-            Unavailable: storage does not answer, or only answers from before.
+            Unavailable: storage does not answer, or gives only stale reads.
         """
         pauses = self._logs.resolver.pauses()
         while not await self._is_read():
@@ -106,7 +107,7 @@ class Numbering:
                 raise Unavailable("Storage gave an outdated answer. Try again.")
 
     async def _is_read(self) -> bool:
-        """Read once; False: the answers don't fit together."""
+        """Read once; False: a read was stale."""
         root = await self._logs.root(self.log)
         is_other = root is None or root.generation != self.log.generation
         if root is None or is_other or root.state is RootState.DELETED:
@@ -124,7 +125,7 @@ class Numbering:
 
     async def _raise_floor(self, root: Root) -> None:
         if self._ends and root.floor > row_after(self._ends[-1]):
-            self._forget()  # Pages that were not read went meanwhile.
+            self._forget()  # Pages that were never read are gone meanwhile.
         if self._base is None:
             before = None
             if root.floor > ROW_ID_MIN:
@@ -140,7 +141,7 @@ class Numbering:
         self.floor = row_before(root.floor) if root.floor > ROW_ID_MIN else ROW_ID_MIN
 
     async def _sealed_between(self, following: RowId, tail: RowId) -> bool:
-        """Read the heads of sealed pages up to the tail; False if one is not as it must be."""
+        """Read the heads of sealed pages up to the tail; False if the chain has a gap: a read was stale."""
         resolver, space = self._logs.resolver, space_of(self.log)
         while following < tail:
             first, last = page_key(self.log, following), page_key(self.log, row_before(tail))
@@ -161,10 +162,10 @@ class Numbering:
                 following = head.next
         return True
 
-    # Questions.
+    # Queries.
 
     async def count(self, row: RowId) -> LogCount:
-        """Return how much there is up to an id, that included. Raises Unavailable."""
+        """Return the count up to an id, inclusive. Raises Unavailable."""
         if row >= self.tail:
             return self.all
         place = bisect_left(self._ends, row)
@@ -182,12 +183,12 @@ class Numbering:
         return before.plus(inside).plus(_part(one, places))
 
     def seek_page(self, most: LogCount) -> RowId:
-        """Return the end of the last page up to which there is at most ``most``; the floor if that is less."""
+        """Return the end of the last sealed page whose count is at most ``most``; the floor if there is none."""
         place = self._fitting(most)
         return self._ends[place - 1] if place else self.floor
 
     async def seek(self, most: LogCount) -> RowId:
-        """Return the last id up to which there is at most ``most``; the floor if that is less. Raises Unavailable."""
+        """Return the last id whose count is at most ``most``; the floor if there is none. Raises Unavailable."""
         if self.all.messages <= most.messages and self.all.bytes <= most.bytes:
             return self.tail
         place = self._fitting(most)
@@ -228,7 +229,10 @@ class Numbering:
         return entries.lasts[found] if one.is_stub else one.id(one.place_after(row))
 
     async def count_ever(self, row: RowId) -> LogCount:
-        """Return how much there ever was up to an id; below the floor at most that. Raises Unavailable."""
+        """Return the count of all messages ever published up to an id. Raises Unavailable.
+
+        Below the floor it is an upper bound.
+        """
         if row >= self.floor:
             return await self.count(row)
         every_page = Root(self.log.generation, RootState.LIVE)
@@ -249,13 +253,13 @@ class Numbering:
         return None if self._open is None else self._open[0]
 
     def _fitting(self, most: LogCount) -> int:
-        """Return how many sealed pages fit as a whole; both totals never fall."""
+        """Return how many whole sealed pages fit into ``most``. Both totals never fall."""
         by_messages = bisect_right(self._counts, most.messages, key=lambda count: count.messages)
         by_bytes = bisect_right(self._counts, most.bytes, key=lambda count: count.bytes)
         return min(by_messages, by_bytes)
 
     async def _entries_of(self, place: int, page: RowId) -> _Entries:
-        """Return the counts of a page's entries, with those that came since."""
+        """Return the counts of a page's entries, after reading the new ones."""
         known = self._entries.setdefault(page, _Entries())
         self._entries.move_to_end(page)
         if len(self._entries) > PAGES_KEPT:
@@ -272,7 +276,7 @@ class Numbering:
 
     def _reader(self, after: RowId, through: RowId) -> LogReader:
         reader = self._logs.reader(self.log, after, through)
-        reader.gathers = False  # Entries as they are stored, however small.
+        reader.gathers = False  # Counts need entries as they are stored, not joined.
         return reader
 
     async def _entry(self, entries: _Entries, place: int) -> Entry:
@@ -282,12 +286,12 @@ class Numbering:
         while not found and not reader.ended:
             found = await reader.next(1)
         if not found:
-            raise Unavailable("The page has gone meanwhile. Try again.")
+            raise Unavailable("The page was removed meanwhile. Try again.")
         return found[0]
 
 
 class _Entries:
-    """The entries of one page: their ids, and how much the page has before each, and in all."""
+    """The entries of one page: their ids, and the counts before each and of all."""
 
     def __init__(self) -> None:
         self.firsts: list[RowId] = []
@@ -301,14 +305,14 @@ class _Entries:
             self.counts.append(self.counts[-1].plus(_part(entry, entry.count)))
 
     def fitting(self, most: LogCount) -> int:
-        """Return how many entries fit as a whole."""
+        """Return how many whole entries fit into ``most``."""
         by_messages = bisect_right(self.counts, most.messages, key=lambda count: count.messages)
         by_bytes = bisect_right(self.counts, most.bytes, key=lambda count: count.bytes)
         return max(min(by_messages, by_bytes) - 1, 0)
 
 
 def _part(entry: Entry, places: int) -> LogCount:
-    """Return how much the first messages of an entry are; all of a reference, or nothing."""
+    """Return the count of an entry's first ``places`` messages. A reference counts whole, or not at all."""
     if entry.is_reference:
         return LogCount(messages_of(entry)) if places else LogCount()
     share = len(entry.items) * places // entry.count

@@ -1,16 +1,18 @@
-"""Packing a sealed page: its small entries become few large ones, in one change (rule 15).
+"""Packing a sealed page: one change replaces its small entries by few large ones (rule 15).
 
-Messages that were committed one at a time have a cell each, and a cell costs more to read than a message. A
-page that takes nothing more is therefore written once more, if its entries are small::
+Messages that were committed one at a time have a cell each, and a cell costs more to read than a message. So the
+broker rewrites a page with small entries once, after it is sealed::
 
     sealed │ a │ b │ c │ tx d │ e │ f │   ──one change──▶   packed │ a b c │ tx d │ e f │
 
-Neighbours of one epoch that every consumer takes are joined; the others stay. A reader finds the
-same messages behind an id before and after, so it may go on from one to the other; it leaves out messages that it
-has shown. A former leader may still look for the outcome of its append, and the cell of that append may be joined
-with others by now. So the head says *packed*, and no append to a packed page is answered as never stored.
+It joins neighbours of one epoch that are visible to every consumer; the other entries stay. Behind each id a
+reader finds the same messages before and after packing. So a reader may go on in the packed page, and leaves out
+messages that it has shown. A former leader may still try to resolve its append, but the cell of that append may
+be joined with others. So the head says *packed*, and an append to a packed page never has the outcome "never
+stored".
 
-Only where the table is alone: elsewhere the cells that go would be markers, which cost readers as much.
+A hold packs only where no other process uses the table. On other stores each deleted cell leaves a marker, and
+readers pay as much for markers as for cells.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from broker.storage.page_entries import joined
 from broker.storage.resolve import Resolver, Tokens
 
 SMALL_BYTES: Final = 1024
-"""A page is worth packing if its entries are smaller than so many bytes, each with each."""
+"""A page is worth packing if its entries have fewer bytes than this on average."""
 CELLS_AT_ONCE: Final = 128
-"""So many are decoded before others have their turn."""
+"""How many cells are decoded before other tasks may run."""
 CELLS_MAX: Final = 0xFFFF
 
 
 def is_worth_it(head: Head, cells_min: int) -> bool:
-    """True if a sealed page has so many entries, and so small ones, that packing pays."""
+    """True if a sealed page has enough entries, and small enough ones, to be packed."""
     return cells_min <= head.cells < CELLS_MAX and head.size < SMALL_BYTES * head.cells
 
 
@@ -45,7 +47,7 @@ class Packed:
     """The cells that packing puts and deletes. It takes the cells of a page in order."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without cells."""
         self.puts: dict[bytes, bytes] = {}
         self.deletes: list[bytes] = []
         self.saved_bytes = 0
@@ -66,7 +68,7 @@ class Packed:
             self._bytes += entry.content_bytes
 
     def end(self) -> None:
-        """Join what was gathered."""
+        """Join the entries taken since the last join."""
         run, self._run, self._bytes = self._run, [], 0
         if len(run) < 2:
             return
@@ -77,19 +79,19 @@ class Packed:
 
 
 def packed_of(run: Sequence[Entry]) -> Entry:
-    """Return plain entries of one epoch that follow each other as one, with their marks."""
+    """Return consecutive plain entries of one epoch as one entry, with their marks."""
     one = joined(run)
     one.marks = tuple(mark for entry in run for mark in entry.marks)
     return one
 
 
 async def pack(resolver: Resolver, tokens: Tokens, log: LogId, page: bytes) -> bool:
-    """Pack a sealed page; False if there is nothing to join, or the page was changed meanwhile.
+    """Pack a sealed page; False if no entries can be joined, or the page was changed meanwhile.
 
     Raises:
         Unavailable, StorageFull: nothing was done.
-        OutcomeUnknown: it may be done; nothing depends on that.
-        StorageCorrupt: an entry can't be read; nothing was done.
+        OutcomeUnknown: it may be done; the caller need not know.
+        StorageCorrupt: an entry can't be decoded; nothing was done.
     """
     space, row = space_of(log), page_key(log, page)
     cell = await resolver.head(space, row)

@@ -1,7 +1,7 @@
-"""What is wrong with one page: its cells against its head, and its head against the page before.
+"""Checking one page: its cells against its head, and its head against the page before.
 
-Pure: cells are given in the order of their columns. A page that is written to meanwhile is judged as its
-head was read; entries above the head's pointer came later, and are left out.
+This module does no I/O: the caller gives the cells in the order of their columns. If a node writes to the page
+meanwhile, the head as read decides: entries above its pointer came later, and are left out.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from broker.wire import attributes
 from broker.wire.varint import Malformed
 
 CELLS_COUNTED: Final = 0xFFFF
-"""A head counts no further."""
+"""The highest count of cells that a head can hold."""
 SLACK_MS: Final = 60_000
-"""How far the clock of this check may be behind the clock of the sweeper."""
+"""How far this node's clock may be behind the clock of the sweeper."""
 
 
 def name_of(log: LogId) -> str:
@@ -54,7 +54,7 @@ class Sums(NamedTuple):
 
 
 def links(log: LogId, before: CheckedPage | None, page: CheckedPage) -> Iterator[StoreProblem]:
-    """Yield what does not fit between a page and the one before (None: it is the first one there is)."""
+    """Yield the problems between a page and the one before (None: there is no page before it)."""
     key, head = page
     name = page_name(log, key)
     if before is None:
@@ -76,11 +76,11 @@ def links(log: LogId, before: CheckedPage | None, page: CheckedPage) -> Iterator
             name, "no page leads to it", f"next of the one before is {former.next.hex()}"
         )
     if head.prev != before.key:
-        yield StoreProblem(name, "prev is not the page before", f"it is {head.prev.hex()}")
+        yield StoreProblem(name, "its prev is not the page before it", f"it is {head.prev.hex()}")
     for what in ("epoch", "pointer", "total", "bytes"):
         if getattr(head, what) < getattr(former, what):
             seen = f"from {_text(getattr(former, what))} to {_text(getattr(head, what))}"
-            yield StoreProblem(name, f"{what} falls", seen)
+            yield StoreProblem(name, f"its {what} is lower than in the page before", seen)
 
 
 def _text(value: int | bytes) -> str:
@@ -88,12 +88,12 @@ def _text(value: int | bytes) -> str:
 
 
 class PageCheck:
-    """One page that is not gone: take its cells in order, then ``end``."""
+    """The check of one page that is not gone: call ``take`` with each cell in order, then ``end``."""
 
     def __init__(
         self, log: LogId, page: CheckedPage, before: Sums | None, now_ms: int, *, may_grow: bool
     ) -> None:
-        """Begin. ``before`` are the sums up to the page; None: they are not known."""
+        """Begin. ``before`` has the sums up to the page; None: they are not known."""
         self.problems: list[StoreProblem] = []
         self.marks: list[Mark] = []
         self.references: list[Entry] = []
@@ -108,19 +108,19 @@ class PageCheck:
         self._entry: Entry | None = None
         self._column = b""
         self._payload_bytes = self._size = self._epoch = 0
-        self._has_stub = self._misses = False
+        self._has_stub = self._has_unreadable = False
         self._first_end_ms = NO_END
 
     def wrong(self, what: str, seen: str = "", at: RowId | None = None) -> None:
-        """Note something that is wrong with the page, or with its entry that ends at ``at``."""
+        """Add a problem of the page, or of its entry that ends at ``at``."""
         where = self._name if at is None else f"{self._name}, entry {at.hex()}"
         self.problems.append(StoreProblem(where, what, seen))
 
     def take(self, column: bytes, value: bytes) -> None:
-        """Look at a cell."""
+        """Check a cell."""
         self.bytes += len(column) + len(value)
         if not column.startswith(b"e") or len(column) < len(column_from(ROW_ID_MIN)) + 1:
-            self.wrong(f"no cell is called {column.hex()}")
+            self.wrong(f"there is no column {column.hex()}")
             return
         last = last_of(column)
         if self._may_grow and last > self._head.pointer:
@@ -131,7 +131,7 @@ class PageCheck:
             else:
                 self._take_entry(column, entries.decode(value), last)
         except (StorageCorrupt, ValueError) as error:
-            self._misses = True
+            self._has_unreadable = True
             self._last = last
             self.entries += not is_rolled_column(column)
             self.wrong(str(error), at=last)
@@ -139,63 +139,69 @@ class PageCheck:
     def _take_rolled(self, column: bytes, value: bytes, last: RowId) -> None:
         ranges = entries.decode_rolled(value)
         if column[:-1] != self._column:
-            self.wrong("a rollback of an entry that is not there", at=last)
+            self.wrong("a rollback cell without its entry", at=last)
         elif self._entry is not None:
             self._entry.rolled = ranges
         if any(first > end for first, end in ranges):
-            self.wrong("a rollback of no ids", at=last)
+            self.wrong("a rollback from a higher to a lower id", at=last)
 
     def _take_entry(self, column: bytes, entry: Entry, last: RowId) -> None:
         head, former = self._head, self._last
         self._column, self._entry = column, entry
         self.entries += 1
         if column != entry.column:
-            self.wrong("its column tells of another entry", at=last)
+            self.wrong("its column is that of another entry", at=last)
         if entry.first > entry.last or entry.first < self._page or entry.last > head.pointer:
-            self.wrong("its ids are not of this page", entry.first.hex(), at=last)
+            self.wrong("its ids do not belong to this page", entry.first.hex(), at=last)
         if former is not None and entry.first <= former:
-            self.wrong("it begins before the one before ends", entry.first.hex(), at=last)
+            self.wrong("it overlaps the entry before it", entry.first.hex(), at=last)
         if not self._epoch <= entry.epoch <= head.epoch:
-            self.wrong("its epoch is not between those around it", str(entry.epoch), at=last)
+            self.wrong(
+                "its epoch is lower than before it, or higher than the head's",
+                str(entry.epoch),
+                at=last,
+            )
         if bool(entry.flags & STORED) != (self._log.number is not None):
-            self.wrong("it belongs into another kind of log", at=last)
+            self.wrong("it belongs to another kind of log", at=last)
         self._last, self._epoch = last, max(self._epoch, entry.epoch)
         self.marks += entry.marks
-        self._look_at_life(entry)
+        self._check_life(entry)
         if entry.is_stub:
             self._has_stub = True
         else:
-            self._look_at_items(entry)
+            self._check_items(entry)
 
-    def _look_at_life(self, entry: Entry) -> None:
+    def _check_life(self, entry: Entry) -> None:
         if entry.lifetime_ms is None:
             if entry.is_stub:
-                self.wrong("its messages are gone, and it had no lifetime", at=entry.last)
+                self.wrong("it is a stub, but it has no lifetime", at=entry.last)
             return
         ends_ms = timestamp_of(entry.last) + entry.lifetime_ms
         if not entry.is_stub:
             self._first_end_ms = min(self._first_end_ms, ends_ms)
         elif ends_ms > self._now_ms + SLACK_MS:
-            self.wrong("its messages are gone before their lifetime ended", at=entry.last)
+            self.wrong("it is a stub, but its lifetime has not ended", at=entry.last)
 
-    def _look_at_items(self, entry: Entry) -> None:
+    def _check_items(self, entry: Entry) -> None:
         ids = entry.ids()
         rises = all(one < two for one, two in pairwise(ids))
         if not ids or not rises or (ids[0], ids[-1]) != (entry.first, entry.last):
-            self.wrong("its messages have other ids than it says", at=entry.last)
-        self._look_at_attributes(entry)
+            self.wrong(
+                "the ids of its messages do not rise from its first to its last id", at=entry.last
+            )
+        self._check_attributes(entry)
         self._size += entry.stored_bytes
         if entry.is_reference:
             self.references.append(entry)
             if len(entry.payload(0)) != len(entries.encode_count(0)):
-                self._misses = True
-                self.wrong("it does not tell how many messages it stands for", at=entry.last)
+                self._has_unreadable = True
+                self.wrong("it does not hold how many messages it stands for", at=entry.last)
                 return
         else:
             self._payload_bytes += entry.payload_bytes()
         self.messages += messages_of(entry)
 
-    def _look_at_attributes(self, entry: Entry) -> None:
+    def _check_attributes(self, entry: Entry) -> None:
         places = [-1]
         for place, each in unpack(entry.attributed):
             places.append(place)
@@ -207,7 +213,7 @@ class PageCheck:
             self.wrong("it has attributes of messages that are not in it", at=entry.last)
 
     def end(self) -> None:
-        """Look at what the head says of all cells together."""
+        """Check the head against all cells together."""
         head = self._head
         last = row_before(self._page) if self._last is None else self._last
         if last != head.pointer:
@@ -215,21 +221,19 @@ class PageCheck:
                 "its last entry is not at the pointer", f"{last.hex()}, {head.pointer.hex()}"
             )
         if head.cells < CELLS_COUNTED and head.cells != self.entries:
-            self.wrong(
-                "it has not as many entries as its head says", f"{self.entries}, {head.cells}"
-            )
+            self.wrong("its head has another number of entries", f"{self.entries}, {head.cells}")
         if self._first_end_ms < head.first_end_ms:
-            self.wrong("a lifetime ends before its head says so")
-        if self._misses:
+            self.wrong("a lifetime ends earlier than its head says")
+        if self._has_unreadable:
             return
         if not self._has_stub and head.cells < CELLS_COUNTED and self._size != head.size:
-            self.wrong("it has not as many bytes as its head says", f"{self._size}, {head.size}")
+            self.wrong("its head has another number of bytes", f"{self._size}, {head.size}")
         if self._before is None:
             return
-        self._look_at_sum("messages", self.messages, head.total - self._before.total)
-        self._look_at_sum("bytes of payloads", self._payload_bytes, head.bytes - self._before.bytes)
+        self._check_sum("messages", self.messages, head.total - self._before.total)
+        self._check_sum("bytes of payloads", self._payload_bytes, head.bytes - self._before.bytes)
 
-    def _look_at_sum(self, what: str, found: int, told: int) -> None:
-        """Compare a sum with what the heads tell. A stub does not tell what went."""
+    def _check_sum(self, what: str, found: int, told: int) -> None:
+        """Compare a sum with the difference of the heads. With a stub it may be lower: messages are gone."""
         if found > told or (found < told and not self._has_stub):
-            self.wrong(f"it has not as many {what} as its head says", f"{found}, {told}")
+            self.wrong(f"its head has another number of {what}", f"{found}, {told}")

@@ -1,4 +1,4 @@
-"""What is wrong with the payload logs of a topic, and with the references to them."""
+"""Checking the payload logs of a topic, and the references to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRIES = 3
 
 
 class PayloadsCheck:
-    """All payload logs of one generation of a topic; what is found goes into the topic's report."""
+    """The check of all payload logs of one generation of a topic. It adds to the topic's report."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PayloadsCheck:
         report: CheckReport,
         ttl_ms: int | None,
     ) -> None:
-        """Begin; ``ttl_ms`` is how long the topic's messages live, if that is known."""
+        """Begin; ``ttl_ms`` is how long the topic's messages live, None if that is not known."""
         self._reading = reading
         self._resolver = reading.logs.resolver
         self._topic = topic
@@ -51,10 +51,10 @@ class PayloadsCheck:
         self._report = report
         self._ttl_ms = ttl_ms
         self._epoch = 0
-        """Of the topic's tail, as it was read last."""
+        """The epoch of the topic's tail, as it was read last."""
 
     async def refer(self, entry: Entry) -> None:
-        """Look at the payload log of a reference that is in the topic."""
+        """Check the payload log of a reference in the topic."""
         log = self._topic._replace(number=entry.number)
         name = f"{name_of(self._topic)}, reference {entry.first.hex()}"
 
@@ -84,12 +84,12 @@ class PayloadsCheck:
     def _wrong(self, log: LogId, what: str, seen: str = "") -> None:
         self._report.problem(StoreProblem(name_of(log), what, seen))
 
-    def _told(self) -> CheckOptions:
+    def _options(self) -> CheckOptions:
         before = self._report.bytes
         return self._reading._replace(told=lambda more: self._reading.told(before + more))
 
     async def run(self, epoch: int) -> None:
-        """Look at all payload logs; ``epoch`` is that of the topic's tail."""
+        """Check all payload logs; ``epoch`` is the epoch of the topic's tail."""
         topic, self._epoch = self._topic, epoch
         low = side_prefix(topic, ROOT)
         async for row, cell in walk.rows(self._resolver, Space.PAYLOADS, low, low + walk.KEY_END):
@@ -102,11 +102,11 @@ class PayloadsCheck:
             except (StorageCorrupt, ValueError) as error:
                 self._wrong(log, str(error))
                 continue
-            await self._look_at_payload_log(log, root)
-        await self._look_for_rootless(topic)
+            await self._check_payload_log(log, root)
+        await self._check_rootless(topic)
 
-    async def _look_at_payload_log(self, log: LogId, root: Root | None) -> None:
-        """Look at one payload log; again, if its root says another thing meanwhile."""
+    async def _check_payload_log(self, log: LogId, root: Root | None) -> None:
+        """Check one payload log; repeat it if the state of its root changed meanwhile."""
         report = CheckReport()
         for _ in range(TRIES):
             report = CheckReport()
@@ -116,20 +116,22 @@ class PayloadsCheck:
                 report.ignorable += 1
                 break
             if root.state not in {RootState.OPEN, RootState.SEALED, RootState.PUBLISHED}:
-                report.problem(StoreProblem(name_of(log), "its root is none of a payload log"))
+                report.problem(
+                    StoreProblem(name_of(log), "its root is not the root of a payload log")
+                )
                 break
-            chain = ChainCheck(self._told(), log, root)
+            chain = ChainCheck(self._options(), log, root)
             await chain.run()
             report.add(chain.report)
-            await self._look_at_epoch(log, chain, report)
+            await self._check_epoch(log, chain, report)
             if root.state is RootState.PUBLISHED and self._is_live:
-                await self._look_at_published(log, root, report)
+                await self._check_published(log, root, report)
             was, root = root.state, await self._reading.root(log)
             if not report.wrong or (root is not None and root.state is was):
                 break
         self._report.add(report)
 
-    async def _look_at_epoch(self, log: LogId, chain: ChainCheck, report: CheckReport) -> None:
+    async def _check_epoch(self, log: LogId, chain: ChainCheck, report: CheckReport) -> None:
         if chain.tail is None or chain.tail.head.epoch <= self._epoch:
             return
         topic = self._topic
@@ -139,7 +141,7 @@ class PayloadsCheck:
             seen = f"{chain.tail.head.epoch}, {self._epoch}"
             report.problem(StoreProblem(name_of(log), "it has a higher epoch than its topic", seen))
 
-    async def _look_at_published(self, log: LogId, root: Root, report: CheckReport) -> None:
+    async def _check_published(self, log: LogId, root: Root, report: CheckReport) -> None:
         topic = self._topic
         name = name_of(log)
 
@@ -152,7 +154,7 @@ class PayloadsCheck:
             page = await self._reading.logs.page_at(topic, root.reference, now)
             entry = None if page is None else await self._entry_at(topic, page[0], root.reference)
             if entry is None or entry.first != root.reference or entry.number != log.number:
-                return [StoreProblem(name, "its reference is not there", root.reference.hex())]
+                return [StoreProblem(name, "its reference is missing", root.reference.hex())]
             return []
 
         for problem in await self._reading.settled(name, look, self._report.wrong):
@@ -174,8 +176,8 @@ class PayloadsCheck:
                 return entries.decode(value)
         return None
 
-    async def _look_for_rootless(self, topic: LogId) -> None:
-        """Look for pages of payload logs that have no root: before a first store there may be an empty one."""
+    async def _check_rootless(self, topic: LogId) -> None:
+        """Report pages of payload logs without a root. One empty page is right: ``take`` makes it before the root."""
         low, end = log_prefix(topic), log_prefix(topic) + walk.KEY_END
         while True:
             found = await self._resolver.read(
@@ -188,7 +190,7 @@ class PayloadsCheck:
             [(row, _)] = found
             rest = row[len(topic_prefix(topic.topic)) :]
             if len(rest) != 4 + 8 + ROW_ID_BYTES:
-                self._wrong(topic, "a row that is none of ours", row.hex())
+                self._wrong(topic, "a row with an unknown key", row.hex())
                 low = row + b"\0"
                 continue
             log = log_of_row(topic.topic, rest[:-ROW_ID_BYTES], has_number=True)
@@ -203,12 +205,12 @@ class PayloadsCheck:
             return []
         head = heads.decode(cell.value)
         if head.total or head.cells:
-            return [StoreProblem(name_of(log), "it has messages and no root", str(head.total))]
+            return [StoreProblem(name_of(log), "it has messages but no root", str(head.total))]
         return []
 
 
 def _misfits(name: str, entry: Entry, stored: Root, tail: Head | None) -> Iterator[StoreProblem]:
-    """Yield what of a payload log does not fit the reference to it."""
+    """Yield the problems between a reference and its payload log."""
     if stored.state is RootState.OPEN:
         yield StoreProblem(name, "its payload log is not closed", str(entry.number))
     if stored.state is RootState.PUBLISHED and stored.reference != entry.first:
@@ -216,4 +218,4 @@ def _misfits(name: str, entry: Entry, stored: Root, tail: Head | None) -> Iterat
     total = 0 if tail is None else tail.total
     if messages_of(entry) != total:
         seen = f"{messages_of(entry)}, {total}"
-        yield StoreProblem(name, "its payload log has not as many messages", seen)
+        yield StoreProblem(name, "its payload log has another number of messages", seen)

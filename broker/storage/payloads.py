@@ -1,12 +1,13 @@
-"""Payload logs: what a transaction stores, to be shown by a reference in its topic (rule 12).
+"""Payload logs: the messages that a transaction stores, shown later by a reference in its topic (rule 12).
 
-A payload log is a chain of pages like a topic's, under the *topic leader's* epoch. Its root tells its life::
+A payload log is a chain of pages like a topic's, under the *topic leader's* epoch. Its root has the states::
 
     open ──close the tail──▶ sealed(at) ──append the reference──▶ published(reference) ──▶ dropped
 
-It is closed before the reference is appended, so that a reader of the reference sees a log to which nothing
-is added. ``at`` is the topic's pointer of then: a leader that finds *sealed* looks for the reference behind it.
-*Dropped* comes before the pages go; root and heads go after a margin, when nothing of the log is under way.
+The leader closes the log before it appends the reference. So when a reader sees the reference, the log is
+complete. ``at`` is the topic's pointer at the closing: a leader that finds the root *sealed* looks for the
+reference behind that id. The leader marks the root *dropped* before it removes the pages. It removes root and heads
+after a margin, when no request for the log can be in flight.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ROOTS_AT_ONCE = 500
 
 
 class LogClosed(Exception):
-    """A payload log takes nothing more; ``root`` is its root as it was read."""
+    """A payload log takes no more messages; ``root`` is its root as it was read."""
 
     def __init__(self, root: Root) -> None:
         """Keep the root."""
@@ -48,7 +49,7 @@ class LogClosed(Exception):
 
 
 class Sealed(NamedTuple):
-    """A closed payload log. ``was_open``: this call closed it, so no reference to it exists."""
+    """A closed payload log. If ``was_open``, this call closed it, so no reference to it exists."""
 
     root: Root
     tail: Head | None
@@ -56,10 +57,10 @@ class Sealed(NamedTuple):
 
 
 class PayloadLogs:
-    """The payload logs of a store, led by the holders of their topics."""
+    """The payload logs of a store. The holder of a topic's log also writes the topic's payload logs."""
 
     def __init__(self, logs: Logs, owner: str) -> None:
-        """Lead them as ``owner``."""
+        """Write payload logs as ``owner``."""
         self._logs = logs
         self._resolver = logs.resolver
         self._owner = owner
@@ -69,7 +70,7 @@ class PayloadLogs:
 
         Raises:
             LogClosed: it is sealed, published or dropped.
-            Fenced: another leads the topic.
+            Fenced: another node leads the topic.
             Unavailable, OutcomeUnknown: see Logs.claim.
         """
         log = _log_of(topic, number)
@@ -92,10 +93,10 @@ class PayloadLogs:
         return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
 
     async def seal(self, topic: LogHold, number: int) -> Sealed:
-        """Close a payload log, also one to which nothing was stored; say so in its root.
+        """Close a payload log, even an empty one, and mark its root as sealed.
 
         Raises:
-            Fenced: another leads the topic.
+            Fenced: another node leads the topic.
             Unavailable, OutcomeUnknown: see Logs.claim.
         """
         log = _log_of(topic, number)
@@ -122,7 +123,7 @@ class PayloadLogs:
         return await self._resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
 
     async def mark_published(self, topic: LogHold, number: int, reference: RowId) -> None:
-        """Note the id of the committed reference; without the note a publish looks for it."""
+        """Note the id of the committed reference in the root. Without it a publish searches the reference."""
         await self._replace_root(
             _log_of(topic, number),
             {RootState.SEALED},
@@ -131,10 +132,10 @@ class PayloadLogs:
         )
 
     async def drop(self, topic: LogHold, number: int, now_ms: int) -> None:
-        """Declare that a payload log's pages may go; ``empty`` does nothing until it is so.
+        """Mark a payload log as dropped, so that ``empty`` may remove its pages.
 
         Raises:
-            Unavailable, OutcomeUnknown: declare it again.
+            Unavailable, OutcomeUnknown: call it again.
         """
         every = {RootState.OPEN, RootState.SEALED, RootState.PUBLISHED}
         await self._replace_root(
@@ -148,24 +149,24 @@ class PayloadLogs:
         new = root._replace(token=self._resolver.tokens().fresh(), **fields)  # type: ignore[arg-type]
         await self._change_root(log, value, new)
 
-    # Looking.
+    # Reading.
 
     async def root(self, log: LogId) -> Root | None:
         """Return a payload log's root as stored now. Raises Unavailable."""
         return (await self._root(log))[0]
 
     async def is_void(self, log: LogId) -> bool:
-        """True if what was stored to a payload log was certainly never shown, and never will be.
+        """True if no consumer has seen, or will ever see, the messages of a payload log.
 
-        So it is if its topic is deleted and its root, read after that is known, says *open*: that changes
-        before a reference is appended, and none can be any more.
+        That is certain if its topic is deleted, and its root, read after that, is *open*. The leader seals
+        the root before it appends a reference, and to a deleted topic no reference can be appended.
 
         Raises:
             Unavailable: storage does not answer.
         """
         topic, _, tail = await self._logs.look(log.topic)
         if topic is None or topic.generation < log.generation:
-            return False  # From before.
+            return False  # A stale read.
         is_deleted = topic.generation > log.generation or topic.state is RootState.DELETED
         if not (is_deleted or (tail is not None and tail.is_closed)):
             return False
@@ -173,12 +174,12 @@ class PayloadLogs:
         return root is not None and root.state is RootState.OPEN
 
     async def tail(self, log: LogId, root: Root) -> Head | None:
-        """Return the head of a payload log's last page; None: it has none, or it has gone."""
+        """Return the head of a payload log's last page; None: it has no page, or the page is gone."""
         found = await self._logs.find_tail(log, root)
         return None if found is None else found.head
 
     async def find_mark(self, log: LogId, root: Root, kind: int, key: bytes) -> Mark | None:
-        """Return the mark of a key in a closed payload log, by its index or by the entries above that.
+        """Return the mark of a key in a closed payload log, from its row or from entries without rows.
 
         Raises:
             Unavailable: storage does not answer.
@@ -199,7 +200,7 @@ class PayloadLogs:
     ) -> list[tuple[LogId, Root]]:
         """Return payload logs with numbers in ``(after, through]`` with their roots, at most ROOTS_AT_ONCE.
 
-        The two numbers have the same sign: stages lie behind all transactions.
+        The two numbers have the same sign, because stages lie behind all transactions.
         """
         found = await self._root_cells(topic, generation, through, after)
         return [(payload_log_of_root(topic, row), roots.decode(cell.value)) for row, cell in found]
@@ -228,7 +229,7 @@ class PayloadLogs:
     # Removing.
 
     async def empty(self, log: LogId) -> int:
-        """Remove the entries of a payload log whose root says dropped; return how many messages went."""
+        """Remove the entries of a payload log if it is dropped; return how many messages were removed."""
         root = await self.root(log)
         if root is None or root.state is not RootState.DROPPED:
             return 0
@@ -240,10 +241,10 @@ class PayloadLogs:
         return went
 
     async def forget(self, log: LogId) -> None:
-        """Remove every row of a payload log that was dropped a margin ago, or of a dead generation."""
+        """Remove every row of a payload log. It was dropped a margin ago, or its generation is deleted."""
         await forget_marks(self._resolver, log)
         rows = [page_key(log, page) for page, _ in await self._pages(log)]
-        # The root goes last: it is what says that pages may still be there.
+        # The root goes last: while it exists, the sweeper looks for pages.
         for some in (rows, [root_key(log)]):
             if some:
                 await self._resolver.read(
@@ -266,7 +267,7 @@ class PayloadLogs:
             low = (int.from_bytes(found[-1][0], "big") + 1).to_bytes(len(low), "big")
 
     async def of_generations(self, topic: TopicId, below: int) -> list[LogId]:
-        """Return payload logs of generations below one, at most ROOTS_AT_ONCE."""
+        """Return payload logs of generations below ``below``, at most ROOTS_AT_ONCE."""
         low, high = generation_roots(topic, 1), generation_roots(topic, below)
         if below <= 1:
             return []

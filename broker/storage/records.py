@@ -1,7 +1,7 @@
-"""Records: topics, cursors, pins, claims, settings. Small and few, each changed by compare-and-set.
+"""Records: topics, cursors, pins, claims, settings. They are small and few, and change by compare-and-set.
 
-A record's stored value is a nonce, the data and a checksum. The version that a compare-and-set names is the
-stored value itself, which no other write has: so a record that changed and changed back is another one.
+A record's stored value is a nonce, the data and a checksum. The whole stored value is the version that a
+compare-and-set expects. Each write has a new nonce, so a record that changed and changed back has a new version.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NONCE_BYTES: Final = 8
 ROWS_AT_ONCE: Final = 128
 ROWS_AT_FIRST: Final = 100
 BYTES_AT_ONCE: Final = 4 * 1024 * 1024
-"""A page has about so many bytes, if its records are as long as those of the page before."""
+"""The intended size of one page of a scan. It is estimated from the records of the page before."""
 
 
 class Record(NamedTuple):
-    """A record's value, the version that a compare-and-set names, and when the server wrote it (table.Cell)."""
+    """A record's value, its version for a compare-and-set, and when the server wrote it (see table.Cell)."""
 
     value: bytes
     version: bytes
@@ -39,24 +39,24 @@ class RecordStore(Protocol):
     async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
         """Put ``value`` if the record's version is ``expected`` (None: absent), durably.
 
-        Returns the new version, or None if the record is different from what was expected.
+        Returns the new version, or None if the record has another version.
 
         Raises:
             OutcomeUnknown: it may have been put.
         """
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove records, whatever they say: only such whose keys are never used again."""
+        """Remove records without comparing them. Their keys must never be used again."""
 
     async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
         """Return all records whose key begins with ``prefix``, in key order."""
 
     def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
-        """Yield the same records, a bounded number at a time."""
+        """Yield the records that ``scan_prefix`` returns, a bounded number at a time."""
 
 
 def random_nonce() -> bytes:
-    """Return what tells one write of a record from every other."""
+    """Return a random nonce: it makes each write of a record different from every other."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -76,7 +76,7 @@ class Records:
     async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
         """Put ``value`` if the record's version is ``expected`` (None: absent), durably.
 
-        Returns the new version, or None if the record is different from what was expected.
+        Returns the new version, or None if the record has another version.
 
         Raises:
             Unavailable: certainly not put.
@@ -87,10 +87,10 @@ class Records:
         return new if done else None
 
     async def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove records, whatever they say: only such whose keys are never used again.
+        """Remove records without comparing them. Their keys must never be used again.
 
         Raises:
-            Unavailable: they may be there, or not; removing them again is safe.
+            Unavailable: some may be removed; removing them again is safe.
         """
         await self._resolver.read(lambda: self._resolver.table.delete(Space.RECORDS, keys))
 
@@ -99,7 +99,7 @@ class Records:
         return [found async for page in self.pages(prefix) for found in page]
 
     async def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
-        """Yield the same records, ROWS_AT_ONCE or fewer at a time; of long ones fewer."""
+        """Yield the records that ``scan_prefix`` returns, at most ROWS_AT_ONCE at a time; fewer if long."""
         first, last = prefix, prefix_end(prefix) or b"\xff" * 512
         limit = min(ROWS_AT_FIRST, ROWS_AT_ONCE)
         while True:

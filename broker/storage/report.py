@@ -1,4 +1,4 @@
-"""What a check of a store found, and what it saw."""
+"""The report of a check of a store: problems and counts."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ PROBLEMS_MAX: Final = 1000
 
 
 class StoreProblem(NamedTuple):
-    """Something that is wrong: ``what`` is the same in every reading, ``seen`` may differ."""
+    """A problem in a store. ``what`` is the same in every read; ``seen``, the values read, may differ."""
 
     where: str
     what: str
     seen: str = ""
 
     def line(self) -> str:
-        """Return it as one line."""
+        """Return the problem as one line."""
         return f"{self.where}: {self.what}" + (f" ({self.seen})" if self.seen else "")
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check found. Without problems the store can be trusted."""
+    """The result of a check. A store without problems can be trusted."""
 
     topics: int = 0
     payload_logs: int = 0
     pages: int = 0
     entries: int = 0
     messages: int = 0
-    """Messages in entries that were read; those that were rolled back count too."""
+    """Messages in entries that were read, including rolled-back ones."""
     marks: int = 0
     records: int = 0
     ignorable: int = 0
-    """Rows that nothing reads any more, and that wait for a sweep or stay for ever: nothing is wrong with them."""
+    """Rows that no part of the broker reads any more. They wait for the sweeper or stay; they are no problem."""
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
-    """The first of them, PROBLEMS_MAX at most."""
+    """The first problems, at most PROBLEMS_MAX."""
     wrong: int = 0
-    """How many problems there are."""
+    """How many problems there are in all."""
 
     @property
     def is_sound(self) -> bool:
-        """True if nothing is wrong."""
+        """True if there is no problem."""
         return not self.wrong
 
     def problem(self, problem: StoreProblem) -> None:
-        """Note something that is wrong."""
+        """Add a problem."""
         self.wrong += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem.line())
 
     def add(self, other: CheckReport) -> None:
-        """Add what another check found."""
+        """Add the result of another check."""
         for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.problems += other.problems[: PROBLEMS_MAX - len(self.problems)]

@@ -1,8 +1,8 @@
-"""Changes whose outcome is found out: where a store did not say, a reading does (rule 2 of the design).
+"""Resolving the outcome of changes: if the store does not tell it, a read does (rule 2 of the design).
 
-A table says True, False or nothing. False and nothing are not yet outcomes: a change that was made may be
-told as False, one that was not may be made later. Each writer's head has a token that no other head has,
-so a reading decides. Without a decision before the deadline the outcome is OutcomeUnknown.
+A table answers True, False, or not at all. Only True is an outcome. After False the change may have been made
+nevertheless, and without an answer it may be made later. Each new head has a token that no other head has, so a
+read of the head decides. If no read decides before the deadline, the outcome is OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 def random_nonce() -> bytes:
-    """Return the part of a hold's tokens that no other hold has."""
+    """Return a random nonce: the part of a hold's tokens that no other hold has."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -45,12 +45,12 @@ class Tokens:
         return self._nonce + self._count.to_bytes(TOKEN_BYTES - NONCE_BYTES, "big")
 
     def is_mine(self, token: bytes) -> bool:
-        """True if a token is of this hold."""
+        """True if this hold made the token."""
         return token.startswith(self._nonce)
 
 
 class Pauses:
-    """Pauses that grow, up to a deadline."""
+    """Pauses between the tries of a call: they grow, up to a deadline."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         """Give a call ``seconds``."""
@@ -59,7 +59,7 @@ class Pauses:
         self._pause_s = 0.0
 
     async def next(self) -> bool:
-        """Wait a little longer than the last time, at first not at all; False past the deadline."""
+        """Wait longer than the last time; the first call does not wait. Return False past the deadline."""
         left_s = self._deadline - self._clock.monotonic()
         if left_s <= 0:
             return False
@@ -70,7 +70,7 @@ class Pauses:
 
 
 class Resolver:
-    """Calls of a table, repeated and resolved within ``call_s`` seconds each."""
+    """Calls to a table, each retried and resolved within ``call_s`` seconds."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Resolver:
         call_s: float = 20.0,
         nonce: Callable[[], bytes] = random_nonce,
     ) -> None:
-        """Ask ``table``. ``nonce`` makes tokens repeatable where a test needs that."""
+        """Call ``table``. Tests give a ``nonce`` to make tokens repeatable."""
         self.table = table
         self.clock = clock
         self.call_s = call_s
@@ -96,7 +96,7 @@ class Resolver:
         return Pauses(self.clock, self.call_s)
 
     async def read(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Repeat a reading until it is answered. Raises Unavailable: readings leave nothing behind."""
+        """Retry a read until the store answers. Raises Unavailable, as a failed read changes nothing."""
         pauses = None
         while True:
             try:
@@ -122,11 +122,11 @@ class Resolver:
         deletes: Sequence[bytes] = (),
         clear: bool = False,
     ) -> bool:
-        """Change a row whose new head has a fresh token; True if it is there, False if another is.
+        """Change a row to a head with a new token. Return True if it has that head, False if another.
 
         Raises:
             Unavailable: certainly not done.
-            OutcomeUnknown: neither could be found out in time.
+            OutcomeUnknown: no read decided in time.
         """
         cells = {HEAD: new} if puts is None else {HEAD: new, **puts}
 
@@ -141,15 +141,15 @@ class Resolver:
             lambda: self.table.change(space, row, expected, cells, deletes, clear=clear), look
         )
         if verdict is ChangeVerdict.UNKNOWN:
-            raise OutcomeUnknown("Whether a change was stored can't be found out in time.")
+            raise OutcomeUnknown("The broker can't find out in time whether a change was stored.")
         return verdict is ChangeVerdict.APPLIED
 
     async def append(
         self, space: Space, row: bytes, old: Head, new: Head, cells: Mapping[bytes, bytes]
     ) -> ChangeVerdict:
-        """Make a leader's change of its own page; APPLIED, LOST, NEVER or UNKNOWN.
+        """Make a leader's change of its own page. Return APPLIED, LOST, NEVER or UNKNOWN.
 
-        ``cells`` are the entries; the last one decides, with the head.
+        ``cells`` are the entries. To resolve the outcome it reads the head and the last entry.
 
         Raises:
             Unavailable: certainly not done; the leader may go on.
@@ -172,7 +172,7 @@ class Resolver:
     async def _settled(
         self, change: Callable[[], Awaitable[bool]], look: Callable[[], Awaitable[ChangeVerdict]]
     ) -> ChangeVerdict:
-        """Make a change until a reading tells what became of it, or the time is over (UNKNOWN)."""
+        """Send a change, and retry it, until a read shows its outcome or the time is over (UNKNOWN)."""
         pauses = self.pauses()
         doubt = False
         while True:
@@ -194,9 +194,9 @@ class Resolver:
 
     @staticmethod
     async def _sent(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool | None:
-        """Send a change; True if it is made, None without an answer.
+        """Send a change once. Return the table's answer, or None if there is none.
 
-        A change that was sent before may be made, whatever this says.
+        False and None prove nothing about an earlier send of the same change.
 
         Raises:
             Unavailable: it was not sent, now or before.
@@ -222,9 +222,10 @@ class Resolver:
 
 
 def epoch_of(there: bytes, mine: bytes, epoch: int) -> int | None:
-    """Return the epoch of an entry that is in a change's place; None: it is of this epoch, but another.
+    """Return the epoch of the entry ``there``, which has the column of the change's entry ``mine``.
 
-    Two holds on one payload log can have one epoch, their topic leader's, and give the same ids.
+    It is None if the entry has this epoch but differs from ``mine``: two holds on one payload log can have the
+    same epoch, their topic leader's, and give the same ids.
     """
     if there == mine:
         return epoch

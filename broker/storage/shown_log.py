@@ -1,4 +1,4 @@
-"""A log as it is stored, for people who look for what is wrong: root, heads and entries, nothing judged."""
+"""A log as it is stored, for people who search for a fault: root, heads and entries, also invisible ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CELLS_AT_ONCE: Final = 256
 
 
 class ShownPage(NamedTuple):
-    """A page's key and head, or what is wrong with the head."""
+    """A page's key, and its head or the reason why the head does not decode."""
 
     key: RowId
     head: Head | str
 
 
 class ShownEntry(NamedTuple):
-    """An entry with the page that it lies in, or what is wrong with it."""
+    """An entry, or the reason why it does not decode, with its page and column."""
 
     page: RowId
     column: bytes
@@ -44,7 +44,7 @@ class ShownLog(NamedTuple):
 
 
 async def shown(resolver: Resolver, log: LogId, *, pages_max: int, entries_max: int) -> ShownLog:
-    """Return a log as stored; generation 0 is the one that the topic's root has.
+    """Return a log as it is stored. Generation 0 means the generation in the topic's root.
 
     Raises:
         Unavailable: the store does not answer.
@@ -117,5 +117,5 @@ def _entry(value: bytes, rolled: bytes | None) -> Entry | str:
 
 
 def _below(column: bytes) -> bytes:
-    """Return a column below another one, and above all others that are."""
+    """Return the greatest possible column below another one."""
     return column[:-1] + bytes([column[-1] - 1]) + b"\xff" * 8 if column[-1] else column[:-1]

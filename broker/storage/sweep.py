@@ -1,8 +1,8 @@
 """Removing pages that may not be read any more: whole pages, on every store (rule 8).
 
-Below the floor, and in dead generations, a page's head turns to *gone* and its entries go with it in one
-change; the head stays, so that no late make of the page can succeed. Entries with a lifetime of their own
-are replaced by stubs, one change a page.
+Below the floor, and in deleted generations, one change marks a page's head as *gone* and removes its entries.
+The head stays, so that a late change that creates the page fails. Entries with a lifetime of their own are
+replaced by stubs, with one change for each page.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from broker.storage.root import RootState
 
 @dataclasses.dataclass(slots=True)
 class LifetimeEnds:
-    """When the lifetimes in a topic's pages end, as far as they were looked at."""
+    """When the lifetimes in a topic's pages end, for the pages that were checked."""
 
     generation: int
     looked_to: RowId = ROW_ID_MIN
-    """Pages below were sealed when they were looked at."""
+    """All pages below this key were sealed when they were checked."""
     pages: dict[RowId, int] = dataclasses.field(default_factory=dict)
-    """By page: when its first lifetime ends, ms since 1970."""
+    """For each page: when its first lifetime ends, ms since 1970."""
 
 
 async def raise_floor(hold: LogHold, bound: RowId) -> None:
     """Raise the floor to the page that has the first id at or above ``bound``.
 
-    A tail that lies below ``bound`` as a whole is sealed first, and the next page is the floor.
+    If the whole tail lies below ``bound``, it is sealed first, and the next page becomes the floor.
 
     Raises:
         BrokerError: see Hold.raise_floor.
@@ -42,14 +42,17 @@ async def raise_floor(hold: LogHold, bound: RowId) -> None:
     if bound <= hold.root.floor:
         return
     await hold.roll_expired(bound)
-    # Whatever was appended meanwhile: the floor is the page that can hold the bound, or the tail.
+    # The floor becomes the page that can hold the bound, or the tail; later appends don't change that.
     pages = await hold.chain(hold.root.floor, bound)
     if pages:
         await hold.raise_floor(pages[-1][0])
 
 
 async def clear_below_floor(resolver: Resolver, hold: LogHold, pages_max: int) -> tuple[int, bool]:
-    """Turn some pages below the floor to gone; return how many messages went, and whether more wait."""
+    """Clear some pages below the floor.
+
+    Returns how many messages were removed, and whether more pages are left to clear.
+    """
     page, floor = hold.root.gone, hold.root.floor
     went, before = 0, None
     for _ in range(pages_max):
@@ -66,9 +69,10 @@ async def clear_below_floor(resolver: Resolver, hold: LogHold, pages_max: int) -
 
 
 async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
-    """Remove the entries of a page that may not be read any more; return its head, and whether they were there.
+    """Remove the entries of a page that may not be read any more, and mark its head as gone.
 
-    The head stays, and says so: a page that is there can't be made.
+    Returns the head from before (None: there is no page), and whether this call removed the entries. The head
+    stays, because a page that exists can't be created again.
     """
     space, row = space_of(log), page_key(log, page)
     tokens, pauses = resolver.tokens(), resolver.pauses()
@@ -97,10 +101,10 @@ async def _total_before(
 async def clear_generation(
     resolver: Resolver, topic: TopicId, generation: int, after: RowId, pages_max: int
 ) -> tuple[int, RowId | None]:
-    """Clear pages of a dead generation from ``after`` on.
+    """Clear pages of a deleted generation from ``after`` on.
 
-    Returns how many messages went, and the page at which the next slice begins; None at the end. A
-    generation that lives, by its root, is left alone.
+    Returns how many messages were removed, and the page at which the next slice begins (None: it was the
+    last). If the root says that the generation lives, this is a no-op.
     """
     log = LogId(topic, generation)
     cell = await resolver.head(space_of(log), root_key(log))
@@ -123,7 +127,7 @@ async def clear_generation(
 
 
 async def look_for_ends(resolver: Resolver, hold: LogHold, known: LifetimeEnds) -> None:
-    """Look at pages that were not looked at since they were sealed, for lifetimes that end."""
+    """Note when lifetimes end, in the pages that were not checked since they were sealed."""
     del resolver  # The hold reads its own chain.
     floor = hold.root.floor
     for page in [page for page in known.pages if page < floor]:
@@ -141,7 +145,7 @@ def _note(known: LifetimeEnds, page: RowId, head: Head) -> None:
 
 
 async def end_lives(hold: LogHold, known: LifetimeEnds, before_ms: int) -> int:
-    """Replace entries by stubs in pages where a lifetime ended before a time; return in how many pages."""
+    """Replace entries whose lifetime ended before ``before_ms`` by stubs; return in how many pages."""
     due = sorted(page for page, end_ms in known.pages.items() if end_ms < before_ms)
     for page in due:
         next_ms = await hold.end_lives(page, before_ms)

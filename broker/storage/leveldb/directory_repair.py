@@ -211,7 +211,7 @@ def _strays(database: Database) -> Iterator[StoreProblem]:
     for first, last in _OTHER_KEYS:
         found, _ = database.pairs(first, last + b"\xff" * 32, pairs_max=1)
         for key, _ in found:
-            yield StoreProblem("LevelDB", "a key that is none of ours", key.hex())
+            yield StoreProblem("LevelDB", "an unknown key", key.hex())
     for space in (Space.MESSAGES, Space.PAYLOADS):
         yield from _without_record(database, space)
         yield from _without_head(database, space)
@@ -239,7 +239,7 @@ def _without_head(database: Database, space: Space) -> Iterator[StoreProblem]:
     while found := database.pairs(at, lead + b"\xff" * 80, pairs_max=1)[0]:
         row = row_of_cell(found[0][0])
         if row is None:
-            yield StoreProblem("LevelDB", "a key that is none of ours", found[0][0].hex())
+            yield StoreProblem("LevelDB", "an unknown key", found[0][0].hex())
             at = found[0][0] + b"\0"
             continue
         if database.get(head_key(space, row)) is None:

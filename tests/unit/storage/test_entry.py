@@ -313,7 +313,7 @@ def test_entries_come_with_what_was_rolled_back_of_them():
 
 def test_an_entry_in_anothers_column_is_noticed():
     one, two = (entries_of(1, [row_id(n, 0)], [b"x"])[0] for n in (1, 2))
-    with pytest.raises(StorageCorrupt, match="another one"):
+    with pytest.raises(StorageCorrupt, match="another last id"):
         list(entries_in([(one.column, encode(two))]))
 
 

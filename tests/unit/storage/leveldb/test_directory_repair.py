@@ -115,10 +115,10 @@ async def test_a_store_of_another_format_is_told_with_what_to_do(directory: Path
     ("key", "value", "wanted"),
     [
         (FORMAT_KEY, None, "the database has lost its format row"),
-        (b"zzz", b"?", "a key that is none of ours"),
-        (b"a", b"?", "a key that is none of ours"),
-        (b"f1", b"?", "a key that is none of ours"),
-        (b"M\0\0", b"?", "a key that is none of ours"),
+        (b"zzz", b"?", "an unknown key"),
+        (b"a", b"?", "an unknown key"),
+        (b"f1", b"?", "an unknown key"),
+        (b"M\0\0", b"?", "an unknown key"),
         (b"mxyz", b"?", "a row of no topic"),
         (
             head_key(Space.MESSAGES, b"no:record:" + bytes(14)),
