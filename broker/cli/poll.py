@@ -1,4 +1,4 @@
-"""``broker poll``, ``browse`` and ``stats``."""
+"""The commands ``broker poll``, ``broker browse`` and ``broker stats``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ from broker.model import MessageId, TopicId
 @topic_argument
 @span_options
 @limit_option
-@click.option("--wait", "wait_s", type=click.FloatRange(0, 60), help="Wait for a first message.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 60),
+    help="If there is no message, wait so many seconds for one.",
+)
 @layout_options
 @to_broker
 def poll(  # noqa: PLR0913 - One parameter per option.
@@ -78,8 +83,8 @@ def poll(  # noqa: PLR0913 - One parameter per option.
 @until_option
 @last_option
 @limit_option
-@click.option("--desc", "descending", is_flag=True, help="Newest first.")
-@click.option("--full", is_flag=True, help="Whole payloads, not only their first KiB.")
+@click.option("--desc", "descending", is_flag=True, help="Show the newest message first.")
+@click.option("--full", is_flag=True, help="Show whole payloads, not only their first KiB.")
 @format_option
 @to_broker
 def browse(  # noqa: PLR0913 - One parameter per option.
@@ -96,10 +101,10 @@ def browse(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Look at messages without consuming them, also at those that consumers may not see yet.
+    """Look at messages, also at uncommitted and rolled-back ones, which consumers don't see.
 
-    It shows a page of up to 100 messages, or as many as --limit says (10,000 at most), and where the next
-    one begins. With --format payloads are whole.
+    The command shows a page of up to 100 messages, or up to --limit (10,000 at most), and the place where the
+    next page begins. With --format it writes whole payloads.
 
     \b
     broker browse audit/logins --last 10
@@ -126,7 +131,7 @@ def browse(  # noqa: PLR0913 - One parameter per option.
 
 
 def _page(limit: int | None, last: int | None) -> int:
-    """Return how many messages a page has. Raises click.BadParameter."""
+    """Return the number of messages on a page. Raises click.BadParameter."""
     if limit is not None and limit > LAST_MAX:
         raise click.BadParameter(f"a page has at most {LAST_MAX:,} messages", param_hint="--limit")
     return min((number for number in (limit, last) if number is not None), default=100)
@@ -148,7 +153,7 @@ def _write_page(page: BrowsePage, layout: LineLayout | None, *, as_json: bool) -
 @topic_argument
 @to_broker
 def stats(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
-    """Show a topic's figures: messages, bytes, first and last, rates.
+    """Show a topic's figures: messages, bytes, first and last message, rates.
 
     \b
     broker stats audit/logins

@@ -1,4 +1,4 @@
-"""``broker publish``: messages from the command line, one from a file, or the lines of a file."""
+"""``broker publish``: publish arguments, a whole file as one message, or each line of a file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from broker.model import TopicId
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 1 << 20
 LONG_BYTES: Final = 1 << 20
-"""From this size on a file is worth a progress bar."""
+"""The size from which a file gets a progress bar."""
 
 MESSAGE_BYTES_MAX: Final = 1 << 28
-"""More is not read for one message: it is held in memory, and four times what a broker takes by default."""
+"""The limit of one message that is read from a file; it is held in memory. A broker's default limit is a quarter."""
 
 STDIN: Final = "-"
 
 
 class _Order(NamedTuple):
-    """What is published where, and how; ``key`` and ``headers`` are those of each message."""
+    """The topic and options of a publish; ``key`` and ``headers`` apply to each message."""
 
     topic: TopicId
     idempotency_key: str | None
@@ -42,28 +42,28 @@ class _Order(NamedTuple):
 
     @property
     def is_keyed(self) -> bool:
-        """Whether it may be repeated under an idempotency key."""
+        """Return whether the user gave an idempotency key."""
         return self.idempotency_key is not None
 
     def publish(
         self, client: SyncClient, payloads: list[bytes], part: int | None = None
     ) -> Published:
-        """Publish some messages as one request; ``part`` numbers it among the others. Raises BrokerError."""
-        once = self.idempotency_key
-        if once is not None and part is not None:
-            once = f"{once}-{part}"
+        """Publish messages as one request; ``part`` is its number if there are several. Raises BrokerError."""
+        idempotency_key = self.idempotency_key
+        if idempotency_key is not None and part is not None:
+            idempotency_key = f"{idempotency_key}-{part}"
         return client.publish(
             self.topic,
             payloads,
             key=self.key,
             headers=self.headers,
             ttl_s=self.ttl_s,
-            idempotency_key=once,
+            idempotency_key=idempotency_key,
         )
 
 
 def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Cut lines into requests, always in the same way, so that their keys come again."""
+    """Cut lines into requests. The same lines give the same requests, so their idempotency keys match."""
     batch: list[bytes] = []
     size = 0
     for line in lines:
@@ -79,7 +79,7 @@ def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[IO[bytes]]:
-    """Give a file, or standard input. Raises click.FileError."""
+    """Open a file, or standard input for ``-``. Raises click.FileError."""
     if name == STDIN:
         yield sys.stdin.buffer
         return
@@ -92,14 +92,14 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
 
 
 def _whole(name: str) -> bytes:
-    """Return all that is in a file, as one message. Raises click.FileError, OSError."""
+    """Return the contents of a file, as one message. Raises click.FileError, OSError."""
     with _opened(name) as file:
         payload = file.read(MESSAGE_BYTES_MAX + 1)
     if len(payload) > MESSAGE_BYTES_MAX:
         raise click.FileError(
             "standard input" if name == STDIN else name,
-            hint=f"a message may have {MESSAGE_BYTES_MAX:,} bytes; this has more. "
-            "To publish its lines, give --lines.",
+            hint=f"a message may have at most {MESSAGE_BYTES_MAX:,} bytes; this has more. "
+            "To publish each line as a message, give --lines.",
         )
     return payload
 
@@ -107,17 +107,18 @@ def _whole(name: str) -> bytes:
 def _publish_lines(
     client: SyncClient, order: _Order, file: IO[bytes], bar: Progress, tally: Tally
 ) -> None:
-    """Publish the lines of a file in order, and count them; tell how far it came."""
+    """Publish the lines of a file in order, count them, and show the progress."""
     task = bar.add_task("publishing", total=_size(file))
     for number, batch in enumerate(batches(file), start=1):
         try:
             published = order.publish(client, batch, part=number)
         except BrokerError as error:
             done, last = tally.messages, tally.messages + len(batch)
-            before = f"Lines 1 to {done:,} are published" if done else "None is published"
+            before = (
+                f"Lines 1 to {done:,} are published" if done else "No line was published before"
+            )
             error.message += (
-                f"\n{before}; "
-                f"of lines {done + 1:,} to {last:,} this is the outcome: {error.outcome}."
+                f"\n{before}; the outcome of lines {done + 1:,} to {last:,} is: {error.outcome}."
             )
             raise
         tally.add(published, len(batch), is_keyed=order.is_keyed)
@@ -125,12 +126,12 @@ def _publish_lines(
 
 
 def _size(file: IO[bytes]) -> int | None:
-    """Return the size of a file, None for standard input."""
+    """Return the size of a file; None for standard input."""
     return None if file is sys.stdin.buffer else Path(file.name).stat().st_size
 
 
 def _progress(file: IO[bytes]) -> Progress:
-    """Return a bar on standard error, shown only to people and only if it takes a while."""
+    """Return a progress bar on standard error; it is visible only at a terminal, for a large file or a pipe."""
     size = _size(file)
     shown = sys.stderr.isatty() and (size is None or size >= LONG_BYTES)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -144,14 +145,14 @@ def _progress(file: IO[bytes]) -> Progress:
 
 
 def _headers(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, bytes]:
-    """Read NAME=VALUE of each header. Raises click.BadParameter."""
+    """Read the headers, each NAME=VALUE. Raises click.BadParameter."""
     headers = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
         if name in headers:
-            raise click.BadParameter(f"{name!r} comes twice")
+            raise click.BadParameter(f"{name!r} is given twice")
         headers[name] = os.fsencode(value)
     return headers
 
@@ -161,30 +162,30 @@ def _key(_: click.Context, __: click.Parameter, text: str | None) -> bytes | Non
 
 
 class _PublishCommand(click.Command):
-    """Says how a message that looks like an option is published."""
+    """A command whose error about an unknown option explains ``--``, for messages that begin with ``-``."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            said = f"{error.format_message()} A message that begins with - stands behind --"
+            said = f"{error.format_message()} Write -- before a message that begins with -"
             raise click.UsageError(said, ctx) from error
 
 
 def _one_source(
     messages: tuple[str, ...], lines: str | None, file: str | None
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the words to publish, and the file to publish as one message. Raises click.UsageError."""
+    """Return the arguments to publish, and the file to publish as one message. Raises click.UsageError."""
     if sum((bool(messages), lines is not None, file is not None)) != 1:
         raise click.UsageError(
-            "Give either messages, or - for one from standard input, or --file FILE for one from a file, "
-            "or --lines FILE for one a line."
+            "Give one of: messages; - for one message from standard input; --file FILE for one message from a "
+            "file; --lines FILE for one message from each line."
         )
     if messages == (STDIN,):
         return (), STDIN
     if STDIN in messages:
-        raise click.UsageError("- reads one message from standard input, and stands alone.")
+        raise click.UsageError("- reads one message from standard input; give no other message.")
     return messages, file
 
 
@@ -202,14 +203,14 @@ def _one_source(
     metavar="NAME=VALUE",
     multiple=True,
     callback=_headers,
-    help="Give each message this header; may come several times.",
+    help="Give each message this header; may be repeated.",
 )
 @click.option(
     "--idempotency-key",
     metavar="KEY",
-    help="The same command with the same key, repeated, publishes once.",
+    help="Publish once, even if this command is repeated with the same KEY.",
 )
-@ttl_option("How long the messages live: seconds, or 30m, 12h, 1d, 2w.")
+@ttl_option("The lifetime of the messages: seconds, or 30m, 12h, 1d, 2w.")
 @to_broker
 def publish(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -225,11 +226,13 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Publish messages, a file, or every line of one; return when they are stored and synced.
+    """Publish messages, a file, or each line of a file; return when they are stored and synced.
 
-    It prints the ids of the messages, one a line; of a file's lines the first and the last, on standard error.
-    Messages given as words are one request: all are stored, or none. The lines of a file travel in
-    requests of up to 1000 lines or 1 MiB, in order; if one fails, it says which lines are published.
+    Messages that are arguments go in one request: all are stored, or none. The command prints their ids, one on
+    each line.
+
+    With --lines the command sends requests of up to 1000 lines or 1 MiB, in order. It prints the first and
+    the last id on standard error. If a request fails, the error says which lines are published.
 
     \b
     broker publish audit/logins 'alice logged in' 'bob logged in'
@@ -242,7 +245,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     order, tally = _Order(topic, idempotency_key, ttl_s, key, headers), Tally(topic)
     with ExitStack() as stack:
         if lines is None:
-            # As they were typed: words of a command line need not be text.
+            # The bytes as they were typed: an argument need not be text.
             payloads = (
                 [_whole(whole)] if whole is not None else [os.fsencode(each) for each in words]
             )

@@ -1,7 +1,8 @@
-"""What ``broker publish`` tells when it is done.
+"""The output of ``broker publish``.
 
-Standard output has the ids alone, one a line, so that a pipe can take them; of the lines of a file, which may be
-millions, it has nothing. What is told to people goes to standard error. With ``--json`` all of it is one object.
+Standard output has only the ids, one on each line, so that another program can read them. With ``--lines`` it
+has nothing, since a file may have millions of lines. Text for people goes to standard error. With ``--json``
+standard output has one object with everything.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from broker.model import MessageId, TopicId
 
 
 class Tally:
-    """What requests of one command published, in their order."""
+    """The messages that the requests of one command published, in order."""
 
     def __init__(self, topic: TopicId) -> None:
-        """Begin with nothing; ``topic`` is where to."""
+        """Start an empty tally of a topic."""
         self._name = f"{topic.namespace}/{topic.topic}"
         self._first: MessageId | None = None
         self._last: MessageId | None = None
         self.messages = 0
         self.already = 0
-        """How many of them were published before, under the same idempotency key."""
+        """The number of them that were published before, with the same idempotency key."""
 
     def add(self, published: Published, messages: int, *, is_keyed: bool) -> None:
-        """Count a request that was acknowledged. ``is_keyed``: it had an idempotency key of the caller's."""
+        """Count an acknowledged request; ``is_keyed`` if the user gave an idempotency key."""
         if not self.messages:
             self._first = published.first_id
         self._last = published.last_id
@@ -36,7 +37,7 @@ class Tally:
             self.already += messages
 
     def write(self, *, as_json: bool, ids: bool) -> None:
-        """Tell all; ``ids``: each message's id is wanted, of a single request."""
+        """Write the tally; with ``ids``, for a single request, also the id of each message."""
         told = self._ids() if ids else None
         if as_json:
             self._write_json(told)
@@ -67,9 +68,9 @@ class Tally:
         count = f"{self.messages:,} message" + ("" if self.messages == 1 else "s")
         said = f"published {count} to {self._name}"
         if self.already == self.messages > 0:
-            said = f"already published, under the same idempotency key: {count} to {self._name}"
+            said = f"already published with the same idempotency key: {count} to {self._name}"
         elif self.already:
-            said += f", {self.already:,} of them already before, under the same idempotency key"
+            said += f", {self.already:,} of them already before, with the same idempotency key"
         if self._first is None or self._last is None:
             return said
         first, last = self._first.hex(), self._last.hex()

@@ -1,4 +1,4 @@
-"""``broker tail``: messages as they come, written or handed to a program, and how far it has come."""
+"""``broker tail``: follow a topic; write each message or hand it to a program, and keep a cursor file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from broker.model import Message, MessageId, TopicId
 
 
 class _TailSink(NamedTuple):
-    """What happens to each message of a tail."""
+    """The handler of a tail's messages."""
 
     topic: TopicId
     command: list[str] | None
@@ -34,14 +34,14 @@ class _TailSink(NamedTuple):
         """Handle one message.
 
         Raises:
-            click.ClickException: CMD fails.
-            OSError: the reader of what is written is gone.
+            click.ClickException: the command fails.
+            OSError: the reader of the output is gone.
         """
         if self.command is not None:
             self._run(self.command, message)
             return
         write_message(message, self.layout)
-        sys.stdout.flush()  # What was only buffered counts as not handled.
+        sys.stdout.flush()  # A message that is only in the buffer is not handled yet.
 
     def _run(self, command: list[str], message: Message) -> None:
         known = {
@@ -58,38 +58,38 @@ class _TailSink(NamedTuple):
         if done.returncode:
             raise click.ClickException(
                 f"{command[0]} ended with {done.returncode} at message {message.id.hex()}; "
-                f"it will be the next one with --since {message.id.hex()}"
+                f"to continue with this message: --since {message.id.hex()}"
             )
 
 
 class _Bookmark(NamedTuple):
-    """The cursor file of a tail: what was read from it, and what is kept in it."""
+    """The cursor file of a tail: the log it belongs to, and the cursor found in it at the start."""
 
     file: Path
     log: cursorfile.CursorLog
     found: cursorfile.FileCursor | None
 
     def keep(self, message: Message) -> None:
-        """Note that a message was handled. Raises OSError."""
+        """Store that a message was handled. Raises OSError."""
         cursorfile.save(self.file, self.log, message.id)
 
 
 def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) -> _Bookmark:
-    """Read a cursor file. Raises click.ClickException if it is another topic's or broker's."""
+    """Read a cursor file. Raises click.ClickException if it belongs to another topic or broker."""
     name = f"{topic.namespace}/{topic.topic}"
     log = cursorfile.CursorLog(name, client.topic(topic).generation, client.settings.urls)
     found = cursorfile.load(file)
     if found is not None:
         cursorfile.check(file, found, log)
         if found.log is None and not as_json:
-            click.echo(f"{file} names no topic, and is taken for one of {name}", err=True)
+            click.echo(f"{file} names no topic; it is used for {name}", err=True)
     return _Bookmark(file, log, found)
 
 
 def _words(
     context: click.Context, option: click.Parameter, command: str | None
 ) -> list[str] | None:
-    """Return the words of a command line, None without one. Raises click.BadParameter."""
+    """Return a command line's words; None without a command line. Raises click.BadParameter."""
     try:
         return shlex.split(command) if command else None
     except ValueError as error:
@@ -97,13 +97,13 @@ def _words(
 
 
 def _follows(follow: bool | None, until: MessageId | int | None) -> bool:
-    """Return whether a tail waits for new messages: not if it has an end. Raises click.UsageError."""
+    """Return whether a tail waits for new messages; it does not with ``--until``. Raises click.UsageError."""
     if until is None:
         return follow is not False
     if follow:
-        raise click.UsageError("With --until a tail ends there: leave --follow out.")
+        raise click.UsageError("A tail with --until ends there: remove --follow.")
     if isinstance(until, int) and until > SystemClock().now_ms():
-        raise click.UsageError("--until is yet to come: leave it out to follow the topic.")
+        raise click.UsageError("--until is in the future: remove it to follow the topic.")
     return False
 
 
@@ -116,13 +116,11 @@ def _follows(follow: bool | None, until: MessageId | int | None) -> bool:
     help="Wait for new messages (the default without --until).",
 )
 @limit_option
-@click.option(
-    "--exec", "command", metavar="CMD", callback=_words, help="Run this for each message."
-)
+@click.option("--exec", "command", metavar="CMD", callback=_words, help="Run CMD for each message.")
 @click.option(
     "--cursor",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep the last handled message in this file, and go on after it next time.",
+    help="Store the id of the last handled message in this file, and continue after it next time.",
 )
 @layout_options
 @to_broker
@@ -143,13 +141,13 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Write a topic's messages, from the oldest on, then new ones as they come.
+    """Write a topic's messages, from the oldest on, then new messages as they arrive.
 
-    With --exec, CMD runs once per message, in order: the payload on its standard input, the id in
-    BROKER_MESSAGE_ID, the time in BROKER_MESSAGE_TIMESTAMP_MS, the topic in BROKER_TOPIC. If it fails,
-    the tail ends, and the message counts as not handled: it is the next one of the next run.
+    With --exec, CMD runs once per message, in order. It gets the payload on its standard input, the id in
+    BROKER_MESSAGE_ID, the time in BROKER_MESSAGE_TIMESTAMP_MS and the topic in BROKER_TOPIC. If CMD fails, the
+    tail ends. The message counts as not handled, so the next run with --cursor starts with it.
 
-    A cursor file comes before --since, --after and --last: these say where the first run starts.
+    If the cursor file exists, it overrides --since, --after and --last; these apply to the first run.
 
     \b
     broker tail audit/logins --since 1h
@@ -179,8 +177,8 @@ def _start(client: SyncClient, topic: TopicId, span: Span, mark: _Bookmark | Non
 def _messages(
     client: SyncClient, topic: TopicId, start: SpanStart, span: Span, options: TailOptions
 ) -> Iterator[Message]:
-    # A tail that follows waits for a broker that went away for as long as it takes; that there is one
-    # at this address is found out before.
+    # A tail that follows waits without limit for a broker that went away. So this poll checks first, within
+    # the deadline, that a broker answers at this address.
     client.poll(topic, start.place, inclusive=start.inclusive, limit=1)
     messages = client.tail(topic, start.place, inclusive=start.inclusive, options=options)
     return takewhile(lambda message: not span.ends_before(message), messages)

@@ -49,7 +49,7 @@ def namespaces(url: str, deadline_s: float, as_json: bool) -> None:
 
 @click.group()
 def topics() -> None:
-    """Create, see, change and delete topics.
+    """Create, show, change and delete topics.
 
     \b
     broker topics create audit/logins --ttl 1d
@@ -59,7 +59,7 @@ def topics() -> None:
 
 
 def _wanted(pairs: tuple[str, ...], ttl_s: int | None, *, any_property: bool) -> dict[str, str]:
-    """Return the properties that were named, with the ttl of its option. Raises click.UsageError."""
+    """Return the properties of the arguments and of ``--ttl``. Raises click.UsageError."""
     wanted = properties_of(pairs, any_property=any_property)
     if ttl_s is None:
         return wanted
@@ -71,8 +71,8 @@ def _wanted(pairs: tuple[str, ...], ttl_s: int | None, *, any_property: bool) ->
 @topics.command()
 @topic_argument
 @property_arguments
-@ttl_option("How long a message lives: seconds, or 30m, 12h, 1d, 2w.")
-@click.option("--keep", is_flag=True, help="Do nothing if there is such a topic.")
+@ttl_option("The lifetime of a message: seconds, or 30m, 12h, 1d, 2w.")
+@click.option("--keep", is_flag=True, help="If the topic exists, keep it as it is.")
 @to_broker
 def create(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -85,7 +85,7 @@ def create(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Create a topic, with properties if you like.
+    """Create a topic, with properties if you give some.
 
     \b
     broker topics create audit/logins
@@ -102,7 +102,7 @@ def create(  # noqa: PLR0913 - One parameter per option.
 @click.argument("namespace", required=False, shell_complete=_namespaces)
 @to_broker
 def list_(namespace: str | None, url: str, deadline_s: float, as_json: bool) -> None:
-    """List the topics of a namespace; of the context's, or of all, if none is named.
+    """List topics: of NAMESPACE, else of the context's namespace, else of all namespaces.
 
     \b
     broker topics list
@@ -143,8 +143,8 @@ def show(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
 @topics.command(name="set")
 @topic_argument
 @property_arguments
-@ttl_option("How long a message lives: seconds, or 30m, 12h, 1d, 2w.")
-@click.option("--replace", is_flag=True, help="Set only these; the others go back to defaults.")
+@ttl_option("The lifetime of a message: seconds, or 30m, 12h, 1d, 2w.")
+@click.option("--replace", is_flag=True, help="Reset all other properties to their defaults.")
 @to_broker
 def set_(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -157,10 +157,10 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Change properties of a topic; those that are not named stay as they are.
+    """Change properties of a topic; the other properties stay as they are.
 
-    The broker replaces all properties at once: a change that another user makes in the same moment
-    may be overwritten.
+    The command reads all properties and writes all of them back. So it may overwrite a change that another
+    user makes at the same time.
 
     \b
     broker topics set audit/logins --ttl 1d
@@ -168,10 +168,10 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     """  # noqa: D301
     changed = _wanted(properties, ttl_s, any_property=any_property)
     if not changed and not replace:
-        raise click.UsageError(f"Name what to change: --ttl, or {PROPERTY}")
+        raise click.UsageError(f"Name a property to change: --ttl, or {PROPERTY}")
     with connect(url, deadline_s) as client:
         kept = {} if replace else dict(client.topic(topic).properties)
-        for name in (GENERATION, PURGED):  # These are the broker's.
+        for name in (GENERATION, PURGED):  # Only the broker sets these.
             kept.pop(name, None)
         client.set_topic(topic, {**kept, **changed})
         if as_json:
@@ -180,7 +180,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
 
 @topics.command()
 @topic_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 @to_broker
 def delete(topic: TopicId, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
     """Delete a topic and all its messages.
@@ -189,7 +189,7 @@ def delete(topic: TopicId, yes: bool, url: str, deadline_s: float, as_json: bool
     broker topics delete audit/logins --yes
     """  # noqa: D301
     if as_json and not yes:
-        raise click.UsageError("With --json nothing is asked: give --yes to delete it.")
+        raise click.UsageError("With --json the command can't ask: give --yes, too.")
     if not yes:
         name = f"{topic.namespace}/{topic.topic}"
         click.confirm(f"Delete {name} and all its messages?", abort=True, err=True)

@@ -1,4 +1,4 @@
-"""``broker tx``: what is in progress, what holds consumers back, and what operators can do about it."""
+"""``broker tx``: show transactions and those that hold consumers back; abort, invalidate and prune them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TRANSACTION.name = "whole number"
 
 
 def _confirmed(question: str, *, yes: bool, as_json: bool) -> None:
-    """Ask before a change. Raises click.Abort, click.UsageError."""
+    """Ask the user before a change. Raises click.Abort, click.UsageError."""
     if as_json and not yes:
-        raise click.UsageError("--json asks nothing: say --yes, too.")
+        raise click.UsageError("With --json the command can't ask: give --yes, too.")
     if not yes:
         click.confirm(question, abort=True, err=True)
 
 
 @click.group()
 def tx() -> None:
-    """Look at transactions, and end those that hold consumers back.
+    """Show transactions, and end those that hold consumers back.
 
     \b
     broker tx blockers audit/logins
@@ -41,7 +41,7 @@ def tx() -> None:
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="How many are listed, the oldest first.",
+    help="List at most so many, the oldest first.",
 )
 @to_broker
 def list_(limit: int, url: str, deadline_s: float, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def list_(limit: int, url: str, deadline_s: float, as_json: bool) -> None:
 @click.argument("transaction", type=TRANSACTION)
 @to_broker
 def show(transaction: int, url: str, deadline_s: float, as_json: bool) -> None:
-    """Show one transaction by its id: in progress since when and until when, or invalid.
+    """Show one transaction by its id: its state, its start and the time when it expires.
 
     \b
     broker tx show 1764000000000000000
@@ -78,19 +78,19 @@ def show(transaction: int, url: str, deadline_s: float, as_json: bool) -> None:
 
 @tx.command()
 @click.argument("transaction", type=TRANSACTION)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 @to_broker
 def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
-    """Abort a transaction that was fully rolled back.
+    """Abort a transaction whose messages were all rolled back.
 
-    A short transaction's messages that were not rolled back become visible to consumers. If you don't know,
-    invalidate it instead.
+    Messages of a short transaction that were not rolled back become visible to consumers. If you are not
+    sure, use "broker tx invalidate" instead.
 
     \b
     broker tx abort 1764000000000000000
     """  # noqa: D301
     _confirmed(
-        f"Abort transaction {transaction}? What it published and did not roll back becomes visible.",
+        f"Abort transaction {transaction}? Its messages that were not rolled back become visible.",
         yes=yes,
         as_json=as_json,
     )
@@ -99,24 +99,24 @@ def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: boo
     if as_json:
         write_json({"transaction": transaction, "aborted": True})
     else:
-        click.echo(f"transaction {transaction} is not in progress now", err=True)
+        click.echo(f"transaction {transaction} is no longer in progress", err=True)
 
 
 @tx.command()
 @click.argument("transaction", type=TRANSACTION)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 @to_broker
 def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
-    """Make a transaction invalid: it can't commit any more, and consumers skip its messages for good.
+    """Make a transaction invalid: it can no longer commit, and consumers never see its messages.
 
-    This is what ends a transaction whose client has gone, and that holds consumers back.
+    Use this to end a transaction that holds consumers back and whose client is gone.
 
     \b
     broker tx invalidate 1764000000000000000
     broker tx invalidate 1764000000000000000 --yes --json
     """  # noqa: D301
     _confirmed(
-        f"Make transaction {transaction} invalid? Its client can't commit it any more.",
+        f"Make transaction {transaction} invalid? Its client can then no longer commit it.",
         yes=yes,
         as_json=as_json,
     )
@@ -125,10 +125,10 @@ def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json
     if as_json:
         write_json({"transaction": transaction, "invalidated": done})
     elif done:
-        click.echo(f"transaction {transaction} is invalid now", err=True)
+        click.echo(f"transaction {transaction} is now invalid", err=True)
     else:
         click.echo(
-            f"transaction {transaction} was not in progress: see it with: broker tx show {transaction}",
+            f"transaction {transaction} was not in progress; see: broker tx show {transaction}",
             err=True,
         )
 
@@ -139,7 +139,7 @@ def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json
     "--transaction",
     type=TRANSACTION,
     metavar="ID",
-    help="As the consumer that reads in this transaction.  [default: as one that begins now]",
+    help="The transaction in which the consumer reads.  [default: one that begins now]",
 )
 @place_option("--from", "start", help_text="The consumer's place.  [default: the oldest message]")
 @click.option(
@@ -148,7 +148,7 @@ def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json
     type=click.IntRange(1, 100),
     default=10,
     show_default=True,
-    help="How many transactions are looked for.",
+    help="Show at most so many transactions.",
 )
 @to_broker
 def blockers(  # noqa: PLR0913 - One parameter per option.
@@ -161,7 +161,7 @@ def blockers(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Show which transactions hold a topic's consumers back: the first one at the head, then those behind it.
+    """Show the transactions that hold a topic's consumers back, in the order of the topic.
 
     \b
     broker tx blockers audit/logins
@@ -178,20 +178,21 @@ def blockers(  # noqa: PLR0913 - One parameter per option.
 
 @tx.command()
 @click.option(
-    "--yes", is_flag=True, help="Prune; without this the command only tells how far it would."
+    "--yes", is_flag=True, help="Prune. Without --yes the command only shows what it would prune."
 )
 @click.option(
     "--through",
     type=click.IntRange(min=0),
     metavar="POINTER",
-    help="Prune no pointer above this one. Where several brokers share the service, give the lowest of their bounds.",
+    help="Prune no pointer above this one. If several brokers share the service, give the lowest of their "
+    "bounds.",
 )
 @to_broker
 def prune(yes: bool, through: int | None, url: str, deadline_s: float, as_json: bool) -> None:
-    """Say how many invalid transactions the service may forget, and why not more; with --yes, let it forget them.
+    """Show how many invalid transactions the service can forget, and why not more; with --yes, prune them.
 
-    It forgets those alone of which every topic was cleaned: older than the longest life of a transaction and a
-    margin, and passed by the sweeps of all topics since.
+    The service forgets a transaction only after every topic was cleaned of it. That is: the transaction is
+    older than the longest life of a transaction plus a margin, and sweeps have passed all topics since.
 
     \b
     broker tx prune

@@ -1,4 +1,4 @@
-"""The text that ``broker tx`` shows to people."""
+"""The text output of ``broker tx``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLOURS: Final = {"in_progress": "yellow", "committing": "yellow", "invalid": "
 
 
 def _write(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - Slow to import; --json goes without.
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and --json does not need it.
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -30,14 +30,14 @@ def _write(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
     console = Console(width=_WIDTH_MAX, highlight=False)
-    # A terminal that is too narrow breaks the lines by itself; rich would leave columns out.
+    # A terminal that is too narrow wraps the lines by itself; rich would omit columns.
     columns = shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns
     console.width = max(columns, console.measure(table).minimum)
     console.print(table)
 
 
 def write_list(found: Json) -> None:
-    """Write the transactions in progress, and what else the service knows."""
+    """Write the transactions in progress, and the service's counts."""
     rows = [
         (
             str(each["id"]),
@@ -62,7 +62,7 @@ def write_list(found: Json) -> None:
 
 
 def properties(found: Json) -> dict[str, object]:
-    """Return what is known of one transaction, as lines."""
+    """Return one transaction as names and values."""
     out: dict[str, object] = {"transaction": found["id"], "state": found["state"].replace("_", " ")}
     for name in ("type", "client"):
         if found.get(name):
@@ -78,7 +78,7 @@ def properties(found: Json) -> dict[str, object]:
 
 
 def write_blockers(topic: TopicId, found: Json) -> None:
-    """Write what holds consumers back, and what to do about it."""
+    """Write the transactions that hold consumers back, with advice for each."""
     name, blockers = f"{topic.namespace}/{topic.topic}", found["blockers"]
     if not blockers:
         click.echo(f"no transaction holds consumers of {name} back", err=True)
@@ -90,7 +90,7 @@ def write_blockers(topic: TopicId, found: Json) -> None:
     for each in blockers:
         click.echo(f"{each['write_pointer']}: {each['advice']}", err=True)
     if not found["complete"]:
-        click.echo("there may be more behind them: see --limit and --from", err=True)
+        click.echo("there may be more after these: see --limit and --from", err=True)
     if found["service_problem"]:
         click.echo(f"the transaction service does not answer: {found['service_problem']}", err=True)
 
@@ -109,12 +109,12 @@ def _blocker(each: Json) -> Sequence[str]:
 
 
 def write_plan(plan: Json) -> None:
-    """Write what can be pruned, or was, and why not more."""
+    """Write how many transactions can be pruned, or were, and why not more."""
     told: dict[str, object] = {"invalid": plan["invalid"]}
     if "removed" in plan:
         told["forgotten"] = plan["removed"]
     else:
-        told["may be forgotten"] = plan["prunable"]
+        told["can be forgotten"] = plan["prunable"]
     if plan["prunable"]:
         told["from"], told["through"] = plan["oldest_prunable"], plan["newest_prunable"]
     if plan["oldest_left"] is not None:
@@ -128,4 +128,4 @@ def write_plan(plan: Json) -> None:
     if plan["reason"]:
         click.echo(plan["reason"], err=True)
     if plan["prunable"] and "removed" not in plan:
-        click.echo("Let the service forget them with: broker tx prune --yes", err=True)
+        click.echo("Prune them with: broker tx prune --yes", err=True)

@@ -288,7 +288,7 @@ def test_a_cursor_of_another_topic_or_of_one_that_was_deleted_is_refused(
     file.write_text(json.loads(file.read_text())["after"] + "\n")
     earlier = broker("tail", "cli/kept", *words)
     assert done(earlier) == b"two\n"
-    assert b"names no topic, and is taken for one of cli/kept" in earlier.stderr
+    assert b"names no topic; it is used for cli/kept" in earlier.stderr
     assert json.loads(file.read_text())["topic"] == "cli/kept"
     done(broker("topics", "delete", "cli/kept", "--yes"))
     done(broker("topics", "create", "cli/kept"))
@@ -308,7 +308,7 @@ def test_a_key_makes_the_same_command_publish_once(broker: Broker, tmp_path: Pat
     assert len(rows) == 2501
     first, last, identifier = (rows[place]["id"].encode() for place in (0, -2, -1))
     to = b"2,500 messages to cli/keyed: " + first + " … ".encode() + last + b"\n"
-    again = b"already published, under the same idempotency key: "
+    again = b"already published with the same idempotency key: "
     assert [each.stdout for each in told] == [b"", identifier + b"\n"] * 2
     assert [each.stderr for each in told] == [
         b"published " + to,

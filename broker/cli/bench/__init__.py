@@ -1,1 +1,1 @@
-"""``broker bench``: how fast a broker takes messages and gives them out, from where this runs."""
+"""``broker bench``: measure a broker's throughput and latency, as seen from this machine."""

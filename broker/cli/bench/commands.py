@@ -22,7 +22,7 @@ INTERRUPTED: Final = 130
 
 @click.group()
 def bench() -> None:
-    """Measure how fast a broker takes messages and gives them out, from where this runs.
+    """Measure a broker's throughput and latency, as seen from this machine.
 
     \b
     broker bench publish bench/t --seconds 10
@@ -37,33 +37,33 @@ def bench() -> None:
     type=click.IntRange(min=BYTES_MIN),
     default=100,
     show_default=True,
-    help="Bytes of a message.",
+    help="Bytes per message.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Messages/s. As fast as it goes by default.",
+    help="Messages per second.  [default: as fast as possible]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="How long.",
+    help="Publish for so many seconds.",
 )
 @click.option(
     "--publishers",
     type=click.IntRange(1, 10_000),
     default=8,
     show_default=True,
-    help="How many publish at the same time, each awaiting every acknowledgement.",
+    help="Number of publishers; each waits for the acknowledgement of a publish before the next one.",
 )
 @click.option(
     "--batch",
     type=click.IntRange(1, 10_000),
     default=1,
     show_default=True,
-    help="Messages of one publish.",
+    help="Messages per publish.",
 )
 @to_broker
 def publish(  # noqa: PLR0913 - One parameter per option.
@@ -78,10 +78,11 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Publish messages to a topic, and say how many a second and how long each took.
+    """Publish messages to a topic, and report the rate and the latency.
 
-    The latency is that of an acknowledged publish. With --rate it counts from when a message was due, so that a
-    broker that stalls does not look fast. The messages stay in the topic; see: broker purge.
+    The latency is the time until the acknowledgement of a publish. With --rate it counts from the time at which
+    the publish was due, so that a broker that stalls does not look fast. The messages stay in the topic; to
+    remove them, see: broker purge --help
 
     \b
     broker bench publish bench/t
@@ -99,14 +100,14 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="How long.",
+    help="Receive for so many seconds.",
 )
 @to_broker
 def tail(*, topic: TopicId, seconds: float, url: str, deadline_s: float, as_json: bool) -> None:
-    """Receive what is published to a topic from now on, and say how many a second.
+    """Receive the messages that are published to a topic from now on, and report their rate.
 
-    The latency of messages of `broker bench publish` is told, too: from the call of publish to this process. On
-    two machines it is as exact as their clocks agree.
+    For messages of `broker bench publish` the command also reports the latency, from the call of publish to this
+    process. Between two machines it is as exact as their clocks.
 
     \b
     broker bench tail bench/t --seconds 60

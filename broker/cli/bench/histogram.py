@@ -1,7 +1,7 @@
-"""Percentiles of durations in bounded memory, however many there are.
+"""Percentiles of any number of durations, in bounded memory.
 
-Durations are counted in buckets. Below 256 us each microsecond has its own; above, each power of two is divided
-into 128, so a bucket is less than 1 % of its durations wide::
+Durations are counted in buckets. Below 256 us each microsecond has its own bucket. Above, each power of two is
+divided into 128 buckets, so the width of a bucket is less than 1 % of its durations::
 
     0 ─ 1 us each ─ 256 ─ 2 us each ─ 512 ─ 4 us each ─ 1024 ─ …      up to 2^40 us, 12 days
 """
@@ -28,17 +28,17 @@ def last_of(bucket: int) -> int:
 
 
 class Histogram:
-    """Durations in us, as counts."""
+    """A histogram of durations in us."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Make an empty histogram."""
         self.count = 0
         self.sum_us = 0
         self.max_us = 0
         self._counts = [0] * (bucket_of(US_MAX) + 1)
 
     def add(self, us: int, times: int = 1) -> None:
-        """Count a duration; one below zero, by clocks that differ, as zero."""
+        """Count a duration; a negative one, which comes from clocks that differ, as zero."""
         us = min(max(us, 0), US_MAX)
         self._counts[bucket_of(us)] += times
         self.count += times
@@ -46,14 +46,17 @@ class Histogram:
         self.max_us = max(self.max_us, us)
 
     def merge(self, other: Histogram) -> None:
-        """Count all of another's durations, too."""
+        """Add all durations of another histogram."""
         self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
         self.count += other.count
         self.sum_us += other.sum_us
         self.max_us = max(self.max_us, other.max_us)
 
     def percentile_us(self, percent: float) -> int | None:
-        """Return a duration that ``percent`` of all do not exceed, less than 1 % too long; None of none."""
+        """Return the duration that ``percent`` of all do not exceed; None if the histogram is empty.
+
+        The result is at most 1 % too long.
+        """
         if not self.count:
             return None
         wanted = max(self.count * percent / 100, 1)
@@ -65,7 +68,7 @@ class Histogram:
         return self.max_us
 
     def told_ms(self) -> dict[str, float] | None:
-        """Return what JSON says of them, in ms; None of none."""
+        """Return percentiles, maximum and mean in ms, as JSON; None if the histogram is empty."""
         if not self.count:
             return None
         told = {
@@ -78,5 +81,5 @@ class Histogram:
         }
 
     def ms(self, percent: float) -> float:
-        """Return a percentile in ms; 0 of none."""
+        """Return a percentile in ms; 0 if the histogram is empty."""
         return (self.percentile_us(percent) or 0) / 1000

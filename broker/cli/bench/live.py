@@ -1,4 +1,4 @@
-"""A benchmark while it runs: a line a second on standard error, in place at a terminal."""
+"""The progress of a benchmark: a line every second on standard error; a terminal overwrites it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EVERY_S: Final = 1.0
 
 @asynccontextmanager
 async def shown(measure: Measure) -> AsyncIterator[None]:
-    """Show what a measure counts while the block runs."""
-    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+    """Show a measure's figures while the block runs."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and only this command needs it.
     from rich.live import Live  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()

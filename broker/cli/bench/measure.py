@@ -1,4 +1,4 @@
-"""What a benchmark has counted: since its begin, and since it last told."""
+"""The counts of a benchmark: since its start, and since the last look."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.errors import BrokerError
 
 
 class Interval(NamedTuple):
-    """What happened between two looks."""
+    """The counts between two looks."""
 
     seconds: float
     messages: int
@@ -19,7 +19,7 @@ class Interval(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Say it on one line."""
+        """Return the rates and latencies as one line."""
         rate, size = self.messages / self.seconds, self.bytes / self.seconds / 1e6
         said = f"{rate:>10,.0f} messages/s  {size:>8.2f} MB/s"
         if self.latencies.count:
@@ -31,7 +31,7 @@ class Measure:
     """Counts of messages, bytes, latencies and errors."""
 
     def __init__(self, now_s: float) -> None:
-        """Begin at a moment of the monotonic clock."""
+        """Start at ``now_s`` of the monotonic clock."""
         self._began_s = self._looked_s = now_s
         self.messages = self.bytes = 0
         self._told = (0, 0)
@@ -40,7 +40,7 @@ class Measure:
         self.errors: Counter[str] = Counter()
 
     def add(self, messages: int, size: int, latency_us: int | None = None) -> None:
-        """Count messages of so many bytes together, and how long they took, if that is known."""
+        """Count messages with ``size`` bytes in all, and their latency if it is known."""
         self.messages += messages
         self.bytes += size
         if latency_us is not None:
@@ -51,7 +51,7 @@ class Measure:
         self.errors[error.code] += 1
 
     def look(self, now_s: float) -> Interval:
-        """Return what happened since the last look."""
+        """Return the counts since the last look."""
         messages, size = self._told
         interval = Interval(
             max(now_s - self._looked_s, 1e-9),
@@ -65,7 +65,7 @@ class Measure:
         return interval
 
     def told(self, now_s: float) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
+        """Return all counts as JSON."""
         self.look(now_s)
         seconds = max(now_s - self._began_s, 1e-9)
         return {

@@ -1,8 +1,8 @@
-"""``bench publish``: publishers that each await every publish, or keep to a rate together.
+"""``bench publish``: publishers that each wait for every acknowledgement, or share a fixed rate.
 
-With a rate, publish number n is due at the begin + n / rate, and its latency counts from then: a broker that
-stalls makes those that wait for it late, and they count as late. Without one, each publisher sends when the one
-before is acknowledged.
+With a rate, each publish is due at a fixed time, and its latency counts from that time. So if the broker stalls,
+the publishes that are late because of it count as late. Without a rate, a publisher sends its next publish when
+the previous one is acknowledged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.model import TopicId
 
 
 class Load(NamedTuple):
-    """What is published: ``batch`` messages of ``size`` bytes a request; ``rate`` in messages/s, or None."""
+    """A load: requests of ``batch`` messages of ``size`` bytes; ``rate`` in messages/s, or None."""
 
     topic: TopicId
     size: int
@@ -32,16 +32,16 @@ class Load(NamedTuple):
 
 
 async def publish(client: Client, load: Load) -> dict[str, Any]:
-    """Publish for so long, and return what was measured.
+    """Publish for ``load.seconds``, and return the measured figures.
 
-    Interrupted, it ends early. What the broker can't take just now is counted as an error.
+    An interrupt ends it early. A publish that the broker can't take now counts as an error.
 
     Raises:
         RequestError: the broker refuses such publishes.
-        OutcomeUnknown: nobody knows whether a message was stored.
+        OutcomeUnknown: a message may have been stored or not.
     """
     loop = asyncio.get_running_loop()
-    await client.topic(load.topic)  # That there is one is found out before the clock starts.
+    await client.topic(load.topic)  # Check that the topic exists before the clock starts.
     measure = Measure(loop.time())
     due = itertools.count()
     ends_s = loop.time() + load.seconds
@@ -77,9 +77,9 @@ async def _publisher(
 
 
 async def ended(tasks: Collection[asyncio.Task[None]], within_s: float | None = None) -> bool:
-    """Wait until all tasks have ended, one has failed, or so long; end them; say whether an interrupt did.
+    """Wait until all tasks have ended, one has failed, or ``within_s`` is over; then cancel the tasks.
 
-    Raises what the first one raised that failed.
+    Return whether an interrupt ended the wait. Raises the error of the first task that failed.
     """
     is_interrupted = False
     try:

@@ -1,4 +1,4 @@
-"""Payloads that say when they were published, so that whoever receives them knows how long they took."""
+"""Payloads with the time of their publish, so that the receiver can compute their latency."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ BYTES_MIN: Final = _STAMP.size
 
 
 def now_us() -> int:
-    """Return us since 1970 by the machine's clock, which publisher and receiver share, or nearly."""
+    """Return us since 1970 by the machine's clock; publisher and receiver share it, or have clocks that agree."""
     return time.time_ns() // 1000
 
 
 def stamped(size: int, us: int) -> bytes:
-    """Return a payload of ``size`` bytes, at least BYTES_MIN, with a moment in it."""
+    """Return a payload of ``size`` bytes, at least BYTES_MIN, that contains the time ``us``."""
     return _STAMP.pack(_MARK, us).ljust(size, b".")
 
 
 def moment_of(payload: bytes) -> int | None:
-    """Return the moment in a payload, None if it has none."""
+    """Return the time in a payload; None if it has none."""
     if len(payload) < BYTES_MIN:
         return None
     mark, us = _STAMP.unpack_from(payload)

@@ -1,7 +1,7 @@
-"""``bench tail``: receives what is published from now on.
+"""``bench tail``: receive the messages that are published from now on.
 
-Messages of ``bench publish`` tell when they were sent; by that their latency is known, from the call of publish to
-this process. On two machines it is as exact as their clocks agree.
+A message of ``bench publish`` contains the time of its publish. So its latency is known, from the call of publish to
+this process. Between two machines it is as exact as their clocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broker.model import MessageId, TopicId
 
 
 async def tail(client: Client, topic: TopicId, seconds: float) -> dict[str, Any]:
-    """Receive for so long, and return what was measured. Interrupted, it ends early.
+    """Receive for ``seconds``, and return the measured figures. An interrupt ends it early.
 
     Raises:
         RequestError: the broker refuses such polls.

@@ -1,1 +1,1 @@
-"""``broker rowlog``: look at rowlogs, put into them, process them, and mend them."""
+"""``broker rowlog``: show rowlogs, put messages into them, process them, and mend them."""

@@ -9,9 +9,9 @@ from broker.cli.rowlog import letters, views, worker, write_commands
 
 @click.group()
 def rowlog() -> None:
-    """Look at rowlogs in HBase, put into them, process and mend them.
+    """Show rowlogs in HBase, put messages into them, process and mend them.
 
-    A rowlog is a queue that is tied to rows of a table of yours.
+    A rowlog is a queue of messages about the rows of one of your own HBase tables.
 
     \b
     broker rowlog list --hbase localhost:9090

@@ -1,4 +1,4 @@
-"""How commands reach HBase and ZooKeeper."""
+"""The options of HBase and ZooKeeper, and the connection to them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ id_argument = click.argument("name", metavar="ID")
 
 
 def reaching(command: Command) -> Command:
-    """Add how HBase and ZooKeeper are reached; the command gets ``at``."""
+    """Add ``--hbase``, ``--synced`` and ``--zookeeper`` to a command."""
     options = (
         click.option(
             "--hbase",
@@ -36,14 +36,14 @@ def reaching(command: Command) -> Command:
             show_default=True,
             help="A Thrift-1 gateway of HBase; with --synced a Thrift-2 gateway.",
         ),
-        click.option("--synced", is_flag=True, help="Speak Thrift-2, and sync each write to disk."),
+        click.option("--synced", is_flag=True, help="Use Thrift-2, and sync each write to disk."),
         click.option(
             "--zookeeper",
             metavar="HOST:PORT,...",
             default="",
             envvar="ROWLOG_ZOOKEEPER",
             show_envvar=True,
-            help="Tell processors at once of what is changed here; needed by: process.",
+            help="ZooKeeper's servers: notify processors of a change at once, and elect one in: process.",
         ),
     )
     for option in options:
@@ -52,7 +52,7 @@ def reaching(command: Command) -> Command:
 
 
 class At:
-    """How HBase and ZooKeeper are reached."""
+    """The addresses of HBase and ZooKeeper."""
 
     def __init__(self, hbase: str, zookeeper: str, *, synced: bool) -> None:
         try:
@@ -64,7 +64,7 @@ class At:
 
     @asynccontextmanager
     async def rows(self) -> AsyncIterator[RowTable]:
-        """Give the rows. Raises NotNow."""
+        """Yield a connection to HBase. Raises NotNow, click.ClickException."""
         try:
             from broker.rowlog import directory  # noqa: PLC0415 - Slow to import, and an extra.
         except ModuleNotFoundError as error:
@@ -78,7 +78,7 @@ class At:
             raise NotNow(error) from error
 
     def run(self, name: str, work: Work) -> None:
-        """Do something with the rowlog of an id."""
+        """Open the rowlog ``name``, and run ``work`` with it."""
 
         async def done() -> None:
             from broker.rowlog import directory  # noqa: PLC0415
@@ -90,7 +90,7 @@ class At:
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine to its end; what the rowlog logs goes to standard error."""
+    """Run ``work`` to its end, with the rowlog's log on standard error."""
 
     async def main() -> None:
         await work()

@@ -1,4 +1,4 @@
-"""``broker rowlog dead`` and ``retry``."""
+"""The commands ``broker rowlog dead`` and ``broker rowlog retry``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 @click.command()
 @id_argument
 @click.argument("subscription")
-@click.option("--drop", metavar="ROW:SEQ", multiple=True, help="Give these up: they count as done.")
-@click.option("--drop-all", is_flag=True, help="Give all up.")
+@click.option(
+    "--drop",
+    metavar="ROW:SEQ",
+    multiple=True,
+    help="Drop this dead letter: it counts as done; may be repeated.",
+)
+@click.option("--drop-all", is_flag=True, help="Drop all dead letters.")
 @reaching
 @json_option
-def dead(  # noqa: PLR0913 - As many as the command has options.
+def dead(  # noqa: PLR0913 - One parameter per option.
     name: str,
     subscription: str,
     *,
@@ -77,7 +82,7 @@ def _write_letters(letters: Sequence[DeadLetter], as_json: bool) -> None:
             _place(each),
             time_text(each.message.timestamp),
             str(each.tries),
-            "an earlier subscription's is dead" if each.held else each.reason,
+            "held: dead in an earlier subscription" if each.held else each.reason,
         )
         for each in letters
     ]
@@ -104,10 +109,10 @@ def _chosen(
 @id_argument
 @click.argument("subscription")
 @click.argument("places", nargs=-1, metavar="[ROW:SEQ]...")
-@click.option("--all", "everything", is_flag=True, help="Revive all of them.")
+@click.option("--all", "everything", is_flag=True, help="Retry all dead letters.")
 @reaching
 @json_option
-def retry(  # noqa: PLR0913 - As many as the command has options.
+def retry(  # noqa: PLR0913 - One parameter per option.
     name: str,
     subscription: str,
     places: Sequence[str],
@@ -118,7 +123,7 @@ def retry(  # noqa: PLR0913 - As many as the command has options.
     synced: bool,
     as_json: bool,
 ) -> None:
-    """Revive dead letters: they are offered again, with all their tries.
+    """Revive dead letters of a SUBSCRIPTION: they are processed again, with their full number of tries.
 
     \b
     broker rowlog retry mq indexer user/7:3

@@ -1,4 +1,4 @@
-"""``broker rowlog list``, ``show`` and ``verify``."""
+"""The commands ``broker rowlog list``, ``broker rowlog show`` and ``broker rowlog verify``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @reaching
 @json_option
 def list_(hbase: str, zookeeper: str, *, synced: bool, as_json: bool) -> None:
-    """List the rowlogs that there are.
+    """List all rowlogs.
 
     \b
     broker rowlog list
@@ -49,7 +49,7 @@ def _names(setup: Any) -> str:
 
 
 def setup_json(setup: Any) -> dict[str, Any]:
-    """Return a setup as JSON."""
+    """Return a rowlog's setup as JSON."""
     plain = asdict(setup)
     for each in plain["subscriptions"]:
         each["filter"] = {name: bytes_json(value) for name, value in each["filter"].items()}
@@ -64,7 +64,7 @@ def setup_json(setup: Any) -> dict[str, Any]:
 def show(
     name: str, row: str | None, hbase: str, zookeeper: str, *, synced: bool, as_json: bool
 ) -> None:
-    """Show a rowlog's settings and how much is open; or the messages of one ROW.
+    """Show a rowlog's settings and the number of open messages; or the messages of one ROW.
 
     \b
     broker rowlog show mq
@@ -153,16 +153,18 @@ async def _show_row(log: RowLog, row: str, as_json: bool) -> None:
 
 @click.command()
 @id_argument
-@click.option("--mend", is_flag=True, help="Put missing index entries back, remove what is stale.")
+@click.option(
+    "--mend", is_flag=True, help="Restore missing index entries, and remove stale entries."
+)
 @reaching
 @json_option
 def verify(
     name: str, hbase: str, zookeeper: str, *, mend: bool, synced: bool, as_json: bool
 ) -> None:
-    """Go through all rows and the whole index, and say what is wrong.
+    """Read all rows and the whole index, and report problems.
 
-    Exits 0 if nothing is wrong or all was mended, 1 if something is. Messages that are being put or processed
-    meanwhile may be counted as wrong: verify again.
+    Exits 0 if there is no problem or --mend was given, else 1. Messages that are put or processed
+    meanwhile may count as problems: run the command again.
 
     \b
     broker rowlog verify mq

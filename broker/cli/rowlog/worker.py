@@ -1,4 +1,4 @@
-"""``broker rowlog process``: a process that is a candidate for processing, or listens only."""
+"""``broker rowlog process``: run a candidate for processing, or a process that only serves listeners."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     metavar="SUBSCRIPTION=MODULE:FUNCTION",
-    help="An async function of a message.",
+    help="An async function that handles one message.",
 )
 @click.option(
     "--serve", metavar="HOST:PORT", help="Let processors on other nodes call these listeners."
 )
-@click.option("--listen-only", is_flag=True, help="With --serve: be no candidate for processing.")
-@click.option("--once", is_flag=True, help="End when nothing is open any more.")
+@click.option(
+    "--listen-only", is_flag=True, help="With --serve: only serve listeners, never process."
+)
+@click.option("--once", is_flag=True, help="End when no message is open.")
 @reaching
 @json_option
-def process(  # noqa: PLR0913 - As many as the command has options.
+def process(  # noqa: PLR0913 - One parameter per option.
     name: str,
     listeners: Sequence[str],
     *,
@@ -51,10 +53,10 @@ def process(  # noqa: PLR0913 - As many as the command has options.
     synced: bool,
     as_json: bool,
 ) -> None:
-    """Process a rowlog with listeners of yours, until Ctrl-C.
+    """Process a rowlog with your own listeners, until Ctrl-C.
 
-    Of many such processes one is elected (--zookeeper); another takes over when it ends. Modules are looked for in
-    the current directory, too.
+    With --zookeeper you can run several such processes: they elect one that processes, and another takes over
+    when it ends. Python looks for modules in the current directory, too.
 
     \b
     broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
@@ -90,7 +92,7 @@ def _function(given: str) -> tuple[str, Any]:
     subscription, equals, place = given.partition("=")
     module, colon, function = place.partition(":")
     if not equals or not colon:
-        raise click.UsageError(f"--listener {given}: it is SUBSCRIPTION=MODULE:FUNCTION")
+        raise click.UsageError(f"--listener {given}: write SUBSCRIPTION=MODULE:FUNCTION")
     try:
         return subscription, getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

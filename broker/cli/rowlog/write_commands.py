@@ -1,4 +1,4 @@
-"""``broker rowlog put`` and ``subscriptions``."""
+"""The commands ``broker rowlog put`` and ``broker rowlog subscriptions``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,23 @@ if TYPE_CHECKING:
 @id_argument
 @click.argument("row")
 @click.option(
-    "--cell", "cells", multiple=True, metavar="FAMILY:COLUMN=VALUE", help="A change of the row."
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="FAMILY:COLUMN=VALUE",
+    help="A cell to change in the row; may be repeated.",
 )
-@click.option("--payload", default="", help="What the message says.")
-@click.option("--data", default="", help="Something small that lies in the index, too.")
-@click.option("--subscription", "only", multiple=True, help="For these subscriptions alone.")
+@click.option("--payload", default="", help="The message's payload.")
+@click.option("--data", default="", help="Small data that is stored in the index, too.")
+@click.option(
+    "--subscription",
+    "only",
+    multiple=True,
+    help="Put the message only for this subscription; may be repeated.",
+)
 @reaching
 @json_option
-def put(  # noqa: PLR0913 - As many as the command has options.
+def put(  # noqa: PLR0913 - One parameter per option.
     name: str,
     row: str,
     cells: Sequence[str],
@@ -41,7 +50,7 @@ def put(  # noqa: PLR0913 - As many as the command has options.
     synced: bool,
     as_json: bool,
 ) -> None:
-    """Change a row and put a message about it, in one atomic step.
+    """Change a ROW and put a message about it, in one atomic step.
 
     \b
     broker rowlog put mq user/7 --cell d:name=Alice --payload created
@@ -50,7 +59,7 @@ def put(  # noqa: PLR0913 - As many as the command has options.
     for cell in cells:
         column, equals, value = cell.partition("=")
         if not equals or ":" not in column:
-            raise click.UsageError(f"--cell {cell}: it is FAMILY:COLUMN=VALUE")
+            raise click.UsageError(f"--cell {cell}: write FAMILY:COLUMN=VALUE")
         change[column.encode()] = value.encode()
 
     async def work(log: RowLog) -> None:
@@ -74,32 +83,38 @@ def put(  # noqa: PLR0913 - As many as the command has options.
 
 @click.command()
 @id_argument
-@click.option("--add", metavar="SUBSCRIPTION", help="Add one, or change it.")
-@click.option("--remove", metavar="SUBSCRIPTION", help="Remove one, and its messages.")
+@click.option("--add", metavar="SUBSCRIPTION", help="Add a subscription, or change it.")
+@click.option("--remove", metavar="SUBSCRIPTION", help="Remove a subscription and its messages.")
 @click.option(
     "--pause",
     metavar="SUBSCRIPTION",
-    help="Process its messages no more; they are put all the same.",
+    help="Stop processing its messages; new messages are still put.",
 )
-@click.option("--resume", metavar="SUBSCRIPTION", help="Process them again.")
-@click.option("--order", type=int, help="With --add: its place in the order.  [default: 0]")
+@click.option("--resume", metavar="SUBSCRIPTION", help="Process its messages again.")
 @click.option(
-    "--max-tries", type=click.IntRange(min=0), help="With --add: 0 is for ever.  [default: 10]"
+    "--order", type=int, help="With --add: its place among the subscriptions.  [default: 0]"
 )
 @click.option(
-    "--parallel", type=click.IntRange(min=1), help="With --add: rows at once.  [default: 10]"
+    "--max-tries",
+    type=click.IntRange(min=0),
+    help="With --add: tries before a message is dead; 0 is without limit.  [default: 10]",
 )
-@click.option("--row-prefix", help="With --add: only messages of such rows.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    help="With --add: rows that are processed at once.  [default: 10]",
+)
+@click.option("--row-prefix", help="With --add: only messages of rows with this prefix.")
 @click.option(
     "--since",
     type=click.Choice(["now", "open"]),
     default="now",
     show_default=True,
-    help="With --add: begin now, or with what is still open.",
+    help="With --add: begin with new messages, or with all that are still open.",
 )
 @reaching
 @json_option
-def subscriptions(  # noqa: PLR0913 - As many as the command has options.
+def subscriptions(  # noqa: PLR0913 - One parameter per option.
     name: str,
     *,
     add: str | None,

@@ -1,1 +1,1 @@
-"""``broker streams``: run, watch and stop stream jobs, and look at what they keep."""
+"""``broker streams``: run, watch and stop stream jobs, and show their state."""

@@ -26,16 +26,16 @@ LOOK_S: Final = 0.2
 
 _TARGET: Final = click.argument("target", metavar="MODULE:JOB")
 _MASTER: Final = click.option(
-    "--master", default="local[*]", show_default=True, help="Where Spark runs the job."
+    "--master", default="local[*]", show_default=True, help="The Spark master that runs the job."
 )
 
 
 @click.group()
 def streams() -> None:
-    """Run stream jobs over topics on Spark; see how far they are and what they keep.
+    """Run stream jobs over topics on Spark; show their progress and their state.
 
-    A job is built with broker.streams. MODULE:JOB names it in a module: a Job, or a function that returns
-    one; modules of the current folder are found. Needs the extra 'streams', and Java 17 or newer.
+    You build a job with broker.streams. MODULE:JOB names a Job in a module, or a function that returns one. Python
+    looks for modules in the current folder, too. You need the extra 'streams', and Java 17 or newer.
 
     \b
     broker streams explain counting:job
@@ -47,7 +47,7 @@ def streams() -> None:
 
 
 def _pairs(_: click.Context, parameter: click.Parameter, given: Iterable[str]) -> dict[str, str]:
-    """Read NAME=VALUE of each."""
+    """Read pairs NAME=VALUE. Raises click.BadParameter."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -72,7 +72,7 @@ def _control(command: Command) -> Command:
         "--control",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
-        help="Where the job tells its status, if its checkpoint is on no disk of this machine.",
+        help="The folder of the job's status, if its checkpoint is not on this machine.",
     )(command)
 
 
@@ -82,9 +82,11 @@ def _control(command: Command) -> Command:
     "--checkpoint",
     required=True,
     metavar="DIR",
-    help="The folder of the job's progress and state, which all of Spark's machines can reach.",
+    help="The folder of the job's progress and state. All of Spark's machines must reach it.",
 )
-@click.option("--available", is_flag=True, help="Process all that the topics have now, and end.")
+@click.option(
+    "--available", is_flag=True, help="Process the messages that the topics have now, and end."
+)
 @_MASTER
 @_conf
 @click.option(
@@ -112,8 +114,9 @@ def run_job(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Run the job MODULE:JOB until Ctrl-C, SIGTERM or "broker streams stop".
 
-    The same checkpoint goes on where the job was stopped, killed or died. With --json a line every two
-    seconds tells how far it is. Exits 0 when it was stopped, 1 when it died.
+    With the same checkpoint, a job continues where it was stopped, was killed or died. With --json the command
+    writes the job's status on one line, every two seconds. Exits 0 if the job was stopped or has ended, 1 if it
+    died.
 
     \b
     broker streams run counting:job --checkpoint counting.state
@@ -133,7 +136,7 @@ def run_job(  # noqa: PLR0913 - One parameter per option.
 @_control
 @json_option
 def status(directory: str, control: Path | None, as_json: bool) -> None:
-    """Show how far the job with its checkpoint in DIR is: rates, lag, watermark, late records, state.
+    """Show the status of the job with its checkpoint in DIR: rates, lag, watermark, late records, state.
 
     Exits 1 if the job died, or its process is gone.
 
@@ -142,7 +145,8 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     broker streams status counting.state --json
     """  # noqa: D301
     files = Control(folder_of(directory, control))
-    is_held = files.is_held  # Before the file, which the process writes last.
+    # The lock comes before the status: the process writes its last status before it frees the lock.
+    is_held = files.is_held
     told = files.told()
     told["state"] = state_of(told, is_held=is_held)
     if as_json:
@@ -164,13 +168,13 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="Seconds to wait until it has stopped.",
+    help="Wait at most so many seconds for its end.",
 )
 @json_option
 def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) -> None:
-    """Stop the job with its checkpoint in DIR, and wait until it has.
+    """Stop the job with its checkpoint in DIR, and wait until it has stopped.
 
-    What it has not published by then is processed when it is run again.
+    The next run of the job continues with the messages that it has not processed yet.
 
     \b
     broker streams stop counting.state
@@ -180,7 +184,7 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     if not files.is_held:
         told = files.told()
         raise click.ClickException(
-            f"no process runs the job {told['job']}: it is {state_of(told, is_held=False)}."
+            f"no process runs the job {told['job']}: its state is {state_of(told, is_held=False)}."
         )
     files.ask_to_stop()
     _wait(files, timeout_s, as_json=as_json)
@@ -196,10 +200,10 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
 
 def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
     """Wait until no process runs the job. Raises NotNow."""
-    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and only this command needs it.
 
     ends_s = time.monotonic() + timeout_s
-    pause = threading.Event()  # It is never set: its wait ends with its time, or with Ctrl-C.
+    pause = threading.Event()  # It is never set: a wait ends after its time, or with Ctrl-C.
     is_shown = sys.stderr.isatty() and not as_json
     shown = Console(stderr=True).status("stopping …") if is_shown else nullcontext()
     with shown:
@@ -207,7 +211,7 @@ def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
             if time.monotonic() >= ends_s:
                 raise NotNow(
                     Unavailable(
-                        f"The job has not stopped in {timeout_s:g} s. It is asked to, and ends with its micro-batch."
+                        f"The job has not stopped in {timeout_s:g} s. It will stop after its current micro-batch."
                     )
                 )
             pause.wait(LOOK_S)
@@ -218,11 +222,11 @@ def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the plan as a picture to this file.",
+    help="Write the plan as an SVG picture to this file.",
 )
 @json_option
 def explain(target: str, svg: Path | None, as_json: bool) -> None:
-    """Show the plan of the job MODULE:JOB; nothing is run.
+    """Show the plan of the job MODULE:JOB without running it.
 
     \b
     broker streams explain counting:job
@@ -254,8 +258,8 @@ def _operators(job: Any) -> list[dict[str, Any]]:
 @streams.command(name="state")
 @click.argument("directory", metavar="DIR")
 @click.argument("end")
-@click.option("--operator", metavar="NAME", help="Of this operator alone.")
-@click.option("--key", metavar="TEXT", help="Of this key alone, as it is shown.")
+@click.option("--operator", metavar="NAME", help="Show the state of this operator only.")
+@click.option("--key", metavar="TEXT", help="Show the state of this key only; write it as shown.")
 @click.option(
     "-n",
     "--limit",
@@ -263,7 +267,7 @@ def _operators(job: Any) -> list[dict[str, Any]]:
     type=click.IntRange(1, 100_000),
     default=50,
     show_default=True,
-    help="At most so many entries.",
+    help="Show at most so many entries.",
 )
 @_MASTER
 @_conf
@@ -279,10 +283,10 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show what the job with its checkpoint in DIR keeps for END, a sink or print, by operator, key and window.
+    """Show the state of END, a sink or print of the job with its checkpoint in DIR, by operator, key and window.
 
-    The command shows the state behind the last finished micro-batch; the job may run meanwhile. Nothing of the job is
-    imported: objects are shown by their fields.
+    The command shows the state after the last finished micro-batch; the job may run meanwhile. The command does not
+    import the job's modules: it shows objects by their fields.
 
     \b
     broker streams state counting.state sink-1
@@ -308,4 +312,4 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
     else:
         write_table(job_table.STATE_HEADS, job_table.state_rows(shown))
     if len(found) > len(shown):
-        click.echo(f"the first {entries_max:,} entries; see more with --limit", err=True)
+        click.echo(f"only the first {entries_max:,} entries; for more, give --limit", err=True)

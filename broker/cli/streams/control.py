@@ -1,12 +1,13 @@
-"""The files by which a job that runs tells how far it is, and is asked to stop; they lie beside its checkpoint.
+"""The control files of a running job: its status, and the request to stop it. They lie in its checkpoint's folder.
 
 ::
 
-    DIR/job/status.json   how far it is, written anew every few seconds
-    DIR/job/stop          it is asked to stop
-    DIR/job/lock          locked by the process that runs the job, for as long as it lives
+    DIR/job/status.json   the job's status, written again every few seconds
+    DIR/job/stop          it exists if the job is asked to stop
+    DIR/job/lock          locked by the process that runs the job, as long as the process lives
 
-The lock tells whether the process is there, also where another has got its number since, and lets no second one begin.
+The lock shows whether the process lives, even if another process has got the same pid since. It also prevents a
+second process from running the job.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from broker.cli.transfer.sidecars import beside, place, read_json, write_json
 
 NAMES: Final = ("status.json", "stop", "lock")
 PATIENCE_S: Final = 1.0
-"""How long the lock is tried: somebody who looks has it for a moment."""
+"""The time for which ``held`` tries to get the lock: ``is_held`` of another process takes it for a moment."""
 _TRY_S: Final = 0.05
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def folder_of(checkpoint: str, control: Path | None) -> Path:
-    """Return the folder of these files. Raises click.UsageError if the checkpoint is not on this machine."""
+    """Return the folder of the control files. Raises click.UsageError if the checkpoint is not on this machine."""
     if control is not None:
         return control / "job"
     path = checkpoint.removeprefix("file://").removeprefix("file:")
     if _SCHEME.match(path):
         raise click.UsageError(
-            f"{checkpoint} is no folder of this machine: say with --control DIR where the job's status may lie."
+            f"{checkpoint} is not a folder of this machine: name a folder for the job's status with --control DIR."
         )
     return Path(path) / "job"
 
 
 class Control:
-    """The files of one job."""
+    """The control files of one job."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at a folder, which need not be there."""
+        """Use the files in ``folder``, which may not exist yet."""
         self.folder = folder
         self._status, self._stop, self._lock = (folder / name for name in NAMES)
 
@@ -63,12 +64,12 @@ class Control:
                     f"the job runs already, as process {told.get('pid', 'unknown')} on {told.get('host', 'a host')}. "
                     f"Stop it with: broker streams stop {self.folder.parent}"
                 )
-            self._stop.unlink(missing_ok=True)  # It was for a process before.
+            self._stop.unlink(missing_ok=True)  # It was meant for an earlier process.
             yield
 
     @property
     def is_held(self) -> bool:
-        """Whether a process runs the job."""
+        """Return whether a process runs the job."""
         try:
             with self._lock.open() as lock:
                 return not _locked(lock.fileno(), fcntl.LOCK_SH, 0)
@@ -76,33 +77,33 @@ class Control:
             return False
 
     def tell(self, status: dict[str, Any]) -> None:
-        """Write how far the job is; a reader sees the whole of it."""
+        """Write the job's status; a reader sees it whole."""
         write_json(self._status, status)
 
     def told(self) -> dict[str, Any]:
-        """Return how far the job is, or was. Raises click.ClickException if none was run with these files."""
+        """Return the job's last status. Raises click.ClickException if no job was run with these files."""
         status = read_json(self._status)
         if status is None:
             raise click.ClickException(
-                f"no job was run with its status in {self.folder.parent}. Name the folder of its checkpoint, or of "
-                "--control."
+                f"{self.folder.parent} has no status of a job. Name the folder of the job's checkpoint, or the folder "
+                "of its --control."
             )
         return status
 
     def ask_to_stop(self) -> None:
-        """Ask the process that runs the job to stop it."""
+        """Ask the process that runs the job to stop."""
         new = beside(self._stop, ".new")
         new.touch()
         place(new, self._stop)
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether that was asked."""
+        """Return whether the job was asked to stop."""
         return self._stop.is_file()
 
 
 def _locked(lock: int, kind: int, patience_s: float) -> bool:
-    """Lock a file that is open, until it is closed; return whether that was possible."""
+    """Lock an open file until it is closed; return whether the lock was free in time."""
     ends_s = time.monotonic() + patience_s
     pause = threading.Event()
     while True:
@@ -117,11 +118,11 @@ def _locked(lock: int, kind: int, patience_s: float) -> bool:
 
 
 def state_of(told: dict[str, Any], *, is_held: bool) -> str:
-    """Return the state of a job: starting, running, ended, stopped or died as it was told; gone if no process has it."""
+    """Return a job's state: starting, running, ended, stopped or died by its status; gone if its process is dead."""
     state = str(told["state"])
     return "gone" if state in {"starting", "running"} and not is_held else state
 
 
 def here() -> dict[str, Any]:
-    """Return which process this is."""
+    """Return the pid and host of this process."""
     return {"pid": os.getpid(), "host": os.uname().nodename}

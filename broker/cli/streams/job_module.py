@@ -1,4 +1,4 @@
-"""A job out of a module of the user's: ``module:name``, a Job or a function that returns one."""
+"""Load a job from a module of the user: ``module:name`` is a Job, or a function that returns one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(target: str) -> Job:
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise click.UsageError(
-            f"{target!r} names no job: write MODULE:NAME, such as counting:job for a job in counting.py."
+            f"{target!r} is not MODULE:NAME; write, for example, counting:job for the name job in counting.py."
         )
     job = _class_of_jobs()
     module = _imported(module_name)
@@ -40,8 +40,8 @@ def load(target: str) -> Job:
             raise click.ClickException(f"{target} failed: {_place_of(error)}") from error
     if not isinstance(found, job):
         raise click.ClickException(
-            f"{target} is no job, but of the type {type(found).__name__}: name a Job, as StreamBuilder.build() returns it, or "
-            "a function that returns one."
+            f"{target} is not a job but has type {type(found).__name__}: name a Job, as StreamBuilder.build() returns it, "
+            "or a function that returns one."
         )
     return found
 
@@ -73,7 +73,7 @@ def _imported(name: str) -> ModuleType:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in {name, name.partition(".")[0]}:
             raise click.ClickException(
-                f"there is no module {error.name} in {folder} or where Python looks for modules."
+                f"there is no module {error.name} in {folder} or in Python's path."
             ) from error
         raise click.ClickException(
             f"the module {name} can't be imported: {_place_of(error)}"
@@ -81,7 +81,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _place_of(error: Exception) -> str:
-    """Return an error with the line that raised it."""
+    """Return an error's text, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -89,4 +89,4 @@ def _place_of(error: Exception) -> str:
 
 def _listed(module: Any, job: type[Job]) -> str:
     names = sorted(name for name, value in vars(module).items() if isinstance(value, job))
-    return f"Its jobs are: {', '.join(names)}." if names else "It has no job by any name."
+    return f"Its jobs are: {', '.join(names)}." if names else "It has no jobs."

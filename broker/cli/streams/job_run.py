@@ -1,7 +1,7 @@
-"""A job run by this process: Spark is started, the job is followed until it ends, and told of all the while.
+"""Run a job in this process: start Spark, follow the job until it ends, and report its status meanwhile.
 
-It ends when it has processed all that there was (``--available``), when it is asked to stop (a signal, or the file
-of ``broker streams stop``), or when a query dies. The last that it tells of itself is how it ended.
+The job ends for one of three reasons. It has processed all messages that there were (``--available``). Or it is
+asked to stop, by a signal or by the file of ``broker streams stop``. Or a query dies. Its last status says which.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.5
 EVERY_S: Final = 2.0
-"""How often a job is told of."""
+"""The time between two reports of a job's status."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What to run, and how. ``options``: of the format ``tms``, the url among them."""
+    """The job to run and its options; ``options`` are those of the format ``tms``, with the url."""
 
     target: str
     checkpoint: str
@@ -52,17 +52,17 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def run(wanted: JobOptions, control: Control, tell: Tell) -> None:
-    """Run a job to its end; ``tell`` gets its status again and again.
+    """Run a job to its end, and report its status with ``tell``.
 
     Raises:
         click.ClickException: it can't be started, or it died.
-        BrokerError: the broker can't be reached, or a topic is not there.
+        BrokerError: the broker can't be reached, or a topic does not exist.
     """
     check_spark()
     job = load(wanted.target)
     for end in job.graph.ends:
         if end.name in NAMES:
-            raise click.ClickException(f"an end can't be called {end.name}: give it another name.")
+            raise click.ClickException(f"an end can't be named {end.name}: give it another name.")
     _check_topics(job, wanted)
     with control.held(), _signals() as signals:
         follower = _Follower(job, wanted, control, tell, signals)
@@ -81,7 +81,7 @@ def check_spark() -> None:
         raise missing(error) from error
     if not has_java():
         raise click.ClickException(
-            "Spark needs Java 17 or newer, and there is no program java: install one, and name it by JAVA_HOME or "
+            "Spark needs Java 17 or newer, and the program java was not found: install Java, and set JAVA_HOME or "
             "PATH."
         )
 
@@ -98,7 +98,7 @@ def started(name: str, master: str, conf: Mapping[str, str]) -> Session:
 
 
 def _check_topics(job: Job, wanted: JobOptions) -> None:
-    """Ask for all topics before Spark takes its time. Raises BrokerError, click.ClickException."""
+    """Check that all topics exist, before the slow start of Spark. Raises BrokerError, click.ClickException."""
     from broker.spark.format_options import sink_options  # noqa: PLC0415 - With PySpark.
     from broker.streams import graph  # noqa: PLC0415
 
@@ -121,13 +121,13 @@ def _check_topics(job: Job, wanted: JobOptions) -> None:
 
 
 class _Signals:
-    """Notes that SIGINT or SIGTERM came."""
+    """Records that SIGINT or SIGTERM arrived."""
 
     def __init__(self) -> None:
         self.came = threading.Event()
 
     def take(self) -> None:
-        """Take both signals; Spark's start has taken one."""
+        """Handle both signals. Call this again after Spark's start, which replaces a handler."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.came.set())
 
@@ -175,7 +175,7 @@ class _Follower:
             raise click.ClickException(self._death(str(error))) from error
 
     def _followed(self, session: Session) -> str:
-        """Follow the job until it ends, or is to stop; return which. Raises what it dies of."""
+        """Follow the job until it ends or must stop; return ``ended`` or ``stopped``. Raises its error if it dies."""
         self._signals.take()
         if self._is_to_stop():
             return "stopped"
@@ -213,7 +213,7 @@ class _Follower:
             raise click.ClickException(f"the job {self._job.id} can't run: {error}") from error
 
     def _is_over(self, running: JobQueries) -> bool:
-        """Look at the queries; return whether one has died, or all have ended."""
+        """Update the queries' status; return whether one has died or all have ended."""
         status = running.status()
         self._queries = list(status.as_dict()["queries"])
         return any(query.error is not None for query in status.queries) or not any(
@@ -224,14 +224,14 @@ class _Follower:
         ends = ", ".join(query["name"] for query in self._queries if query["error"])
         return (
             f"the job {self._job.id} died{f' ({ends})' if ends else ''}: {cause}\n"
-            "Mend the cause, and run it again with the same checkpoint: what it has not published is processed then."
+            "Correct the cause, then run the job again with the same checkpoint: it continues where it died."
         )
 
     def _is_to_stop(self) -> bool:
         return self._signals.came.is_set() or self._control.is_asked_to_stop
 
     def told(self, state: str, error: str | None = None) -> None:
-        """Tell of the job, in its file and to ``tell``."""
+        """Report the job's status: in its file, and to ``tell``."""
         told = {
             "job": self._job.id,
             "state": state,
@@ -247,11 +247,15 @@ class _Follower:
 
 @contextmanager
 def telling(*, as_json: bool, write_json: Tell) -> Iterator[Tell]:
-    """Give what shows a status: a line in place at a terminal, a line for each change elsewhere, or JSON lines."""
+    """Yield a function that shows a status.
+
+    It writes JSON lines if ``as_json``. Else it rewrites one line at a terminal, and elsewhere writes a line for
+    each change.
+    """
     if as_json:
         yield write_json
     elif sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+        from rich.console import Console  # noqa: PLC0415 - Slow to import, and only terminals need it.
         from rich.live import Live  # noqa: PLC0415
 
         console = Console(stderr=True, highlight=False)

@@ -1,4 +1,4 @@
-"""How far a job is, as a line and as a table. Pure."""
+"""A job's status as a line and as a table. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Told = Mapping[str, Any]
 
 
 def line(told: Told) -> str:
-    """Return all ends of a job in one line."""
+    """Return a job's status in one line, summed over its ends."""
     queries = told["queries"]
     lags = [query["lag_s"] for query in queries if query["lag_s"] is not None]
     batches = [query["batch"] for query in queries if query["batch"] is not None]
@@ -37,22 +37,25 @@ def line(told: Told) -> str:
 
 
 def head(told: Told, now_ms: int) -> str:
-    """Return what a job is doing, as a sentence."""
+    """Return a job's state as a sentence."""
     age_s = max(0, now_ms - told["told_ms"]) // 1000
     process = f"process {told['pid']} on {told['host']}"
     match told["state"]:
         case "gone":
-            return f"{told['job']} is gone: {process} told last {age_s:,} s ago, and is no more. Run it again: it goes on"
+            return (
+                f"{told['job']} is gone: {process} does not exist any more; its last status is {age_s:,} s old. "
+                "Run the job again: it continues"
+            )
         case "died":
             return f"{process} ended {age_s:,} s ago: {told['error']}"
         case "stopped" | "ended":
             return f"{told['job']} {told['state']} {age_s:,} s ago ({process})"
         case state:
-            return f"{told['job']} is {state}: {process}, told {age_s:,} s ago"
+            return f"{told['job']} is {state}: {process}, status {age_s:,} s old"
 
 
 def rows(told: Told) -> Sequence[Sequence[str]]:
-    """Return a row for each end, as ``HEADS`` has the columns."""
+    """Return a row for each end, with the columns of ``HEADS``."""
     return [_row(query, has_process=told["state"] == "running") for query in told["queries"]]
 
 
@@ -81,7 +84,7 @@ STATE_HEADS: Final = ("OPERATOR", "KEY", "WINDOW", "KEPT")
 
 
 def state_rows(entries: Sequence[StateEntry]) -> Sequence[Sequence[str]]:
-    """Return a row for each entry, as ``STATE_HEADS`` has the columns."""
+    """Return a row for each entry, with the columns of ``STATE_HEADS``."""
     return [
         (each.operator, _text(each.key), _window(each.window), _fields(each.kept))
         for each in entries

@@ -1,8 +1,8 @@
-"""What a broker looks like at a moment: its nodes, and its topics by how much is published to them.
+"""A snapshot of a broker: its nodes, and its topics, the busiest first.
 
-One topic that can't be asked for, or one node that does not answer, is shown as such; the others are shown all the
-same. At most ``asked_max`` topics are asked for their figures, a few at a time, so that looking costs a broker of many
-topics no more than one of some.
+A topic or node that does not answer gets a row with its problem; the other rows are not affected. ``take`` asks at
+most ``ASKED_MAX`` topics for their figures, ``AT_ONCE`` at a time. So a snapshot's cost is bounded, however many
+topics the broker has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASKED_MAX: Final = 500
 
 
 class TopicRow(NamedTuple):
-    """A topic's figures; ``is_estimate`` of messages and bytes. None where there is a ``problem`` instead."""
+    """A topic's figures, or a ``problem`` instead; ``is_estimate`` is about messages and bytes."""
 
     topic: str
     publish_per_s: float = 0.0
@@ -33,7 +33,7 @@ class TopicRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """A node: its number in a cluster, and what it says of itself, or its ``problem``."""
+    """A node: its number in a cluster, and the figures that it reports, or a ``problem``."""
 
     url: str
     state: str
@@ -44,7 +44,7 @@ class NodeRow(NamedTuple):
 
 
 class ClusterSnapshot(NamedTuple):
-    """Nodes, and topics by their rates, the busiest first; ``topics_there`` is how many topics there are."""
+    """Nodes, and topics, the busiest first; ``topics_there`` is the number of all topics."""
 
     nodes: Sequence[NodeRow]
     topics: Sequence[TopicRow]
@@ -52,7 +52,7 @@ class ClusterSnapshot(NamedTuple):
     topics_asked: int
 
     def told(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the snapshot as JSON."""
         return {
             "nodes": [node._asdict() for node in self.nodes],
             "topics": [topic._asdict() for topic in self.topics],
@@ -62,7 +62,7 @@ class ClusterSnapshot(NamedTuple):
 
 
 async def take(client: Client, namespace: str | None, rows_max: int) -> ClusterSnapshot:
-    """Look at a broker: at all namespaces, or one.
+    """Take a snapshot of a broker, with all namespaces or one.
 
     Raises:
         BrokerError: the topics can't be listed.
@@ -76,7 +76,7 @@ async def take(client: Client, namespace: str | None, rows_max: int) -> ClusterS
 
 
 def busiest_first(row: TopicRow) -> tuple[bool, float, float, int, str]:
-    """Return what topics are sorted by: those with a problem, then by rates and size."""
+    """Return the sort key of topics: those with a problem first, then by rates and number of messages."""
     return (
         row.problem is None,
         -row.publish_per_s,
@@ -116,7 +116,7 @@ async def _topic(client: Client, topic: TopicId, turns: asyncio.Semaphore) -> To
 async def _nodes(client: Client) -> list[NodeRow]:
     try:
         status = await client.ask(admin.status())
-    except NotFound:  # A broker that stands alone.
+    except NotFound:  # A standalone node has no view of a cluster.
         return [NodeRow(url, "serving") for url in client.settings.urls]
     except Unavailable as error:
         return [NodeRow(url, "silent", problem=error.message) for url in client.settings.urls]

@@ -18,7 +18,7 @@ from broker.errors import BrokerError
 
 
 class TopOptions(NamedTuple):
-    """What is looked at, and how often."""
+    """The options of ``broker top``."""
 
     settings: Settings
     namespace: str | None
@@ -27,7 +27,7 @@ class TopOptions(NamedTuple):
 
 
 @click.command()
-@click.option("--namespace", metavar="NS", help="Topics of one namespace.")
+@click.option("--namespace", metavar="NS", help="Show the topics of one namespace.")
 @click.option(
     "-n",
     "--limit",
@@ -35,7 +35,7 @@ class TopOptions(NamedTuple):
     type=click.IntRange(1, 500),
     default=50,
     show_default=True,
-    help="At most so many topics, the busiest ones.",
+    help="Show at most so many topics, the busiest ones.",
 )
 @click.option(
     "--interval",
@@ -43,9 +43,9 @@ class TopOptions(NamedTuple):
     type=click.FloatRange(min=0.2),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two snapshots.",
 )
-@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--once", is_flag=True, help="Show one snapshot, and end.")
 @to_broker
 def top(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -59,7 +59,7 @@ def top(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Show nodes and topics, the busiest first, until Ctrl-C.
 
-    With --json, or where the output is no terminal, it looks once.
+    With --json, or if the output is not a terminal, the command shows one snapshot.
 
     \b
     broker top
@@ -68,7 +68,7 @@ def top(  # noqa: PLR0913 - One parameter per option.
     """  # noqa: D301
     wanted = TopOptions(client_settings(url, deadline_s), namespace, rows_max, interval_s)
     if not (once or as_json) and sys.stdout.isatty():
-        with suppress(KeyboardInterrupt):  # By which it is meant to end.
+        with suppress(KeyboardInterrupt):  # The normal end of this command.
             asyncio.run(_follow(wanted))
         return
     snapshot = asyncio.run(_once(wanted))
@@ -84,7 +84,7 @@ async def _once(wanted: TopOptions) -> ClusterSnapshot:
 
 
 def _write(snapshot: ClusterSnapshot) -> None:
-    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and only this command needs it.
 
     console = Console(highlight=False)
     shown = screen.tables(snapshot)
@@ -94,12 +94,12 @@ def _write(snapshot: ClusterSnapshot) -> None:
 
 
 PATIENCE_S: Final = 5.0
-"""How long a look may take while others follow, before it is told that it fails."""
+"""The most time that a snapshot may take when more follow; then the screen shows the failure."""
 
 
 async def _follow(wanted: TopOptions) -> None:
-    """Look again and again. Raises BrokerError if the first look fails; later ones are told of on the screen."""
-    from rich.live import Live  # noqa: PLC0415 - Slow to import; other commands go without.
+    """Take snapshots and show them. Raises BrokerError if the first one fails; the screen shows later failures."""
+    from rich.live import Live  # noqa: PLC0415 - Slow to import, and only this command needs it.
 
     deadline_s = min(wanted.settings.deadline_s, PATIENCE_S)
     async with Client(settings=wanted.settings, deadline_s=deadline_s) as client:

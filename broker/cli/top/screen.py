@@ -15,8 +15,8 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def tables(snapshot: ClusterSnapshot, problem: str | None = None) -> Group:
-    """Return the nodes above the topics; ``problem``: why it is not newer."""
-    from rich.console import Group  # noqa: PLC0415 - Slow to import; other commands go without.
+    """Return the nodes above the topics; ``problem`` says why the snapshot could not be renewed."""
+    from rich.console import Group  # noqa: PLC0415 - Slow to import, and only this command needs it.
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -39,7 +39,7 @@ def tables(snapshot: ClusterSnapshot, problem: str | None = None) -> Group:
 
 
 def node_cells(row: NodeRow) -> list[str]:
-    """Return a node's row."""
+    """Return the cells of a node's row."""
     known = (
         "" if row.node is None else str(row.node),
         row.url,
@@ -51,7 +51,7 @@ def node_cells(row: NodeRow) -> list[str]:
 
 
 def topic_cells(row: TopicRow) -> list[str]:
-    """Return a topic's row."""
+    """Return the cells of a topic's row."""
     if row.problem is not None:
         return [row.topic, "", "", "", "", row.problem]
     about = "~" if row.is_estimate else ""
@@ -75,10 +75,10 @@ def size_text(size: float) -> str:
 
 
 def remark(snapshot: ClusterSnapshot) -> str:
-    """Say how many topics there are, and what is not shown."""
+    """Return the line below the tables: the number of topics, and how many of them are left out."""
     said = f"{snapshot.topics_there:,} topic{'' if snapshot.topics_there == 1 else 's'}"
     if snapshot.topics_asked < snapshot.topics_there:
-        said += f"; the first {snapshot.topics_asked:,} by name were asked for their figures"
+        said += f"; figures only of the first {snapshot.topics_asked:,} by name"
     if len(snapshot.topics) < snapshot.topics_asked:
         said += f"; the busiest {len(snapshot.topics):,} are shown"
-    return said + ". Rates are those of the last minute."
+    return said + ". Rates are averages of the last minute."

@@ -1,1 +1,1 @@
-"""``broker export`` and ``broker import``: a topic's messages as a file, and back."""
+"""``broker export`` and ``broker import``: write a topic's messages to a file, and publish them from one."""

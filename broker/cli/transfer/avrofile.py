@@ -1,4 +1,4 @@
-"""Avro container files, through fastavro: a block for each chunk, so that a part can be gone on with."""
+"""Avro container files, with fastavro. Each chunk is a block, so an unfinished file can be continued."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ SCHEMA: Final[dict[str, Any]] = {
 
 
 class AvroFile:
-    """The format."""
+    """The format ``avro``."""
 
     name = "avro"
 
     def check(self) -> None:
-        """Find fastavro. Raises click.ClickException."""
+        """Check that fastavro is installed. Raises click.ClickException."""
         _fastavro()
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write a block behind a position, which is a size in bytes; at 0 the header, too."""
+        """Write a block at a position, which is a size in bytes; at position 0 write the header first."""
         fastavro = _fastavro()
         sidecars.check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
-            # An empty file gets a header, any other is gone on with by its own.
+            # With a schema fastavro writes a header; without one it appends with the header of the file.
             file.seek(0, io.SEEK_END)
             fastavro.writer(file, SCHEMA if not position else None, map(_record, messages))
             file.flush()
@@ -51,12 +51,12 @@ class AvroFile:
             return file.tell()
 
     def finish(self, part: Path, position: int, file: Path) -> None:
-        """Give the part its name, unless it has that already."""
+        """Rename the part to ``file``, unless it has that name already."""
         if file.exists() and not part.exists():
             sidecars.check_reaches(file, position)
             return
         sidecars.check_reaches(part, position)
-        os.truncate(part, position)  # What a stopped export wrote behind it does not count.
+        os.truncate(part, position)  # A stopped export may have written more; it does not count.
         sidecars.place(part, file)
 
     def discard(self, part: Path) -> None:
@@ -64,7 +64,7 @@ class AvroFile:
         part.unlink(missing_ok=True)
 
     def read(self, file: Path) -> Iterator[Message]:
-        """Give the messages of a file; it needs the field ``payload``, and may have ``key`` and ``headers``."""
+        """Yield the messages of a file; it needs the field ``payload``, and may have ``key`` and ``headers``."""
         fastavro = _fastavro()
         done = 0
         with file.open("rb") as opened:
@@ -73,7 +73,7 @@ class AvroFile:
                     yield message_of(record)
                     done += 1
             except (ValueError, TypeError, KeyError, EOFError, LookupError) as error:
-                raise click.ClickException(f"{file}, behind record {done:,}: {error!r}") from error
+                raise click.ClickException(f"{file}, after record {done:,}: {error!r}") from error
 
 
 def _record(message: Message) -> dict[str, Any]:

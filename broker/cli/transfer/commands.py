@@ -17,7 +17,7 @@ from broker.model import MessageId, TopicId
 
 
 class TypedPlace(NamedTuple):
-    """A place in a topic as it was typed, and what that means now."""
+    """A place in a topic: the typed text, and the place that it means now."""
 
     text: str | None = None
     place: MessageId | int | None = None
@@ -36,7 +36,7 @@ _FORMAT = click.option(
     "--format",
     "format_name",
     type=click.Choice(list(FORMATS)),
-    help="Instead of the file's ending.",
+    help="The file's format.  [default: by the file's ending]",
 )
 
 
@@ -44,16 +44,19 @@ _FORMAT = click.option(
 @topic_argument
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--since", callback=_place, metavar="ID|TIME|AGE", help="From here on: 1h, a time, or an id."
+    "--since",
+    callback=_place,
+    metavar="ID|TIME|AGE",
+    help="Start here: an age (1h), a time, or a message id.  [default: the oldest message]",
 )
 @click.option(
     "--until",
     callback=_place,
     metavar="ID|TIME|AGE",
-    help="Up to here, without it. All by default.",
+    help="Stop before this: an age (1h), a time, or a message id.  [default: the end]",
 )
 @_FORMAT
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @to_broker
 def export(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -67,11 +70,11 @@ def export(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Write a topic's messages into FILE: .jsonl, .avro or .parquet.
+    """Write a topic's messages to FILE: .jsonl, .avro or .parquet.
 
-    All that is there when it begins, or what lies between --since and --until. An export that was stopped
-    goes on with the same command. FILE appears when it is whole, and beside it FILE.manifest.json with
-    the count and the hash of its contents.
+    The command exports the messages that the topic has at the start, or those between --since and --until. After
+    an interruption, the same command continues the export. FILE appears when it is complete. Then
+    FILE.manifest.json appears beside it, with the number of messages and a hash of them.
 
     \b
     broker export audit/logins logins.jsonl
@@ -82,12 +85,12 @@ def export(  # noqa: PLR0913 - One parameter per option.
     )
     if file.exists() and not (force or wanted.state.exists()):
         raise click.UsageError(
-            f"{file} is there already. Name another file, or replace it with --force."
+            f"{file} exists already. Name another file, or replace it with --force."
         )
     with connect(url, deadline_s) as client:
         one = Export(client, wanted, deadline_s=deadline_s)
         if one.is_resumed:
-            click.echo(f"going on with {file} where it was stopped", err=True)
+            click.echo(f"continuing the export to {file}", err=True)
         manifest = one.run()
     _tell({"file": str(file), **manifest}, as_json=as_json)
 
@@ -96,7 +99,9 @@ def export(  # noqa: PLR0913 - One parameter per option.
 @topic_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_FORMAT
-@click.option("--again", is_flag=True, help="Publish also what was imported before.")
+@click.option(
+    "--again", is_flag=True, help="Publish all messages, even if they were imported before."
+)
 @to_broker
 def import_(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -110,9 +115,11 @@ def import_(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Publish the messages of FILE (.jsonl, .avro or .parquet), each once, in their order.
 
-    The whole file is read first; if it has a FILE.manifest.json it must be what that says. Each part is
-    read back and compared. An import that was stopped goes on with the same command. The same file is
-    not imported twice into a topic within the topic's ttl and 7 days, unless you say --again.
+    The command first reads the whole file and compares it with FILE.manifest.json, if that exists. It reads each
+    published part back and compares it. After an interruption, the same command continues the import.
+
+    A topic gets the messages of the same file only once, within the topic's ttl plus 7 days. To publish them
+    again, give --again.
 
     \b
     broker import audit/copy logins.jsonl
@@ -123,7 +130,7 @@ def import_(  # noqa: PLR0913 - One parameter per option.
     with connect(url, deadline_s) as client:
         one = Import(client, given, contents)
         if one.is_resumed:
-            click.echo(f"going on with {file} where it was stopped", err=True)
+            click.echo(f"continuing the import of {file}", err=True)
         done = one.run()
     _tell({"file": str(file), **done}, as_json=as_json)
 
@@ -134,8 +141,8 @@ def _tell(done: dict[str, Any], *, as_json: bool) -> None:
         return
     if "already" in done and not done["published"]:
         click.echo(
-            f"{done['topic']} has all {done['messages']:,} messages of {done['file']}: nothing more was published. To have "
-            "them there twice: --again",
+            f"{done['topic']} has all {done['messages']:,} messages of {done['file']} already; nothing was published. To "
+            "publish them again, give --again",
             err=True,
         )
         return

@@ -1,15 +1,15 @@
-"""What a file or a range of a topic contains, as a count and a hash: equal contents have equal ones.
+"""The contents of a file or of a topic's range, as a count and a hash. Equal contents have equal counts and hashes.
 
-The hash is a chain of SHA-256 over the messages, in their order; it begins with 32 zero bytes::
+The hash is a chain of SHA-256 over the messages, in order; it starts with 32 zero bytes::
 
     hash after a message = SHA-256(hash before | payload | key | headers)
 
     payload, name, value    length as 8 bytes, big-endian, and the bytes
-    key                     one byte, 0 if there is none; else 1, and as a payload
-    headers                 how many as 8 bytes; name and value of each, sorted by name
+    key                     a byte 0 if there is no key; else a byte 1, and the key like a payload
+    headers                 their number as 8 bytes; name and value of each, sorted by name
 
-Ids and times are no part of it, since a message that is imported gets new ones. A chain, unlike the state of
-one SHA-256 over everything, can be written down and gone on with.
+Ids and times are not part of the hash, since an imported message gets new ones. The last hash of a chain can be
+stored and continued later; the inner state of one SHA-256 over everything can't.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 class Contents(NamedTuple):
-    """How many messages, and their hash."""
+    """The number of messages, and their hash."""
 
     messages: int = 0
     hash: bytes = START
@@ -35,19 +35,19 @@ class Contents(NamedTuple):
         return Contents(self.messages + 1, hashlib.sha256(self.hash + _canonical(message)).digest())
 
     def with_all(self, messages: list[Message]) -> Contents:
-        """Return the contents with some more messages."""
+        """Return the contents with more messages."""
         contents = self
         for message in messages:
             contents = contents.with_message(message)
         return contents
 
     def told(self) -> dict[str, int | str]:
-        """Return them as JSON can hold them."""
+        """Return the contents as JSON."""
         return {"messages": self.messages, "sha256": self.hash.hex()}
 
     @classmethod
     def of(cls, told: dict[str, object]) -> Self:
-        """Return what ``told`` gave. Raises KeyError, TypeError, ValueError if it is none."""
+        """Return the contents that ``told`` has written. Raises KeyError, TypeError, ValueError."""
         messages, digest = told["messages"], told["sha256"]
         if not isinstance(messages, int) or not isinstance(digest, str):
             raise TypeError("a count and a hash were expected")

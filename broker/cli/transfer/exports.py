@@ -1,12 +1,13 @@
-"""``broker export``: a range of a topic as a file.
+"""``broker export``: write a range of a topic to a file.
 
-The range is fixed when the export begins: what is published later is not part of it. Chunk by chunk messages go
-into ``FILE.part``; after each, ``FILE.state`` says how far it came, so that an export that was stopped, by whatever,
-goes on there. The finished file appears under its name at once, and then ``FILE.manifest.json`` with count and hash::
+The range is fixed at the start of the export; messages that are published later are not part of it. The export
+writes messages to ``FILE.part``, chunk by chunk. After each chunk it writes its progress to ``FILE.state``, and a
+stopped export continues from there. At the end one rename gives the file its name, and then
+``FILE.manifest.json`` gets the count and the hash::
 
     reading ──last chunk──▶ read ──file has its name──▶ placed ──manifest──▶ no state
 
-Each step can be done twice, so one that was stopped within a step begins with it again.
+Each step is idempotent, so an export that was stopped within a step repeats this step.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ READING, READ, PLACED = "reading", "read", "placed"
 
 
 class ExportPlan(NamedTuple):
-    """What is exported where. ``since`` and ``until`` as they were typed, and what they meant then."""
+    """The range and file of an export.
+
+    ``since`` and ``until`` are the typed texts; ``start`` and ``stop`` are the places that they meant then.
+    """
 
     topic: TopicId
     file: Path
@@ -52,7 +56,7 @@ class ExportPlan(NamedTuple):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What a state must agree with so that it is this export's."""
+        """The values that a state must have if it belongs to this export."""
         name = f"{self.topic.namespace}/{self.topic.topic}"
         return {
             "topic": name,
@@ -63,17 +67,17 @@ class ExportPlan(NamedTuple):
 
     @property
     def part(self) -> Path:
-        """Where the file grows."""
+        """The path of the unfinished file."""
         return sidecars.beside(self.file, ".part")
 
     @property
     def state(self) -> Path:
-        """Where it is written how far it has come."""
+        """The path of the state file, which has the progress of the export."""
         return sidecars.beside(self.file, ".state")
 
     @property
     def manifest(self) -> Path:
-        """Where it is written what the finished file contains."""
+        """The path of the finished file's manifest."""
         return manifest_of(self.file)
 
 
@@ -81,7 +85,7 @@ class Export:
     """One export, which may have begun in another process."""
 
     def __init__(self, client: SyncClient, wanted: ExportPlan, *, deadline_s: float) -> None:
-        """Begin, or go on where the file's state says. Raises click.ClickException if that is another's."""
+        """Start, or continue by the state file. Raises click.ClickException if that is about another export."""
         self._client = client
         self._wanted = wanted
         self._deadline_s = deadline_s
@@ -93,8 +97,8 @@ class Export:
         told = {name: self._state.get(name) for name in asked}
         if told != asked:
             raise click.ClickException(
-                f"{wanted.state} is of another export: {_differences(told, asked)}. Ask for the same as then, name "
-                f"another file, or remove {wanted.state.name}."
+                f"{wanted.state} belongs to another export: {_differences(told, asked)}. Repeat that export's command, "
+                f"name another file, or remove {wanted.state.name}."
             )
         self._contents = Contents.of(self._state)
 
@@ -114,12 +118,14 @@ class Export:
         }
 
     def run(self) -> dict[str, Any]:
-        """Bring it to its end, and return the manifest."""
+        """Export the rest of the range, and return the manifest."""
         wanted, state = self._wanted, self._state
         if state["stage"] == READING:
             self._read()
             if self._client.topic(wanted.topic).generation != state["generation"]:
-                raise click.ClickException(f"{state['topic']} was created anew meanwhile.")
+                raise click.ClickException(
+                    f"{state['topic']} was deleted and created again meanwhile."
+                )
             self._note(stage=READ)
         if state["stage"] == READ:
             wanted.format.finish(wanted.part, state["position"], wanted.file)
@@ -156,12 +162,12 @@ class Export:
                 bar.advance(task, len(chunk))
 
     def _chunks(self, after: MessageId, through: MessageId) -> Iterator[list[Message]]:
-        """Give the messages of ``(after, through]`` in lists of bounded size."""
+        """Yield the messages of ``(after, through]`` in lists of bounded size."""
         options = TailOptions(follow=False, give_up_after_s=self._deadline_s)
         messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)
         chunk: list[Message] = []
         size = 0
-        # A reference's messages have its id, and one of their own behind it.
+        # The id of a reference's message begins with the row of the reference, so rows are compared.
         last = through[:ROW_ID_BYTES]
         stop = self._wanted.stop if isinstance(self._wanted.stop, bytes) else None
         with closing(messages):
@@ -182,12 +188,12 @@ class Export:
 
 
 def manifest_of(file: Path) -> Path:
-    """Return where it is written what an exported file contains."""
+    """Return the path of a file's manifest, which has the count and hash of its contents."""
     return sidecars.beside(file, ".manifest.json")
 
 
 def _behind(start: MessageId | int | None) -> MessageId:
-    """Return the id behind which a range begins."""
+    """Return the id after which a range begins."""
     if start is None:
         return ROW_ID_MIN + ROW_ID_MIN
     if isinstance(start, int):
@@ -196,7 +202,10 @@ def _behind(start: MessageId | int | None) -> MessageId:
 
 
 def _last_before(stop: MessageId | int | None) -> MessageId:
-    """Return the last row before an end, which is exclusive: that of the end itself within a reference."""
+    """Return the id of the last row before ``stop``, which is exclusive.
+
+    If ``stop`` is a message within a reference, the last row is the reference's own: its earlier messages count.
+    """
     if stop is None:
         return b"\xff" * (2 * ROW_ID_BYTES)
     if isinstance(stop, int):

@@ -1,7 +1,7 @@
-"""The kinds of file that messages are exported to and imported from, by the ending of the file's name.
+"""The file formats of export and import, chosen by the ending of the file's name.
 
-A file is written as a *part*, chunk by chunk. ``append`` makes a chunk durable and returns the position behind it,
-which the caller notes; whatever lies behind the noted position, because a process was killed, is written anew.
+An export writes a *part*, chunk by chunk. ``append`` makes a chunk durable and returns the position after it. The
+caller stores this position. If the process is killed, data after the stored position is written again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broker.model import Message
 
 
 class Format(Protocol):
-    """A kind of file."""
+    """A file format."""
 
     name: str
 
@@ -27,16 +27,16 @@ class Format(Protocol):
         """Raise click.ClickException if a package that it needs is missing."""
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write messages behind a position, synced, and return the position behind them."""
+        """Write messages at a position, synced, and return the position after them."""
 
     def finish(self, part: Path, position: int, file: Path) -> None:
-        """Make the finished file of a part whose end is at ``position``."""
+        """Turn a part whose end is at ``position`` into the finished file."""
 
     def discard(self, part: Path) -> None:
-        """Remove what is left of a part, if there is anything."""
+        """Remove a part, if it still exists."""
 
     def read(self, file: Path) -> Iterator[Message]:
-        """Give the messages of a file, in bounded memory. Raises click.ClickException, which names the place."""
+        """Yield the messages of a file, in bounded memory. Raises click.ClickException with the place in the file."""
 
 
 FORMATS: Final[dict[str, Format]] = {
@@ -48,7 +48,7 @@ _ENDINGS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".avro": "avro", ".par
 
 
 def format_of(file: Path, name: str | None) -> Format:
-    """Return the format that is named, else the one of the file's ending.
+    """Return the format ``name``; without a name, the format of the file's ending.
 
     Raises:
         click.UsageError: no format has that ending.
@@ -57,7 +57,7 @@ def format_of(file: Path, name: str | None) -> Format:
     name = name or _ENDINGS.get(file.suffix.lower())
     if name is None:
         raise click.UsageError(
-            f"{file.name!r} ends with none of {', '.join(_ENDINGS)}: name the --format."
+            f"{file.name!r} ends with none of {', '.join(_ENDINGS)}: give --format."
         )
     found = FORMATS[name]
     found.check()

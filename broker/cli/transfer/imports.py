@@ -1,9 +1,10 @@
-"""``broker import``: the messages of a file into a topic, each once.
+"""``broker import``: publish the messages of a file to a topic, each once.
 
-The file is read twice. First as a whole: is it what its manifest says, and can every message of it be read? Only
-then chunk by chunk, each one numbered publish of a producer whose id is made from the file's hash. So a chunk that
-was published before, by a process that was killed or by an import that is done, is not published again. Each chunk is
-read back by its ids and compared. ``FILE.NS.TOPIC.import`` says which chunk comes next.
+The import reads the file twice. The first time it checks the whole file: it agrees with its manifest, and every
+message can be read. The second time it publishes the messages, chunk by chunk. Each chunk is a numbered publish of a
+producer, whose id is made from the file's hash. So the broker does not store a chunk again that a killed process or
+an earlier import has published. The import reads each chunk back by its ids and compares it. The file
+``FILE.NS.TOPIC.import`` has the number of chunks that are done.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CHUNK_BYTES_MAX: Final = 1 << 20
 
 
 class ImportPlan(NamedTuple):
-    """What is imported where; ``again``: also if it was before."""
+    """The file and topic of an import; with ``again``, an earlier import of the file does not count."""
 
     topic: TopicId
     file: Path
@@ -45,14 +46,14 @@ class ImportPlan(NamedTuple):
 
     @property
     def state(self) -> Path:
-        """Where it is written how far the import has come."""
+        """The path of the state file, which has the progress of the import."""
         return sidecars.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
 
 
 def checked(given: ImportPlan) -> Contents:
     """Read a file to its end, and return its contents.
 
-    Raises click.ClickException if it can't be read as messages, or is not what its manifest says.
+    Raises click.ClickException if a message can't be read, or if the file does not agree with its manifest.
     """
     contents = Contents()
     manifest = sidecars.read_json(manifest_of(given.file))
@@ -67,7 +68,7 @@ def checked(given: ImportPlan) -> Contents:
         name: manifest.get(name) for name in contents.told()
     }:
         raise click.ClickException(
-            f"{given.file} has {contents.messages:,} messages with the hash {contents.hash.hex()}; "
+            f"{given.file} has {contents.messages:,} messages with the hash {contents.hash.hex()}, but "
             f"{manifest_of(given.file).name} says {manifest.get('messages')} with {manifest.get('sha256')}. The "
             "file was changed or damaged; nothing was published."
         )
@@ -75,7 +76,7 @@ def checked(given: ImportPlan) -> Contents:
 
 
 def _check_beside(given: ImportPlan, message: Message, number: int) -> None:
-    """Refuse before anything is published what no broker takes. Raises click.ClickException."""
+    """Refuse a key or headers that no broker accepts, before the first publish. Raises click.ClickException."""
     try:
         attributes.encode(message.key, message.headers)
     except BadRequest as error:
@@ -88,14 +89,15 @@ class Import:
     """One import, which may have begun in another process."""
 
     def __init__(self, client: SyncClient, given: ImportPlan, contents: Contents) -> None:
-        """Begin, or go on where the state says. Raises click.ClickException if the file is another by now."""
+        """Start, or continue by the state file. Raises click.ClickException if that is about another import."""
         self._client = client
         self._given = given
         generation = client.topic(given.topic).generation
         by_contents = f"import-{contents.hash.hex()}"
         found = sidecars.read_json(given.state)
         if found is not None and given.again and found.get("producer") == by_contents:
-            found = None  # It is of an import that was not to be repeated.
+            # The state belongs to an import without --again, which has another producer.
+            found = None
         self.is_resumed = found is not None
         asked = {"topic": given.name, "generation": generation, **contents.told()}
         self._state: dict[str, Any] = found or {
@@ -106,21 +108,20 @@ class Import:
         }
         if {name: self._state.get(name) for name in asked} != asked:
             raise click.ClickException(
-                f"{given.state} is of an import of another file, or into a topic that was created anew since. Remove "
-                "it to begin anew."
+                f"{given.state} belongs to an import of another file, or to a topic that was deleted and created again. "
+                "Remove it to start again."
             )
         self._contents = contents
         self._counts = {"published": 0, "already": 0, "verified": 0}
 
     def run(self) -> dict[str, Any]:
-        """Bring it to its end, and tell what was done.
+        """Import the rest of the file, and return the counts.
 
-        Raises click.ClickException if what is read back is not what was published.
+        Raises click.ClickException if a chunk that is read back differs from the published one.
         """
         state = self._state
-        sidecars.write_json(
-            self._given.state, state
-        )  # The producer's id must be known before it is used.
+        # The producer's id must be on disk before its first use.
+        sidecars.write_json(self._given.state, state)
         skipped = state["done"]
         self._counts["already"] = skipped
         with messages_bar() as bar:
@@ -145,35 +146,35 @@ class Import:
         except BrokerError as error:
             error.message += (
                 f"\n{self._state['done']:,} of {self._contents.messages:,} messages are published. The same "
-                "command goes on, and publishes each once."
+                "command continues the import, and publishes each message once."
             )
             raise
         self._counts["already" if published.replayed else "published"] += len(chunk)
         self._verify(published, chunk)
 
     def _verify(self, published: Published, chunk: list[Message]) -> None:
-        """Read a chunk back and compare it. Where an old one lies is not known any more."""
+        """Read a chunk back and compare it."""
         if published.first_id is None:
-            return
+            return  # The broker no longer knows the ids of a chunk that was published long ago.
         found = self._client.poll(self._given.topic, published.first_id, limit=len(chunk))
         if Contents().with_all(found) != Contents().with_all(chunk):
             raise click.ClickException(
-                f"{len(chunk):,} messages that were published to {self._given.name} are not there as they were, from "
-                f"{published.first_id.hex()} on: they were purged, or have expired. To publish the whole file once more: "
+                f"{len(chunk):,} messages that were published to {self._given.name} from {published.first_id.hex()} on "
+                "could not all be read back: some were purged or have expired. To publish the whole file again, give "
                 "--again"
             )
         self._counts["verified"] += len(chunk)
 
 
 def new_of(message: Message) -> bytes | NewMessage:
-    """Return what is published for a message; a payload alone travels as the original has it."""
+    """Return a message for publishing: its payload alone if it has no key and no headers, as in CDAP's TMS."""
     if message.key is None and not message.headers:
         return message.payload
     return NewMessage(message.payload, message.key, message.headers)
 
 
 def chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Cut messages into requests, always in the same way, so that their numbers come again."""
+    """Cut messages into requests. The same file gives the same requests, so their numbers match."""
     chunk: list[Message] = []
     size = 0
     for message in messages:

@@ -1,12 +1,12 @@
-"""JSON lines: one object a line, as ``broker tail --json`` writes them.
+"""JSON lines: one object on each line, as ``broker tail --json`` writes them.
 
 ::
 
     {"id": "…", "time": "…", "timestamp_ms": 0, "encoding": "text", "payload": "alice", "key": null, "headers": {}}
 
-A payload that is no UTF-8 is in base64, and ``encoding`` says so; a key or a header that is none is an object
-with ``base64``. On the way in ``value``, text or such an object, may stand instead of ``payload``, as in JSON that is
-published over HTTP; nothing else is needed.
+If a payload is not UTF-8, it is in base64, and ``encoding`` says so. If a key or a header is not UTF-8, it is an
+object with ``base64``. ``read`` also accepts ``value`` instead of ``payload``: text or such an object, as in JSON
+that is published over HTTP. The other fields are optional.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _KNOWN: Final = frozenset(
 
 
 class JsonLines:
-    """The format."""
+    """The format ``jsonl``."""
 
     name = "jsonl"
 
     def check(self) -> None:
-        """Need nothing."""
+        """Do nothing: this format needs no package."""
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write lines behind a position, which is a size in bytes."""
+        """Write lines at a position, which is a size in bytes."""
         sidecars.check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
@@ -51,12 +51,12 @@ class JsonLines:
             return file.tell()
 
     def finish(self, part: Path, position: int, file: Path) -> None:
-        """Give the part its name, unless it has that already."""
+        """Rename the part to ``file``, unless it has that name already."""
         if file.exists() and not part.exists():
             sidecars.check_reaches(file, position)
             return
         sidecars.check_reaches(part, position)
-        os.truncate(part, position)  # What a stopped export wrote behind it does not count.
+        os.truncate(part, position)  # A stopped export may have written more; it does not count.
         sidecars.place(part, file)
 
     def discard(self, part: Path) -> None:
@@ -64,7 +64,7 @@ class JsonLines:
         part.unlink(missing_ok=True)
 
     def read(self, file: Path) -> Iterator[Message]:
-        """Give the messages of a file."""
+        """Yield the messages of a file."""
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
@@ -80,17 +80,17 @@ def _line(message: Message) -> bytes:
 
 
 def _message(told: object) -> Message:
-    """Return the message of a line. Raises ValueError, which says what is wrong with it."""
+    """Return the message of a line. Raises ValueError with the reason if it is not a message."""
     if not isinstance(told, dict):
-        raise ValueError("is no JSON object")  # noqa: TRY004 - Of what a user wrote.
+        raise ValueError("is not a JSON object")  # noqa: TRY004 - The value comes from a file.
     if unknown := sorted(set(told) - _KNOWN):
         raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(_KNOWN))}")
     if ("payload" in told) == ("value" in told):
-        raise ValueError("has neither payload nor value, or both")
+        raise ValueError("needs either payload or value")
     key = told.get("key")
     headers = {} if told.get("headers") is None else told["headers"]
     if not isinstance(headers, dict):
-        raise ValueError("headers: is no JSON object")  # noqa: TRY004
+        raise ValueError("headers: is not a JSON object")  # noqa: TRY004
     return Message(
         NO_ID,
         _payload(told),
@@ -104,7 +104,7 @@ def _payload(told: dict[str, Any]) -> bytes:
         return _bytes("value", told["value"])
     payload, encoding = told["payload"], told.get("encoding", "text")
     if encoding not in ("text", "base64"):
-        raise ValueError(f"encoding: is text or base64, not {encoding!r}")
+        raise ValueError(f"encoding: must be text or base64, not {encoding!r}")
     return _bytes("payload", payload if encoding == "text" else {"base64": payload})
 
 
@@ -116,4 +116,4 @@ def _bytes(name: str, value: object) -> bytes:
             return base64.b64decode(value["base64"], validate=True)
         except binascii.Error as error:
             raise ValueError(f"{name}: {error}") from error
-    raise ValueError(f'{name}: is text, or {{"base64": "…"}}')
+    raise ValueError(f'{name}: must be text, or {{"base64": "…"}}')

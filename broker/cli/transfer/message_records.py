@@ -1,4 +1,4 @@
-"""Messages as records of other formats have them: named fields, of which ``payload`` is needed."""
+"""Messages as records of other formats: named fields, of which only ``payload`` is required."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message
 
 NO_ID: Final = bytes(MESSAGE_ID_BYTES)
-"""The id of a message that was read from a file: it gets one when it is published."""
+"""The id of a message from a file; the broker gives it a real id when it is published."""
 
 
 def size_of(message: Message) -> int:
-    """Return about how many bytes a message has in memory."""
+    """Return a message's approximate size in memory, in bytes."""
     attributes = sum(len(name) + len(value) for name, value in message.headers.items())
     return len(message.payload) + len(message.key or b"") + attributes
 
 
 def message_of(record: Mapping[str, Any]) -> Message:
-    """Return the message of a record; ``key`` and ``headers`` need not be there. Raises ValueError."""
+    """Return the message of a record; ``key`` and ``headers`` are optional. Raises ValueError."""
     if "payload" not in record:
         raise ValueError("has no field payload")
     key = record.get("key")

@@ -1,6 +1,7 @@
-"""Parquet files, through pyarrow. Such a file is of use only with its end, so a part of one can't be gone on with.
+"""Parquet files, with pyarrow.
 
-So a part is a folder of whole files, one a chunk; the finished file has their row groups, copied one by one.
+A Parquet file can't be read without its end, so an unfinished file can't be continued. So the part is a folder with
+one complete file for each chunk. The finished file has the row groups of all chunks, copied one by one.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _WHOLE: Final = "whole"
 
 
 class ParquetFile:
-    """The format."""
+    """The format ``parquet``."""
 
     name = "parquet"
 
     def check(self) -> None:
-        """Find pyarrow. Raises click.ClickException."""
+        """Check that pyarrow is installed. Raises click.ClickException."""
         _pyarrow()
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write a chunk; a position is how many there are."""
+        """Write a chunk; a position is the number of chunks."""
         arrow = _pyarrow()
         part.mkdir(exist_ok=True)
         if not messages:
@@ -50,7 +51,7 @@ class ParquetFile:
         return position + 1
 
     def finish(self, part: Path, position: int, file: Path) -> None:
-        """Copy the row groups of all chunks into one file, and give that its name; all chunks are there."""
+        """Copy the row groups of all ``position`` chunks into one file, and rename it to ``file``."""
         arrow = _pyarrow()
         whole = part / _WHOLE
         with arrow.parquet.ParquetWriter(whole, _schema(arrow)) as writer:
@@ -67,7 +68,7 @@ class ParquetFile:
             shutil.rmtree(part)
 
     def read(self, file: Path) -> Iterator[Message]:
-        """Give the messages of a file; it needs the column ``payload``, and may have ``key`` and ``headers``."""
+        """Yield the messages of a file; it needs the column ``payload``, and may have ``key`` and ``headers``."""
         arrow = _pyarrow()
         done = 0
         try:
@@ -79,7 +80,7 @@ class ParquetFile:
                         yield message_of(row)
                         done += 1
         except (ValueError, TypeError, arrow.ArrowException) as error:
-            raise click.ClickException(f"{file}, behind row {done:,}: {error}") from error
+            raise click.ClickException(f"{file}, after row {done:,}: {error}") from error
 
 
 def _schema(arrow: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How far a transfer has come, for people."""
+"""The progress bar of a transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files beside a big one: how far a transfer came, and what it contains. Each is seen whole or not at all."""
+"""The small files beside an exported file: state and manifest. A reader sees each one whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import click
 
 
 def beside(file: Path, ending: str) -> Path:
-    """Return the path of a file that lies beside another: its name and an ending."""
+    """Return the path of a file in the same folder, with the same name plus an ending."""
     return file.with_name(file.name + ending)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object, synced, in place of what was there."""
+    """Write a JSON object, synced; it replaces the former file."""
     new = beside(path, ".new")
     with new.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1)
@@ -27,22 +27,24 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None if there is no such file. Raises click.ClickException."""
+    """Return the JSON object in a file; None if the file does not exist. Raises click.ClickException."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise click.ClickException(
-            f"{path} is no JSON: {error}. Remove it, or see what wrote it."
+            f"{path} is not JSON: {error}. Remove it, or find out which program wrote it."
         ) from error
     if not isinstance(found, dict):
-        raise click.ClickException(f"{path} is no JSON object. Remove it, or see what wrote it.")
+        raise click.ClickException(
+            f"{path} is not a JSON object. Remove it, or find out which program wrote it."
+        )
     return found
 
 
 def place(new: Path, path: Path) -> None:
-    """Give a synced file its name, for good."""
+    """Rename a synced file to ``path``, and sync the folder."""
     new.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -52,9 +54,9 @@ def place(new: Path, path: Path) -> None:
 
 
 def check_reaches(path: Path, size: int) -> None:
-    """Raise click.ClickException if a file that grows has lost what was written up to ``size``."""
+    """Raise click.ClickException if a growing file is missing, or shorter than ``size``."""
     if size and (not path.exists() or path.stat().st_size < size):
         raise click.ClickException(
-            f"{path} was changed or removed since: it had {size:,} bytes. Remove what is left of this export, its "
-            ".part and its .state, and begin anew."
+            f"{path} was changed or removed: it had {size:,} bytes. Remove the .part and the .state of this export, "
+            "and start again."
         )

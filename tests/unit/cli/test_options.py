@@ -110,8 +110,16 @@ class FailsAfter:
 @pytest.mark.parametrize(
     ("requests", "error", "told"),
     [
-        (0, TopicNotFound("No."), "None is published; of lines 1 to 1,000"),
-        (2, OutcomeUnknown("Lost."), "Lines 1 to 2,000 are published; of lines 2,001 to 2,500"),
+        (
+            0,
+            TopicNotFound("No."),
+            "No line was published before; the outcome of lines 1 to 1,000 is",
+        ),
+        (
+            2,
+            OutcomeUnknown("Lost."),
+            "Lines 1 to 2,000 are published; the outcome of lines 2,001 to 2,500 is",
+        ),
     ],
 )
 def test_when_a_request_fails_it_is_told_which_lines_are_published(
@@ -120,4 +128,4 @@ def test_when_a_request_fails_it_is_told_which_lines_are_published(
     monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(requests, error))
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error
-    assert f"\n{told} this is the outcome: {error.outcome}." in error.message
+    assert f"\n{told}: {error.outcome}." in error.message

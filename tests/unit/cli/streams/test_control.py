@@ -52,7 +52,7 @@ def test_a_wish_to_stop_is_for_the_process_that_runs(control: Control) -> None:
 
 
 def test_where_no_job_was_run_that_is_said(control: Control) -> None:
-    with pytest.raises(click.ClickException, match="no job was run"):
+    with pytest.raises(click.ClickException, match="has no status of a job"):
         control.told()
 
 

@@ -53,7 +53,7 @@ def test_a_job_or_a_function_that_returns_one_is_found(name: str) -> None:
         ("jobs_here:jbo", "no jbo. Its jobs are: job."),
         ("jobs_nowhere:job", "there is no module jobs_nowhere in "),
         ("jobs_wrong:job", r"no_such_thing.*jobs_wrong.py, line 3"),
-        ("jobs_here:nothing", "is no job, but of the type int"),
+        ("jobs_here:nothing", "is not a job but has type int"),
         ("jobs_here:Jobs.outer", "has no Jobs.outer. Its jobs are: job."),
         ("jobs_here:broken", r"RuntimeError: no settings \(.*jobs_here.py, line 16\)"),
     ],

@@ -39,9 +39,9 @@ def test_a_line_has_all_ends_together() -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("running", "words is running: process 5 on here, told 3 s ago"),
+        ("running", "words is running: process 5 on here, status 3 s old"),
         ("stopped", "words stopped 3 s ago (process 5 on here)"),
-        ("gone", "process 5 on here told last 3 s ago, and is no more"),
+        ("gone", "process 5 on here does not exist any more; its last status is 3 s old"),
         ("died", "the job words died (sink-1): why"),
     ],
 )

@@ -85,7 +85,7 @@ async def test_no_more_than_so_many_topics_are_asked(monkeypatch: pytest.MonkeyP
     found = await taken(broker, rows_max=2)
     assert (len(broker.asked), found.topics_there, found.topics_asked) == (3, 10, 3)
     assert screen.remark(found).startswith(
-        "10 topics; the first 3 by name were asked for their figures; the busiest 2 are shown."
+        "10 topics; figures only of the first 3 by name; the busiest 2 are shown."
     )
 
 
