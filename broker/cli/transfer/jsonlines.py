@@ -86,7 +86,7 @@ def _message(told: object) -> Message:
     if unknown := sorted(set(told) - _KNOWN):
         raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(_KNOWN))}")
     if ("payload" in told) == ("value" in told):
-        raise ValueError("needs either payload or value")
+        raise ValueError("needs either payload or value, not both")
     key = told.get("key")
     headers = {} if told.get("headers") is None else told["headers"]
     if not isinstance(headers, dict):

@@ -149,7 +149,7 @@ def test_lines_that_people_write(
     ("line", "says"),
     [
         ("{", "line 2"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ("{}", "payload"),
         ('{"payload": "a", "value": "a"}', "both"),
         ('{"payload": "a", "ky": "a"}', "'ky'"),
