@@ -1,7 +1,7 @@
 """Spark's source and sink: topics in streaming and batch queries, through PySpark.
 
-The driver plans, executors read and store: all of them are clients of the broker, each in the processes
-that Spark starts for it. Needs the extra ``spark``.
+The driver plans; the executors read and store. All of them are clients of the broker, in Python processes that Spark
+starts. This package needs the extra ``spark``.
 """
 
 from broker.spark.datasource import TmsDataSource

@@ -1,9 +1,9 @@
-"""A topic as the source of a batch query: one range, and what filters say about its ends.
+"""A topic as the source of a batch query: one range, which filters may narrow.
 
-Spark hands filters down only under ``spark.sql.python.filterPushdown.enabled``, and refuses a reader that
-could take them while that is off. So the option ``pushDownFilters`` chooses the reader that does. A filter
-narrows the range to whole rows and Spark applies it once more: the range may have too much, never too
-little.
+Spark passes filters to a reader only if ``spark.sql.python.filterPushdown.enabled`` is on. While it is off, Spark
+refuses a reader that has ``pushFilters``. So the option ``pushDownFilters`` chooses the reader that has it. A filter
+narrows the range to whole rows, and Spark applies the filter again. So the range may have too many messages, but
+never too few.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TmsBatchReader(DataSourceReader):
     """Plans one range of a topic, and reads its parts in executors.
 
     Args:
-        options: what is read.
+        options: the topic and the range.
         schema: the columns, see ``batches.arrow_schema``.
         connect: gives the client, in each process that uses the reader.
     """
@@ -86,7 +86,7 @@ class TmsBatchReader(DataSourceReader):
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the messages of a part; Spark makes one without a value where there is none."""
+        """Yield the messages of a part. If there are no parts, Spark passes a partition with the value None."""
         part = partition.value
         if part is None:
             return iter(())
@@ -99,7 +99,7 @@ class PushingBatchReader(TmsBatchReader):
 
     @override
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take note of the filters, and give all of them back to be applied by Spark."""
+        """Narrow the range by the filters, and return all of them, so that Spark applies them again."""
         for filter_ in filters:
             after, through = bounds_of(filter_)
             if after is not None:
@@ -110,7 +110,7 @@ class PushingBatchReader(TmsBatchReader):
 
 
 def bounds_of(filter_: Filter) -> tuple[MessageId | None, MessageId | None]:
-    """Return a range ``(after, through]`` outside of which a filter is never true; None: no bound."""
+    """Return a range ``(after, through]``; outside of it the filter is never true. None: no bound."""
     if not isinstance(filter_, (*_LOWER, *_UPPER)) or filter_.attribute not in (
         ("id",),
         ("timestamp",),

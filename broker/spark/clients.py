@@ -1,7 +1,7 @@
 """The clients of this process: one for each set of settings, kept as long as the process lives.
 
-Spark uses its Python processes again and again, for one partition or micro-batch after the other. A client
-that is kept saves each of them the connections. ``SyncClient`` may be shared by threads, and notices a fork.
+Spark reuses its Python processes for one partition or micro-batch after the other. All of them share a kept client
+and its connections. Threads may share a ``SyncClient``, and it notices a fork.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
     spark.readStream.format("tms").option("url", …).option("topic", "shop/orders").load()
 
-Spark finds the format by the module ``pyspark_tms``. Each part of a query asks here for the object that does
-its work; the objects travel between processes, so they carry options and no connection.
+Spark finds the format by the module ``pyspark_tms``. Spark asks this class for a reader or writer for each part of a
+query. It sends these objects between processes, so they hold options and no connection.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class TmsDataSource(DataSource):
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch query. Raises ValueError for options that it can't have."""
+        """Return the reader of a batch query. Raises ValueError for options that it can't have."""
         options = source_options(self.options, streaming=False)
         reader = PushingBatchReader if options.push_down else TmsBatchReader
         return reader(options, arrow_schema(schema))
 
     @override
     def streamReader(self, schema: StructType) -> TmsStreamReader:
-        """Return what reads a streaming query. Raises ValueError for options or columns it can't have."""
+        """Return the reader of a streaming query. Raises ValueError for options or columns it can't have."""
         options = source_options(self.options, streaming=True)
         columns = arrow_schema(schema)
         if options.beat_interval_s is not None:
@@ -54,7 +54,7 @@ class TmsDataSource(DataSource):
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> TmsBatchWriter:
-        """Return what publishes a batch query. Raises ValueError for what it can't publish."""
+        """Return the writer of a batch query. Raises ValueError for options or columns that it can't publish."""
         if overwrite:
             raise ValueError(
                 'A topic is never overwritten: use .mode("append"), or delete the topic first.'
@@ -63,9 +63,9 @@ class TmsDataSource(DataSource):
 
     @override
     def streamWriter(self, schema: StructType, overwrite: bool) -> TmsStreamWriter:
-        """Return what publishes a micro-batch; in complete mode (overwrite) the whole result each time.
+        """Return the writer of a micro-batch. In complete mode (overwrite) it publishes the whole result each time.
 
         Raises:
-            ValueError: the options or the columns can't be published.
+            ValueError: the writer can't publish these columns, or an option is wrong.
         """
         return TmsStreamWriter(sink_options(self.options, streaming=True), schema)

@@ -1,4 +1,4 @@
-"""Publishing from ``foreachBatch``: for output in update mode, which Spark allows to no Python sink.
+"""Publish from ``foreachBatch``, for output in update mode: Spark does not allow this mode for a Python sink.
 
 ::
 
@@ -7,8 +7,8 @@
 
     counts.writeStream.outputMode("update").foreachBatch(publish_counts).start()
 
-Spark may run a batch once more after a crash. What was published is known by the query's id, the name given
-here and the number of the batch, so that it is published once.
+Spark may run a batch again after a crash. The broker knows a publish by the query's id, the name given here and the
+number of the batch. So it stores a batch once.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def publish(
     name: str = "",
     **options: str,
 ) -> None:
-    """Publish a micro-batch, once however often it is run.
+    """Publish a micro-batch once, even if Spark runs it several times.
 
     Args:
         frame: the rows, see ``broker.spark.sink_rows``.
-        batch_id: its number, as ``foreachBatch`` is given it.
-        query_id: what stands for the query, for as long as its checkpoint; by default the query's own id,
-            which Spark Connect does not tell.
-        name: tells publishes of one batch to one topic from each other.
-        options: those of the sink: ``url``, ``topic`` and so on.
+        batch_id: the number of the batch, from ``foreachBatch``.
+        query_id: a text for the query that stays the same as long as its checkpoint. By default it is the query's own
+            id. Spark Connect does not give that id, so there ``query_id`` is needed.
+        name: distinguishes several publishes of one batch to one topic.
+        options: the options of the sink: ``url``, ``topic`` and so on.
 
     Raises:
-        ValueError: the query's id is not known, and was not given.
+        ValueError: ``query_id`` is not given, and the query's own id is not known.
     """
     producer = "/".join(part for part in (query_id or _query_of(frame), name) if part)
     writer = frame.write.format("tms").options(**options)
@@ -52,7 +52,7 @@ def publish(
 def _query_of(frame: DataFrame) -> str:
     try:
         query = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-    except PySparkException:  # Of Spark Connect, which has no context.
+    except PySparkException:  # Spark Connect has no context.
         query = None
     if query is None:
         raise ValueError(

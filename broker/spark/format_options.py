@@ -1,9 +1,9 @@
-"""The options of the format ``tms``: read from Spark's mapping, checked, and turned into values.
+"""The options of the format ``tms``: this module reads them from Spark's mapping, checks them, and makes values.
 
-An option has the name of Kafka's where the meaning is the same. Spark hands all names over in lower case,
-so they are compared without case; the table here has the spelling for people. A name that this format does
-not know is refused: a misspelt limit must not go unnoticed. ``tms.`` before a name is a setting of the
-client (``broker.client.Settings``), such as ``tms.namespace``.
+An option has the name of Kafka's option if the meaning is the same. Spark passes all names in lower case, so this
+module compares them without case. The tables here have the spelling for people. This module refuses unknown names, so
+that a misspelt limit does not go unnoticed. A name that begins with ``tms.`` is a setting of the client
+(``broker.client.Settings``), such as ``tms.namespace``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from broker.wire.transaction import decode_transaction
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""How long a call to the broker is tried: an outage of a minute shall not end a query."""
+"""How long the client tries a call to the broker. An outage of a minute shall not end a query."""
 DELAY_S: Final = 900.0
 """The default of ``maxTriggerDelay``, as in Kafka's source."""
 AMOUNT_MAX: Final = (1 << 62) - 1
@@ -69,7 +69,7 @@ _DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|min|m|h|)")
 
 
 class SinkProducer(NamedTuple):
-    """By which a publish is known to the broker: a number that is not above the last one is a duplicate."""
+    """The producer's id and number of a publish. A publish with a number not above the last one is a duplicate."""
 
     id: str
     number: int
@@ -80,20 +80,20 @@ class SourceOptions:
     """Which messages a query reads, and in which portions.
 
     Attributes:
-        settings: how the client behaves.
-        topic: the topic, as the option names it.
+        settings: the client's settings.
+        topic: the topic, with the name from the option.
         start: the place of the first message; None: not given.
-        end: the place behind the last message of a batch query; "latest": all that is there.
-        messages_max: most messages of a micro-batch.
+        end: the place behind the last message of a batch query; "latest": behind the latest message.
+        messages_max: the most messages of a micro-batch.
         bytes_max: about the most bytes of payloads of a micro-batch.
-        messages_min: a micro-batch waits for so many messages,
-        delay_s_max: but not longer than this.
-        beat_interval_s: after so long a silence comes a heart-beat, and again; None: none comes.
-        parts_min: into how many partitions a range is divided at least; 0: by its size.
+        messages_min: a micro-batch waits until there are so many messages.
+        delay_s_max: the longest time that a micro-batch waits for ``messages_min``.
+        beat_interval_s: a silent topic gets a heart-beat each time so many seconds have passed; None: no heart-beats.
+        parts_min: the least number of partitions of a range; 0: by its size.
         part_messages_max: about the most messages of a partition.
-        fail_on_data_loss: whether messages that expired before they were read fail the query.
-        snapshot: what the transaction may see that the query reads in.
-        push_down: whether filters of a batch query narrow what is read.
+        fail_on_data_loss: True if the query shall fail when messages expired before it read them.
+        snapshot: the snapshot of the transaction in which the query reads.
+        push_down: True if filters of a batch query shall narrow the range.
     """
 
     settings: Settings
@@ -113,13 +113,16 @@ class SourceOptions:
 
     @property
     def starts_at_a_message(self) -> bool:
-        """Whether the query names its first message, and not *what there is*, from a time on or at all."""
+        """Return whether the query names its first message by id.
+
+        If it starts at a time, or at the earliest message, expired messages are no loss.
+        """
         return isinstance(self.start, SourceOffset) and not self.start.is_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where a query publishes; ``topic`` None: each row names its topic."""
+    """The options of a sink; ``topic`` None: each row names its topic."""
 
     settings: Settings
     topic: str | None
@@ -130,7 +133,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOption
     """Return the options of a source.
 
     Raises:
-        ValueError: an option is missing, is not known, or has a bad value; the text says what to give.
+        ValueError: an option is missing, is not known, or has a bad value; the text names valid values.
     """
     read = _OptionReader(given, SOURCE, "reads")
     for name in BATCH_ONLY if streaming else STREAM_ONLY:
@@ -162,7 +165,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     read = _OptionReader(given, SINK, "writes")
     if streaming and read.has("dedupKey"):
         raise ValueError(
-            "The option dedupKey is for df.write: a stream is known by its query id and batch id."
+            "The option dedupKey is for df.write: a stream uses its query id and batch id instead."
         )
     return SinkOptions(
         settings=read.settings(),
@@ -172,7 +175,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 class _OptionReader:
-    """The options that were given, by their names in lower case."""
+    """Reads the given options by their names in lower case."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], does: str) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -246,7 +249,7 @@ def _snapshot(read: _OptionReader) -> Snapshot | None:
     if isolation == "transactional" and snapshot is None:
         raise ValueError(
             "isolation=transactional needs the option snapshot: the transaction's snapshot in hex, "
-            "as broker.wire.transaction.encode_transaction(snapshot).hex() gives it."
+            "from broker.wire.transaction.encode_transaction(snapshot).hex()."
         )
     if isolation == "none" and snapshot is not None:
         raise ValueError("The option snapshot is used with isolation=transactional only.")

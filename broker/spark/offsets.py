@@ -1,22 +1,22 @@
-"""Places in a topic, and the offsets by which Spark remembers them. Pure.
+"""Places in a topic, and the offsets that Spark keeps for them. Pure.
 
-A place lies between two rows of the topic, and is named by the id of the row before it, as the broker's
-ranges ``(after, through]`` are. So a query that starts at a message begins behind the row before that
-message. A reference is one row: its messages are never divided.
+A place lies between two rows of the topic. The id of the row before it names it, as in the broker's ranges
+``(after, through]``. So a query that starts at a message begins behind the row before that message. A reference is
+one row, so a place never divides its messages.
 
-An offset is what Spark keeps in its checkpoint, as JSON::
+Spark keeps offsets in its checkpoint, as JSON::
 
     {"v": 1, "id": "<40 hex>"}                       the last id that was read
     {"v": 1, "id": "<40 hex>", "init": true}         where a new query starts
-    {"v": 1, "id": "<40 hex>", "from": "<40 hex>"}   the end of a first micro-batch, and where that began
+    {"v": 1, "id": "<40 hex>", "from": "<40 hex>"}   the end of the first micro-batch, and its beginning
     {"v": 1, "id": "<40 hex>", "beat": 1764000000000}
                                                      the end of a heart-beat, and its time in ms since 1970
 
-Spark keeps the end of a micro-batch before it runs, but not where the first one starts: it asks for that
-again after a crash. A start at *latest* would be another one by then, and what came in between would be
-lost. So the end of the first micro-batch says where it began, and that counts. A heart-beat may be the first
-micro-batch, too: then ``from`` stands before ``beat``. Spark compares offsets by their text, so the order of
-keys is part of the format.
+Spark stores the end of a micro-batch before it runs the batch, but it does not store the start of the first batch.
+After a crash it asks for that start again. A start at *latest* would then be a later place, and the query would lose
+the messages in between. So the end of the first micro-batch also has its beginning, and the source uses this one. A
+heart-beat may be the first micro-batch, too; then ``from`` stands before ``beat``. Spark compares offsets by their
+text, so the order of keys is part of the format.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from broker.model import (
 
 VERSION: Final = 1
 ONE_MS: Final = 1000
-"""Times here are in microseconds, as Spark has them."""
+"""Times in this module are in microseconds, as in Spark."""
 
 Offset = dict[str, Any]
 
@@ -43,7 +43,8 @@ Offset = dict[str, Any]
 class SourceOffset(NamedTuple):
     """A place behind the row ``after`` (20 bytes, whose second half is zero).
 
-    A time names what there is from then on; an id names a message, which may have expired.
+    If it comes from a time (``is_time``), the query starts at the first existing message from that time on. If it
+    comes from an id, the query names a message, which may have expired.
     """
 
     after: MessageId
@@ -51,7 +52,7 @@ class SourceOffset(NamedTuple):
 
     @classmethod
     def of(cls, identifier: MessageId) -> SourceOffset:
-        """Return the place before the message of an id."""
+        """Return the place before the message with an id."""
         return cls(row_before(identifier[:ROW_ID_BYTES]) + ROW_ID_MIN)
 
     @classmethod
@@ -68,9 +69,9 @@ def first_offset(start: MessageId) -> Offset:
 def next_offset(
     start: Offset, begin: MessageId, through: MessageId, beat_ms: int | None = None
 ) -> Offset:
-    """Return the end of the micro-batch from ``start`` on, which begins behind ``begin``.
+    """Return the end of a micro-batch that Spark starts at ``start``, and that reads ``(begin, through]``.
 
-    ``beat_ms``: the time of the heart-beat at its end, in ms since 1970; None: it has none.
+    ``beat_ms``: the time of the heart-beat at its end, in ms since 1970; None: it has no heart-beat.
     """
     end: Offset = {"v": VERSION, "id": through.hex()}
     if start.get("init"):
@@ -92,7 +93,7 @@ def id_of(offset: Mapping[str, Any]) -> MessageId:
     """Return the id in an offset.
 
     Raises:
-        ValueError: the offset is of another version, or none of this format.
+        ValueError: the offset has another version or another format.
     """
     if offset.get("v") != VERSION:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A part of a topic as the Arrow batches that Spark takes, with exactly the columns that it expects.
+"""Read a part of a topic as Arrow batches, with exactly the columns that Spark expects.
 
 ::
 
@@ -6,7 +6,7 @@
     topic      string, as the option names it          timestamp   µs UTC, from the first half of the id
     key        binary, null: none                      headers     map<string, binary>, null: none
 
-Columns are made a batch at a time; no value of a message becomes an object of Python.
+This module makes the columns of a whole batch at once. No value of a message becomes an object of Python.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def arrow_schema(asked: StructType) -> pa.Schema:
 
 
 def read_part(client: SyncClient, part: TaskRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Give all messages of a part, in order."""
+    """Yield all messages of a part, in order."""
     found = client.read_arrow(
         part.topic, after=part.after, through=part.through, snapshot=part.snapshot
     )

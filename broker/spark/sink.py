@@ -1,19 +1,19 @@
-"""Topics as sinks: tasks store, one publish makes it visible, and it does so once.
+"""Topics as sinks: tasks store messages in stages, and one publish makes them visible, exactly once.
 
 ::
 
-    executor  write   task attempt ──> stores its rows in a stage of its own, one for each topic
-                                   ──> tells the driver the stages, the query and the number of the batch
-    driver    commit  the stages of the attempts that count, in the order of partitions
-                                   ──> one publish for each topic, as the query's number so and so
+    executor  write   task attempt ──> stores its rows in its own stages, one for each topic
+                                   ──> sends the driver the stages, the query's id and the number of the batch
+    driver    commit  takes the stages of the attempts that count, in the order of partitions
+                                   ──> one publish for each topic; its producer is the query, its number the batch
 
-A publish is known to the broker by the query's id and the batch's number. When the driver dies between the
-publish and Spark's note of it, Spark runs the same batch once more, and the broker takes that publish for a
-duplicate and stores nothing. Stages of attempts that failed, or whose publish was a duplicate, are in no
-publish, so that nothing of them is ever seen; the broker sweeps them.
+The broker knows a publish by the query's id and the batch's number. If the driver dies after the publish, and before
+Spark has noted the commit, Spark runs the same batch again. Then the broker takes the second publish for a duplicate
+and stores nothing. No publish names the stages of failed attempts or of duplicates, so no consumer ever sees their
+messages. The broker's sweeper removes them.
 
-A task that has only a few rows hands them over with its message to the commit. If all do, the commit publishes them
-by themselves: that spares a small batch half of its requests, and the broker a payload log for each of its tasks.
+A task with only a few rows puts them into its commit message. If all tasks do so, the commit publishes these rows
+without stages. A small batch then needs half as many requests, and the broker makes no payload log for each task.
 
 A batch that goes to several topics is published once in each of them, one after the other.
 """
@@ -44,18 +44,18 @@ from broker.spark.sink_rows import MessageRun, Row, check_columns, chunks_of, ru
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""What Spark calls the query and the batch in the properties of a task."""
+"""Spark's names for the query's id and the batch's number in the properties of a task."""
 
 Connect = Callable[[Settings], SyncClient]
 
 
 FEW_BYTES_MAX: Final = 64 << 10
 FEW_MESSAGES_MAX: Final = 1_000
-"""What a task hands over to the commit instead of storing it; all tasks of a commit together ten times that."""
+"""The most that a task puts into its commit message instead of a stage; all tasks of a commit ten times as much."""
 
 
 class StoredMessages(NamedTuple):
-    """What a task has for a topic: the id of a stage, or a few messages themselves."""
+    """The messages of a task for a topic: the id of a stage, or a few messages themselves."""
 
     topic: str
     stage: str = ""
@@ -64,7 +64,7 @@ class StoredMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task attempt has for each of its topics. ``producer`` None: of no stream."""
+    """The messages of one task attempt for each of its topics. ``producer`` None: the task is of a batch query."""
 
     stored: tuple[StoredMessages, ...]
     producer: SinkProducer | None = None
@@ -74,7 +74,7 @@ class TmsStreamWriter(DataSourceStreamArrowWriter):
     """Publishes the micro-batches of a streaming query.
 
     Args:
-        options: where to.
+        options: the options of the sink, with the topic.
         schema: the columns of the query's result.
         connect: gives the client, in each process that uses the writer.
 
@@ -99,7 +99,7 @@ class TmsStreamWriter(DataSourceStreamArrowWriter):
 
     @override
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish what the tasks have stored, once."""
+        """Publish the tasks' messages, once."""
         staged = complete(messages)
         producers = {one.producer for one in staged}
         assert len(producers) == 1, f"tasks of one batch name one query and batch: {producers}"
@@ -117,7 +117,7 @@ class TmsBatchWriter(DataSourceArrowWriter):
     """Publishes the result of a batch query, all of it or nothing.
 
     Args:
-        options: where to, and the number of the publish if the query may be repeated.
+        options: the options of the sink, with the topic, and the number of the publish if the query may be repeated.
         schema: the columns of the query's result.
         connect: gives the client, in each process that uses the writer.
 
@@ -131,7 +131,7 @@ class TmsBatchWriter(DataSourceArrowWriter):
         check_columns(schema, options.topic)
         self._options = options
         self._connect = connect
-        # One of its own makes the publish safe to send again when no answer comes.
+        # With its own producer's number the client can safely send the publish again if no answer comes.
         self._producer = options.producer or SinkProducer(uuid.uuid4().hex, 0)
 
     @override
@@ -141,7 +141,7 @@ class TmsBatchWriter(DataSourceArrowWriter):
 
     @override
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks have stored."""
+        """Publish the tasks' messages."""
         publish(self._connect(self._options.settings), complete(messages), self._producer)
 
     @override
@@ -162,7 +162,7 @@ def producer_of_task() -> SinkProducer:
 def store(
     client: SyncClient, batches: Iterator[pa.RecordBatch], topic: str | None
 ) -> tuple[StoredMessages, ...]:
-    """Store rows in new stages, one for each topic; a few rows are returned instead.
+    """Store rows in new stages, one for each topic; return a few rows as they are, without a stage.
 
     Each request has an idempotency key, so that the client may send it again when no answer comes.
     """
@@ -194,14 +194,14 @@ def _store_run(stage: SyncStage, run: MessageRun) -> None:
 
 
 def complete(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    """Return what the tasks of a batch tell, in the order of partitions."""
+    """Return the commit messages of a batch's tasks, in the order of partitions."""
     staged = [message for message in messages if isinstance(message, Staged)]
     assert len(staged) == len(messages), "Spark commits when every task has succeeded"
     return staged
 
 
 def publish(client: SyncClient, staged: Sequence[Staged], producer: SinkProducer) -> None:
-    """Publish what tasks have, in their order, as a producer's number; in each topic all of it or nothing."""
+    """Publish the messages of tasks, in their order, with a producer's number; in each topic all of them or none."""
     by_topic: dict[str, list[StoredMessages]] = {}
     for one in staged:
         for stored in one.stored:
@@ -218,7 +218,7 @@ def publish(client: SyncClient, staged: Sequence[Staged], producer: SinkProducer
 
 
 def _stored_late(client: SyncClient, part: StoredMessages) -> str:
-    """Store the few messages of a task beside which others have many; return the stage."""
+    """Store the few messages of a task in a stage, as other tasks have many; return the stage."""
     with client.stage(part.topic) as stage:
         stage.store(part.few, idempotency_key=uuid.uuid4().hex)
         return stage.id

@@ -1,4 +1,4 @@
-"""The rows that Spark hands to the sink, as the messages that one request stores. Pure.
+"""Turn the rows that Spark gives to the sink into the messages of store requests. Pure.
 
 ::
 
@@ -8,9 +8,9 @@
     key      binary or string                  its key; null: none
     headers  map<string, binary or string>     its headers; null: none
 
-``id`` and ``timestamp`` may be there too, as the source has them; the broker makes new ones. The option
-``topic`` comes before the column, as Kafka's does. Rows of one topic keep their order; rows of one topic
-and one ttl that stand together are stored together.
+Rows may also have the source's columns ``id`` and ``timestamp``. The sink ignores them, and the broker makes new ones.
+The option ``topic`` takes precedence over the column, as Kafka's does. Rows of one topic keep their order. Adjacent
+rows of one topic and one ttl go into one request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from broker.model import NO_HEADERS
 
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_MESSAGES: Final = 10_000
-"""What one request stores at most; one message may always be stored."""
+"""The limits of one request. A single message may be larger."""
 
 _TAKEN: Final[dict[str, tuple[type[DataType], ...]]] = {
     "value": (BinaryType, StringType),
@@ -56,13 +56,13 @@ _LEFT_OUT: Final = {"id", "timestamp"}
 
 
 Row = bytes | NewMessage
-"""A message: its payload, or what has a key or headers, too."""
+"""A message: a payload alone, or a NewMessage with a key or headers."""
 
 
 class MessageRun(NamedTuple):
-    """Messages that stand together: of one topic and one life (None: the topic's).
+    """Adjacent messages of one topic and one ttl (None: the topic's ttl).
 
-    ``keys`` and ``headers`` None: no message has any.
+    ``keys`` or ``headers`` None: no message has any.
     """
 
     topic: str
@@ -73,7 +73,7 @@ class MessageRun(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes it has."""
+        """The approximate size of the run."""
         found: int = sum(each.nbytes for each in self[2:] if each is not None)
         return found
 
@@ -98,14 +98,14 @@ def _headers(found: Sequence[tuple[str, bytes | str | None]] | None) -> Mapping[
     for name, value in headers.items():
         if value is None:
             raise ValueError(
-                f"A row's header {name!a:.80} is null: a header has bytes, if only none of them. "
+                f"A row's header {name!a:.80} is null: a header needs a value, which may be empty. "
                 "map_filter(headers, (name, value) -> value IS NOT NULL) leaves such headers out."
             )
     return headers
 
 
 def size_of(message: Row) -> int:
-    """Return about how many bytes a message has."""
+    """Return the approximate size of a message, in bytes."""
     if isinstance(message, bytes):
         return len(message)
     headers = sum(len(name) + len(value) for name, value in message.headers.items())
@@ -138,18 +138,18 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             'select one, for example to_json(struct("*")) AS value.'
         )
     if topic is None and "topic" not in schema.names:
-        raise ValueError("Give the option topic, or a column topic that says where each row goes.")
+        raise ValueError("Give the option topic, or a column topic that names each row's topic.")
 
 
 def _is_of_bytes(kind: DataType) -> bool:
-    """Whether a map is one of headers; true of all that is no map."""
+    """Return whether a map can be headers; True if the type is no map."""
     if not isinstance(kind, MapType):
         return True
     return type(kind.keyType) is StringType and type(kind.valueType) in _TAKEN["value"]
 
 
 def runs_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[MessageRun]:
-    """Give a batch's rows as runs; those of each topic in their order.
+    """Yield a batch's rows as runs; the runs of each topic are in order.
 
     Raises:
         ValueError: a value or a topic is null, or a ttl is not positive.
@@ -164,13 +164,13 @@ def runs_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[MessageRun]:
             del table[name]
     table["value"] = table["value"].cast(pa.binary())
     if table["value"].null_count:
-        raise ValueError("A row's value is null: a message has bytes, if only none of them.")
+        raise ValueError("A row's value is null: a message needs a value, which may be empty.")
     if topic is not None:
         yield from _runs_of_topic(topic, table)
         return
     topics = batch.column("topic")
     if topics.null_count:
-        raise ValueError("A row's topic is null: every row says where it goes.")
+        raise ValueError("A row's topic is null: every row must name its topic.")
     names = pc.unique(topics).to_pylist()
     for name in names:
         rows = table
@@ -192,14 +192,14 @@ def _runs_of_topic(topic: str, table: dict[str, pa.Array]) -> Iterator[MessageRu
     begin = 0
     for end, ttl_s in zip(lives.run_ends.to_pylist(), lives.values.to_pylist(), strict=True):
         if ttl_s is not None and ttl_s < 1:
-            raise ValueError(f"A row's ttl is {ttl_s}: a life has at least one second, or is null.")
+            raise ValueError(f"A row's ttl is {ttl_s}: it must be at least one second, or null.")
         parts = [None if each is None else each.slice(begin, end - begin) for each in whole[2:]]
         yield MessageRun(topic, ttl_s, *parts)
         begin = end
 
 
 def chunks_of(run: MessageRun) -> Iterator[Sequence[Row]]:
-    """Give the messages of a run in the pieces that one request stores each."""
+    """Yield the messages of a run in chunks, one for each request."""
     if run.keys is not None or run.headers is not None:
         yield from _chunks_by_size(run.messages())
         return

@@ -1,16 +1,16 @@
-"""A topic as the source of a streaming query: which range is the next micro-batch.
+"""A topic as the source of a streaming query: this module plans the range of the next micro-batch.
 
-Spark asks for the latest offset again and again, the faster the less there is. So this side asks the broker
-for a range only when there may be one, and else waits in a long poll, which the broker answers when a
-message comes::
+Spark asks for the latest offset again and again, and most often when the topic is silent. So the source asks the
+broker for a range only if there may be one. Else it waits in a long poll, which the broker answers when a message
+comes::
 
-    latestOffset ──> something may be there: range ──> there is: the end of a micro-batch
-         ^                                         ──> nothing, and a heart-beat is due: it is the end
-         │                                         ──> nothing, or fewer than wanted ──┐
-         └── long poll behind the latest id, at most WAIT_S <──────────────────────────┘
+    latestOffset ──> there may be messages: range ──> messages: the end of a micro-batch
+         ^                                        ──> none, and a heart-beat is due: the heart-beat is the end
+         │                                        ──> none, or fewer than wanted ──┐
+         └── long poll behind the latest id, at most WAIT_S <──────────────────────┘
 
-A wait is short, because Spark polls the sources of a join one after the other. With Trigger.AvailableNow
-the latest id at the start is the goal, nothing waits, and there are no heart-beats (``beats.py``).
+A wait is short, because Spark asks the sources of a join one after the other. With Trigger.AvailableNow the latest id
+at the start is the goal. Then the source does not wait, and gives no heart-beats (``beats.py``).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from broker.spark.record_batches import TaskRange, read_part
 
 WAIT_S: Final = 0.2
 WAIT_S_MIN: Final = 0.001
-"""The least wait before a heart-beat that is due in a moment."""
+"""The shortest wait for a heart-beat that is almost due."""
 
 
 class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in the driver, and reads their parts in executors.
 
     Args:
-        options: what is read.
+        options: the topic and the limits.
         schema: the columns, see ``batches.arrow_schema``.
         monotonic: the clock of ``maxTriggerDelay`` and ``heartbeatInterval``, in seconds.
         connect: gives the client, in each process that uses the reader.
@@ -79,15 +79,15 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: Offset | None = None
         self._goal: MessageId | None = None
         self._latest: MessageId | None = None
-        """The latest id of the topic, when it was last asked for."""
+        """The latest id of the topic in the broker's last answer."""
         self._is_at_end = False
-        """Whether nothing lay behind the last micro-batch, when the broker was last asked."""
+        """True if the broker's last answer had no message behind the last micro-batch."""
         self._is_holding = False
-        """Whether something did, but too little."""
+        """True if that answer had some messages, but fewer than ``messages_min``."""
         self._planned: TopicRange | None = None
         self._planned_at: float | None = None
         self._silence: Silence | None = None
-        """Since when nothing has come, if there shall be heart-beats."""
+        """The present silence of the topic, if there shall be heart-beats."""
 
     @property
     def _client(self) -> SyncClient:
@@ -95,7 +95,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def initialOffset(self) -> Offset:
-        """Return where a new query starts; always the same, as Spark asks twice."""
+        """Return the start of a new query. It is always the same, as Spark asks twice."""
         if self._first is None:
             start = self._options.start
             if not isinstance(start, SourceOffset):
@@ -106,12 +106,12 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the latest id of now as the end of the query."""
+        """Take the present latest id as the end of the query."""
         self._goal = self._client.range(self._options.topic).latest
 
     @override
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tell Spark that there is a limit; ``latestOffset`` keeps all that the options set."""
+        """Return one of the limits, so that Spark knows of a limit; ``latestOffset`` applies all of them."""
         if self._options.messages_max is not None:
             return ReadMaxRows(self._options.messages_max)
         if self._options.bytes_max is not None:
@@ -120,12 +120,12 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def reportLatestOffset(self) -> Offset | None:
-        """Return the latest offset that is known; Spark asks as often as for the next one."""
+        """Return the latest known offset, without a call: Spark asks for it as often as for the next offset."""
         return None if self._latest is None else next_offset({}, self._latest, self._latest)
 
     @override
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the end of the next micro-batch; ``start`` itself if there is none yet."""
+        """Return the end of the next micro-batch, or ``start`` if there is none yet."""
         after = id_of(start)
         if self._is_holding:
             threading.Event().wait(min(WAIT_S, max(0.0, self._hold_s())))
@@ -157,21 +157,21 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.start != "latest" and not self._options.starts_at_a_message
 
     def _has_come(self) -> bool:
-        """Wait for a message behind the latest id, and tell whether there is one."""
+        """Wait for a message behind the latest id, and return whether one has come."""
         assert self._latest is not None, "asked before"
         start = row_after(self._latest[:ROW_ID_BYTES]) + ROW_ID_MIN
         wait_s = max(WAIT_S_MIN, min(WAIT_S, self._beat_in_s()))
         return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=wait_s))
 
     def _beat_in_s(self) -> float:
-        """Return in how many seconds the next heart-beat is due, if nothing comes; infinite: none is."""
+        """Return the seconds until the next heart-beat is due, if no message comes; infinite: none is planned."""
         return math.inf if self._silence is None else self._silence.due_s - self._monotonic()
 
     def _beat(self, start: Offset, begin: MessageId, latest: MessageId, asked_s: float) -> Offset:
-        """Return the end of a micro-batch that is a heart-beat, if one is due; else ``start`` itself.
+        """Return the end of a micro-batch that is a heart-beat, if one is due; else return ``start``.
 
-        The broker, asked at ``asked_s``, had nothing to read behind ``begin``. A transaction may be held
-        back from messages that lie there: as it may see them later, that is no silence.
+        The broker was asked at ``asked_s``, and had no message to read behind ``begin``. There may be messages that
+        the query's transaction can't see yet. It may see them later, so this is no silence.
         """
         interval_s, silence = self._options.beat_interval_s, self._silence
         if interval_s is None or self._goal is not None or not any(latest) or latest > begin:
@@ -197,12 +197,12 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _is_too_small(self, found: TopicRange) -> bool:
-        """Whether a micro-batch shall wait for more messages. Nothing more comes before a goal."""
+        """Return whether a micro-batch shall wait for more messages. With a goal it need not: no more will come."""
         is_small = found.messages < self._options.messages_min
         return is_small and self._goal is None and self._hold_s() > 0
 
     def _hold_s(self) -> float:
-        """Return how long a micro-batch that is too small may be held yet; the first one is not."""
+        """Return how much longer a micro-batch that is too small may wait. The first one does not wait."""
         if not self._options.messages_min or self._planned_at is None:
             return 0.0
         return self._planned_at + self._options.delay_s_max - self._monotonic()
@@ -233,7 +233,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the messages of a part, or a heart-beat."""
+        """Yield the messages of a part, or a heart-beat."""
         part: Any = partition.value
         if isinstance(part, Beat):
             return iter((beat_batch(part, self._schema),))

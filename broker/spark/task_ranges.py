@@ -1,8 +1,8 @@
-"""How a range of a topic is divided into parts for tasks, by what the broker tells of it.
+"""Divide a range of a topic into parts for tasks, by the sizes that the broker reports.
 
-A small range is one part: a second task costs more than it saves. A large one has a part for every so many
-messages and bytes, so that all cores have work and none waits long for the last. The broker divides at the
-ends of rows, into about equal parts.
+A small range is one part: a second task costs more than it saves. A large range has one part for each
+``PART_MESSAGES`` messages or ``PART_BYTES`` bytes. So all cores have work, and the query does not wait long for the
+last part. The broker divides a range at the ends of rows, into about equal parts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from broker.spark.record_batches import TaskRange
 
 PART_MESSAGES: Final = 65_536
 PART_BYTES: Final = 8 << 20
-"""By which a range is divided where no option says how."""
+"""The size of a part if no option sets it."""
 PAGE_MESSAGES: Final = 1_000
 PARTS_A_CALL: Final = 100
-"""Into how many parts the broker divides a range at most."""
+"""The most parts into which the broker divides a range in one call."""
 
 
 def parts_wanted(found: TopicRange, options: SourceOptions) -> int:
-    """Return into how many parts a range shall be divided."""
+    """Return the number of parts for a range."""
     if options.part_messages_max is not None:
         by_size = -(-found.messages // options.part_messages_max)
     elif options.parts_min:
@@ -35,12 +35,12 @@ def parts_wanted(found: TopicRange, options: SourceOptions) -> int:
 
 
 def check_nothing_lost(options: SourceOptions, after: MessageId, found: TopicRange) -> None:
-    """Raise ValueError if messages behind ``after`` have expired, and the query shall not bear that."""
+    """Raise ValueError if messages behind ``after`` have expired, and the query shall fail in this case."""
     if found.lost and options.fail_on_data_loss:
         raise ValueError(
             f"At least {found.lost} messages of the topic {options.topic} behind {after.hex()} have "
             "expired before they were read. Give the topic a longer ttl; or set failOnDataLoss=false "
-            "to go on with what is there."
+            "to go on with the messages that still exist."
         )
 
 
@@ -51,7 +51,7 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
     wanted = parts_wanted(found, options)
     if (
         wanted == 1 or options.snapshot is not None
-    ):  # Behind what holds a transaction nothing is read.
+    ):  # In a transaction the read may stop at a message that it can't see yet. Later parts would go on.
         return [TaskRange(options.topic, found.after, found.through, options.snapshot)]
     ends: list[MessageId] = []
     after = found.after
@@ -73,7 +73,7 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
 def seen_through(client: SyncClient, options: SourceOptions, found: TopicRange) -> MessageId:
     """Return the last id of a range that the transaction of ``snapshot`` may see.
 
-    Behind it comes what holds the transaction back, or what it skips. The messages are read for this.
+    Behind it are only messages that hold the transaction back, or that it skips. This function polls the messages.
     """
     start, seen = row_after(found.after[:ROW_ID_BYTES]) + ROW_ID_MIN, found.after
     inclusive = True

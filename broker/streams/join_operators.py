@@ -1,7 +1,7 @@
 """Join operators, which work on the records of one key in a chain (operators.py). Pure.
 
-A join gives pairs. The step behind it (stateless_steps.PairFunction) makes a value of each pair with the user's function. So
-if the function raises at a pair, only this pair fails.
+A join gives pairs. The step behind it (stateless_steps.PairFunction) makes a value of each pair with the user's
+function. So if the function raises at a pair, only this pair fails.
 """
 
 from __future__ import annotations
