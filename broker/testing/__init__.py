@@ -1,8 +1,8 @@
-"""The public test kit: what applications and this project's own tests need to test a broker.
+"""The public test kit, for tests of applications and for this project's own tests.
 
-``Cluster`` and ``simulated`` are for tests of applications: a whole cluster in memory that fails on cue (see
-docs/guides/testing.md). Nothing here is imported by the broker itself; importing a part costs only what
-that part needs.
+``Cluster`` and ``simulated`` are for tests of applications: a whole cluster in memory that fails on command (see
+docs/guides/testing.md). The broker itself imports nothing from this package. An import of one module loads only the
+modules that it needs.
 """
 
 from __future__ import annotations

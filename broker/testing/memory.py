@@ -1,4 +1,4 @@
-"""Records in memory, for tests of what needs nothing else of a store."""
+"""Records in memory, for tests of code that needs no other part of a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.storage.resolve import Resolver
 
 
 class MemoryRecords(Records):
-    """Records in a table of their own."""
+    """Records in their own table in memory."""
 
     def __init__(self) -> None:
         """Begin with none."""

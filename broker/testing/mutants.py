@@ -1,11 +1,12 @@
-"""The product with one clause dropped: for each guard of the design, what a careless change would do.
+"""Mutants: the product without one of its guards.
 
-A **mutant** is one function of the product that is swapped while the mutant is in force; the product has no
-switch. Each has a test that finds it by name, so that a clause can't be lost unseen.
+A **mutant** replaces one function of the product with a function that lacks the guard, as a careless change might. The
+replacement lasts while the mutant is in force; the product itself has no switch. For each mutant a test finds the
+fault, so that no guard can be lost unnoticed.
 
     with mutants.in_force("link"): ...
     python -m broker.testing.mutants link serve --port 8080     the command line with the mutant in force
-    python -m broker.testing.mutants                            their names
+    python -m broker.testing.mutants                            the names of all mutants
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from broker.testing import (
 )
 
 Swap = Callable[[Any], Any]
-"""From the function as it is to the one that stands in for it."""
+"""Takes the product's function, and returns its replacement."""
 
 
 class Mutant(NamedTuple):
-    """One clause dropped.
+    """One guard dropped.
 
-    ``owner`` and ``attribute`` name the function that is swapped; ``plan`` names the random runs of
-    tests/kit/logs that find it, None: a test of its own does.
+    ``owner`` and ``attribute`` name the replaced function. ``plan`` names the random runs of tests/kit/logs that find
+    the mutant; None: its own test finds it.
     """
 
     does: str
@@ -59,7 +60,7 @@ class Mutant(NamedTuple):
     plan: str | None = None
 
 
-# Changes, and what becomes of them.
+# Changes and their verdicts.
 
 
 def _exact_head(change: Any) -> Any:
@@ -351,46 +352,50 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_tephra.MUTANTS.items()},
     "exact-head": Mutant(
-        "a change compares epoch and state only", RowSpace, "change", _exact_head, "storm"
+        "a change compares only epoch and state of the head",
+        RowSpace,
+        "change",
+        _exact_head,
+        "storm",
     ),
     "tokens": Mutant("the tokens of a hold are all the same", Tokens, "fresh", _tokens, "storm"),
     "entry-epoch": Mutant(
-        "resolving ignores the entry's epoch", resolve, "judged", _entry_epoch, "same ids"
+        "the resolver ignores the epoch of the entry", resolve, "judged", _entry_epoch, "same ids"
     ),
     "repeat-or-never": Mutant(
-        "the head as expected is answered never",
+        "if the head is the expected one, the resolver answers NEVER",
         resolve,
         "judged",
         _taken_for_never(ChangeVerdict.REPEAT),
         "storm",
     ),
     "stale-is-not-never": Mutant(
-        "any other head is answered never",
+        "if the head is another one, the resolver answers NEVER",
         resolve,
         "judged",
         _taken_for_never(ChangeVerdict.STALE),
         "storm",
     ),
     "gone-is-unknown": Mutant(
-        "a gone page is answered never",
+        "if the page is gone, the resolver answers NEVER",
         resolve,
         "judged",
         _taken_for_never(ChangeVerdict.UNKNOWN),
     ),
     "packed-is-unknown": Mutant(
-        "an append that is not found in a packed page is answered never",
+        "if a packed page lacks the append, the resolver answers NEVER",
         resolve,
         "judged",
         _packed_is_unknown,
     ),
     "attributes": Mutant(
-        "small entries that are joined lose the keys and headers of their messages",
+        "joined small entries lose the keys and headers of their messages",
         page_entries,
         "join",
         _attributes,
     ),
     "seal-before-make": Mutant(
-        "the next page is made, then the own one sealed",
+        "a leader makes the next page before it seals its own",
         OwnPage,
         "append",
         _seal_before_make,
@@ -398,61 +403,66 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "link": Mutant("the root never names a later page", roots, "linked", _link, "floor"),
     "link-every-claim": Mutant(
-        "a claim links only if the root names another page", Logs, "_link", _link_every_claim
+        "a claim changes the root only if the root names another page",
+        Logs,
+        "_link",
+        _link_every_claim,
     ),
-    "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link),
+    "own-after-link": Mutant("a claim ignores a failed link", Logs, "_link", _own_after_link),
     "sealed-before-next": Mutant(
-        "a reader goes on from an open page",
+        "a reader goes on to the next page from an open page",
         log_reader.LogReader,
         "_following",
         _sealed_before_next,
         "storm",
     ),
     "up-to-the-pointer": Mutant(
-        "a page in pieces is not compared with its pointer",
+        "a reader does not compare a page in pieces with its pointer",
         log_reader,
         "is_short",
         _up_to_the_pointer,
         "storm",
     ),
     "look-at-the-root": Mutant(
-        "absent, gone or empty is the end",
+        "a reader takes an absent, gone or empty page for the end",
         log_reader.LogReader,
         "_look_at_root",
         _look_at_the_root,
         "zombies",
     ),
     "leader-ends-in-its-page": Mutant(
-        "a leader's reading may end anywhere",
+        "a leader's read may end anywhere",
         ownchain,
         "_cut_short",
         _leader_ends_in_its_page,
         "edits",
     ),
-    "proof": Mutant("polls are answered from memory", OwnPage, "proof", _proof, "moves"),
+    "proof": Mutant(
+        "a leader answers polls from memory, without a proof", OwnPage, "proof", _proof, "moves"
+    ),
     "last-step": Mutant(
-        "a rollback without the last change of the own head",
+        "a rollback omits the last change of its own head",
         LogHold,
         "_last_change",
         _last_step,
         "edits",
     ),
     "marks-above-marked": Mutant(
-        "a claim doesn't read the headers above marked",
+        "a claim does not read the headers above ``marked``",
         Logs,
         "_index_marks",
         _marks_above_marked,
         "marks",
     ),
     "put-before-raise": Mutant(
-        "a claim raises marked without putting what it found",
+        "a claim raises ``marked`` before it stores the marks that it found",
         Logs,
         "_index_marks",
         _put_before_raise,
         "marks",
     ),
     "marks-before-floor": Mutant(
-        "the floor passes marks that are not put",
+        "the floor rises above marks that are not stored",
         LogHold,
         "_flush_marks",
         _marks_before_floor,
@@ -462,23 +472,23 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "the floor rises above the tail", sweep, "raise_floor", _floor_not_tail, "floor"
     ),
     "gone-stays": Mutant(
-        "heads of pages below the floor are removed", sweep, "turn_gone", _gone_stays
+        "the sweeper removes heads of pages below the floor", sweep, "turn_gone", _gone_stays
     ),
     "dead-generations-stay": Mutant(
-        "heads of a dead generation are removed",
+        "the sweeper removes heads of a dead generation",
         sweep,
         "turn_gone",
         _dead_generations_stay,
     ),
     "close-at-delete": Mutant(
-        "the root is deleted, the tail not closed",
+        "a deletion deletes the root, and does not close the tail",
         Logs,
         "close_tail",
         _close_tail(lambda _, epoch: epoch is None),
         "generations",
     ),
     "finish-a-begun-deletion": Mutant(
-        "a claim that meets a closed tail tries again",
+        "a claim that meets a closed tail retries, and does not finish the deletion",
         Logs,
         "_finish_deletion",
         _finish_a_begun_deletion,
@@ -492,14 +502,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "generations",
     ),
     "absent-made-closed": Mutant(
-        "a tail that is absent is taken for closed",
+        "an absent tail counts as closed",
         Logs,
         "close_tail",
         _close_tail(lambda tail, _: tail.head is None),
         "payloads",
     ),
     "close-at-publish": Mutant(
-        "a reference is published, the tail not closed",
+        "a leader publishes a reference, and does not close the tail",
         Logs,
         "close_tail",
         _close_tail(lambda _, epoch: epoch is not None),
@@ -508,12 +518,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 }
 
 NAMES: Final = frozenset({*MUTANTS, *mutants_processes.MUTANTS})
-"""All of them, those of mutants_processes.py too: they swap several functions each."""
+"""All mutants, also those of mutants_processes.py, which replace several functions each."""
 
 
 @contextlib.contextmanager
 def in_force(name: str) -> Iterator[None]:
-    """Drop a clause while this lasts. Raises KeyError: there is no such mutant."""
+    """Put a mutant in force inside the block. Raises KeyError if there is no such mutant."""
     if name in mutants_processes.MUTANTS:
         with mutants_processes.MUTANTS[name].patch():
             yield
@@ -532,8 +542,8 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         does = {name: mutant.does for name, mutant in MUTANTS.items()}
         does |= {name: mutant.does for name, mutant in mutants_processes.MUTANTS.items()}
-        for name, what in does.items():
-            sys.stdout.write(f"{name:26}{what}\n")
+        for name, text in does.items():
+            sys.stdout.write(f"{name:26}{text}\n")
         sys.exit(len(sys.argv) > 1)
     from broker.cli import main as command_line  # noqa: PLC0415 - Only this needs its packages.
 

@@ -89,48 +89,54 @@ def _end_inverting(_: Any) -> Any:
 
 MUTANTS: Final[Mapping[str, Above]] = {
     "prune-before-sweep": Above(
-        "pointers are pruned that no sweep has passed everywhere",
+        "pruning removes pointers that no pass has covered in all topics",
         prune,
         "unpassed_of",
         _prune_before_sweep,
     ),
     "in-progress-below-the-bound": Above(
-        "the clean-up does not look at what is in progress",
+        "the clean-up ignores transactions in progress",
         settlement,
         "_below_in_progress",
         _in_progress_below_the_bound,
     ),
     "settled-by-age": Above(
-        "an invalid transaction is settled at once, without life and margin",
+        "an invalid transaction counts as settled at once, without its longest life and the margin",
         settlement,
         "_settled_by_age",
         _settled_by_age,
     ),
     "announce": Above(
-        "a leader does not ask which transactions are too old",
+        "a leader does not ask which transactions it must refuse",
         TopicLeader,
         "learn_refused",
         _announce,
     ),
     "refuse": Above(
-        "a leader goes on publishing under pointers that its pass has left behind",
+        "a leader still publishes under write pointers that its pass has covered",
         LogWriter,
         "refuse_below",
         _refuse,
     ),
     "fingerprint": Above(
-        "a pass counts whatever was invalid then", settlement, "counts", _fingerprint
+        "a pass counts though other transactions were invalid then",
+        settlement,
+        "counts",
+        _fingerprint,
     ),
     "own-generation": Above(
         "a pass of an earlier generation counts", settlement, "counts", _own_generation
     ),
     "let-go": Above(
-        "a topic is passed unseen whose leader did not let go of it in good order",
+        "the clean-up skips a topic though its last leader did not hand it over",
         settlement,
         "has_nothing",
         _let_go,
     ),
     "end-inverting": Above(
-        "a pass ends without a change of the own head", LogHold, "end_inverting", _end_inverting
+        "a pass ends without a change of its own head",
+        LogHold,
+        "end_inverting",
+        _end_inverting,
     ),
 }

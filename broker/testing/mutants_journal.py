@@ -59,37 +59,37 @@ def _floor_at_the_begin(_: Any) -> Any:
 
 MUTANTS: Final[Mapping[str, Above]] = {
     "answer-before-durable": Above(
-        "a transaction is answered before its edit is on disk",
+        "the leader of the journal answers before its edit is on disk",
         LedState,
         "_on_disk",
         _answer_before_durable,
     ),
     "edits-not-carried": Above(
-        "edits that were not stored are stored by the next leader",
+        "the next leader stores edits that were not stored",
         Write,
         "may_be_carried",
         _edits_not_carried,
     ),
     "nothing-behind-a-failed-edit": Above(
-        "edits that rest on one that failed are stored",
+        "the leader stores edits that depend on a failed edit",
         LedState,
         "_landed",
         _nothing_behind_a_failed_edit,
     ),
     "time-outs": Above(
-        "transactions whose time is over stay in progress",
+        "transactions stay in progress after their time-out",
         manager,
         "expire",
         _time_outs,
     ),
     "read-proof": Above(
-        "what changes nothing is answered from memory",
+        "the leader answers requests that change nothing from memory",
         LedState,
         "_is_so",
         _read_proof,
     ),
     "floor-at-the-begin": Above(
-        "the floor of the journal rises to the end of a snapshot",
+        "the floor of the journal rises to the end of a snapshot, not to its begin",
         journal,
         "needed_from",
         _floor_at_the_begin,

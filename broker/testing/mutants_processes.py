@@ -1,7 +1,7 @@
-"""Mutants of what real processes stand on: disks, clocks, ZooKeeper, storage's word. See mutants.py.
+"""Mutants of guards below real processes: disks, clocks, ZooKeeper, storage's answers. See mutants.py.
 
-Each takes away one check and does nothing else: what a careless change would do. The verifier finds them
-(chaos/cases), and the tests of LevelDB's files.
+Each takes away one check and changes nothing else, as a careless change might. The verifier (chaos/cases) and the tests
+of LevelDB's files find them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from broker.topics.ids import Position, RowIds
 
 Patch = AbstractContextManager[object]
 _PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
-"""Only that module imports it."""
+"""Only this module imports plyvel."""
 
 
 @contextmanager
@@ -47,13 +47,13 @@ def _all(*patches: Patch) -> Iterator[None]:
 
 
 class Swapped(NamedTuple):
-    """One check dropped; ``patch`` makes a context in which it is."""
+    """One check dropped; ``patch`` returns a context manager that drops it."""
 
     does: str
     patch: Callable[[], Patch]
 
 
-# What a leader believes.
+# A leader's knowledge of its log.
 
 
 def _compare() -> Patch:
@@ -237,7 +237,7 @@ def _leveldb_reopen() -> Patch:
 
 
 class _Unverified:
-    """A LevelDB database, or a snapshot of it, whose readings verify no checksum."""
+    """A LevelDB database, or a snapshot of one, that verifies no checksums when it reads."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -264,7 +264,7 @@ class _Unverified:
 
 
 class _Constant:
-    """Stands in for zlib: every checksum is the same."""
+    """Replaces zlib: every checksum is the same."""
 
     @staticmethod
     def crc32(*_: object) -> int:
@@ -291,37 +291,37 @@ def _checksums() -> Patch:
 
 
 MUTANTS: Final[Mapping[str, Swapped]] = {
-    "compare": Swapped("a change is made whatever the head is by now", _compare),
+    "compare": Swapped("a change does not compare the head with the expected one", _compare),
     "lead-by-reading": Swapped(
-        "a leader looks whether it leads, and then writes over whatever is there", _lead_by_reading
+        "a leader reads whether it leads, and then writes without a comparison", _lead_by_reading
     ),
     "resolve-false": Swapped(
-        "a change that is told as False is believed not to have been made", _resolve_false
+        "the resolver takes the answer False as proof that the change was not made", _resolve_false
     ),
     "cache-complete": Swapped(
-        "a new leader takes its cache for the whole log, though it begins at the claim",
+        "a new leader takes its cache for the whole log, though the cache begins at the claim",
         _cache_complete,
     ),
     "in-progress": Swapped(
         "a poll takes transactions in progress for committed ones", _in_progress
     ),
     "clock-ids": Swapped(
-        "ids come from the clock alone, and an append does not look at them", _clock_ids
+        "ids come from the clock alone, and an append does not check that they rise", _clock_ids
     ),
-    "boot-clock": Swapped("a wall clock that jumps is believed at once", _boot_clock),
+    "boot-clock": Swapped("a node believes a wall clock that jumps at once", _boot_clock),
     "suspended": Swapped(
-        "a node that has lost contact with ZooKeeper lets go of what it leads", _suspended
+        "a node that has lost contact with ZooKeeper hands its topics over", _suspended
     ),
     "zookeeper-epochs": Swapped(
         "a claim takes its epoch from the number of the last lock in ZooKeeper, not from the log",
         _zookeeper_epochs,
     ),
-    "synced": Swapped("LevelDB is not told to sync what it writes", _synced),
+    "synced": Swapped("the broker does not tell LevelDB to sync its writes", _synced),
     "leveldb-reopen": Swapped(
-        "after a failed write the same database object is written to again", _leveldb_reopen
+        "after a failed write the broker writes to the same database object again", _leveldb_reopen
     ),
     "checksums": Swapped(
-        "no checksum is verified: neither LevelDB's of its blocks nor the broker's of its values",
+        "no checksum is verified: neither LevelDB's for its blocks nor the broker's for its values",
         _checksums,
     ),
 }

@@ -1,6 +1,6 @@
-"""Mutants of what lies above the logs: routing, leading, topics. See mutants.py.
+"""Mutants of the layers above the logs: routing, leaders, topics. See mutants.py.
 
-Each takes one check away and does nothing else: what a careless change would do.
+Each takes away one check and changes nothing else, as a careless change might.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from broker.topics.topic_reader import TopicReading
 
 
 class Above(NamedTuple):
-    """One check dropped: ``attribute`` of ``owner`` is swapped for what ``swap`` makes of it."""
+    """One check dropped: ``swap`` makes the replacement for ``attribute`` of ``owner``."""
 
     does: str
     owner: Any
@@ -128,47 +128,56 @@ def _letter_once(_: Any) -> Any:
 
 MUTANTS: Final[Mapping[str, Above]] = {
     "id-claim": Above(
-        "a node goes on under a number that another has claimed",
+        "a node goes on under an instance id that another node has claimed",
         instances,
         "check_incarnation",
         _nothing,
     ),
     "lane-order": Above(
-        "what is forwarded is taken as it comes, however late", ReceivedLanes, "judge", _lane_order
+        "a leader takes forwarded requests in any order, and late ones too",
+        ReceivedLanes,
+        "judge",
+        _lane_order,
     ),
     "deadline": Above(
-        "a leader gives what is forwarded its full time, however long it was on the way",
+        "a leader gives a forwarded request its full time, without the time that it was in flight",
         deadlines,
         "from_the_wire",
         _deadline,
     ),
     "sweep-margin": Above(
-        "a sweep removes at once what has expired by its own clock",
+        "a sweep removes messages as soon as they have expired by its own clock",
         Sweeper,
         "_margin_ms",
         _sweep_margin,
     ),
     "clock": Above(
-        "a node whose clock is far off leads and reads all the same",
+        "a node whose clock is far off still leads and reads",
         ClockComparison,
         "_is_off",
         _clock,
     ),
     "ids-rise": Above("ids come from the clock alone", RowIds, "_start", _ids_rise),
     "dedupe": Above(
-        "a key is looked up neither in memory nor in storage", KeyedLog, "_known", _nothing
+        "a leader looks up an idempotency key neither in memory nor in storage",
+        KeyedLog,
+        "_known",
+        _nothing,
     ),
     "producer-number": Above(
-        "a producer's last number is looked up neither in memory nor in storage",
+        "a leader looks up a producer's last number neither in memory nor in storage",
         Producers,
         "_last",
         _nothing,
     ),
     "store-proof": Above(
-        "a store is acknowledged without a proof of leading", StoredPayloads, "_confirm", _nothing
+        "a leader acknowledges a store without a proof that it leads",
+        StoredPayloads,
+        "_confirm",
+        _nothing,
     ),
     "look-for-the-reference": Above(
-        "the reference of a sealed payload log is appended again",
+        "a leader appends the reference of a sealed payload log again",
         References,
         "_find_references",
         _none_of_them,
@@ -180,13 +189,16 @@ MUTANTS: Final[Mapping[str, Above]] = {
         _closed_reference,
     ),
     "cursor-version": Above(
-        "a cursor is moved whatever version the request expects", Cursors, "put", _cursor_version
+        "a put of a cursor ignores the expected version", Cursors, "put", _cursor_version
     ),
     "letter-once": Above(
-        "a dead letter has another idempotency key each time", dead_letters, "key_of", _letter_once
+        "a dead letter has another idempotency key at each retry",
+        dead_letters,
+        "key_of",
+        _letter_once,
     ),
     "whole-range": Above(
-        "a bulk read ends where storage ends, though its range goes on",
+        "a bulk read ends at the end of storage, though its range goes on",
         TopicReading,
         "_is_whole",
         _whole_range,

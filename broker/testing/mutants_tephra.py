@@ -1,4 +1,4 @@
-"""Mutants of what keeps Tephra's clients from taking a commit for a failure. See mutants.py."""
+"""Mutants of guards for Tephra's clients, which must not take a commit for a failure. See mutants.py."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ def _joined(_: Any) -> Any:
 
 MUTANTS: Final[Mapping[str, Above]] = {
     "not-heard": Above(
-        "a commit of Tephra's client whose answer is lost is forgotten",
+        "the server forgets a commit of Tephra's client whose answer was lost",
         Commits,
         "not_heard",
         _not_heard,
     ),
     "in-doubt-again": Above(
-        "a commit in doubt that is in progress is taken for refused",
+        "the server takes a commit with an unknown outcome for refused while it is in progress",
         tephra_commits,
         "is_in_progress",
         _commits_again,
     ),
     "one-commit": Above(
-        "a commit of Tephra's client does not join the one under way", Commits, "commit", _joined
+        "a repeated commit of Tephra's client does not join the one in flight",
+        Commits,
+        "commit",
+        _joined,
     ),
 }

@@ -57,22 +57,25 @@ def _publisher_last(participants: Any) -> Any:
 
 MUTANTS: Final[Mapping[str, Above]] = {
     "unknown-publish": Above(
-        "a publish without an answer counts as undone", Undo, "rollback", _unknown_publish
+        "the client takes a publish without an answer for undone",
+        Undo,
+        "rollback",
+        _unknown_publish,
     ),
     "unknown-commit": Above(
-        "a commit without an answer is taken for a refused one",
+        "the client takes a commit without an answer for a refused one",
         transaction_commit,
         "is_refusal",
         _unknown_commit,
     ),
     "second-commit": Above(
-        "not in progress is taken for a refusal of the commit",
+        "the client takes the answer *not in progress* for a refusal of the commit",
         transaction_commit,
         "is_refusal",
         _second_commit,
     ),
     "unheard-pointer": Above(
-        "a pointer that a snapshot does not know counts as committed",
+        "the client takes a write pointer that a snapshot does not know for committed",
         transaction_fate,
         "fate",
         _unheard_pointer,

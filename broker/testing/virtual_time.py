@@ -1,14 +1,14 @@
-"""Virtual time: a clock that moves only when there is nothing left to do.
+"""Virtual time: a clock that moves only when no callback is ready.
 
-The event loop runs what is ready; when nothing is, time jumps to the next timer. So an hour of waiting
-costs nothing, a run with one seed is the same every time, and a program that waits for something that
-will never happen is told so instead of hanging::
+The event loop runs the ready callbacks. When none is ready, time jumps to the next timer. So an hour of waiting takes
+no real time, and runs with one seed are all the same. A program that waits for an event that can never come gets
+``Hang``, and does not hang::
 
     ready callbacks ──▶ run them, at one moment
          none, timers ──▶ jump to the earliest
          none, none   ──▶ Hang
 
-There are no threads, files or sockets in such a loop: what needs them is replaced by its simulated port.
+Such a loop has no threads, files or sockets. Code that needs them uses a simulated port instead.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from broker import slices
 Result = TypeVar("Result")
 
 EPOCH_MS = 1_600_000_000_000
-"""Where virtual wall clocks begin, ms since 1970."""
+"""The time at which virtual wall clocks begin, ms since 1970."""
 
 
 class Hang(Exception):
-    """Everything waits, and nothing can ever happen."""
+    """All tasks wait, and there is no timer that could wake one."""
 
 
 class _NoSelector:
-    """Stands where a loop waits for the world: here only time passes."""
+    """Takes the place of the selector: it waits for no socket, and only lets time pass."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
-            raise Hang(f"nothing is left to happen at {self._loop.time():.3f} s")
+            raise Hang(f"all tasks wait at {self._loop.time():.3f} s, and there is no timer")
         self._loop.advance(timeout)
         return []
 
@@ -77,19 +77,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: object, func: Callable[..., Result], *args: object
     ) -> asyncio.Future[Result]:
-        """Do at once what is done aside, since it takes no virtual time. Refuse all else: a thread's time is not virtual."""
+        """Run work of ``slices.ASIDE`` at once, as it takes no virtual time.
+
+        Refuse all other executors: the time of a thread is not virtual.
+        """
         if executor is not slices.ASIDE:
             raise RuntimeError("there are no threads in a virtual loop")
         future: asyncio.Future[Result] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - As a thread does, it gives the error to those who wait.
+        except Exception as error:  # noqa: BLE001 - The waiting task gets the error, as from a thread.
             future.set_exception(error)
         return future
 
 
 class VirtualClock:
-    """The Clock port on a virtual loop. Several may share a loop, each wrong in its own way."""
+    """The Clock port on a virtual loop. Several clocks may share a loop, each with its own error."""
 
     def __init__(self, loop: VirtualLoop, *, wall_ms: int = EPOCH_MS) -> None:
         """Show ``wall_ms`` when the loop begins."""
@@ -110,7 +113,7 @@ class VirtualClock:
         await asyncio.sleep(seconds)
 
     def steady_ms(self) -> float:
-        """Return for how many ms the wall clock was not stepped."""
+        """Return the ms since the wall clock was last stepped."""
         return (self._loop.time() - self._stepped_at_s) * 1000
 
     def step(self, by_ms: int) -> None:
@@ -121,7 +124,7 @@ class VirtualClock:
 
 @contextlib.contextmanager
 def virtual_loop() -> Iterator[VirtualLoop]:
-    """Give a virtual loop, and cancel what still runs in it at the end."""
+    """Give a virtual loop; at the end cancel the tasks that still run in it."""
     loop = VirtualLoop()
     try:
         yield loop
@@ -141,15 +144,15 @@ def simulate(main: Callable[[VirtualLoop], Coroutine[Any, Any, Result]]) -> Resu
 
 
 async def pass_time(seconds: float = 0.0, result: Result | None = None) -> Result | None:
-    """Let virtual time pass, then return ``result``. Elsewhere this would be waiting by sleeping."""
-    assert isinstance(asyncio.get_running_loop(), VirtualLoop), "time passes by itself out here"
+    """Let virtual time pass, then return ``result``. Only for virtual loops: a test in real time must not sleep."""
+    assert isinstance(asyncio.get_running_loop(), VirtualLoop), "pass_time needs a virtual loop"
     return await asyncio.sleep(seconds, result)
 
 
-async def within(seconds: float, what: Awaitable[Result], state: Callable[[], str]) -> Result:
-    """Await ``what`` for at most so long; the error tells ``state()``, what it waited in."""
+async def within(seconds: float, work: Awaitable[Result], state: Callable[[], str]) -> Result:
+    """Await ``work`` for at most ``seconds``. The error of a time-out has the text of ``state()``."""
     try:
         async with asyncio.timeout(seconds):
-            return await what
+            return await work
     except TimeoutError:
         raise AssertionError(f"not within {seconds} s: {state()}") from None

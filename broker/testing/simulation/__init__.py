@@ -1,5 +1,9 @@
-"""A whole cluster in one process, from one seed: real nodes and clients, all else in memory.
+"""A whole cluster in one process, from one seed: real nodes and clients, and all other parts in memory.
 
-Files, from below: hosts (whose step is it), transport, sockets, network, loop; chance, clocks, storage,
-client, node; cluster (all of them), trace, world; public (what applications use).
+The modules, from the lowest layer up:
+
+* hosts (the process of each step), connection_end, sockets, network, loop;
+* chance, machine_clocks, storage_way, client, node;
+* cluster (all of them together), trace, world;
+* public (the interface for applications).
 """

@@ -1,8 +1,8 @@
-"""All chances of a run from its seed, also those that the shipped code draws by itself.
+"""Draw all random numbers of a run from its seed, also those that the product draws.
 
-Nodes and clients take names, keys and jitter from the system's generators, as they should. For the time of
-a run these are the seed's: what is drawn then depends on the order of the draws alone, which the virtual
-loop repeats. Nothing may be drawn by a thread meanwhile.
+Nodes and clients take names, keys and jitter from the system's generators. During a run these generators draw from the
+seed. Then each drawn number depends only on the order of the draws, and the virtual loop repeats this order. No other
+thread may draw numbers during a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def seeded(seed: int | str) -> Generator[None]:
     drawn = random.Random(f"{seed}/drawn")
 
     class Seeded(random.Random):
-        """A generator that nobody gave a seed, which is the run's."""
+        """A generator; without a seed of its own it takes one from the run."""
 
         def __init__(self, given: Any = None) -> None:
             super().__init__(drawn.random() if given is None else given)

@@ -1,4 +1,4 @@
-"""Clients in a simulated cluster: the shipped one, each process on a machine of its own."""
+"""Clients in a simulated cluster: the shipped client, with each client process on its own machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REPEATED_S: Final = 20.0
 
 
 class Repeater:
-    """Something between clients and nodes that sends requests twice, if they carry a key or a producer's number.
+    """Sends some requests twice, if they have an idempotency key or a producer's number.
 
     Attributes:
-        repeated: how often it did.
+        repeated: the number of repeated requests.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -39,19 +39,22 @@ class Repeater:
 
     @property
     def probability(self) -> float:
-        """That it does."""
+        """The probability that it repeats a request."""
         return self._wanted.top or 0.0
 
     def repeat(self, probability: float) -> Callable[[], None]:
-        """Do so with some probability until what is returned is called; of several the last goes."""
+        """Repeat requests with a probability, until the caller calls the returned function.
+
+        Of several probabilities the last one counts.
+        """
         return self._wanted.add(probability)
 
     def heal(self) -> None:
-        """Repeat nothing any more."""
+        """Repeat no more requests."""
         self._wanted.clear()
 
     def sent(self, request: ClientRequest, transport: PlacedTransport) -> None:
-        """Perhaps send a request once more, a little later, on a connection of its own."""
+        """Perhaps send a request again, a little later, on a new connection."""
         is_once = "Idempotency-Key" in request.headers or "Producer-Number" in request.headers
         if not is_once or not self.probability:
             return
@@ -72,7 +75,7 @@ class Repeater:
 
 
 class PlacedTransport(HttpTransport):
-    """The shipped transport, whose connections come from one machine."""
+    """The shipped transport, with all connections from one machine."""
 
     def __init__(
         self, settings: Settings, network: Network, machine: str, repeater: Repeater
@@ -84,7 +87,7 @@ class PlacedTransport(HttpTransport):
         self._repeater = repeater
 
     async def connect_alone(self, topic: TopicId | None) -> ClientConnection:
-        """Open a connection that nobody else uses. Raises Unavailable."""
+        """Open a connection for one request, without repetition. Raises Unavailable."""
         return await super().connect(topic)
 
     @override

@@ -1,6 +1,6 @@
-"""A whole cluster in this process: machines, storage, a coordinator, clients, and what can go wrong.
+"""A whole cluster in this process: machines, storage, a coordinator, clients, and faults.
 
-The seeds of this project's tests make it a stage for workloads and a world for faults::
+This project's tests run seeded workloads and faults in it::
 
     ┌ client "p0" ┐   ┌ node-0 ┐ ┌ node-1 ┐ ┌ node-2 ┐
     └──────┬──────┘   └─┬────┬─┘ └─┬────┬─┘ └─┬────┬─┘
@@ -41,15 +41,15 @@ from broker.testing.virtual_time import VirtualClock
 ASK_S: Final = 0.002
 STARTED_S: Final = 30.0
 PAGES: Final = PageBounds(bytes_max=16_384, cells_max=64)
-"""So small that leaders roll now and then."""
+"""Small enough that leaders roll now and then."""
 
 
 class SimCluster:
-    """The cluster. To be made in a running ``SimLoop``.
+    """The cluster. Make it inside a running ``SimLoop``.
 
     Attributes:
-        machines: the nodes' machines, by number.
-        clients: the processes that have had a client.
+        machines: the machines of the nodes, by number.
+        clients: the names of the client processes so far.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class SimCluster:
         settings: Mapping[str, Any] | None = None,
         bounds: PageBounds = PAGES,
     ) -> None:
-        """Have ``nodes`` machines, of which none runs yet; all draws come from ``seed``.
+        """Make ``nodes`` machines, without running processes. All random numbers come from ``seed``.
 
-        ``settings`` are sections of the nodes' configuration by name; ``bounds`` say when a page is full;
+        ``settings`` are sections of the nodes' configuration, by name. ``bounds`` are the limits of a full page.
         ``deadline_s`` is how long a client tries one call.
         """
         loop = asyncio.get_running_loop()
@@ -78,19 +78,19 @@ class SimCluster:
         stored = MemoryTable(server_ms=self.clock.now_ms, is_alone=False)
         self.table = AdversaryTable(loop, random.Random(f"{seed}/storage"), bias, stored)
         self.records = Records(Logs(stored, self.clock).resolver)
-        """The record store itself, as an operator has it who is never cut off."""
+        """The record store itself, without faults: for checks and for an operator's changes."""
         self._bias = bias
         self._spoilt = Layers[Callable[[Bias], Bias]]()
         self.ground = SharedGround(self.network, self.coordination, self.table, bounds)
         self._settings = settings or {}
         self.machines = [self._made(number, None) for number in range(nodes)]
         self.others: list[Machine] = []
-        """Machines that faults brought in."""
+        """Machines that faults have added."""
         self.clients: dict[str, None] = {}
         self.is_out = False
-        """Whether the coordinator is."""
+        """True while the coordinator is out."""
         self.clock_off_ms_max = 3_600_000.0
-        """How wrong a fault may set a clock."""
+        """The largest error that a fault may give to a clock."""
         self.repeater = Repeater(random.Random(f"{seed}/repeater"))
 
     def _made(self, number: int, instance: int | None) -> Machine:
@@ -98,7 +98,7 @@ class SimCluster:
         return Machine(number, self.ground, config, MachineWall(self.loop))
 
     def add_machine(self, instance: int | None = None) -> Machine:
-        """Return one more machine, which no client is told of, perhaps with a given instance id."""
+        """Add a machine, with an instance id if one is given, and return it. No client learns its address."""
         machine = self._made(len(self.machines) + len(self.others), instance)
         self.others.append(machine)
         return machine
@@ -109,7 +109,7 @@ class SimCluster:
         return [machine for machine in self.machines if machine.is_up]
 
     def topics(self) -> list[TopicId]:
-        """Return what is led anywhere, as far as the nodes believe."""
+        """Return the topics that any node believes it leads."""
         led = (topic for machine in self.machines for topic in machine.topics_led)
         return sorted(set(led))
 
@@ -128,7 +128,7 @@ class SimCluster:
         """Always None: no real HBase is below the simulated nodes."""
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
-        """Return a new client of a process; ``node``: it stays with the one at this address."""
+        """Return a new client of a process. With ``node`` it uses only the node at this address."""
         self.clients[process] = None
         urls = ",".join(self.nodes) if node is None else node
         known = Settings(
@@ -137,16 +137,16 @@ class SimCluster:
         return placed_client(self.network, process, known, self.repeater)
 
     async def start(self) -> None:
-        """Start every node, and wait until all serve."""
+        """Start all nodes, and wait until they serve."""
         for machine in self.machines:
             machine.start()
         for machine in self.machines:
             assert await machine.served(STARTED_S), f"{machine.name}: {self.ground.ended}"
 
     def spoil_storage(self, change: Callable[[Bias], Bias]) -> Callable[[], None]:
-        """Let storage misbehave otherwise until what is returned is called.
+        """Change the faults of storage, until the caller calls the returned function.
 
-        Several changes are made one after the other, in the order in which they were asked for.
+        Several changes apply one after the other, in the order of the calls.
         """
         take_back = self._spoilt.add(change)
         self._misbehave()
@@ -164,7 +164,7 @@ class SimCluster:
         self.table.bias = bias
 
     def heal(self) -> None:
-        """End every fault: nothing more goes wrong from here on."""
+        """End all faults."""
         self._bias = CALM
         self._spoilt.clear()
         self.table.heal()
@@ -181,11 +181,11 @@ class SimCluster:
             machine.resume()
             machine.start()
             if machine.is_skewed:
-                machine.terminate()  # What an operator would do who has mended the clock.
+                machine.terminate()  # An operator does the same after mending a clock.
 
 
 def node_config(host: str, instance: int | None = None, **sections: Any) -> Config:
-    """Return the configuration of a simulated node; ``sections`` replace whole ones."""
+    """Return the configuration of a simulated node; ``sections`` replace whole sections."""
     return Config(
         server=ServerConfig(host=host, port=PORT),
         cluster=ClusterConfig(zookeeper_hosts=("coordinator:2181",), instance_id=instance),

@@ -1,14 +1,14 @@
-"""One end of a connection in memory: an asyncio transport whose bytes take time, wait, or never come.
+"""One end of a connection in memory: an asyncio transport whose bytes may be delayed, held or lost.
 
-What is written travels in segments, each with its own delay, in order. A cut between the machines loses
-nothing: segments wait and are sent again once it has healed, as TCP does. What does get lost is a reset,
-for nobody repeats it; so one side may be gone and the other not know (half open)::
+Written bytes travel in segments, in order, and each segment has its own delay. A cut between the machines loses no
+segment: as in TCP, segments wait until the cut has healed, and are then sent again. A cut does lose a reset, as no
+machine sends a reset again. So one side may be closed while the other does not know it (half open)::
 
-    write ──▶ [delay] ──cut?──▶ wait for healing ──▶ sent again
+    write ──▶ [delay] ──cut?──▶ wait until healed ──▶ sent again
                   │
-                  ├─ reader paused, process paused: waits at the other end; full: the writer is paused
-                  ├─ other end closed, or its process dead: a reset comes back
-                  └─ data_received, eof_received
+                  ├─ the reader or its process is paused: wait at the other end; if too much waits, pause the writer
+                  ├─ the other end is closed, or its process is dead: a reset comes back
+                  └─ else: data_received, eof_received
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 HIGH_WATER_BYTES: Final = 64 * 1024
 KERNEL_BYTES: Final = 128 * 1024
-"""What a closed connection's writer may leave to its kernel."""
+"""The most bytes in flight that a closed end may leave to its kernel."""
 TURNS_BEFORE_RESET: Final = 3
-"""A loop learns of a reset when it next looks at its sockets, not in the turn in which bytes came."""
+"""A loop learns of a reset when it next polls its sockets, and not in the turn in which bytes came."""
 END: Final = b""
-"""Stands for the end of what is sent."""
+"""The segment that marks the end of the stream."""
 
 
 class End(asyncio.Transport):
-    """One end. ``peer`` is the other one, in the same process."""
+    """One end of a connection. ``peer`` is the other end."""
 
     peer: End
 
     def __init__(
         self, network: Network, own: Address, peer: Address, context: Context, seed: str
     ) -> None:
-        """Belong to the machine at ``own``; all callbacks run in ``context``."""
+        """Make an end of the machine at ``own``; all callbacks run in ``context``."""
         super().__init__()
         self.own_address = own
         self.peer_address = peer
         self.context = context
         self.is_lost = False
         self.is_gone = False
-        """Whether its process is dead: it neither takes nor sends, and its machine answers for it."""
+        """True if its process is dead: the end neither receives nor sends, and its machine answers for it."""
         self._network = network
         self._loop = network.loop
         self._chance = random.Random(seed)
@@ -68,16 +68,16 @@ class End(asyncio.Transport):
         self._is_full = False
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Begin to serve ``protocol``, and a turn of the loop later, as asyncio does, to read."""
-        self._protocol = protocol  # type: ignore[assignment]  # Streams are all there is here.
+        """Connect ``protocol``, and begin to read one turn of the loop later, as asyncio does."""
+        self._protocol = protocol  # type: ignore[assignment]  # All protocols here are stream protocols.
         protocol.connection_made(self)
         self._loop.call_soon(self.resume_reading, context=self.context)
 
-    # What the protocol calls.
+    # Calls from the protocol.
 
     @override
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return addresses, or the socket's stand-in."""
+        """Return an address, or the simulated socket."""
         found = {
             "socket": self._socket,
             "sockname": self.own_address,
@@ -87,7 +87,7 @@ class End(asyncio.Transport):
 
     @override
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Serve another protocol from now on."""
+        """Use another protocol from now on."""
         self._protocol = protocol  # type: ignore[assignment]  # As above.
 
     @override
@@ -98,40 +98,40 @@ class End(asyncio.Transport):
 
     @override
     def is_closing(self) -> bool:
-        """Whether it was closed on this side."""
+        """Return whether this side was closed."""
         return self._closing
 
     @override
     def is_reading(self) -> bool:
-        """Whether it takes what arrives."""
+        """Return whether it delivers arriving bytes to the protocol."""
         return self._reading
 
     @override
     def pause_reading(self) -> None:
-        """Take nothing for now."""
+        """Deliver no bytes until ``resume_reading``."""
         self._reading = False
 
     @override
     def resume_reading(self) -> None:
-        """Go on after a pause."""
+        """Deliver bytes again."""
         if not self._reading and not self._closing:
             self._reading = True
             self.look()
 
     @override
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set at how many bytes under way the protocol is told to pause, and to go on."""
+        """Set the numbers of bytes in flight at which the protocol must pause writing, and may resume."""
         self._high = HIGH_WATER_BYTES if high is None else high
         self._low = self._high // 4 if low is None else low
 
     @override
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes are under way beyond what a kernel holds."""
+        """Return the number of bytes in flight."""
         return self._in_flight_bytes
 
     @override
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return what ``set_write_buffer_limits`` set: low, high."""
+        """Return the limits: low, high."""
         return self._low, self._high
 
     @override
@@ -148,47 +148,47 @@ class End(asyncio.Transport):
         self.peer.send_here(bytes(data))
         if self._in_flight_bytes > self._high and not self._is_full:
             self._is_full = True
-            assert self._protocol is not None, "whoever writes has a protocol"
+            assert self._protocol is not None, "an end that writes has a protocol"
             self._protocol.pause_writing()
 
     @override
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send bytes in one go."""
+        """Send several pieces of bytes together."""
         self.write(b"".join(list_of_data))
 
     @override
     def write_eof(self) -> None:
-        """Send the end, and go on reading."""
+        """Send the end of the stream, and go on reading."""
         if not self._sent_end and not self.is_lost:
             self._sent_end = True
             self.peer.send_here(END)
 
     @override
     def close(self) -> None:
-        """Send what was written and the end; read no more."""
+        """Send the end of the stream behind the written bytes; read no more."""
         if self._closing:
             return
         self._closing = True
         self._reading = False
         if self._arriving and self._arriving[0][1] and self._arriving[0][0] <= self._loop.time():
-            self.peer.reset_here()  # Bytes that arrived and that nobody read: so says the kernel.
+            self.peer.reset_here()  # There are unread bytes: then a kernel sends a reset.
         else:
             self.write_eof()
         self._drained()
 
     @override
     def abort(self) -> None:
-        """Cut it."""
+        """Reset the connection at once."""
         self._closing = True
         self._reading = False
         if not self.is_lost:
             self.peer.reset_here()
             self._loop.call_soon(self.lose, None, context=self.context)
 
-    # What the other end and the network call.
+    # Calls from the other end and the network.
 
     def send_here(self, segment: bytes) -> None:
-        """Let bytes, or the end, be on their way here."""
+        """Send a segment to this end."""
         when = self._loop.time() + self._network.delay_s(self.peer, self, self._chance)
         self._last_arrival = when = max(when, self._last_arrival)
         self._arriving.append((when, segment))
@@ -196,13 +196,13 @@ class End(asyncio.Transport):
             self._timer = self._loop.call_at(when, self.look, context=self.context)
 
     def reset_here(self) -> None:
-        """Let a reset be on its way here, behind what was sent before it."""
+        """Send a reset to this end, behind all earlier segments."""
         when = self._loop.time() + self._network.delay_s(self.peer, self, self._chance)
         when = max(when, self._last_arrival)
         self._loop.call_at(when, self._reset, context=self.context)
 
     def look(self) -> None:
-        """Take what has arrived."""
+        """Deliver the bytes that have arrived."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -214,7 +214,7 @@ class End(asyncio.Transport):
             if self._closing or self.is_lost:
                 self._refuse()
             elif self._reading:
-                # What else has arrived is for the next turn of the loop: tasks come in between.
+                # Deliver the rest in the next turn of the loop, so that tasks can run in between.
                 self._take(self._arrived_until(now))
                 break
             else:
@@ -224,7 +224,7 @@ class End(asyncio.Transport):
             self._timer = self._loop.call_at(when, self.look, context=self.context)
 
     def _arrived_until(self, now: float) -> bytes:
-        """Return all bytes that have arrived, or the end."""
+        """Return all bytes that have arrived, or the end of the stream."""
         segments = [self._arriving.popleft()[1]]
         while segments[-1] and self._arriving and self._arriving[0][0] <= now:
             if not self._arriving[0][1]:
@@ -233,7 +233,7 @@ class End(asyncio.Transport):
         return segments[0] if len(segments) == 1 else b"".join(segments)
 
     def _take(self, segment: bytes) -> None:
-        assert self._protocol is not None, "whoever reads has a protocol"
+        assert self._protocol is not None, "an end that reads has a protocol"
         if segment:
             self.peer.arrived(len(segment))
             self._protocol.data_received(segment)
@@ -241,14 +241,14 @@ class End(asyncio.Transport):
             self.close()
 
     def _refuse(self) -> None:
-        """Answer bytes that nobody will read."""
+        """Drop a segment that this end will not read; answer bytes with a reset."""
         segment = self._arriving.popleft()[1]
         if segment:
             self.peer.arrived(len(segment))
             self.peer.reset_here()
 
     def arrived(self, size: int) -> None:
-        """Be told that bytes have got there."""
+        """Count bytes that have arrived at the other end, and resume the writer if there is room."""
         self._in_flight_bytes -= size
         if self._is_full and self._in_flight_bytes <= self._low:
             self._is_full = False
@@ -265,7 +265,7 @@ class End(asyncio.Transport):
             self._loop.call_soon(self.lose, None, context=self.context)
 
     def _reset(self, turns: int = TURNS_BEFORE_RESET) -> None:
-        """Be cut by the other side, once tasks have had their turn with what came before."""
+        """Lose the connection by a reset, after tasks could handle the earlier bytes."""
         if self.is_lost or self._network.is_cut(self.peer, self):
             return
         if turns:
@@ -274,7 +274,7 @@ class End(asyncio.Transport):
             self.lose(ConnectionResetError("the connection was reset"))
 
     def lose(self, error: Exception | None) -> None:
-        """End here, and tell the protocol."""
+        """End this side of the connection, and call the protocol's ``connection_lost``."""
         if self.is_lost:
             return
         self.is_lost = self._closing = True
@@ -284,11 +284,11 @@ class End(asyncio.Transport):
             self._protocol.connection_lost(error)
 
     def go(self, *, silently: bool) -> None:
-        """Be an end whose process is dead; its machine says so, unless it is gone as well."""
+        """Close the end, as its process is dead. Its machine sends a reset, unless it is down, too (``silently``)."""
         if self.is_lost:
             return
         self.is_lost = self.is_gone = self._closing = True
-        # From here on the machine answers, in nobody's name.
+        # From now on the machine answers, and no process.
         self.context = self._network.context
         self._network.forget(self)
         if not silently:

@@ -1,16 +1,16 @@
-"""Machines and processes of a simulated cluster, and the loop that lets each of them stand still or die.
+"""The processes of a simulated cluster, and the event loop that can pause or kill each of them.
 
-All of a cluster runs in one event loop, so something must know whose each step is. Every callback of
-asyncio carries a context, every task hands its own on to what it begins; so one context variable, set
-where a process starts, marks all that ever follows from it. Before each step the loop looks at it::
+A whole cluster runs in one event loop, so the loop must know the process of each step. Every callback of asyncio has a
+context, and a task passes its context on to the callbacks and tasks that it starts. So this module sets one context
+variable when a process starts, and all later steps of the process have it. Before each step the loop reads it::
 
-    step of a process that runs     done
-    step of one that is paused      kept, in order, until it goes on
-    step of one that is dead        dropped
+    a step of a running process     the loop runs it
+    a step of a paused process      the loop keeps it, in order, until the process resumes
+    a step of a dead process        the loop drops it
 
-That is all there is to a crash: between two steps, which is at some await, nothing follows any more. No
-``finally`` runs and nothing is said; what was sent before is still on its way. A paused process sees on
-waking what a stopped one does: its timers are overdue, its bytes are there, and its sessions are gone.
+So a crash is simple: it happens between two steps, at some await, and no further step runs. No ``finally`` block runs,
+and the process sends nothing more. Bytes that it sent before are still in flight. A process that resumes finds the
+same as a real process after a stop: its timers are overdue, bytes have arrived, and its sessions are over.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 TURNS_AT_ONCE_MAX = 2_000_000
-"""After so many steps at one moment of virtual time something spins."""
+"""The most turns of the loop at one moment of virtual time. With more the program spins."""
 
 
 class SimulatedProcess:
-    """Whoever's steps can be held back: a node's process, in one of its lives.
+    """One process of a node. The loop can hold its steps back.
 
     Attributes:
-        name: what reports call it.
-        machine: where it runs; the network knows it by that.
+        name: its name in reports.
+        machine: the machine on which it runs, by its name in the network.
     """
 
     def __init__(self, name: str, machine: str) -> None:
-        """Begin to run."""
+        """Start the process."""
         self.name = name
         self.machine = machine
         self.is_dead = False
         self.tasks: dict[asyncio.Future[Any], None] = {}
-        """A set in the order of its members. It keeps what a dead process was doing from being collected,
-        for that would run its ``finally`` blocks after all."""
+        """The tasks of the process: a dict is a set that keeps its order.
+
+        It keeps the tasks of a dead process from garbage collection, which would run their ``finally`` blocks."""
         self._held: deque[asyncio.Handle] | None = None
         self.context = copy_context()
         self.context.run(RUNNING.set, self)
@@ -58,33 +59,33 @@ class SimulatedProcess:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it stands still."""
+        """Return whether it is paused."""
         return self._held is not None
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begin to work in this one's name."""
+        """Start a task that belongs to this process."""
         context = self.context.copy()
         return context.run(asyncio.get_running_loop().create_task, work)
 
     def pause(self) -> None:
-        """Stand still."""
+        """Hold back all further steps."""
         if self._held is None:
             self._held = deque()
 
     def resume(self) -> None:
-        """Go on, with all that should have been done meanwhile."""
+        """Go on, first with the steps that were held back."""
         held, self._held = self._held, None
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HostLoop)
         loop.go_on(held or ())
 
     def die(self) -> None:
-        """Do nothing more."""
+        """Drop all further steps."""
         self.is_dead = True
         self._held = None
 
     def hold(self, handle: asyncio.Handle) -> bool:
-        """Take a step that must not be done now; False if it may."""
+        """Keep or drop a step that must not run now, and return True; return False if it may run."""
         if self.is_dead:
             return True
         if self._held is None:
@@ -93,17 +94,17 @@ class SimulatedProcess:
         return True
 
     def bury(self) -> None:
-        """At the end of the world: let what is left end as cancelled tasks do."""
+        """Let the remaining tasks run again, so that they can be cancelled at the end of the simulation."""
         self.is_dead = False
         self._held = None
 
 
 RUNNING: ContextVar[SimulatedProcess | None] = ContextVar("RUNNING", default=None)
-"""Whose step this is; None is the world's."""
+"""The process of the present step; None: the step belongs to no process."""
 
 
 class HostLoop(VirtualLoop):
-    """A virtual loop that knows whose each step is."""
+    """A virtual loop that knows the process of each step."""
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
@@ -124,9 +125,9 @@ class HostLoop(VirtualLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[Result]:
-        """Begin a task; it belongs to the process that begins it."""
+        """Start a task; it belongs to the process that starts it."""
         task: asyncio.Task[Result] = asyncio.Task(
-            coro,  # As the base class takes it.
+            coro,
             loop=self,
             name=None if name is None else str(name),
             context=context,
@@ -144,21 +145,21 @@ class HostLoop(VirtualLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """Call soon: there is one thread. Asyncio closes forgotten generators by this."""
+        """Call ``call_soon``: there is only one thread. Asyncio uses this to close forgotten generators."""
         return self.call_soon(callback, *args, context=context)
 
     def go_on(self, handles: deque[asyncio.Handle] | tuple[()]) -> None:
-        """Do steps that were held back, before all others."""
+        """Schedule steps that were held back, before all others."""
         self._ready.extendleft(reversed(handles))
 
     def _run_once(self) -> None:
-        """Do every step that is ready; if there is none, go to the next moment at which there is."""
+        """Run all steps that are ready. If none is ready, jump to the next timer first."""
         ready = self._ready
         if not ready:
             self._jump()
         self._turns_at_once += 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
-            raise Hang(f"something spins at {self.time():.3f} s")
+            raise Hang(f"the program spins at {self.time():.3f} s: no time passes")
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:  # noqa: SLF001
@@ -178,7 +179,7 @@ class HostLoop(VirtualLoop):
         if not scheduled:
             if self._stopping:  # type: ignore[attr-defined]
                 return
-            raise Hang(f"nothing is left to happen at {self.time():.3f} s")
+            raise Hang(f"all tasks wait at {self.time():.3f} s, and there is no timer")
         self._turns_at_once = 0
         self.advance(scheduled[0].when() - self.time())
         due = self.time() + self._clock_resolution
@@ -190,7 +191,7 @@ class HostLoop(VirtualLoop):
             self._ready.append(timer)
 
     def _forget_cancelled(self, scheduled: list[asyncio.TimerHandle]) -> None:
-        """Most timers are time-outs that were not needed; too many of them make every other slow."""
+        """Remove cancelled timers, if there are many: most timers are unneeded time-outs, and they slow the heap."""
         if self._timer_cancelled_count < 200 or self._timer_cancelled_count * 2 < len(scheduled):
             return
         kept = []

@@ -1,7 +1,7 @@
-"""What several faults do to one thing at the same time: each takes back its own part, in any order.
+"""Stack the effects of several faults on one value: each fault takes its own effect back, in any order.
 
-A fault that remembers a value and puts it back would put back what another fault has taken away
-meanwhile::
+If a fault saved the value before it and restored it at its end, it could restore the effect of another fault that had
+ended already. With layers this can't happen::
 
     storms = Layers[float]()
     first, second = storms.add(0.2), storms.add(0.9)
@@ -21,15 +21,15 @@ Layer = TypeVar("Layer")
 
 
 class Layers(Generic[Layer]):
-    """What was added and not taken back yet, in the order in which it was added."""
+    """The layers that were added and not taken back yet, in the order of the calls."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without layers."""
         self._layers: dict[int, Layer] = {}
         self._count = 0
 
     def add(self, layer: Layer) -> Callable[[], None]:
-        """Put something on top; calling what is returned takes it back, once or more often."""
+        """Put a layer on top. The returned function takes it back; further calls of it do nothing."""
         self._count += 1
         number = self._count
         self._layers[number] = layer
@@ -41,14 +41,14 @@ class Layers(Generic[Layer]):
 
     @property
     def all(self) -> list[Layer]:
-        """What there is, the lowest first."""
+        """All layers, the lowest first."""
         return list(self._layers.values())
 
     @property
     def top(self) -> Layer | None:
-        """What was added last of what there is."""
+        """The layer that was added last; None: there is none."""
         return next(reversed(self._layers.values()), None)
 
     def clear(self) -> None:
-        """Take everything back."""
+        """Take all layers back."""
         self._layers.clear()

@@ -1,7 +1,7 @@
 """The event loop of a simulated cluster: hosts, virtual time, and a network instead of sockets.
 
-It has those of asyncio's doors to the network that servers and clients here use, so that both run as they
-are: listening, connecting, draining a listener's queue.
+It implements the methods of asyncio's loop that the servers and clients of this project use for the network. They
+listen, connect, and drain a listener's queue. So servers and clients run unchanged.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class SimServer:
     """A listener, as ``create_server`` returns one."""
 
     def __init__(self, network: Network, listening: ListeningSocket) -> None:
-        """Accept for as long as it is not closed."""
+        """Accept connections until it is closed."""
         self._network = network
         self._listening = listening
 
     @property
     def sockets(self) -> Sequence[ListeningSocket]:
-        """What it listens on."""
+        """The listening socket; none after the server was closed or unnamed."""
         listening = self._listening
         return (listening,) if listening.is_open and listening.is_named else ()
 
     def is_serving(self) -> bool:
-        """Whether it listens."""
+        """Return whether it listens."""
         return self._listening.is_open
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._network.unlisten(self._listening)
 
     async def wait_closed(self) -> None:
-        """Return: there is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
 
 class SimLoop(HostLoop):
-    """The loop. ``network`` is what its connections run over."""
+    """The loop. Its connections use ``network``."""
 
     def __init__(self, seed: int | str) -> None:
         """Begin at 0 s, with an empty network."""
@@ -65,7 +65,7 @@ class SimLoop(HostLoop):
         **_: Any,
     ) -> tuple[asyncio.Transport, AnyProtocol]:
         """Connect to an address."""
-        assert not ssl, "there is no TLS in here"
+        assert not ssl, "the simulated network has no TLS"
         assert host is not None
         assert port is not None
         end = await self.network.connect((host, port))
@@ -75,7 +75,7 @@ class SimLoop(HostLoop):
 
     @override
     def close(self) -> None:
-        """End, and give back what is real."""
+        """Close the loop, and the real descriptors of its network."""
         self.network.close()
         super().close()
 
@@ -103,10 +103,10 @@ class SimLoop(HostLoop):
 
     @override
     def remove_reader(self, fd: Any) -> bool:
-        """Accept on as before, though the listener is named no more.
+        """Hide the listener from its server, and go on accepting connections.
 
-        A node that drains stops accepting, so as to take by itself who waits in its kernel's queue. Here
-        nobody ever waits in one.
+        A node that drains calls this to stop asyncio's accepting. Then it accepts the connections in its kernel's
+        queue by itself. In the simulation no connection waits in such a queue.
         """
         return self.network.unname(fd)
 
@@ -114,5 +114,5 @@ class SimLoop(HostLoop):
     async def getaddrinfo(  # type: ignore[override]
         self, host: str, port: int, **_: Any
     ) -> list[tuple[int, int, int, str, Address]]:
-        """Return a name as its own address."""
+        """Return the name itself as the address."""
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]

@@ -1,7 +1,7 @@
-"""The clocks of simulated machines: stepped, fast or slow, wrong from the start, standing still.
+"""The clocks of simulated machines: they can be stepped, fast, slow, stopped, or wrong from the start.
 
-A machine has a wall clock, which faults change. A process on it goes by that clock behind the same guard
-as production (broker/clock.py), and by a monotonic one, which is always right.
+A machine has a wall clock, and faults change it. A process on the machine reads this clock through the same guard as
+production (broker/clock.py). Its monotonic clock is always right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.testing.virtual_time import EPOCH_MS, VirtualLoop
 
 @dataclass(slots=True, eq=False)
 class _Drift:
-    """A rate that lasts for a while, and by how much it has put the clock wrong."""
+    """A temporary rate, and the error that it has added to the clock."""
 
     rate: float
     off_ms: float = 0.0
@@ -26,7 +26,7 @@ class MachineWall:
     """The wall clock of one machine."""
 
     def __init__(self, loop: VirtualLoop, *, off_ms: float = 0.0, rate: float = 1.0) -> None:
-        """Be off by so much from the start, and run at ``rate``."""
+        """Start with an error of ``off_ms``, and run at ``rate``."""
         self._loop = loop
         self._shown_ms = EPOCH_MS + loop.time() * 1000 + off_ms
         self._since_s = loop.time()
@@ -34,7 +34,7 @@ class MachineWall:
         self._drifts: list[_Drift] = []
 
     def boot_ms(self) -> float:
-        """Return true milliseconds since the world began."""
+        """Return true milliseconds since the simulation began."""
         return self._loop.time() * 1000
 
     def wall_ms(self) -> float:
@@ -49,23 +49,23 @@ class MachineWall:
 
     @property
     def off_ms(self) -> float:
-        """How far it is ahead of the truth."""
+        """How far the clock is ahead of true time, in ms."""
         return self.wall_ms() - EPOCH_MS - self.boot_ms()
 
     def step(self, by_ms: float) -> None:
-        """Set it forward or back."""
+        """Set the clock forward or back."""
         self._settle()
         self._shown_ms += by_ms
 
     def run(self, rate: float) -> None:
-        """Run faster or slower from now on; 0 stands still."""
+        """Run at another rate from now on; 0 stops the clock."""
         self._settle()
         self._rate = rate
 
     def drift(self, rate: float) -> Callable[[], None]:
-        """Run faster or slower until what is returned is called, and be then as if it had not.
+        """Run at another rate until the caller calls the returned function, which takes the added error back.
 
-        Of several the last goes; whatever else is done to the clock meanwhile stays.
+        Of several rates the last one counts. Other changes to the clock in this time stay.
         """
         self._settle()
         drift = _Drift(rate)
@@ -80,13 +80,13 @@ class MachineWall:
         return end
 
     def mend(self) -> None:
-        """Show the right time, at the right rate."""
+        """Show true time, and run at the right rate."""
         self._settle()
         self._drifts.clear()
         self._shown_ms, self._rate = EPOCH_MS + self.boot_ms(), 1.0
 
     def _settle(self) -> None:
-        """Note what it shows, and which drift has brought it there."""
+        """Note the shown time, and add the error since the last note to the drift that made it."""
         shown_ms = self.wall_ms()
         if self._drifts:
             self._drifts[-1].off_ms += shown_ms - self._shown_ms - self._passed_ms()
@@ -114,6 +114,6 @@ class ProcessClock:
         await asyncio.sleep(seconds)
 
     def steady_ms(self) -> float:
-        """Return for how many ms the wall clock has been steady."""
+        """Return the ms for which the wall clock has been steady."""
         self.now_ms()
         return self._wall.boot_ms() - self._guard.unsteady_at_ms

@@ -1,15 +1,14 @@
-"""The network between simulated machines: who reaches whom, how slowly, and who listens where.
+"""The network between simulated machines: addresses, listeners, delays and faults.
 
-Each machine has a name and an address. A **cut** keeps what one machine sends from another, in one
-direction; a partition is several. A **slow** way adds to the delay and loses segments, which come later::
+Each machine has a name and an address. A **cut** stops the bytes from one machine to another, in one direction. A
+partition is several cuts. A **slow** way has more delay, and loses segments, which are sent again later::
 
-    network.cut("node-0", "node-1")          one way
-    network.heal()                           everything
-    network.strand("node-0", "node-1")       one way, and only on the connections that there are by now
+    network.cut("node-0", "node-1")          cut one way
+    network.strand("node-0", "node-1")       cut one way, but only on the present connections
+    network.heal()                           end all faults
 
-A machine that is ``down`` answers nothing; one whose process is dead refuses connections and resets old
-ones. All chances of a connection come from its own generator, so that no draw depends on what happens on
-other connections at the same moment.
+A machine that is ``down`` answers nothing. A machine whose process is dead refuses connections and resets old ones.
+Each connection has its own generator of random numbers. So its draws do not depend on other connections.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ Machine = str
 Way = tuple[Machine, Machine]
 
 CALLER: ContextVar[Machine] = ContextVar("CALLER", default="outside")
-"""The machine from which one connects who is no process here: a client's."""
+"""The machine of a caller that is no simulated process, such as a client."""
 
 
 class Network:
-    """The machines by their addresses, and what is wrong between them."""
+    """The machines by their addresses, and the faults between them."""
 
     def __init__(self, loop: HostLoop, seed: int | str) -> None:
-        """Begin with no machine and nothing wrong."""
+        """Begin without machines and faults."""
         self.loop = loop
         self.context = Context()
         self.happened: Counter[str] = Counter()
@@ -64,26 +63,26 @@ class Network:
         self._addresses[address] = machine
 
     def machine_of(self, address: str) -> Machine:
-        """Return whose an address is; unnamed ones are machines by themselves."""
+        """Return the machine of an address. An address without a machine stands for a machine of that name."""
         return self._addresses.get(address, address)
 
     @contextlib.contextmanager
     def calling_from(self, machine: Machine) -> Generator[None]:
-        """Let connections that are made in this block come from ``machine``."""
+        """Let connections that are opened inside the block come from ``machine``."""
         token = CALLER.set(machine)
         try:
             yield
         finally:
             CALLER.reset(token)
 
-    # What is wrong.
+    # Faults.
 
     def cut(self, source: Machine, target: Machine) -> None:
-        """Let nothing that ``source`` sends reach ``target``. Cuts add up."""
+        """Stop all bytes from ``source`` to ``target``. Cuts add up."""
         self._cuts[source, target] += 1
 
     def mend(self, source: Machine, target: Machine) -> None:
-        """Take one such cut back."""
+        """Take one cut from ``source`` to ``target`` back."""
         self._cuts[source, target] -= 1
         if self._cuts[source, target] <= 0:
             del self._cuts[source, target]
@@ -92,28 +91,28 @@ class Network:
     def slow(
         self, source: Machine, target: Machine, delay_s: float, loss: float
     ) -> Callable[[], None]:
-        """Add a mean delay on one way, and let segments be lost, which are sent again.
+        """Add a mean delay to one way, and lose segments with probability ``loss``. They are sent again.
 
-        It lasts until what is returned is called; meanwhile another may go before it.
+        It lasts until the caller calls the returned function. A later call for the same way overrides it.
         """
         return self._slow.setdefault((source, target), Layers()).add((delay_s, loss))
 
     def slowness(self, source: Machine, target: Machine) -> tuple[float, float] | None:
-        """Return the mean delay and the loss on one way, None where nothing is wrong."""
+        """Return the mean delay and the loss on one way; None: the way is not slow."""
         layers = self._slow.get((source, target))
         return None if layers is None else layers.top
 
     def heal(self) -> None:
-        """Take all cuts and slowness back, and let arrive what is stranded."""
+        """Take all cuts and slowness back, and deliver the stranded bytes."""
         self._cuts.clear()
         self._slow.clear()
         self._stranded.clear()
         self._try_again()
 
     def strand(self, source: Machine, target: Machine) -> list[End]:
-        """Let nothing that ``source`` sends on connections that there are reach ``target``.
+        """Stop all bytes from ``source`` to ``target`` on the present connections.
 
-        Connections that are made later deliver. Returns the ends at ``target``, for the two below.
+        Later connections are not affected. Return the ends at ``target``, for ``break_off`` and ``land``.
         """
         ends = [
             end
@@ -124,22 +123,22 @@ class Network:
         return ends
 
     def break_off(self, ends: Iterable[End]) -> None:
-        """Reset the other side of stranded connections; these ends are told nothing."""
+        """Reset the other side of stranded connections; these ends don't notice it."""
         for end in ends:
             end.peer.reset_here()
 
     def land(self, ends: Iterable[End]) -> None:
-        """Let what is stranded arrive, whether or not its sender is still there."""
+        """Deliver stranded bytes, even if their sender has gone."""
         for end in ends:
             self._stranded.pop(end, None)
         self._try_again()
 
     def cut_ways(self) -> list[Way]:
-        """Return which ways are cut."""
+        """Return the ways that are cut."""
         return list(self._cuts)
 
     def reset_some(self, machine: Machine, chance: Random) -> int:
-        """Reset about half of a machine's connections; return how many."""
+        """Reset about half of a machine's connections; return their number."""
         ends = [end for end in self._ends if self._of(end) == machine and not end.is_lost]
         chosen = [end for end in ends if chance.random() < 0.5]
         for end in chosen:
@@ -148,9 +147,9 @@ class Network:
         return len(chosen)
 
     def stop_process(self, process: SimulatedProcess, *, silently: bool = False) -> None:
-        """Close all that a process had open, as its kernel does when it dies.
+        """Close all listeners and connections of a process, as the kernel does when a process dies.
 
-        ``silently``: the machine is gone with it, and says nothing until ``start_machine``.
+        ``silently``: the machine is down, too, and answers nothing until ``start_machine``.
         """
         for address, listening in list(self._listening.items()):
             if listening.context.get(RUNNING) is process:
@@ -168,17 +167,17 @@ class Network:
         self._down.pop(machine, None)
 
     def close(self) -> None:
-        """Give back what is real: the descriptors of those who listen."""
+        """Close the real descriptors of the listeners."""
         for listening in self._listening.values():
             listening.close()
 
-    # What connections ask.
+    # Calls from connections.
 
     def _of(self, end: End) -> Machine:
         return self.machine_of(end.own_address[0])
 
     def is_cut(self, source: End, target: End) -> bool:
-        """Whether nothing gets from one end to the other."""
+        """Return whether bytes can't get from one end to the other."""
         if not self._cuts and not self._down and not self._stranded:
             return False
         return target in self._stranded or self._is_cut(self._of(source), self._of(target))
@@ -187,7 +186,7 @@ class Network:
         return (source, target) in self._cuts or source in self._down or target in self._down
 
     def delay_s(self, source: End, target: End, chance: Random) -> float:
-        """Return how long a segment takes."""
+        """Return the delay of a segment."""
         delay_s = LATENCY_S + chance.random() * JITTER_S
         slow = self.slowness(self._of(source), self._of(target)) if self._slow else None
         if slow is not None:
@@ -201,7 +200,7 @@ class Network:
         return delay_s
 
     def stall(self, end: End) -> None:
-        """Let what has arrived at ``end`` wait until the cut has healed."""
+        """Hold the bytes that have arrived at ``end`` until the cut has healed."""
         self._stalled[end] = None
         self.happened["stalled"] += 1
 
@@ -212,14 +211,14 @@ class Network:
             self.loop.call_later(delay_s, end.look, context=end.context)
 
     def forget(self, end: End) -> None:
-        """Take note that an end is over."""
+        """Forget an end that has closed."""
         self._ends.pop(end, None)
         self._stranded.pop(end, None)
 
     # Connecting.
 
     def listen(self, host: str, port: int) -> ListeningSocket:
-        """Take an address for the process that asks. Raises OSError."""
+        """Listen at an address for the calling process. Raises OSError."""
         if (host, port) in self._listening:
             raise OSError(98, f"the address {host}:{port} is in use")
         process = RUNNING.get()
@@ -229,13 +228,13 @@ class Network:
         return listening
 
     def unlisten(self, listening: ListeningSocket) -> None:
-        """Give an address back."""
+        """Stop listening at an address."""
         if self._listening.get(listening.getsockname()) is listening:
             del self._listening[listening.getsockname()]
         listening.close()
 
     def unname(self, descriptor: int) -> bool:
-        """Let a server show its listener no more; whether there was one."""
+        """Hide a listener from its server; return whether there was one."""
         for listening in self._listening.values():
             if listening.fileno() == descriptor:
                 listening.is_named = False
@@ -243,7 +242,7 @@ class Network:
         return False
 
     async def connect(self, target: Address) -> End:
-        """Connect from where the caller is; nothing is attached yet. Raises OSError."""
+        """Connect from the caller's machine, and return an end without a protocol. Raises OSError."""
         process = RUNNING.get()
         source = CALLER.get() if process is None else process.machine
         self._connections += 1
@@ -257,7 +256,7 @@ class Network:
         await asyncio.sleep(2 * (LATENCY_S + chance.random() * JITTER_S))
         listening = self._listening.get(target)
         if listening is None:
-            raise ConnectionRefusedError(111, f"nobody listens at {target[0]}:{target[1]}")
+            raise ConnectionRefusedError(111, f"no process listens at {target[0]}:{target[1]}")
         context = self.context if process is None else process.context
         own = (self._address_of(source), PORT_FIRST + number % 28_000)
         here = End(self, own, target, context.copy(), f"{self._seed}/{number}/here")

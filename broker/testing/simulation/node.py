@@ -1,7 +1,8 @@
-"""One machine of a simulated cluster and the node on it: the shipped one, in process after process.
+"""One machine of a simulated cluster, and the shipped node that runs on it.
 
-A ``Machine`` stays; each start makes a process with a new ``Node``, wired by broker/node/node.py over servers in
-memory. A supervisor starts it again when it has ended, as an init system does, unless a fault keeps it down.
+A ``Machine`` stays for the whole simulation. Each start makes a process with a new ``Node``, which broker/node/node.py
+wires to servers in memory. A supervisor starts the node again when it has ended, as an init system does, unless a
+fault keeps it down.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from broker.topics.topics import Topics
 
 PORT: Final = 8080
 RESTART_S: Final = 1.0
-"""How soon the supervisor starts a node again that has ended by itself."""
+"""The delay before the supervisor starts a node again that has ended by itself."""
 HEARS_S: Final = 0.03
-"""How long after a pause a node learns that its session is over."""
+"""The time after a pause until a node learns that its session is over."""
 
 
 @dataclass(slots=True)
 class SharedGround:
-    """What all machines share."""
+    """The parts that all machines share."""
 
     network: Network
     coordination: MemoryCoordination
@@ -55,11 +56,11 @@ class SharedGround:
     call_s: float = 25.0
     lives: int = 0
     ended: list[str] = field(default_factory=list)
-    """Why nodes ended by themselves."""
+    """The reasons of nodes that ended by themselves."""
 
 
 class SimServers:
-    """The servers that one process connects to. It has one session at a time."""
+    """The servers to which one process connects. It has one session at a time."""
 
     def __init__(self, ground: SharedGround, way: StorageWay, clock: Clock, protocol: int) -> None:
         """Reach storage by ``way``."""
@@ -77,37 +78,37 @@ class SimServers:
         return Stores(logs, Records(logs.resolver), table.close)
 
     async def coordinator(self) -> TreeCoordinator:
-        """Begin a session."""
+        """Start a session."""
         self.session = self._ground.coordination.session()
         return self.session
 
 
 class SimGround(InCluster):
-    """A node's ground, which lets others see what the node leads."""
+    """The ground of a node, which shows the topics that the node leads."""
 
     topics: Topics | None = None
 
     @override
     def serve(self, topics: Topics) -> ClusterView:
-        """Take note of what is led."""
+        """Keep the topics."""
         self.topics = topics
         return super().serve(topics)
 
 
 class Machine:
-    """A machine on which one node runs, or does not.
+    """A machine for one node, which may run or not.
 
     Attributes:
-        url: where its node listens.
-        wall: its clock.
+        url: the address at which its node listens.
+        wall: its wall clock.
         way: its way to storage.
-        protocol: what its next process says that it speaks.
+        protocol: the protocol version of its next process.
     """
 
     def __init__(
         self, number: int, ground: SharedGround, config: Config, wall: MachineWall
     ) -> None:
-        """Be there, with nothing started."""
+        """Make a machine without a process."""
         self.number = number
         self.name = f"node-{number}"
         self.address = f"10.0.0.{number + 1}"
@@ -120,7 +121,7 @@ class Machine:
         self.node: Node | None = None
         self.servers: SimServers | None = None
         self.below: SimGround | None = None
-        """What the node stands on."""
+        """The node's ground."""
         self._ground = ground
         self.serving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._term: asyncio.Event | None = None
@@ -129,45 +130,45 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """Whether its node has started and goes on."""
+        """Return whether its node serves and is not paused."""
         return self.node is not None and self.serving.done() and not self.is_paused
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a process, be it starting or standing still."""
+        """Return whether there is a process, also if it is starting or paused."""
         return self.process is not None
 
     @property
     def is_paused(self) -> bool:
-        """Whether its process stands still."""
+        """Return whether its process is paused."""
         return self.process is not None and self.process.is_paused
 
     @property
     def session(self) -> TreeCoordinator | None:
-        """The node's session with the coordinator, if it has one by now."""
+        """The node's session with the coordinator, if it has one."""
         return None if self.servers is None else self.servers.session
 
     @property
     def instance(self) -> int | None:
-        """The node's number, once it serves."""
+        """The node's instance id, once it serves."""
         return None if self.below is None or not self.is_up else self.below.instance
 
     @property
     def is_skewed(self) -> bool:
-        """Whether its node has found that its clock is wrong, and so leads nothing."""
+        """Return whether its node has found its clock wrong, and so leads no topic."""
         return self.below is not None and "clock_skew" in (self.below.failure() or "")
 
     @property
     def topics_led(self) -> list[TopicId]:
-        """The topics that its node holds just now, as it believes."""
+        """The topics that its node believes it leads."""
         if self.below is None or self.below.topics is None or not self.is_up:
             return []
         return sorted(self.below.topics.leaders.epochs())
 
-    # Its way to the coordinator.
+    # The connection to the coordinator.
 
     def cut_session(self, ends_s: float | None) -> TreeCoordinator | None:
-        """Cut the node off from the coordinator; return its session, if that could be done."""
+        """Cut the node off from the coordinator, and return its session; None: it had no connected session."""
         session = self.session
         if session is None or self.is_paused or session.contact is not Contact.CONNECTED:
             return None
@@ -175,14 +176,14 @@ class Machine:
         return session
 
     def mend_session(self, session: TreeCoordinator | None) -> None:
-        """Take that back, if the same process still runs."""
+        """Undo ``cut_session``, if the same process still runs."""
         if session is not None and self.session is session:
             self._ground.coordination.resume(session)
 
-    # Starting and ending.
+    # Start and end.
 
     def start(self) -> None:
-        """Start a process, and another whenever it has ended by itself."""
+        """Start a process, and start another one each time a process has ended by itself."""
         self._wanted = True
         if self.process is None:
             self._begin()
@@ -220,7 +221,7 @@ class Machine:
         await node.stop()
 
     def _ended(self, process: SimulatedProcess, task: asyncio.Task[None]) -> None:
-        """A process has come to its end by itself."""
+        """Bury a process that has ended by itself, and start another one a moment later."""
         if process.is_dead or task.cancelled():
             return
         error = task.exception()
@@ -229,9 +230,9 @@ class Machine:
             if not isinstance(error, (BrokerError, InstanceTaken, OSError)):
                 raise error
         loop = asyncio.get_running_loop()
-        nobody = self._ground.network.context
-        loop.call_soon(self._bury, process, False, context=nobody)
-        loop.call_later(RESTART_S, self._begin, context=nobody)
+        no_process = self._ground.network.context
+        loop.call_soon(self._bury, process, False, context=no_process)
+        loop.call_later(RESTART_S, self._begin, context=no_process)
 
     def _bury(self, process: SimulatedProcess, silently: bool) -> None:
         session = self.session
@@ -244,26 +245,26 @@ class Machine:
             self.serving = asyncio.get_running_loop().create_future()
 
     def kill(self, *, silently: bool = False) -> None:
-        """End the process where it is; ``silently``: with its machine. Nothing starts by itself."""
+        """End the process at once; ``silently``: its machine, too. The supervisor does not start another one."""
         self._wanted = False
         if self.process is not None:
             self._bury(self.process, silently)
 
     def terminate(self, *, again: bool = True) -> None:
-        """Ask the node to stop in good order; it is started ``again`` afterwards, or not."""
+        """Ask the node to stop cleanly; with ``again`` the supervisor starts another process afterwards."""
         self._wanted = again
         if self._term is not None and self.process is not None:
             self._term.set()
 
     def pause(self) -> None:
-        """Let the process stand still."""
+        """Pause the process."""
         if self.process is not None and not self.process.is_paused:
             self.process.pause()
             if self.session is not None:
                 self._ground.coordination.deafen(self.session)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the process."""
         process, session = self.process, self.session
         if process is None or not process.is_paused:
             return
@@ -273,11 +274,11 @@ class Machine:
             if session is not None and self.process is process:
                 self._ground.coordination.listen(session)
 
-        # What it has missed it learns a moment later, when it may have done something already.
+        # The node learns of missed events a moment later. It may have acted before.
         asyncio.get_running_loop().call_later(HEARS_S, hear)
 
     async def served(self, seconds: float) -> bool:
-        """Return whether the node serves within so long."""
+        """Wait for at most ``seconds`` until the node serves; return whether it does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.is_up:  # noqa: ASYNC110 - Time is virtual.

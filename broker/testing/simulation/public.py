@@ -1,4 +1,4 @@
-"""A cluster in memory for tests of applications: one that fails on cue, in no time.
+"""A cluster in memory for tests of applications: it fails on command, and in virtual time.
 
 ::
 
@@ -13,9 +13,9 @@
             cluster.kill(leader)
             await client.publish("orders", "one", idempotency_key="1")
 
-Nodes and clients are the shipped ones; network, storage, coordinator and time are not. ``simulated`` gives a
-test a world of its own, in which time passes only when nothing else is left to do: a test that waits ten
-minutes takes none. The same seed gives the same run.
+Nodes and clients are the shipped ones. Network, storage, coordinator and time are simulated. ``simulated`` runs a test
+in its own world, in which time passes only when all tasks wait. So a test that waits ten minutes takes almost no real
+time. The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Member = int | str
 def simulated(
     seed: int = 1,
 ) -> Callable[[Callable[Parameters, Coroutine[Any, Any, Result]]], Callable[Parameters, Result]]:
-    """Let an asynchronous test run in a world of its own; it becomes an ordinary function.
+    """Make an asynchronous test an ordinary function, which runs it in a simulated world of its own.
 
     Raises:
-        Hang: the test waits for something that will never happen.
+        Hang: the test waits for an event that can never come.
     """
 
     def decorate(
@@ -67,10 +67,10 @@ def simulated(
 
 
 class Cluster:
-    """A cluster whose nodes are numbered from 0. To be used inside of ``simulated``."""
+    """A cluster with nodes numbered from 0. Use it inside ``simulated``."""
 
     def __init__(self, nodes: int = 3, *, seed: int = 1) -> None:
-        """Have so many nodes. Nothing goes wrong but what is asked for; ``seed`` is for delays."""
+        """Make a cluster of ``nodes`` nodes. There are no faults until you ask for them. ``seed`` sets the delays."""
         if not isinstance(asyncio.get_running_loop(), SimLoop):
             raise RuntimeError("A Cluster lives in virtual time: decorate with @simulated().")  # noqa: TRY004
         self._cluster = SimCluster(nodes=nodes, seed=seed)
@@ -94,11 +94,11 @@ class Cluster:
 
     @property
     def urls(self) -> Sequence[str]:
-        """Where the nodes listen, for applications that make their own client."""
+        """The addresses of the nodes, for applications that make their own client."""
         return self._cluster.nodes
 
     def client(self, **settings: Any) -> Client:
-        """Return a client, which knows all nodes; the cluster closes it. Settings are by name."""
+        """Return a client that knows all nodes. The cluster closes it. ``settings`` are client settings by name."""
         client = self._cluster.client(f"client-{len(self._clients)}", **settings)
         self._clients.append(client)
         return client
@@ -108,32 +108,32 @@ class Cluster:
         async with self._cluster.client("who-leads") as client:
             return self._cluster.nodes.index((await client.leader(topic)).url)
 
-    # What goes wrong.
+    # Faults.
 
     def kill(self, node: int) -> None:
-        """End a node's process at once, in the middle of whatever it does."""
+        """End a node's process at once, in the middle of its work."""
         self._cluster.machines[node].kill()
 
     def start(self, node: int) -> None:
-        """Start a node that was killed or stopped; ``settled`` waits for it."""
+        """Start a node that was killed or stopped. ``settled`` waits until it serves."""
         self._cluster.machines[node].start()
 
     def stop(self, node: int) -> None:
-        """Tell a node to stop: it hands its topics over and finishes what it has begun."""
+        """Tell a node to stop: it hands its topics over, and finishes the requests in flight."""
         self._cluster.machines[node].terminate(again=False)
 
     def pause(self, node: int) -> None:
-        """Let a node stand still: it answers nothing, and does not know it."""
+        """Pause a node: it answers nothing, and does not notice the pause."""
         self._cluster.machines[node].pause()
 
     def resume(self, node: int) -> None:
-        """Let it go on."""
+        """Resume a paused node."""
         self._cluster.machines[node].resume()
 
     def partition(self, *groups: Sequence[Member]) -> None:
-        """Let nobody of one group reach anybody of another until ``heal``.
+        """Cut the network between all groups until ``heal``.
 
-        A group has numbers of nodes, or the word ``"clients"``. Who is in no group reaches everybody.
+        A group has numbers of nodes, or the word ``"clients"``. A node or client in no group still reaches all others.
         """
         names = [[name for member in group for name in self._names(member)] for group in groups]
         for number, group in enumerate(names):
@@ -150,13 +150,13 @@ class Cluster:
         return [self._cluster.machines[member].name]
 
     def lose_coordinator(self) -> None:
-        """Let ZooKeeper's stand-in serve nobody until ``heal``: leaders go on, failover waits."""
+        """Stop the simulated ZooKeeper until ``heal``: leaders go on, and takeovers wait."""
         if not self._cluster.is_out:
             self._cluster.is_out = True
             self._cluster.coordination.outage()
 
     def heal(self) -> None:
-        """End everything that goes wrong; every node starts again, or goes on."""
+        """End all faults; every node starts again, or resumes."""
         self._cluster.heal()
 
     async def settled(self) -> None:

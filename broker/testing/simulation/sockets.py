@@ -1,4 +1,4 @@
-"""What stands where code looks at a socket: addresses, options that do nothing, a queue of connections."""
+"""Simulated sockets for code that uses them: addresses, options without effect, a queue of connections."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _silent: list[int] = []
 
 
 def silent_descriptor() -> int:
-    """Return a descriptor from which nothing can ever be read, the same one in the whole process."""
+    """Return a descriptor that never has bytes to read. The whole process has one."""
     if not _silent:
         _silent.extend(os.pipe())
     return _silent[0]
 
 
 class SimSocket:
-    """A socket, as far as anybody asks."""
+    """The part of a socket's interface that servers and clients use."""
 
     family = socket.AF_INET
     type = socket.SOCK_STREAM
     proto = socket.IPPROTO_TCP
 
     def __init__(self, own: Address, peer: Address | None = None) -> None:
-        """Have addresses."""
+        """Keep the addresses."""
         self._own = own
         self._peer = peer
 
@@ -57,7 +57,7 @@ class SimSocket:
         """Do nothing: nothing here blocks."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is never ready: what has arrived is known to the loop at once."""
+        """Return a descriptor that is never ready: the simulated loop delivers bytes without it."""
         return silent_descriptor()
 
     def close(self) -> None:
@@ -65,14 +65,14 @@ class SimSocket:
 
 
 class ListeningSocket(SimSocket):
-    """An address at which a process listens, with the connections that nobody has accepted.
+    """An address at which a process listens, with the connections that it has not accepted yet.
 
-    ``serve`` is what accepts them; until it is set they wait. Its descriptor is that of a real socket, which
-    nobody can reach: whoever sets options or looks for connections there finds none.
+    ``serve`` makes the protocol for each connection. Until it is set, connections wait in the queue. The descriptor is
+    that of a real socket without an address. Code may set options on it, and finds no connections there.
     """
 
     def __init__(self, own: Address, context: Context) -> None:
-        """Listen at ``own`` in the name of whoever owns ``context``."""
+        """Listen at ``own`` for the process of ``context``."""
         super().__init__(own)
         self.context = context
         self.is_open = True
@@ -83,23 +83,23 @@ class ListeningSocket(SimSocket):
 
     @override
     def fileno(self) -> int:
-        """Return a descriptor that stands for it alone."""
+        """Return a descriptor that no other socket has."""
         return self._real.fileno()
 
     def connected(self, end: End) -> None:
-        """Have a new connection."""
+        """Add a new connection to the queue, and accept it soon."""
         self.queue.append(end)
         if self.serve is not None:
             asyncio.get_running_loop().call_soon(self.accept_all, context=self.context)
 
     def accept_all(self) -> None:
-        """Hand over whoever waits."""
+        """Accept all waiting connections."""
         while self.queue and self.serve is not None:
             self.queue.popleft().attach(self.serve())
 
     @override
     def close(self) -> None:
-        """Listen no more; whoever waits is cut."""
+        """Stop listening, and abort the waiting connections."""
         self.is_open = False
         self.serve = None
         self._real.close()

@@ -1,8 +1,8 @@
-"""The way from a node to storage: calls that travel, arrive, and are answered, unless something is between.
+"""The way from a node to storage, on which calls or answers may be lost.
 
-Storage is one, and outlives its callers: a call that has arrived is carried out in storage's own name, also
-when the node that sent it stands still, dies or is cut off meanwhile. The wrongs of storage itself are those
-of the adversary behind this (broker/storage/memory/adversary.py).
+All nodes share one storage, and it outlives them. Storage executes a call that has arrived outside of the node's
+process, also if the node is paused, dies or is cut off in this time. The faults of storage itself come from the
+adversary behind this module (broker/storage/memory/adversary.py).
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from broker.testing.simulation.layers import Layers
 Answer = TypeVar("Answer")
 
 CALL_S: Final = 5.0
-"""After this a call that is not answered is given up, as by a gateway's client."""
+"""The time after which a node gives up a call without an answer, as a gateway's client does."""
 
 STORAGE: Final = Context()
 
 
 class StorageWay:
-    """What is wrong between one machine and storage. ``happened`` counts what it cost."""
+    """The faults between one machine and storage. ``happened`` counts lost calls and answers."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without faults."""
         self.happened: Counter[str] = Counter()
         self._cuts = Layers[tuple[bool, bool]]()
-        """Of each whether it cuts the way there, and the way back."""
+        """The present cuts: each is a pair of flags, for the way to storage and the way back."""
         self._serving: dict[asyncio.Task[None], None] = {}
 
     @property
     def is_cut_there(self) -> bool:
-        """Whether calls don't arrive."""
+        """Return whether calls are lost."""
         return any(there for there, _ in self._cuts.all)
 
     @property
     def is_cut_back(self) -> bool:
-        """Whether answers don't come back."""
+        """Return whether answers are lost."""
         return any(back for _, back in self._cuts.all)
 
     def cut(self, *, there: bool, back: bool) -> Callable[[], None]:
-        """Cut one way or both, until what is returned is called. Cuts add up."""
+        """Cut one way or both, until the caller calls the returned function. Cuts add up."""
         return self._cuts.add((there, back))
 
     def heal(self) -> None:
@@ -56,7 +56,7 @@ class StorageWay:
         self._cuts.clear()
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Let storage do something. Raises what ``work`` raises, and NoAnswer: it may have been done."""
+        """Let storage run ``work``. Raises the errors of ``work``, and WriteUnknown if no answer comes."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         if self.is_cut_there:
@@ -87,16 +87,16 @@ class StorageWay:
         elif error is not None:
             answer.set_exception(error)
         else:
-            answer.set_result(done)  # type: ignore[arg-type]  # Done, if there is no error.
+            answer.set_result(done)  # type: ignore[arg-type]  # It is set, as there is no error.
 
 
 class LinkedTable:
-    """A Table: the one storage as one node sees it. Its close is the node's; storage stays."""
+    """A Table: one node's access to the shared storage. ``close`` ends this access; storage stays."""
 
     def __init__(
         self, table: AdversaryTable, way: StorageWay, told: Callable[[CallOutcome], None]
     ) -> None:
-        """Reach ``table`` by ``way``; ``told`` hears of every call that ended."""
+        """Reach ``table`` by ``way``; call ``told`` with the outcome of every call."""
         self._table = table
         self._way = way
         self._told = told
@@ -104,27 +104,27 @@ class LinkedTable:
 
     @property
     def is_alone(self) -> bool:
-        """As storage says."""
+        """The value from storage."""
         return self._table.is_alone
 
     @property
     def keeps_order(self) -> bool:
-        """False: calls are late, and come twice."""
+        """Return False: a call may be late, or arrive twice."""
         return False
 
     @property
     def checks_values(self) -> bool:
-        """As storage says."""
+        """The value from storage."""
         return self._table.checks_values
 
     @property
     def cell_bytes_max(self) -> int:
-        """As storage says."""
+        """The value from storage."""
         return self._table.cell_bytes_max
 
     @property
     def change_bytes_max(self) -> int:
-        """As storage says."""
+        """The value from storage."""
         return self._table.change_bytes_max
 
     async def change(
@@ -145,7 +145,7 @@ class LinkedTable:
         )
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
-        """Return those of the named cells that a row has."""
+        """Return the named cells that exist in a row."""
         return await self._call("get", lambda: self._table.get(space, row, columns))
 
     async def cells(  # noqa: PLR0913 - As the port.
@@ -168,7 +168,7 @@ class LinkedTable:
         )
 
     async def columns(self, space: Space, row: bytes, first: bytes, last: bytes) -> list[bytes]:
-        """Return the columns in ``[first, last]`` that a row has."""
+        """Return the columns of a row in ``[first, last]``."""
         return await self._call("columns", lambda: self._table.columns(space, row, first, last))
 
     async def scan(
@@ -185,7 +185,7 @@ class LinkedTable:
         await self._call("put", lambda: self._table.put(space, sent))
 
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Remove rows wholly."""
+        """Remove whole rows."""
         sent = list(rows)
         await self._call("delete", lambda: self._table.delete(space, sent))
 
@@ -220,5 +220,5 @@ def _kind_of(error: TableError | BrokerError) -> str | None:
     if isinstance(error, NotWritten):
         return "refused"
     if isinstance(error, BodyTooLarge):
-        return None  # The call was answered as it should be.
+        return None  # Storage answered as it should.
     return "silent" if isinstance(error, TableError) else "told"

@@ -1,4 +1,4 @@
-"""What nodes say in their logs while they are simulated, kept for whoever asks what happened."""
+"""The log lines of simulated nodes, kept for the report of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from broker.testing.simulation.hosts import RUNNING
 LINES_MAX: Final = 50_000
 STEPS_MAX: Final = 6
 UNEXPECTED: Final = "unexpected error"
-"""What a node says, too, of an error that nobody foresaw."""
+"""The event of an unhandled error, here and in a node's own log."""
 CLAIMED: Final = "topic claimed"
 JUDGED: Final = frozenset({UNEXPECTED, CLAIMED})
-"""What runs are judged by, which is kept however long they are."""
+"""The events by which a run is judged. The trace keeps all of them, however long the run is."""
 
 
 class TraceLine(NamedTuple):
-    """One fact: when, by which process, what, and its fields."""
+    """One log line: its time, process, event and fields."""
 
     time_s: float
     process: str
@@ -35,7 +35,7 @@ class TraceLine(NamedTuple):
 
 
 class _Library(logging.Handler):
-    """Takes what libraries, and the client among them, tell by the standard library."""
+    """Takes the warnings that libraries, such as the client, log by the standard library."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(logging.WARNING)
@@ -47,18 +47,18 @@ class _Library(logging.Handler):
 
 
 def _told(error: BaseException) -> str:
-    """Return an error, and the last steps to it."""
+    """Return an error's text, with the last frames of its traceback."""
     steps = traceback.extract_tb(error.__traceback__)[-STEPS_MAX:]
     where = " < ".join(f"{Path(step.filename).name}:{step.lineno}" for step in reversed(steps))
     return f"{error!r} at {where}"
 
 
 class Trace:
-    """The lines of one run.
+    """The log lines of one run.
 
     Attributes:
-        lines: what was said, of which the oldest may be gone.
-        judged: what runs are judged by, all of it.
+        lines: the last ``LINES_MAX`` lines.
+        judged: all lines by which the run is judged.
     """
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Trace:
         self.judged: list[TraceLine] = []
 
     def add(self, event: str, **fields: Any) -> None:
-        """Note a fact."""
+        """Add a line."""
         try:
             time_s = asyncio.get_running_loop().time()
         except RuntimeError:
-            return  # Outside of the run there is no time.
+            return  # Without a running loop there is no virtual time.
         process = RUNNING.get()
-        # An error would keep alive all that it passed through, longer than its world.
+        # An error object would keep the frames of its traceback alive, longer than the run. So keep its text.
         for key, field in fields.items():
             if isinstance(field, BaseException):
                 fields[key] = _told(field)
@@ -83,7 +83,7 @@ class Trace:
             self.judged.append(line)
 
     def unhandled(self, about: Mapping[str, Any]) -> None:
-        """Note an error that nobody handled, as the loop tells of it."""
+        """Add a line for an unhandled error, from the loop's exception handler."""
         error = about.get("exception")
         told = "".join(traceback.format_exception(error)) if error is not None else None
         self.add(UNEXPECTED, message=about.get("message"), error=repr(error), traceback=told)
@@ -93,7 +93,7 @@ class Trace:
 
     @contextlib.contextmanager
     def listening(self) -> Generator[None]:
-        """Take every line that is logged in this block."""
+        """Add every line that is logged inside the block."""
         library, root = _Library(self), logging.getLogger()
         root.addHandler(library)
         try:

@@ -1,4 +1,4 @@
-"""A world of its own for a simulation: its loop, its chances, its log; and its end."""
+"""Run a simulation in its own world: its own loop, random numbers and trace; and end it cleanly."""
 
 from __future__ import annotations
 
@@ -18,60 +18,60 @@ Result = TypeVar("Result")
 
 END_S: Final = 5.0
 ENDS_MAX: Final = 10
-"""How often what is left is cancelled: some of it cleans up, and must be told again."""
+"""How often the remaining tasks are cancelled: a task may go on to clean up, and needs another cancellation."""
 
 
 def in_world(
     seed: int | str, main: Callable[[SimLoop, Trace], Coroutine[Any, Any, Result]]
 ) -> Result:
-    """Run ``main`` in a world of its own, and return its result. Raises Hang."""
+    """Run ``main`` in its own world, and return its result. Raises Hang."""
     trace = Trace()
     with seeded(seed), trace.listening():
         collected = gc.isenabled()
-        gc.disable()  # When it runs depends on all that this process ever did.
+        gc.disable()  # The moment of a collection depends on the whole past of this process.
         gc.freeze()
         try:
-            return _lived(seed, main, trace)
+            return _run(seed, main, trace)
         finally:
-            with mock.patch.object(sys, "unraisablehook", _not_told):
-                # What belonged to the dead and is no task says now that it was interrupted.
+            with mock.patch.object(sys, "unraisablehook", _ignore):
+                # Generators and the like of dead processes raise now that they were interrupted. Ignore these errors.
                 gc.collect()
             gc.unfreeze()
             if collected:
                 gc.enable()
 
 
-def _lived(
+def _run(
     seed: int | str, main: Callable[[SimLoop, Trace], Coroutine[Any, Any, Result]], trace: Trace
 ) -> Result:
-    """Run ``main`` from the beginning of its world to the end; nothing here keeps anything of it."""
+    """Run ``main`` in a new loop, and end the loop. This function keeps no object of the run alive."""
     loop = SimLoop(seed)
     loop.set_exception_handler(lambda _, about: trace.unhandled(about))
     try:
         return loop.run_until_complete(main(loop, trace))
     finally:
-        with mock.patch.object(sys, "unraisablehook", _not_told):
+        with mock.patch.object(sys, "unraisablehook", _ignore):
             _end(loop)
             _close(loop)
         loop.processes.clear()
 
 
-def _not_told(_: object) -> None:
-    """Hear of an error that nobody can be told of."""
+def _ignore(_: object) -> None:
+    """Ignore an error that no code can handle."""
 
 
 def _close(loop: SimLoop) -> None:
-    """Close what did not end even so: nothing of it may be heard of in a later world."""
-    # Else what begins a task while it cleans up is given a new loop, which nobody closes.
+    """Close the coroutines that did not end, so that they can't disturb a later world."""
+    # Without this a coroutine that starts a task in its clean-up would get a new loop, which no code closes.
     asyncio.set_event_loop(None)
     for task in asyncio.all_tasks(loop):
         work = task.get_coro()
-        with contextlib.suppress(Exception):  # Cleaning up needs a loop, and there is none.
+        with contextlib.suppress(Exception):  # A clean-up may need a loop, and there is none.
             work.close()
 
 
 def _end(loop: SimLoop) -> None:
-    """Let whatever is left end, the dead included; nobody looks any more."""
+    """Cancel the remaining tasks, also those of dead processes, and close the loop. Ignore all errors."""
     loop.set_exception_handler(lambda *_: None)
     for process in loop.processes:
         process.bury()
