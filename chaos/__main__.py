@@ -1,4 +1,4 @@
-"""``python -m chaos``."""
+"""Run the verifier's command line: ``python -m chaos``."""
 
 from chaos.cli import main
 

@@ -2,9 +2,9 @@
 
 Exit codes::
 
-    0    valid: enough happened, and nothing is wrong
-    1    invalid: the verdict names what is wrong
-    2    unknown: too few faults or operations to say; or the command line is wrong
+    0    valid: enough faults and operations, and no violation
+    1    invalid: the verdict names the violations
+    2    unknown: too few faults or operations for a verdict; or the command line is wrong
     130  interrupted twice
 """
 
@@ -27,10 +27,10 @@ _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 @click.group(
     context_settings=_HELP,
-    epilog="Exit codes: 0 valid, 1 invalid, 2 unknown (too little happened to say) or wrong usage.",
+    epilog="Exit codes: 0 valid, 1 invalid, 2 unknown (too few faults or operations) or wrong usage.",
 )
 def cli() -> None:
-    """Break a cluster on purpose, and judge what it told its clients.
+    """Break a cluster on purpose, and judge its answers to its clients.
 
     \b
     python -m chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
@@ -39,7 +39,7 @@ def cli() -> None:
     python -m chaos nemeses
     python -m chaos case zombie-leader
     python -m chaos sum chaos/store
-    """  # noqa: D301 - Click's mark for a paragraph that must not be wrapped.
+    """  # noqa: D301 - Click does not wrap a paragraph after this mark.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,7 +65,7 @@ def sum_(directory: Path, as_json: bool) -> None:
 
 @cli.command("nemeses")
 def nemeses_() -> None:
-    """List the faults, and what each needs of the cluster.
+    """List the faults, and the abilities of the cluster that each needs.
 
     \b
     python -m chaos nemeses

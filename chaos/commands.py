@@ -1,4 +1,4 @@
-"""``chaos run``: from the words of the command line to a run and its verdict."""
+"""The command ``chaos run``: its options, and the run that they describe."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 PROCESSORS: Final = 3
-"""Processes of a rowlog."""
+"""The number of processes that handle a rowlog."""
 TWO_SERVICES = ("transactions", "own-transactions")
-"""Two services give the same write pointers, by which a history tells transactions."""
+"""Workloads with different transaction services.
+
+Both services give the same write pointers, and a history identifies transactions by their pointers.
+"""
 
 
 class _Names(click.ParamType[tuple[str, ...]]):
-    """Names with commas between them; at most one of those that must be ``apart``."""
+    """Names with commas between them. Names that must be ``apart`` may not be together."""
 
     def __init__(
         self,
         known: Sequence[str],
-        what: str,
+        name: str,
         extra: Sequence[str] = (),
         apart: Sequence[str] = (),
     ) -> None:
-        self.name = what
+        self.name = name
         self._known = known
         self._extra = extra
         self._apart = apart
@@ -60,19 +63,19 @@ class _Names(click.ParamType[tuple[str, ...]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
-        """Split, and refuse what nobody knows."""
+        """Split the names, and refuse an unknown one."""
         names = tuple(filter(None, (part.strip() for part in str(value).split(","))))
         for name in names:
             if name not in self._known and name not in self._extra:
-                there_are = ", ".join((*self._extra, *self._known))
-                self.fail(f"there is no {self.name} {name!r}; there are {there_are}", param, ctx)
+                known = ", ".join((*self._extra, *self._known))
+                self.fail(f"there is no {self.name} {name!r}; there are {known}", param, ctx)
         if self._apart and set(self._apart) <= set(names):
-            self.fail(f"run {' and '.join(self._apart)} one after the other", param, ctx)
+            self.fail(f"run {' and '.join(self._apart)} in separate runs", param, ctx)
         return names
 
 
-def _what(command: Command) -> Command:
-    """Add the options that say what happens."""
+def _plan_options(command: Command) -> Command:
+    """Add the options of the run's plan."""
     for option in reversed(
         (
             click.option(
@@ -81,7 +84,7 @@ def _what(command: Command) -> Command:
                 type=_Names(tuple(REGISTRY), "workload", apart=TWO_SERVICES),
                 default="log",
                 show_default=True,
-                help=f"What applications do: {', '.join(REGISTRY)}; several with commas.",
+                help=f"The requests of applications: {', '.join(REGISTRY)}; several with commas.",
             ),
             click.option(
                 "--nemesis",
@@ -89,21 +92,21 @@ def _what(command: Command) -> Command:
                 type=_Names(tuple(NEMESES), "nemesis", (MIX,)),
                 default=MIX,
                 show_default=True,
-                help="What goes wrong; several with commas; 'mix' is everything that the cluster "
-                "allows, '' nothing. See: chaos nemeses",
+                help="The faults; several with commas; 'mix' is every fault that the cluster "
+                "allows, '' is none. See: chaos nemeses",
             ),
             click.option(
                 "--minutes", default=5.0, show_default=True, type=click.FloatRange(min=0.1)
             ),
             click.option(
-                "--seed", default=1, show_default=True, help="Of all that is up to chance."
+                "--seed", default=1, show_default=True, help="The seed of all random choices."
             ),
             click.option(
                 "--together",
                 default=3,
                 show_default=True,
                 type=click.IntRange(min=1),
-                help="How many faults there are at once, at most.",
+                help="The largest number of faults at the same time.",
             ),
             click.option(
                 "--unavailable-max",
@@ -112,7 +115,7 @@ def _what(command: Command) -> Command:
                 show_default=True,
                 metavar="SECONDS",
                 type=click.FloatRange(min=0),
-                help="How long a topic may acknowledge nothing while nothing is broken; 0: not judged.",
+                help="How long a topic may acknowledge nothing while there is no fault; 0: not judged.",
             ),
             click.option(
                 "--healing",
@@ -121,7 +124,7 @@ def _what(command: Command) -> Command:
                 show_default=True,
                 metavar="SECONDS",
                 type=click.FloatRange(min=0),
-                help="For how long after a fault that does not count.",
+                help="How long after a fault a silence does not count.",
             ),
         )
     ):
@@ -129,8 +132,8 @@ def _what(command: Command) -> Command:
     return command
 
 
-def _cluster(command: Command) -> Command:
-    """Add the options of a cluster that is started for the run."""
+def _own_cluster_options(command: Command) -> Command:
+    """Add the options of a cluster that the run starts."""
     for option in reversed(
         (
             click.option("--nodes", default=3, show_default=True, type=click.IntRange(min=1)),
@@ -142,18 +145,18 @@ def _cluster(command: Command) -> Command:
                 default="one-jvm",
                 show_default=True,
                 type=click.Choice(["one-jvm", "distributed"]),
-                help="One process with a ZooKeeper of its own; or processes that can be killed.",
+                help="One process with its own ZooKeeper; or several processes, which can be killed.",
             ),
             click.option(
                 "--standalone",
                 is_flag=True,
-                help="One broker over LevelDB instead, on a small disk of its own, under strace.",
+                help="Start one broker over LevelDB instead, on its own small disk, under strace.",
             ),
             click.option(
                 "--mutant",
                 default="",
                 type=click.Choice(["", *sorted(mutants.NAMES)]),
-                help="Let nodes lack a clause that protects, to see what happens then.",
+                help="Start nodes without this guard, to see which violations follow.",
             ),
         )
     ):
@@ -161,8 +164,8 @@ def _cluster(command: Command) -> Command:
     return command
 
 
-def _words(_: click.Context, __: click.Parameter, command: str | None) -> str | None:
-    """Refuse a hook that can't be taken apart."""
+def _splittable(_: click.Context, __: click.Parameter, command: str | None) -> str | None:
+    """Refuse a hook that can't be split into words."""
     try:
         shlex.split(command or "")
     except ValueError as error:
@@ -170,9 +173,8 @@ def _words(_: click.Context, __: click.Parameter, command: str | None) -> str | 
     return command
 
 
-def _given(command: Command) -> Command:
+def _given_cluster_options(command: Command) -> Command:
     """Add the options of a cluster that runs already."""
-    hooks = "A command that does it; {node}, {url}, {host} are filled in."
     for option in reversed(
         (
             click.option(
@@ -182,7 +184,11 @@ def _given(command: Command) -> Command:
             ),
             *(
                 click.option(
-                    f"--{verb}-cmd", f"{verb}_cmd", metavar="COMMAND", help=hooks, callback=_words
+                    f"--{verb}-cmd",
+                    f"{verb}_cmd",
+                    metavar="COMMAND",
+                    help=f"The command to {verb} a node; the verifier fills in {{node}}, {{url}}, {{host}}.",
+                    callback=_splittable,
                 )
                 for verb in Hooks._fields
             ),
@@ -190,7 +196,7 @@ def _given(command: Command) -> Command:
                 "--session-s",
                 default=4.0,
                 show_default=True,
-                help="ZooKeeper's session time-out there, which pauses go by.",
+                help="ZooKeeper's session time-out in that cluster; it sets the length of pauses.",
             ),
         )
     ):
@@ -199,9 +205,9 @@ def _given(command: Command) -> Command:
 
 
 @click.command()
-@_what
-@_cluster
-@_given
+@_plan_options
+@_own_cluster_options
+@_given_cluster_options
 @click.option(
     "--dir",
     "directory",
@@ -209,7 +215,7 @@ def _given(command: Command) -> Command:
     help=f"Folder of this run.  [default: a new one in {STORE}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
-def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
+def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
     workloads: tuple[str, ...],
     nemeses: tuple[str, ...],
     minutes: float,
@@ -228,10 +234,10 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     as_json: bool,
     **hooks: str | None,
 ) -> None:
-    """Run workloads while faults come and go, heal, read everything, and judge.
+    """Run workloads during faults, heal the cluster, read everything, and judge.
 
-    Without --target a cluster is started for it, with a proxy between every pair of processes. With
-    --target nothing is broken but what its hooks allow, and what any client may do.
+    Without --target, the verifier starts a cluster, with a proxy between every pair of processes. With
+    --target, it makes only the faults that the hooks allow or that any client can make.
 
     \b
     python -m chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
@@ -247,8 +253,8 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     below = sorted(BENEATH.intersection(workloads))
     if below and (standalone or target is not None):
         raise click.UsageError(
-            f"the workload {', '.join(below)} uses HBase and ZooKeeper itself, which can be reached only in a "
-            "cluster that is started for the run: leave out --target and --standalone"
+            f"the workload {', '.join(below)} uses HBase and ZooKeeper directly, so it needs a cluster that "
+            "the run starts: leave out --target and --standalone"
         )
     if standalone:
         in_namespace(sys.argv[1:])
@@ -292,7 +298,7 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
 
 
 def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder) -> Judged:
-    """Start a cluster, run on it, and keep what its processes said."""
+    """Start a cluster, run on it, and keep the logs of its processes."""
     try:
         with cluster as target:
             try:
@@ -304,16 +310,16 @@ def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder
 
 
 async def _run(target: Target, plan: RunPlan, folder: RunFolder) -> Judged:
-    """Run; the first Ctrl-C brings it to its end, the second one kills it."""
+    """Run the plan. The first Ctrl-C ends the run early, the second kills it."""
     running = Run(target, plan, folder, say)
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
         loop.remove_signal_handler(signal.SIGINT)
-        say("coming to an end; again to kill")
+        say("ending the run early; press Ctrl-C again to kill it")
         running.interrupted.set()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    # Rowlogs run in this process; what they log is for people, as ``say`` is.
+    # Rowlogs run in this process, and their log lines are for people, like those of ``say``.
     with logs.writing(LogsConfig(log_level=LogLevel.WARNING)):
         return await running.run()

@@ -1,11 +1,11 @@
-"""A cluster that others have started, by its addresses; processes are reached by commands of its owner.
+"""A cluster that runs already, given by its addresses; the commands of its owner control its processes.
 
-A **hook** is a command line in which ``{node}`` stands for the node's number from 1 in the order of the
-addresses, ``{url}`` for its address, ``{host}`` for the host in it::
+A **hook** is a command line of the owner. In it, ``{node}`` stands for the node's number, from 1 in the
+order of the addresses, ``{url}`` for its address, and ``{host}`` for the host in the address::
 
     --kill-cmd 'ssh {host} systemctl kill --signal=KILL broker' --start-cmd 'ssh {host} systemctl start broker'
 
-It is run without a shell. One that exits with anything but 0 has failed, which the history notes.
+The verifier runs a hook without a shell. A hook fails if its exit code is not 0; the history records that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_S: Final = 0.5
 
 
 class Hooks(NamedTuple):
-    """Commands of the cluster's owner; None where there is none."""
+    """Commands of the cluster's owner; None for a missing one."""
 
     kill: str | None = None
     start: str | None = None
@@ -40,7 +40,7 @@ class Hooks(NamedTuple):
     resume: str | None = None
 
     def abilities(self) -> set[Ability]:
-        """Return what can be done with these: nothing that can't be undone."""
+        """Return the abilities that these hooks give. Each ability needs a hook that undoes it."""
         found = set()
         if self.kill and self.start:
             found.add(Ability.KILL)
@@ -50,7 +50,7 @@ class Hooks(NamedTuple):
 
 
 class HookFailed(ServerFailed):
-    """A hook did not exit with 0, or not in time."""
+    """A hook did not exit with 0 in time."""
 
 
 def filled(command: str, number: int, url: str) -> list[str]:
@@ -63,12 +63,12 @@ def filled(command: str, number: int, url: str) -> list[str]:
 
 
 class GivenTarget(Target):
-    """A running cluster. Nothing is started or ended but by hooks.
+    """A cluster that runs already. Only hooks start and end its processes.
 
     Args:
-        urls: Where clients reach the nodes, each of them.
-        hooks: How processes are reached.
-        session_s: ZooKeeper's time-out of the nodes' sessions there.
+        urls: The address of each node, for clients.
+        hooks: The commands that control its processes.
+        session_s: ZooKeeper's time-out of the nodes' sessions.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class GivenTarget(Target):
 
     @override
     async def stop(self, name: str) -> int | None:
-        """End a node by the hook for that, or that for kills."""
+        """End a node by the stop hook, or by the kill hook if there is none."""
         self._down.add(name)
         await self._do(self._hooks.stop or self._hooks.kill, Ability.KILL, name)
         return None
@@ -119,7 +119,7 @@ class GivenTarget(Target):
         done = []
         for name in sorted(self._frozen):
             await self.resume(name)
-            done.append(f"{name} was woken")
+            done.append(f"{name} was resumed")
         for name in sorted(self._down):
             await self.start(name)
             done.append(f"{name} was started")
@@ -131,13 +131,13 @@ class GivenTarget(Target):
         if command is None:
             raise self._unable(ability)
         words = filled(command, self.nodes.index(name) + 1, self.url(name))
-        # A file, not a pipe: a node that a hook has started may hold what it was given for good.
-        with tempfile.TemporaryFile() as said:
-            await _run(words, said)
+        # A file, not a pipe: a node started by the hook inherits its output, and may keep it open for ever.
+        with tempfile.TemporaryFile() as output:
+            await _run(words, output)
 
     async def _ready(self, name: str) -> None:
-        """Wait until a node serves. Raises TimeoutError with what it said last."""
-        said = "nothing yet"
+        """Wait until a node serves. Raises TimeoutError with its last answer."""
+        last_error = "no answer"
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             async with self.client(node=name, deadline_s=2.0) as client:
@@ -146,18 +146,21 @@ class GivenTarget(Target):
                         ClientRequest("GET", "/readyz", {}, reading=True, repeatable=True)
                     )
                 except BrokerError as error:
-                    said = str(error)
+                    last_error = str(error)
                 else:
                     return
             await asyncio.sleep(POLL_S)
-        raise TimeoutError(f"{name} is not ready after {READY_S:g} s: {said}")
+        raise TimeoutError(f"{name} is not ready after {READY_S:g} s: {last_error}")
 
 
-async def _run(words: Sequence[str], said: IO[bytes]) -> None:
-    """Run a hook to its end; ``said`` is where it says something. Raises HookFailed."""
+async def _run(words: Sequence[str], output: IO[bytes]) -> None:
+    """Run a hook to its end, with its output into a file. Raises HookFailed."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=asyncio.subprocess.STDOUT
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as error:
         raise HookFailed(f"{words} can't be run: {error}") from error
@@ -169,6 +172,6 @@ async def _run(words: Sequence[str], said: IO[bytes]) -> None:
         await process.wait()
         raise HookFailed(f"{words} took longer than {HOOK_S:g} s") from None
     if process.returncode != 0:
-        said.seek(0)
-        told = said.read().decode(errors="replace").strip()
-        raise HookFailed(f"{words} exited with {process.returncode}: {told}")
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+        raise HookFailed(f"{words} exited with {process.returncode}: {text}")

@@ -1,7 +1,7 @@
-"""HBase and ZooKeeper of a proxied cluster, for workloads that use them without a node.
+"""The HBase and ZooKeeper of a proxied cluster, for workloads that use them directly.
 
-What the verifier asks itself goes to the true addresses; each process that it starts has proxies of its own, as a
-node has, so that it can be cut off alone.
+The verifier's own requests go to the true addresses. Each process that it starts has its own proxies, like a
+node, so that a partition can cut it off alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from chaos.rowlog_processor import ProcessorMember
 
 
 class ChaosBeneath:
-    """What is below the nodes of one cluster; implements ``workloads.stage.Beneath``."""
+    """The HBase and ZooKeeper of one cluster; implements ``workloads.workload.Beneath``."""
 
     def __init__(
         self, cluster: LocalCluster, folder: Path, wiring: Wiring, where: Mapping[Link, str]
     ) -> None:
-        """Belong to a cluster that runs in ``folder``; ``where`` each proxy listens."""
+        """Begin for a cluster that runs in ``folder``; ``where`` has the addresses of the proxies."""
         self._cluster = cluster
         self._folder = folder
         self._wiring = wiring
@@ -31,18 +31,18 @@ class ChaosBeneath:
 
     @property
     def gateways(self) -> Sequence[str]:
-        """The addresses of HBase's Thrift-2 gateways."""
+        """Return the addresses of HBase's Thrift-2 gateways."""
         return [self._wiring.upstreams[name] for name in self._wiring.gateways]
 
     @property
     def zookeepers(self) -> Sequence[str]:
-        """The addresses of the nodes' ZooKeeper."""
+        """Return the addresses of the nodes' ZooKeeper."""
         return [self._wiring.upstreams[name] for name in self._wiring.zookeepers]
 
     async def begin(
         self, given: Mapping[str, Any], halted: Callable[[str], None]
     ) -> Mapping[str, Path]:
-        """Start the processes, in place of those before. Raises ServerFailed."""
+        """Start the rowlog processors, in place of earlier ones. Raises ServerFailed."""
         members = {
             name: ProcessorMember(
                 name,
@@ -57,6 +57,6 @@ class ChaosBeneath:
         return {name: member.log_path for name, member in members.items()}
 
     async def end(self) -> None:
-        """End the processes."""
+        """End the rowlog processors."""
         for name in self._wiring.processors:
             await asyncio.to_thread(self._cluster.leave, name)

@@ -1,12 +1,14 @@
-"""A cluster on this machine whose every connection goes through Toxiproxy: all of it can be broken.
+"""A cluster on this machine with all connections through Toxiproxy, so that faults can break each of them.
 
-The processes are those of ``broker.local``. Each node reaches the others, ZooKeeper and
-HBase through proxies only, see ``wiring``. The launcher itself, readiness and evidence use the true addresses. HBase is either processes of its own
-(``distributed``: they can be killed; the nodes share its ZooKeeper) or one JVM (``one-jvm``: with a
-ZooKeeper of its own, so that the nodes' ZooKeeper can lose its data).
+The processes are those of ``broker.local``. A node reaches the other nodes, ZooKeeper and HBase only through
+proxies, see ``proxies``. The launcher, the readiness checks and the evidence of faults use the true
+addresses.
 
-On servers that run, ``renew`` makes a new cluster of the same nodes within seconds: other tables, another
-root in ZooKeeper, other settings, a mutant.
+HBase has two modes. ``distributed``: it has several processes, which can be killed, and the nodes share its
+ZooKeeper. ``one-jvm``: it is one process with its own ZooKeeper, so the nodes' ZooKeeper can lose its data.
+
+``renew`` makes a new cluster of the same nodes within seconds, because the servers go on running. It takes
+new tables, a new root in ZooKeeper, and may take other settings or a mutant.
 """
 
 from __future__ import annotations
@@ -47,21 +49,21 @@ HBaseMode = Literal["distributed", "one-jvm"]
 
 
 class ChaosCluster(Target):
-    """A local cluster behind proxies; a context manager, blocking on the way in and out.
+    """A local cluster behind proxies; a context manager whose entry and exit block.
 
     Args:
-        sizes: How many of what; one spare node is added if none is asked for.
-        hbase: See above.
-        folder: For everything that is written; kept. Without it a temporary one, which goes at the end.
-        settings: Of every node, by ``section.key``.
-        with_clocks: Whether the nodes' wall clocks can be set, if this machine can do that.
-        processors: How many processes a workload can have of its own (``beneath``).
-        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
-        seed: Of Toxiproxy.
-        report: Gets a line for each step of the start.
+        sizes: The number of processes of each kind; by default three nodes and a spare one.
+        hbase: The mode of HBase, see the module.
+        folder: The folder for all files, which is kept; by default a temporary one.
+        settings: Settings of every node, by ``section.key``.
+        with_clocks: Make the nodes' wall clocks settable, if this machine can do that.
+        processors: The number of rowlog processors that a workload can start (``beneath``).
+        mutant: The guard that every node lacks, see broker/testing/mutants.py; "" for none.
+        seed: The seed of Toxiproxy.
+        report: Called with a line for each step of the start.
     """
 
-    def __init__(  # noqa: PLR0913  One keyword each.
+    def __init__(  # noqa: PLR0913  All options are keywords.
         self,
         sizes: Sizes | None = None,
         *,
@@ -92,7 +94,7 @@ class ChaosCluster(Target):
         self._paused: set[str] = set()
         self._busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    # Started and ended.
+    # Start and end.
 
     def __enter__(self) -> Self:
         """Start everything. Raises ServerMissing, ServerFailed."""
@@ -108,7 +110,7 @@ class ChaosCluster(Target):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process, and remove a temporary folder."""
+        """End every process, and remove the temporary folder."""
         self.resume_all()
         self._held.close()
         if not self._keep:
@@ -158,7 +160,7 @@ class ChaosCluster(Target):
 
     def _find_clocks(self) -> None:
         if not self._with_clocks:
-            self.missing[Ability.CLOCKS] = "it was started without"
+            self.missing[Ability.CLOCKS] = "it was started without them"
             return
         try:
             self._clocks = ClockOffsets(self.folder / "clocks")
@@ -194,18 +196,18 @@ class ChaosCluster(Target):
         own_settings: Mapping[str, Settings] | None = None,
         mutant: str = "",
     ) -> None:
-        """Heal everything and begin anew: the same nodes, without any topic, on servers that run.
+        """Heal everything, and restart the same nodes without any topic; the servers go on running.
 
         Args:
-            settings: Over those that the target was made with.
-            own_settings: Of single nodes, by name.
-            mutant: Which clause every node lacks; "" none.
+            settings: Settings that override those of the constructor.
+            own_settings: Settings of single nodes, by name.
+            mutant: The guard that every node lacks; "" for none.
 
         Raises:
             ServerFailed: A node did not start; the message has the end of its log.
         """
         self.resume_all()
-        self._busy.clear()  # They belong to the event loop of those who used them.
+        self._busy.clear()  # The locks belong to the event loop of an earlier case.
         await self.links.reset()
         await asyncio.to_thread(self._let_pass)
         for node in self.nodes:
@@ -222,7 +224,7 @@ class ChaosCluster(Target):
             mutant=mutant,
         )
 
-    # Asked.
+    # Queries.
 
     @property
     def _cluster(self) -> LocalCluster:
@@ -239,7 +241,7 @@ class ChaosCluster(Target):
 
     @property
     def logs(self) -> Path:
-        """The folder of what the processes said."""
+        """Return the folder of the processes' logs."""
         return self.folder / "logs"
 
     @override
@@ -251,7 +253,7 @@ class ChaosCluster(Target):
         return self.member(name).running
 
     def own_view(self, node: str) -> dict[str, Any] | None:
-        """Return what a node says of itself, asked past the proxies; None if it says nothing. Blocks."""
+        """Return a node's own status, past the proxies; None if it does not answer. Blocks."""
         place = self.member(node).place
         try:
             return own_view(place.host, place.port)
@@ -262,7 +264,7 @@ class ChaosCluster(Target):
     def state(self) -> str:
         return "not started" if self.cluster is None else self.cluster.state()
 
-    # Done to it.
+    # Faults.
 
     @override
     async def kill(self, name: str) -> None:
@@ -277,7 +279,7 @@ class ChaosCluster(Target):
 
     @override
     async def start(self, name: str) -> None:
-        """Start a process unless another fault's end has, and return when it serves."""
+        """Start a process, unless another fault has started it, and return when it serves."""
         member = self.member(name)
         async with self._busy[name]:
             if not member.running:
@@ -297,7 +299,7 @@ class ChaosCluster(Target):
             member.resume()
 
     def resume_all(self) -> None:
-        """Wake every process that is frozen."""
+        """Resume every paused process."""
         for name in sorted(self._paused):
             if self.member(name).running:
                 self.member(name).resume()
@@ -365,13 +367,13 @@ class ChaosCluster(Target):
 
     @override
     async def mend(self) -> list[str]:
-        """Undo whatever is still wrong; see ``Target.mend``. A spare node that runs is left alone."""
-        done = [f"{name} was woken" for name in sorted(self._paused)]
+        """Undo all remaining faults; see ``Target.mend``. It does not stop a running spare node."""
+        done = [f"{name} was resumed" for name in sorted(self._paused)]
         self._busy.clear()
         self.resume_all()
         if spoilt := await self.links.spoilt():
             await self.links.reset()
-            done += [f"{name} was {', '.join(toxics)}" for name, toxics in sorted(spoilt.items())]
+            done += [f"{name} had {', '.join(toxics)}" for name, toxics in sorted(spoilt.items())]
         await asyncio.to_thread(self._let_pass)
         for node in self.nodes:
             if self._clocks is not None and self._clocks.offset_s(node) != 0:

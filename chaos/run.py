@@ -1,13 +1,13 @@
-"""A run: a workload on a target while faults come and go, then healed, read to its end, and judged.
+"""A run: workloads on a target during faults, then healing, final reads, and a verdict.
 
 ::
 
     prepare ─▶ run workloads ──────────────────────────────────▶ stop ─▶ finish ─▶ judge ─▶ save
                  │ windows of faults: begin … heal, begin … heal │
-                 └ each tells the history when, what, and whether it happened
-                                                                 └ mend: everything is well, and work goes on
+                 └ the history gets each fault, and whether it happened
+                                                                 └ mend the target, while the workloads go on
 
-That is a segment; a run is as many as fit into its time. What comes of it is in ``store``.
+This is one segment. A run has as many segments as its time allows. ``run_folder`` describes its results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from chaos.workloads.real import RealStage
 
 SEGMENT_S: Final = 300.0
 WELL_S: Final = 2.0
-"""How long a healed cluster is worked on before the work stops; longer while a topic is silent."""
+"""How long the workloads go on after healing; longer while a topic is silent."""
 ENDING_S: Final = 120.0
 FINAL_S: Final = 300.0
 Say = Callable[[str], None]
@@ -44,22 +44,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run does.
+    """The plan of a run.
 
     Attributes:
         workloads: Names in the registry; they run at the same time.
         nemeses: Names of the faults.
         seconds: How long the workloads run, over all segments.
-        seed: Of all that is up to chance here.
-        segment_s: How long a segment is.
+        seed: The seed of all random choices of the run.
+        segment_s: The length of a segment.
         window_s: The least and the greatest length of a window of faults.
         together: The least and the greatest number of faults at once.
-        each_must_happen: Whether a fault that did not happen makes the verdict unknown; if not, one
-            of them is enough.
-        unavailable_s: How long a topic may acknowledge nothing while nothing is broken; 0: not judged.
-        healing_s: For how long after a fault was healed that does not count.
-        salt: What lets workloads draw other names on a cluster that has seen the same seed before.
-        scale: How much the workloads do.
+        each_must_happen: If True, the verdict is unknown unless each fault happened; if False, one
+            fault is enough.
+        unavailable_s: How long a topic may acknowledge nothing without a fault; 0: not judged.
+        healing_s: How long after the end of a fault this time does not count.
+        salt: Added to the workloads' seed, so that they choose new names on a cluster where the same
+            seed ran before.
+        scale: The amount of work of the workloads.
     """
 
     workloads: Sequence[str]
@@ -78,7 +79,7 @@ class RunPlan:
 
     @property
     def promises(self) -> Promises:
-        """What is promised of the cluster."""
+        """Return the promises by which the run is judged."""
         return promised(self.unavailable_s, self.healing_s)
 
     def segments(self) -> list[float]:
@@ -88,7 +89,7 @@ class RunPlan:
 
 
 def able(target: Target, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the nemeses that a target allows, and why it does not allow the others.
+    """Return the nemeses that a target allows, and the reasons why it does not allow the others.
 
     Raises:
         KeyError: There is no nemesis of that name.
@@ -97,8 +98,8 @@ def able(target: Target, names: Sequence[str]) -> tuple[list[str], dict[str, str
     for name in names:
         lacking = sorted(NEMESES[name]().needs - target.abilities)
         if lacking:
-            why = target.missing.get(lacking[0], f"it can't be had: {lacking[0].value}")
-            skipped[name] = why
+            reason = target.missing.get(lacking[0], f"the target lacks {lacking[0].value!r}")
+            skipped[name] = reason
         else:
             allowed.append(name)
     return allowed, skipped
@@ -109,11 +110,11 @@ class Run:
     """One run of a plan on a target.
 
     Args:
-        target: The cluster; it is left healed.
-        plan: What to do.
-        folder: Where it is kept; None keeps nothing.
-        say: Gets a line now and then.
-        interrupted: Set by whoever wants the run to come to its end now; what there is, is judged.
+        target: The cluster; the run leaves it healed.
+        plan: The plan of the run.
+        folder: The folder for the results; None keeps nothing.
+        say: Called with each line of progress.
+        interrupted: The caller sets it to end the run early; the run judges the history so far.
     """
 
     target: Target
@@ -122,7 +123,7 @@ class Run:
     say: Say = lambda _: None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     history: History | None = field(default=None, init=False)
-    """Of the segment that ended last; those before are kept in the folder alone."""
+    """The history of the last segment. Only the folder has the earlier ones."""
 
     async def run(self) -> Judged:
         """Run all segments and return the verdict on all of them."""
@@ -161,7 +162,7 @@ class Run:
     def _draw(self, number: int, history: History) -> None:
         assert self.folder is not None
         try:
-            from chaos import plots  # noqa: PLC0415  It takes a second, and may be missing.
+            from chaos import plots  # noqa: PLC0415  The import is slow, and its package is optional.
         except ModuleNotFoundError as error:
             self.say(f"no plots: {error}")
             return
@@ -169,10 +170,10 @@ class Run:
 
 
 class Segment:
-    """A part of a run, which stands by itself."""
+    """A part of a run, with its own topics, history and verdict."""
 
     def __init__(self, run: Run, number: int, seconds: float, nemeses: Sequence[str]) -> None:
-        """Be the ``number``-th, the first being 1."""
+        """Begin as the segment with this number; the first is 1."""
         self.history = History(time.monotonic_ns)
         self._run = run
         self._number = number
@@ -182,10 +183,10 @@ class Segment:
         self._progress = HistoryProgress(self.history, run.say)
         self._faults = 0
         self._unhealed: list[tuple[Ending, dict[str, Any]]] = []
-        """Faults whose end failed, and what is known of them."""
+        """Faults whose ``heal`` failed, with their evidence."""
 
     async def run(self) -> Judged:
-        """Work, break, heal, read everything, judge."""
+        """Run the workloads during faults, heal, read everything, and judge."""
         plan, target = self._run.plan, self._run.target
         stage = RealStage(
             target.urls,
@@ -199,8 +200,8 @@ class Segment:
             for workload in workloads:
                 await workload.prepare(stage)
         except (BrokerError, ServerFailed) as error:
-            why = f"there was no beginning: {error!r}; {target.state()}"
-            return Judged(unsure=[why], not_judged=[UNAVAILABLE])
+            reason = f"the workloads could not be prepared: {error!r}; {target.state()}"
+            return Judged(unsure=[reason], not_judged=[UNAVAILABLE])
         stop = asyncio.Event()
         telling = asyncio.create_task(self._progress.tell())
         working = [asyncio.create_task(workload.run(stage, stop)) for workload in workloads]
@@ -209,11 +210,11 @@ class Segment:
         try:
             await self._play(working)
             worked_s = time.monotonic() - began
-            trouble += await self._well()
+            trouble += await self._mend()
             stop.set()
-            is_well = not trouble
+            is_mended = not trouble
             trouble += await _ended(working)
-            if is_well:  # What can't be read from a cluster that is not well says nothing.
+            if is_mended:  # A failed read from a broken cluster proves nothing.
                 trouble += await self._finish(workloads, stage)
         finally:
             stop.set()
@@ -231,7 +232,7 @@ class Segment:
         return judged
 
     async def _play(self, working: Sequence[asyncio.Task[None]]) -> None:
-        """Let windows of faults come and go, until the time is over or the work ends by itself."""
+        """Play the windows of faults, until the time is over or a workload ends by itself."""
         plan = self._run.plan
         drawn = schedule.windows(
             self._nemeses,
@@ -270,12 +271,12 @@ class Segment:
         return begun
 
     def _fault(self, asked: dict[str, Any]) -> Ending:
-        """Write that a fault begins, in the name of a process that nothing else has."""
+        """Write that a fault begins, as a process of its own."""
         self._faults += 1
         return self.history.invoke(f"nemesis {self._faults} {asked['kind']}", FAULT, "", asked)
 
     async def _give_up(self, nemesis: Nemesis, ending: Ending, error: BaseException) -> None:
-        """Take back what has begun of a fault that could not be begun."""
+        """Heal a fault whose ``begin`` failed, because a part of it may have begun."""
         evidence = {"happened": False, "why": repr(error)}
         try:
             await nemesis.heal(self._run.target)
@@ -288,26 +289,26 @@ class Segment:
         try:
             evidence = dict(await nemesis.heal(self._run.target))
         except FAILURES as error:
-            # What it leaves behind lasts until all is mended; that it was there is not known.
+            # The fault may last until the target is mended. There is no evidence that it happened.
             self._unhealed.append((ending, {"happened": False, "why": repr(error)}))
         else:
             ending.ok(evidence)
 
-    async def _well(self) -> list[str]:
-        """Heal what is left, and see that work goes on; return what does not."""
+    async def _mend(self) -> list[str]:
+        """Mend the target, and wait until the workloads make progress; return the problems."""
         mending = self._fault({"kind": MENDING})
         try:
             done = await self._run.target.mend()
         except FAILURES as error:
-            self._run.say(f"the cluster did not get well: {error!r}")
-            return [f"the cluster did not get well: {error!r}"]
-        for what in done:
-            self._run.say(f"mended: {what}")
+            self._run.say(f"the cluster could not be mended: {error!r}")
+            return [f"the cluster could not be mended: {error!r}"]
+        for action in done:
+            self._run.say(f"mended: {action}")
         for ending, evidence in self._unhealed:
             ending.ok(evidence)
         mending.ok({"happened": bool(done), "done": done})
         self._progress.mark()
-        # However slow the machine is: enough to say something.
+        # A verdict needs this many acknowledged writes, also on a slow machine.
         wanted = max(self._progress.acknowledged + 1, ACKNOWLEDGED_MIN)
         deadline = time.monotonic() + ENDING_S
         while self._progress.acknowledged < wanted and time.monotonic() < deadline:
@@ -317,7 +318,7 @@ class Segment:
         return []
 
     async def _until_all_are_back(self) -> None:
-        """Wait for topics that acknowledge nothing, for so long that the checkers find them."""
+        """Wait until each silent topic acknowledges a request, or is silent long enough for a violation."""
         promises = self._run.plan.promises
         if promises.unavailable_ms is None:
             return
@@ -339,7 +340,7 @@ class Segment:
 async def _until(
     interrupted: asyncio.Event, working: Sequence[asyncio.Task[None]], seconds: float
 ) -> None:
-    """Return after some time, or as soon as there is nothing to wait for."""
+    """Wait for some seconds; return early after an interrupt, or when a workload has ended."""
     waiting = asyncio.create_task(interrupted.wait())
     try:
         await asyncio.wait(
@@ -350,8 +351,8 @@ async def _until(
 
 
 async def _ended(working: Sequence[asyncio.Task[None]]) -> list[str]:
-    """Wait for the work to end; return what went wrong with it. Raises what a workload raised."""
+    """Wait for the workloads to end; return the problems. Raises the exception of a workload."""
     done, late = await asyncio.wait(working, timeout=ENDING_S)
     for task in done:
         task.result()
-    return [f"a workload had not ended {ENDING_S:g} s after it was asked to"] if late else []
+    return [f"a workload did not end within {ENDING_S:g} s after the stop"] if late else []

@@ -1,17 +1,17 @@
-"""What a run leaves behind, and adding it up.
+"""The results of runs, on disk and added up.
 
 ::
 
-    chaos/store/20261121-071500-log/     one run; git-ignored
-      verdict.json                       of the whole: see ``verdict_of``
-      001/ 002/ …                        one for each segment of five minutes
-        history.jsonl                    what was asked and told, the faults too
-        verdict.json                     of this segment
-        rate.svg leaders.svg             what happened over time
-      logs/                              what the processes said
+    chaos/store/20261121-071500-log/     one run; git ignores it
+      verdict.json                       the verdict of the whole run, see ``Judged.as_json``
+      001/ 002/ …                        one folder for each segment of five minutes
+        history.jsonl                    the requests, answers and faults
+        verdict.json                     the verdict of the segment
+        rate.svg leaders.svg             rates, latency and leaders over time
+      logs/                              the logs of the processes
 
-A segment has topics of its own, is healed and read to its end before the next begins: so each stands by
-itself, and a run may be as long as one likes.
+Each segment has its own topics. It is healed and read to its end before the next one begins. So each segment
+can be judged by itself, and a run may have any length.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ HISTORY: Final = "history.jsonl"
 ACKNOWLEDGED_MIN: Final = 100
 VIOLATIONS_TOLD_MAX: Final = 100
 NOT_BACK: Final = (
-    "unavailable was not judged: after the last fault nothing was asked and acknowledged, "
-    "or something was silent to the end"
+    "unavailable was not judged: after the last fault, no request was acknowledged, "
+    "or a topic was silent to the end"
 )
 
 Outcome = Literal["valid", "invalid", "unknown"]
@@ -45,15 +45,15 @@ EXIT_CODES: Final[Mapping[Outcome, int]] = {"valid": 0, "invalid": 1, "unknown":
 
 @dataclass(slots=True)
 class Judged:
-    """A segment, or several, judged.
+    """The judgement of a segment or of several.
 
     Attributes:
-        figures: What it amounts to.
-        violations: What is wrong: name and detail; of many of one name, some.
-        found: How often each name was found, all of them counted.
-        unsure: Why it can't be called valid, though nothing is wrong.
-        not_judged: What could not have been found, by name: nothing is promised of it, or nothing shows it.
-        facts: What else is worth telling: the seed, what was asked for.
+        figures: The counts of its histories.
+        violations: Name and detail of violations; not all of them if there are many of one name.
+        found: The number of violations of each name, all of them counted.
+        unsure: The reasons why it is not valid although there is no violation.
+        not_judged: The violations that could not be found: without a promise, or not visible in the history.
+        facts: Other facts: the seed and the options of the run.
     """
 
     figures: RunFigures = field(default_factory=RunFigures)
@@ -65,13 +65,13 @@ class Judged:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict in a word."""
+        """Return the verdict as one word."""
         if self.violations:
             return "invalid"
         return "unknown" if self.unsure else "valid"
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as ``verdict.json`` has it."""
+        """Return the content of ``verdict.json``."""
         return {
             "verdict": self.outcome,
             **self.facts,
@@ -89,7 +89,7 @@ class Judged:
     def from_json(cls, told: Mapping[str, Any]) -> Judged:
         """Read what ``as_json`` wrote. Raises KeyError."""
         details = [(one["name"], one["detail"]) for one in told["details"]]
-        # Older runs judged no unavailability, and did not say so.
+        # Older runs did not judge availability, and have no ``not_judged``.
         not_judged = list(told.get("not_judged", [UNAVAILABLE]))
         found = Counter(told["violations"])
         return cls(RunFigures.from_json(told), details, found, list(told["unsure"]), not_judged)
@@ -105,10 +105,10 @@ def judge(
     """Judge a segment.
 
     Args:
-        figures: Of its history.
-        verdict: Of the checkers.
-        wanted: Faults of which at least one must have happened in it.
-        promises: What its history was judged by.
+        figures: The counts of its history.
+        verdict: The verdict of the checkers.
+        wanted: Faults that must have happened in it, each at least once.
+        promises: The promises by which its history was judged.
     """
     unsure = []
     if not verdict.is_known:
@@ -128,7 +128,7 @@ def judge(
 
 
 def together(parts: Sequence[Judged], wanted: Iterable[str] = ()) -> Judged:
-    """Add segments or runs up; ``wanted`` are faults of which each must have happened in one of them."""
+    """Add segments or runs up. Each fault in ``wanted`` must have happened in one of them."""
     whole = Judged()
     for part in parts:
         whole.figures.add(part.figures)
@@ -148,14 +148,14 @@ class RunFolder:
     """The folder of one run."""
 
     def __init__(self, folder: Path) -> None:
-        """Make it. Raises FileExistsError if it has a verdict already."""
+        """Create the folder. Raises FileExistsError if it has a verdict already."""
         self.folder = folder
         if (folder / VERDICT).exists():
             raise FileExistsError(f"{folder} holds a run already")
         folder.mkdir(parents=True, exist_ok=True)
 
     def segment(self, number: int) -> Path:
-        """Return the folder of a segment, the first being 1."""
+        """Return the folder of a segment; the first segment is 1."""
         folder = self.folder / f"{number:03}"
         folder.mkdir(exist_ok=True)
         return folder
@@ -166,7 +166,7 @@ class RunFolder:
         write_verdict(self.segment(number), judged)
 
     def keep_logs(self, folder: Path) -> None:
-        """Copy what the processes of a cluster said."""
+        """Copy the logs of a cluster's processes."""
         if folder.is_dir():
             shutil.copytree(folder, self.folder / "logs", dirs_exist_ok=True)
 
@@ -177,7 +177,7 @@ def write_verdict(folder: Path, judged: Judged) -> None:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the verdicts of all runs in a folder, or the one of the run that it is."""
+    """Return the verdict files of all runs in a folder; for a run's own folder, its verdict file."""
     if (folder / VERDICT).is_file():
         return [folder / VERDICT]
     return sorted(folder.glob(f"*/{VERDICT}"))

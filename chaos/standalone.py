@@ -1,13 +1,13 @@
-"""One broker over LevelDB, on a small disk of its own: the target of faults of disks.
+"""One broker over LevelDB, on its own small disk: the target of disk faults.
 
-It runs under strace, so that it is known which bytes of its files were synced; and in a mount namespace,
-whose small tmpfs can be filled and goes with the process. ``in_namespace`` starts the program again inside
-one (as root by ``unshare -m``, else as root of a user namespace of its own)::
+The broker runs under strace, whose trace shows the synced bytes of its files. It runs in a mount namespace
+with a small tmpfs, which a fault can fill, and which goes when the process ends. ``in_namespace`` starts the
+program again in a new namespace: as root with ``unshare -m``, else as root of a new user namespace::
 
     FOLDER/disk/            the tmpfs, if there is one
       data/                 LevelDB's files
-      ballast               what fills the disk
-    FOLDER/trace-1, -2 …    the system calls of each life
+      ballast               the file that fills the disk
+    FOLDER/trace-1, -2 …    the system calls of each broker process
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from chaos.target import Ability, Target
 NODE: Final = "broker-1"
 DISK_MIB: Final = 256
 SESSION_S: Final = 2.0
-"""What pauses go by, though nobody holds a session."""
+"""It sets the length of pauses, though there is no session."""
 INSIDE: Final = "CHAOS_NAMESPACE"
 FLAGS: Final = ("--write-buffer-bytes", str(256 << 10))
-"""Small, so that tables are written and merged while things go wrong."""
+"""A small write buffer, so that LevelDB writes and merges tables during faults."""
 
 
 def in_namespace(arguments: Sequence[str]) -> None:
-    """Become this program with the same arguments in a mount namespace, unless it is in one already.
+    """Replace this process by the same program in a mount namespace, unless it is in one already.
 
     Raises:
         OSError: There is no ``unshare``.
@@ -60,7 +60,7 @@ def in_namespace(arguments: Sequence[str]) -> None:
 
 
 class Traced(BrokerProcess):
-    """A broker whose system calls are written down, a file for each life."""
+    """A broker under strace, with one trace file for each process."""
 
     def __init__(
         self, data_dir: Path, traces: Path, environment: dict[str, str], mutant: str
@@ -72,18 +72,18 @@ class Traced(BrokerProcess):
 
     @property
     def trace(self) -> Path:
-        """The calls of this life, or of the last one."""
+        """Return the trace file of the present process, or of the last one."""
         return self._traces / f"trace-{self._life}"
 
     @override
     def start(self) -> None:
-        self.trace.unlink(missing_ok=True)  # What lies long ago is of no use.
+        self.trace.unlink(missing_ok=True)  # Nothing reads the trace of an earlier process.
         self._life += 1
         self._command = traced(self.trace, self._plain)
         super().start()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the broker and to what traces it."""
+        """Send a signal to the broker and to strace."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
@@ -92,9 +92,9 @@ class Standalone(Target):
     """One broker over LevelDB behind a proxy; a context manager.
 
     Args:
-        mutant: Which clause it lacks, see broker/testing/mutants.py; "" none.
-        seed: Of Toxiproxy.
-        report: Gets a line for each step of the start.
+        mutant: The guard that the broker lacks, see broker/testing/mutants.py; "" for none.
+        seed: The seed of Toxiproxy.
+        report: Called with a line for each step of the start.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Standalone(Target):
         self._broker: Traced | None = None
 
     def __enter__(self) -> Self:
-        """Start. Raises ServerMissing, ServerFailed."""
+        """Start everything. Raises ServerMissing, ServerFailed."""
         try:
             self._start()
         except BaseException:
@@ -162,7 +162,7 @@ class Standalone(Target):
         size = f"size={DISK_MIB}m"
         mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.disk)]
         if not os.environ.get(INSIDE):
-            self.missing[Ability.SMALL_DISK] = "it is not in a mount namespace of its own"
+            self.missing[Ability.SMALL_DISK] = "it has no mount namespace"
             return
         done = subprocess.run(mount, check=False, capture_output=True, text=True)
         if done.returncode:
@@ -173,22 +173,22 @@ class Standalone(Target):
 
     @property
     def logs(self) -> Path:
-        """The folder of what the broker said."""
+        """Return the folder of the broker's log."""
         return self.folder / "logs"
 
     @property
     def broker(self) -> Traced:
-        """The process."""
+        """Return the broker's process."""
         assert self._broker is not None, "not started"
         return self._broker
 
     @property
     def data(self) -> Path:
-        """The database's folder."""
+        """Return the database's folder."""
         return self.broker.data_dir
 
     def written(self) -> Disk:
-        """Return what the last life wrote, and synced. To be asked when it has ended."""
+        """Return the written and synced bytes of the last process. Call it after the process has ended."""
         with self.broker.trace.open() as lines:
             return replay(lines)
 
@@ -199,7 +199,7 @@ class Standalone(Target):
     @override
     def state(self) -> str:
         alive = "runs" if self.broker.running else "does not run"
-        return f"{NODE} {alive}; it says {self.broker.log()[-2000:]}"
+        return f"{NODE} {alive}; its log ends with {self.broker.log()[-2000:]}"
 
     @override
     async def kill(self, name: str) -> None:
@@ -218,7 +218,7 @@ class Standalone(Target):
     async def start(self, name: str) -> None:
         async with self._busy:
             if not self.broker.running:
-                await asyncio.to_thread(self.broker.kill)  # Forgets the one that has ended.
+                await asyncio.to_thread(self.broker.kill)  # Drop the process that has ended.
                 await asyncio.to_thread(self._started)
 
     def _started(self) -> None:
@@ -242,7 +242,7 @@ class Standalone(Target):
         done = []
         if self._paused:
             await self.resume(NODE)
-            done.append(f"{NODE} was woken")
+            done.append(f"{NODE} was resumed")
         if await self.links.spoilt():
             await self.links.reset()
             done.append("its link was mended")

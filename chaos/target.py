@@ -1,11 +1,11 @@
-"""The cluster under test, as nemeses and scenarios see it.
+"""The target: the cluster under test, as nemeses and cases see it.
 
-A target says what can be done to it: its **abilities**. A cluster that was started for the occasion has
-all that this machine allows; one that was given by its addresses has only what its hooks allow. What a
-target can't do raises ``Unable``, and a nemesis that needs it is left out, by name.
+A target has **abilities**: the faults that it allows. A cluster that the verifier starts has all abilities
+that this machine allows. A cluster given by its addresses has only those of its hooks. A call without its
+ability raises ``Unable``. The run leaves a nemesis out if the target lacks an ability that it needs.
 
 Processes have names: ``broker-1``, ``zookeeper-1``, ``hbase-master``, ``hbase-regionserver-1``, ``thrift-1``.
-Nodes are addressed by name; clients use ``urls``, one for each node in the order of ``nodes``.
+Nemeses name nodes. Clients use ``urls``, one for each node in the order of ``nodes``.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ ADMIN_DEADLINE_S: Final = 10.0
 
 
 class Unable(Exception):
-    """This target has no way to do that; the text says what is missing."""
+    """The target lacks the ability for this call; the text says why."""
 
 
 class Ability(enum.StrEnum):
-    """What can be done to a target."""
+    """Kinds of faults that a target may allow."""
 
     KILL = "kill"
     """Nodes can be killed and started."""
     PAUSE = "pause"
-    """Nodes can be frozen and woken."""
+    """Nodes can be paused and resumed."""
     LINKS = "links"
-    """There is a proxy between every pair."""
+    """There is a proxy between every pair of processes."""
     PACKETS = "packets"
     """Packets on the way to a proxy can be dropped."""
     CLOCKS = "clocks"
     """Each node has a wall clock that can be set."""
     ZOOKEEPER = "zookeeper"
-    """ZooKeeper's processes can be killed and started, and asked; sessions can be ended by id."""
+    """ZooKeeper's processes can be killed, started and queried; sessions can be ended by id."""
     ENSEMBLE = "ensemble"
-    """There are several ZooKeepers, one of which leads."""
+    """There are several ZooKeepers, and one of them leads."""
     OWN_ZOOKEEPER = "own-zookeeper"
-    """HBase uses another ZooKeeper, so that of the nodes can lose its data."""
+    """HBase uses a different ZooKeeper, so the nodes' ZooKeeper can lose its data."""
     HBASE = "hbase"
     """HBase's region servers and gateways are processes that can be killed and started."""
     SPARE = "spare"
-    """A node can be added."""
+    """One more node can join."""
     FILES = "files"
     """The files of a standalone broker can be cut and changed."""
     SMALL_DISK = "small-disk"
@@ -59,15 +59,16 @@ class Ability(enum.StrEnum):
 
 
 class Target:
-    """A cluster under test; by itself it can only be asked.
+    """A cluster under test. This base class has no abilities; it can only query the cluster.
 
     Attributes:
         nodes: The names of the nodes.
-        urls: Where clients reach them, in the same order.
+        urls: Their addresses for clients, in the same order.
         session_s: ZooKeeper's time-out of the nodes' sessions.
-        abilities: What can be done to it.
-        missing: Why some things can't be done here, by ability.
-        beneath: The HBase and ZooKeeper below the nodes, for workloads that use them; None where they can't be reached.
+        abilities: The abilities of this target.
+        missing: The reasons for missing abilities.
+        beneath: The HBase and ZooKeeper of the nodes, for workloads that use them; None if workloads
+            can't reach them.
     """
 
     def __init__(self, nodes: Sequence[str], urls: Sequence[str], *, session_s: float) -> None:
@@ -76,17 +77,17 @@ class Target:
         self.session_s = session_s
         self.abilities: set[Ability] = set()
         self.beneath: Beneath | None = None
-        alone = "only a standalone broker has them: --standalone"
+        alone = "only a standalone broker allows this: --standalone"
         self.missing = {Ability.FILES: alone, Ability.SMALL_DISK: alone}
-        # What a target of this machine has, once it is started.
+        # A target on this machine sets these when it starts.
         self._links: Links | None = None
         self._packets: Packets | None = None
         self._clocks: ClockOffsets | None = None
 
-    # Asked.
+    # Queries.
 
     def url(self, node: str) -> str:
-        """Return where clients reach a node."""
+        """Return the address of a node, for clients."""
         return self.urls[self.nodes.index(node)]
 
     def node_at(self, url: str) -> str | None:
@@ -94,13 +95,13 @@ class Target:
         return self.nodes[self.urls.index(url)] if url in self.urls else None
 
     def client(self, *, node: str | None = None, **settings: Any) -> Client:
-        """Return a client for administration, which the caller closes; of one node if it is named."""
+        """Return a client for administration, of all nodes or of one. The caller closes it."""
         urls = list(self.urls) if node is None else [self.url(node)]
         given = {"deadline_s": ADMIN_DEADLINE_S, "connect_timeout_s": 2.0, **settings}
         return Client(urls, follow_leaders=node is None, coalesce=False, **given)
 
     async def leader(self, topic: str, *, through: str | None = None) -> Leader | None:
-        """Return who leads a topic, as all nodes or one of them say; None if nobody says."""
+        """Return the leader of a topic, as told by any node or by one; None if there is no answer."""
         try:
             async with self.client(node=through) as client:
                 return await client.leader(topic)
@@ -108,19 +109,19 @@ class Target:
             return None
 
     async def status(self) -> list[dict[str, Any]]:
-        """Return what the nodes tell of themselves, by the first that answers. Raises BrokerError."""
+        """Return the status of all nodes, from the first node that answers. Raises BrokerError."""
         async with self.client() as client:
             told = await client.ask(admin.status(with_topics=True))
         views: list[dict[str, Any]] = told["nodes"]
         return views
 
     async def topics(self) -> list[str]:
-        """Return the topics that somebody leads now. Raises BrokerError."""
+        """Return the topics that have a leader now. Raises BrokerError."""
         views = [row["view"] for row in await self.status() if row["view"]]
         return sorted({one["topic"] for view in views for one in view["topics"]})
 
     async def pin(self, topic: str, node: str | None) -> None:
-        """Let a node lead a topic; None lets any. Raises BrokerError."""
+        """Pin a topic to a node; unpin it for None. Raises BrokerError."""
         identifier = TopicId(*topic.split("/", 1))
         async with self.client() as client:
             if node is None:
@@ -129,51 +130,51 @@ class Target:
                 await client.ask(admin.pin(identifier, self.url(node)))
 
     def state(self) -> str:
-        """Say how every process is: for the message of a wait that took too long."""
-        return "a cluster of others"
+        """Return the states of all processes, for the message of a time-out."""
+        return "the verifier did not start this cluster"
 
-    # Done to it.
+    # Faults.
 
     @property
     def links(self) -> Links:
-        """The proxies between every pair. Raises Unable."""
+        """Return the proxies between all pairs of processes. Raises Unable."""
         if self._links is None:
             raise self._unable(Ability.LINKS)
         return self._links
 
     @property
     def packets(self) -> Packets:
-        """What is dropped on the way to proxies and back. Raises Unable."""
+        """Return the control of packet loss. Raises Unable."""
         if self._packets is None:
             raise self._unable(Ability.PACKETS)
         return self._packets
 
     @property
     def clocks(self) -> ClockOffsets:
-        """The wall clocks of the nodes. Raises Unable."""
+        """Return the wall clocks of the nodes. Raises Unable."""
         if self._clocks is None:
             raise self._unable(Ability.CLOCKS)
         return self._clocks
 
     def processes(self, kind: ProcessKind) -> tuple[str, ...]:
-        """Return the names of the processes of a kind, those below the nodes too, that can be reached."""
+        """Return the names of the processes of a kind that the target can control."""
         return self.nodes if kind is ProcessKind.BROKER else ()
 
     def is_running(self, name: str) -> bool:
-        """Return whether a process lives, also if it is frozen. Raises Unable."""
+        """Return True if a process lives, also while it is paused. Raises Unable."""
         raise self._unable(Ability.KILL)
 
     def alive(self) -> list[str]:
-        """Return the names of the nodes that live. Raises Unable."""
+        """Return the names of the living nodes. Raises Unable."""
         return [node for node in self.nodes if self.is_running(node)]
 
     def victims(self) -> list[str]:
-        """Return the names of the nodes, and of processes of a workload, that live. Raises Unable."""
+        """Return the names of the living nodes and rowlog processors. Raises Unable."""
         processes = (*self.nodes, *self.processes(ProcessKind.PROCESSOR))
         return [name for name in processes if self.is_running(name)]
 
     def ends_of(self, pair: Pair) -> list[str]:
-        """Return the names of the nodes and of processes of a workload that have links of a kind. Raises Unable."""
+        """Return the names of the nodes and rowlog processors with links of a kind. Raises Unable."""
         processes = (*self.nodes, *self.processes(ProcessKind.PROCESSOR))
         return [name for name in processes if self.links.around(name, pair)]
 
@@ -182,7 +183,7 @@ class Target:
         raise self._unable(Ability.KILL)
 
     async def stop(self, name: str) -> int | None:
-        """End a process in good order; return its exit code. Raises Unable."""
+        """End a process cleanly; return its exit code. Raises Unable."""
         raise self._unable(Ability.KILL)
 
     async def start(self, name: str) -> None:
@@ -190,22 +191,22 @@ class Target:
         raise self._unable(Ability.KILL)
 
     async def pause(self, name: str) -> None:
-        """Freeze a process; its connections stay, nothing answers. Raises Unable."""
+        """Pause a process; its connections stay open, and it does not answer. Raises Unable."""
         raise self._unable(Ability.PAUSE)
 
     async def resume(self, name: str) -> None:
-        """Let a frozen process go on. Raises Unable."""
+        """Resume a paused process. Raises Unable."""
         raise self._unable(Ability.PAUSE)
 
     async def zookeeper_leader(self) -> str | None:
-        """Return the ZooKeeper that leads its ensemble, None while there is none. Raises Unable."""
+        """Return the name of the leading ZooKeeper; None while there is none. Raises Unable."""
         raise self._unable(Ability.ZOOKEEPER)
 
     async def expire_session(self, node: str) -> int | None:
-        """End a node's session with ZooKeeper, as if it had been silent for too long.
+        """End a node's ZooKeeper session, as if it had expired.
 
         Returns:
-            The session's id, or None if the node tells none. Raises Unable.
+            The session's id, or None if the node does not tell it. Raises Unable.
         """
         raise self._unable(Ability.ZOOKEEPER)
 
@@ -214,38 +215,38 @@ class Target:
         raise self._unable(Ability.OWN_ZOOKEEPER)
 
     async def move_regions(self, region_server: str) -> int:
-        """Move the regions of one of HBase's region servers to the others, while all serve.
+        """Move the regions of one of HBase's region servers to the others, while all of them serve.
 
         Returns:
-            How many were there. Raises Unable, ServerFailed.
+            The number of moved regions. Raises Unable, ServerFailed.
         """
         raise self._unable(Ability.HBASE)
 
     async def start_spare(self, environment: Mapping[str, str]) -> str:
-        """Start one more node with further variables; return its name when it serves.
+        """Start the spare node with additional environment variables; return its name when it serves.
 
         Raises:
-            Unable: There is none.
+            Unable: There is no spare node, or it runs already.
             ServerFailed: It did not start; the message has the end of its log.
         """
         raise self._unable(Ability.SPARE)
 
     async def revive(self) -> list[str]:
-        """Start what ended by itself, and again what waits for that, as a supervisor would; wait for nothing.
+        """Start ended processes, and restart nodes that need it, as a supervisor would; don't wait.
 
         Returns:
-            What was started.
+            One line for each started process.
         """
         return []
 
     async def mend(self) -> list[str]:
-        """Undo whatever is still wrong, start what does not run, wait until all nodes serve.
+        """Undo all remaining faults, start ended processes, and wait until all nodes serve.
 
         Returns:
-            What had to be done. Raises TimeoutError with the state of what it waited for.
+            One line for each repair. Raises TimeoutError with the states of the processes.
         """
         return []
 
     def _unable(self, ability: Ability) -> Unable:
-        why = self.missing.get(ability, "it was not started for this")
-        return Unable(f"this cluster has no {ability.value!r}: {why}")
+        reason = self.missing.get(ability, "it was not started with it")
+        return Unable(f"this cluster has no {ability.value!r}: {reason}")

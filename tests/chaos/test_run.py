@@ -90,7 +90,7 @@ async def test_a_target_does_what_it_says_it_can(fresh: ChaosCluster) -> None:
     await fresh.kill("broker-1")
     await fresh.pause("broker-2")
     done = " ".join(await fresh.mend())
-    for what in ("broker-1 was started", "broker-2 was woken", "clock of broker-2", "silence"):
+    for what in ("broker-1 was started", "broker-2 was resumed", "clock of broker-2", "silence"):
         assert what in done
     assert fresh.clocks.offset_s("broker-2") == 0
     assert await fresh.links.spoilt() == {}

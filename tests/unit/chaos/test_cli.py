@@ -15,7 +15,7 @@ def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
     assert "there is no workload 'logs'; there are log" in refused.stderr
     refused = CliRunner().invoke(cli, ["run", "--workload", "transactions,own-transactions"])
     assert refused.exit_code == 2
-    assert "run transactions and own-transactions one after the other" in refused.stderr
+    assert "run transactions and own-transactions in separate runs" in refused.stderr
     for other in (["--standalone"], ["--target", "http://h"]):
         refused = CliRunner().invoke(cli, ["run", "--workload", "log,rowlog", *other])
         assert refused.exit_code == 2
