@@ -1,15 +1,15 @@
-"""A program that appends to a log over LevelDB until it is killed, and says what was acknowledged.
+"""A program that appends to a log over LevelDB until it is killed, and prints the acknowledged appends.
 
 ``python -m chaos.appender DIR [--mutant NAME] [--depth N] [--payload-bytes N] …``
 prints::
 
     pid N             first
-    ok ID             a batch of three rows was acknowledged; ID is the pointer, the ids before it follow
-    unknown ID        an append ended as storage_full, and it may have been done
-    refused ROWS      a later one was refused; ROWS rows could be read at that time
-    reopened          the store takes writes again; the log was claimed anew
+    ok ID             a batch of three rows was acknowledged; ID is the last id, ``rows_until`` gives all
+    unknown ID        an append ended as storage_full, and may have been done
+    refused ROWS      a later append was refused; ROWS rows could be read at that time
+    reopened          the log was claimed: at the start, and when the store takes writes again
 
-Every line is flushed before the next append, so what was printed was acknowledged.
+The program writes each line before the next append, so every printed ``ok`` was acknowledged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from chaos.bare import append, rows_of
 LOG = LogId(TopicId("default", "appended"), 1)
 ROWS = 3
 _BOUNDS = PageBounds(bytes_max=256 << 10, packed_from=4)
-"""Small, so that pages are rolled, too."""
+"""Small pages, so that the log also rolls."""
 
 
 def rows_until(last: RowId) -> list[RowId]:
@@ -46,12 +46,12 @@ def rows_until(last: RowId) -> list[RowId]:
 
 
 def payload_of(row: RowId, size: int) -> bytes:
-    """Return the payload of a row, which nothing can compress."""
+    """Return the payload of a row, which can't be compressed."""
     return hashlib.shake_128(row).digest(size)
 
 
 async def read_ids(logs: Logs) -> list[RowId]:
-    """Return all ids of the log, having compared the payloads. Raises StorageCorrupt."""
+    """Check the payloads of the log, and return all ids. Raises StorageCorrupt."""
     found = await rows_of(logs, LOG)
     for row in found:
         assert row.payload is not None
@@ -60,7 +60,7 @@ async def read_ids(logs: Logs) -> list[RowId]:
 
 
 async def ids_in(directory: Path) -> list[RowId]:
-    """Open what an appender left, and return all ids of the log. Raises StorageCorrupt, Unavailable."""
+    """Open an appender's database, and return all ids of the log. Raises StorageCorrupt, Unavailable."""
     table = await open_table(directory)
     try:
         return await read_ids(Logs(table, SystemClock()))
@@ -69,10 +69,10 @@ async def ids_in(directory: Path) -> list[RowId]:
 
 
 class Appender:
-    """Appends without end, ``depth`` batches at a time."""
+    """Appends batches until the process is killed. Several of its ``run`` may work at once."""
 
     def __init__(self, table: LevelDBTable, payload_bytes: int) -> None:
-        """Append rows of this size."""
+        """Begin, with payloads of this size."""
         self._table = table
         self._logs = Logs(table, SystemClock(), bounds=_BOUNDS)
         self._payload_bytes = payload_bytes
@@ -91,7 +91,7 @@ class Appender:
             except StorageFull as error:
                 await self._not_written(error, last)
             except Fenced:
-                continue  # Another of us met the error.
+                continue  # Another ``run`` met the full disk and claimed the log again.
             else:
                 _say(f"ok {last.hex()}")
 
@@ -120,7 +120,7 @@ def _say(line: str) -> None:
 
 
 async def main() -> None:
-    """Do as the arguments say, until killed."""
+    """Append as the arguments say, until killed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--mutant", choices=sorted(mutants.NAMES))
@@ -129,7 +129,7 @@ async def main() -> None:
     parser.add_argument("--write-buffer-bytes", type=int, default=256 << 10)
     arguments = parser.parse_args()
     _say(f"pid {os.getpid()}")
-    # Small files, so that tables are written and merged all the time.
+    # Small files, so that LevelDB writes and merges tables all the time.
     options = Options(
         write_buffer_bytes=arguments.write_buffer_bytes,
         file_bytes_max=1 << 20,

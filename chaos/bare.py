@@ -1,6 +1,6 @@
-"""Logs without topics over them: rows in, rows out, for programs that are killed and for cases.
+"""Logs without topics: append rows and read rows, for the appender and for cases.
 
-What a topic adds (group commit, caches, sweeps) is left out; what is stored is what topics store.
+They have no group commit, no caches and no sweeper, which topics add. They store the same data as topics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CELLS_AT_ONCE = 16
 
 
 class StoredRow(NamedTuple):
-    """One message as it is stored; ``payload`` None is a reference, a rolled back pointer is negative."""
+    """One stored message. ``payload`` is None for a reference; the pointer is negative after a rollback."""
 
     id: RowId
     payload: bytes | None
@@ -33,10 +33,10 @@ async def append(
     shared: Shared = PLAIN,
     marks: Sequence[Mark] = (),
 ) -> None:
-    """Append messages at these ids; ``marks`` go into the last entry. Raises as Hold.append does."""
+    """Append messages at these ids; ``marks`` go into the last entry. Raises like ``LogHold.append``."""
     added = entries_of(hold.epoch, ids, payloads, shared)
     added[-1].marks = tuple(marks)
-    # As topics count: a reference stands for the messages of its payload log, and has no payload.
+    # Count like topics: a reference counts as the messages of its payload log, and has no payload.
     payload_bytes = 0 if shared.number is not None else sum(map(len, payloads))
     await hold.append(added, messages=sum(map(messages_of, added)), payload_bytes=payload_bytes)
 
@@ -44,7 +44,7 @@ async def append(
 async def rows_of(
     logs: Logs, log: LogId, after: RowId = ROW_ID_MIN, through: RowId | None = None
 ) -> list[StoredRow]:
-    """Return what lies behind ``after``, up to ``through`` or the end. Raises Unavailable, StorageCorrupt."""
+    """Return the rows in (``after``, ``through``], or to the end. Raises Unavailable, StorageCorrupt."""
     reader = logs.reader(log, after, through)
     found: list[StoredRow] = []
     while not reader.ended:
@@ -54,7 +54,7 @@ async def rows_of(
 
 
 async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[StoredRow], bool]:
-    """Return the last messages, the last first, ``count`` or some more; whether these are all.
+    """Return at least ``count`` of the last messages, the newest first, and True if these are all.
 
     Raises:
         Unavailable, StorageCorrupt: see rows_of.

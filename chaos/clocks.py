@@ -1,12 +1,12 @@
-"""Clocks of single processes that are wrong: libfaketime between a process and its wall clock.
+"""Wrong wall clocks of single processes, by libfaketime.
 
-Only the wall clock is faked; the monotonic clock and the boot clock stay true, as when an operator or a
-time server sets a machine's clock. The offset is read from a file at each reading of the clock::
+libfaketime changes only the wall clock. The monotonic clock and the boot clock stay true, as after an operator
+or a time server sets a machine's clock. It reads the offset from a file each time the process reads the clock::
 
     LD_PRELOAD=libfaketime.so.1  FAKETIME_TIMESTAMP_FILE=DIR/broker-1   "+3600"
 
-Debian's libfaketime 0.9.10 breaks Python 3.11 and newer (``time.sleep`` fails with EINVAL), so the one that
-the package ``libfaketime`` brings is used.
+Debian's libfaketime 0.9.10 breaks Python 3.11 and newer (``time.sleep`` fails with EINVAL). So this module uses
+the library in the Python package ``libfaketime``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LIBRARY = Path("vendor") / "libfaketime" / "src" / "libfaketime.so.1"
 
 
 class ClocksMissing(Exception):
-    """Clocks can't be faked here; the message is one line and says what to do."""
+    """This machine can't set clocks wrong; the message is one line with the remedy."""
 
 
 def library() -> Path:
-    """Return where libfaketime is. Raises ClocksMissing."""
+    """Return the path of libfaketime. Raises ClocksMissing."""
     spec = find_spec("libfaketime")
     found = None if spec is None or spec.origin is None else Path(spec.origin).parent / LIBRARY
     if found is None or not found.is_file():
@@ -33,16 +33,16 @@ def library() -> Path:
 
 
 class ClockOffsets:
-    """How far the wall clocks of processes are off."""
+    """The offsets of processes' wall clocks."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep offsets in a folder. Raises ClocksMissing."""
+        """Begin with the folder for the offsets. Raises ClocksMissing."""
         self._library = library()
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return what the process ``name`` must be started under."""
+        """Return the environment variables for the process ``name``."""
         self.set(name, 0)
         return {
             "LD_PRELOAD": str(self._library),
@@ -50,18 +50,18 @@ class ClockOffsets:
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
-            # Else every wait of a thread for another takes its own reading of the file, and most of the
-            # processor: twenty times the system calls.
+            # Without this, each wait of a thread reads the file again: twenty times the system calls, and
+            # most of the processor time.
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
 
     def set(self, name: str, offset_s: float) -> None:
-        """Let a clock be off by so many seconds from its next reading on."""
-        # A reader of a half-written file would see the true time for a moment.
+        """Set a clock wrong by this many seconds, from its next reading on."""
+        # A process that reads a half-written file would see the true time for a moment.
         written = self._folder / f"{name}.new"
         written.write_text(f"{offset_s:+g}\n")
         written.replace(self._folder / name)
 
     def offset_s(self, name: str) -> float:
-        """Return how far a clock is off."""
+        """Return the offset of a clock."""
         return float((self._folder / name).read_text())

@@ -1,7 +1,7 @@
-"""What a kill loop drives: one interface for a broker over HTTP and for a store alone.
+"""The interface between a kill loop and its victim, which is a broker over HTTP or a store alone.
 
-Payloads travel as labels: short names, each of which stands for its own bytes, so that histories stay
-small, payloads have many sizes, and a changed byte is noticed.
+Histories name payloads by labels. A label is a short name, and its payload follows from it. So histories stay
+small, payloads have many sizes, and a changed byte is found.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ SIZES = (1, 1, 30, 30, 100, 100, 256, 256, 256, 300, 300, 1000, 1000, 5000, 5000
 
 
 class Refused(Exception):
-    """Certainly not done."""
+    """The call certainly had no effect."""
 
 
 class UnknownResult(Exception):
-    """No answer, or one that does not say: it may have been done."""
+    """There is no answer, or it leaves the outcome open: the call may have been done."""
 
 
 class Done(NamedTuple):
@@ -31,7 +31,7 @@ class Done(NamedTuple):
 
 
 class TopicContents(NamedTuple):
-    """A topic as it was read: rows of (id, payload, pointer)."""
+    """The result of reading a topic: rows of (id, payload, pointer)."""
 
     rows: list[tuple[str, str | None, int | None]]
     floor: str
@@ -39,13 +39,13 @@ class TopicContents(NamedTuple):
 
 
 class Driver(Protocol):
-    """What is killed, and how it is spoken to. Calls raise Refused or Gone."""
+    """The victim of a kill loop. Calls raise Refused or UnknownResult."""
 
     async def start(self) -> None:
-        """Start, or start again, and wait until it answers."""
+        """Start or restart the victim, and wait until it answers."""
 
     async def kill(self) -> None:
-        """Kill it at once, and wait until it is dead."""
+        """Kill the victim at once, and wait until it is dead."""
 
     async def create(self, topic: str) -> int:
         """Create a topic; return its generation."""
@@ -62,7 +62,7 @@ class Driver(Protocol):
         pointer: int | None = None,
         key: str | None = None,
     ) -> Done:
-        """Publish, perhaps in a transaction, perhaps under an idempotency key."""
+        """Publish, with an optional transaction and an optional idempotency key."""
 
     async def rollback(
         self, topic: str, generation: int, pointer: int, first: str, last: str
@@ -75,7 +75,7 @@ class Driver(Protocol):
         """Store payloads for a later publish."""
 
     async def reference(self, topic: str, generation: int, number: int) -> Done:
-        """Publish what was stored under a number."""
+        """Publish the payloads stored under a number."""
 
     async def read(self, topic: str, generation: int) -> TopicContents:
         """Read a whole topic, without a snapshot."""
@@ -83,17 +83,17 @@ class Driver(Protocol):
     async def payloads(
         self, topic: str, generation: int, number: int
     ) -> list[tuple[str, str | None]]:
-        """Read what was stored under a number."""
+        """Read the payloads stored under a number."""
 
 
 def expand(label: str) -> bytes:
-    """Return the payload that a label stands for; its size and bytes follow from the label."""
+    """Return the payload of a label. Its size and bytes follow from the label."""
     seed = hashlib.sha256(label.encode()).digest()
     size = SIZES[seed[0] % len(SIZES)]
     return label.encode() + b"|" + (seed * (size // len(seed) + 1))[:size]
 
 
 def collapse(payload: bytes) -> str:
-    """Return the label of a payload; one that nobody ever published if a byte differs."""
+    """Return the label of a payload; if a byte differs, a label that was never published."""
     label = payload.partition(b"|")[0].decode(errors="replace")
     return label if expand(label) == payload else f"damaged:{payload[:80].hex()}"

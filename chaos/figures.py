@@ -1,4 +1,4 @@
-"""What a history amounts to, in numbers. Pure."""
+"""The counts and longest silences of a history. It does no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos.history import WRITES, Operation, availability_name
 
 FAULT: Final = "fault"
 MENDING: Final = "mending"
-"""The kind of what is done to make everything well, in the end of a segment. It is no fault that counts."""
+"""The kind of the repairs at the end of a segment. They do not count as a fault."""
 _S: Final = 1_000_000_000
 
 
@@ -20,15 +20,15 @@ class RunFigures:
     """Counts of one run or of several.
 
     Attributes:
-        operations: Calls by operation and outcome: ``publish ok``.
-        acknowledged: Writes that were acknowledged: publishes, changes of registers, puts of rowlogs.
-        messages: The messages in them.
-        faults: How often each kind of fault was there; once for each window.
-        happened: How often of these there is evidence.
-        times: How often what they repeat was done.
-        unavailable_s: The longest time between two acknowledgements of one topic or register, while it was asked.
-        silent_well_s: The longest time that one was silent, of what the checkers count: while nothing was broken.
-        seconds: How long the workload ran.
+        operations: The number of calls by operation and outcome: ``publish ok``.
+        acknowledged: The number of acknowledged publishes, changes of registers and puts of rowlogs.
+        messages: The number of messages in them.
+        faults: The number of windows with each kind of fault.
+        happened: The number of these with evidence that the fault happened.
+        times: The number of repetitions of each kind of fault.
+        unavailable_s: The longest time between two acknowledgements of one topic or register.
+        silent_well_s: The longest silence of one of them that the checkers count, which is without a fault.
+        seconds: How long the workloads ran.
     """
 
     operations: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class RunFigures:
     seconds: float = 0.0
 
     def add(self, other: RunFigures) -> None:
-        """Add another run."""
+        """Add the counts of another run."""
         self.operations += other.operations
         self.acknowledged += other.acknowledged
         self.messages += other.messages
@@ -54,7 +54,7 @@ class RunFigures:
         self.seconds += other.seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Return them as a file has them."""
+        """Return the counts as ``verdict.json`` has them."""
         return {
             "seconds": round(self.seconds, 1),
             "operations": dict(sorted(self.operations.items())),
@@ -74,7 +74,7 @@ class RunFigures:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> RunFigures:
-        """Read them from a file. Raises KeyError."""
+        """Return the counts in a ``verdict.json``. Raises KeyError."""
         faults = told["faults"]
         return cls(
             operations=Counter(told["operations"]),
@@ -84,13 +84,13 @@ class RunFigures:
             happened=Counter({kind: one["happened"] for kind, one in faults.items()}),
             times=Counter({kind: one["times"] for kind, one in faults.items()}),
             unavailable_s=told["longest_unavailable_s"],
-            silent_well_s=told.get("longest_silent_when_well_s", 0.0),  # Older runs did not tell.
+            silent_well_s=told.get("longest_silent_when_well_s", 0.0),  # Older files lack it.
             seconds=told["seconds"],
         )
 
 
 def figures_of(calls: Sequence[Operation]) -> RunFigures:
-    """Count what is in a history."""
+    """Count the calls and faults of a history."""
     figures = RunFigures(unavailable_s=longest_gap_s(calls))
     for call in calls:
         if call.op == FAULT:
@@ -114,7 +114,7 @@ def _count_fault(figures: RunFigures, call: Operation) -> None:
 
 
 def longest_gap_s(calls: Iterable[Operation]) -> float:
-    """Return the longest time in which a topic or register that was asked acknowledged nothing."""
+    """Return the longest time between two acknowledgements of one topic or register."""
     last: dict[str, int] = {}
     longest = 0
     done = [

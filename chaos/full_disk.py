@@ -1,8 +1,11 @@
-"""A disk that is really full: a small tmpfs in a mount namespace of its own.
+"""A full disk: a small tmpfs in its own mount namespace.
 
-``unshare -m python -m chaos.full_disk DIR`` (as root; ``unshare -rm`` else) mounts it on DIR, lets
-an appender fill it, frees some room, lets it go on, kills it, and prints as JSON what was acknowledged and
-what the checkers find in the history of its appends and of what is there. It all happens in one process tree, because the tmpfs goes with its namespace.
+``unshare -m python -m chaos.full_disk DIR`` (as root; else ``unshare -rm``) mounts the tmpfs on DIR. An
+appender fills it. The program then frees some room, lets the appender go on, and kills it. It prints JSON:
+the acknowledged appends, and the violations that the checkers find in the history of the appends and of the
+final log.
+
+All this is one process tree, because the tmpfs goes with its namespace.
 """
 
 from __future__ import annotations
@@ -27,15 +30,18 @@ from chaos.history import History
 _SIZE = "40m"
 _BALLAST_BYTES = 24 << 20
 _AFTER = 60
-"""Appends that are waited for after room was made."""
+"""The number of appends to wait for after the disk has room again."""
 _REFUSED = 5
 _FAILED_MAX = 10_000
-"""A store that does not recover is given up after so many failed appends: more than the pipe holds by
-which the appender may be ahead, so that some were tried after room was made."""
+"""After this many failed appends, the program takes the store for broken.
+
+The appender may be ahead by the lines in the pipe. The number is larger than that, so some of the failed
+appends began after the disk had room again.
+"""
 
 
 def command(directory: Path, *arguments: str) -> list[str]:
-    """Return the command that plays it through on an empty directory, with the appender's options."""
+    """Return the command that runs this program on an empty directory, with the appender's options."""
     return [
         *("unshare", "-rm", sys.executable, "-m", "chaos.full_disk", str(directory)),
         *arguments,
@@ -43,7 +49,7 @@ def command(directory: Path, *arguments: str) -> list[str]:
 
 
 def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list[str]]:
-    """Return the appender's lines until room was made, and those after."""
+    """Run the appender; return its lines until the disk has room again, and those after."""
     ballast = directory / "ballast"
     ballast.write_bytes(bytes(_BALLAST_BYTES))
     appender = [sys.executable, "-m", "chaos.appender", str(directory / "data")]
@@ -71,24 +77,24 @@ def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list
 
 
 def found_in(directory: Path) -> tuple[list[RowId] | None, str]:
-    """Return what an appender left; None, and why, if it can't be read."""
+    """Return the ids in an appender's log; None and the reason if it can't be read."""
     try:
         return asyncio.run(ids_in(directory)), ""
     except StorageCorrupt as error:
         return None, str(error)
 
 
-def history_of(lines: Sequence[str], there: Sequence[RowId] | None, why: str) -> History:
-    """Return what the appender was told, and the log as it ended: None if it can't be read.
+def history_of(lines: Sequence[str], final: Sequence[RowId] | None, why: str) -> History:
+    """Return the history of the appender's lines and of the final log; None for an unreadable log.
 
-    A row's payload follows from its id, and so the id stands for it.
+    A row's payload follows from its id, so the history has the id in place of the payload.
     """
     history = History(count().__next__)
     told = [line.partition(" ") for line in lines]
     appends = [(word, bytes.fromhex(last)) for word, _, last in told if word in {"ok", "unknown"}]
     newest = max((last for _, last in appends), default=ROW_ID_MIN)
-    # Whatever lies above was under way when the appender was killed.
-    beyond = sorted({rows_until(row)[-1] for row in there or () if row > newest})
+    # Rows above were in flight when the appender was killed.
+    beyond = sorted({rows_until(row)[-1] for row in final or () if row > newest})
     for word, last in [*appends, *(("unknown", last) for last in beyond)]:
         ids = [row.hex() for row in rows_until(last)]
         asked = {"payloads": ids, "pointer": None, "key": None, "generation": 1}
@@ -99,10 +105,10 @@ def history_of(lines: Sequence[str], there: Sequence[RowId] | None, why: str) ->
             ending.unknown("the disk was full, or the appender was killed")
     bounds = {"after": ROW_ID_MIN.hex(), "through": ROW_ID_MAX.hex(), "generation": 1}
     ending = history.invoke("final", "read", "log", bounds)
-    if there is None:
+    if final is None:
         ending.fail(why)
     else:
-        rows = [[row.hex(), row.hex(), None] for row in there]
+        rows = [[row.hex(), row.hex(), None] for row in final]
         last_id = rows[-1][0] if rows else ROW_ID_MIN.hex()
         ending.ok({"rows": rows, "seen": last_id, "floor": "", "pointer": last_id})
     return history
@@ -113,7 +119,7 @@ def _many(lines: Sequence[str], word: str) -> int:
 
 
 def main() -> None:
-    """Play it through and print what was seen."""
+    """Run the appender on a full disk, and print the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     arguments, options = parser.parse_known_args()
@@ -121,10 +127,10 @@ def main() -> None:
     subprocess.run(mount, check=True)
     before, after = _fill_and_free(arguments.directory, options)
     with tempfile.TemporaryDirectory() as elsewhere:
-        # Looking needs room too: on the disk itself, that might be what is wrong.
+        # Opening the database needs room too, so open a copy on another disk.
         copy = shutil.copytree(arguments.directory / "data", Path(elsewhere) / "data")
-        there, why = found_in(copy)
-    verdict = checkers.check(history_of([*before, *after], there, why).calls())
+        final, why = found_in(copy)
+    verdict = checkers.check(history_of([*before, *after], final, why).calls())
     seen = {
         "acknowledged": [_many(before, "ok"), _many(after, "ok")],
         "unknown": _many(before, "unknown"),

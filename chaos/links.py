@@ -1,4 +1,4 @@
-"""The connections of a cluster, each through a proxy of its own, and how they are broken.
+"""The connections of a cluster, each through its own proxy, and the faults of them.
 
 ::
 
@@ -6,13 +6,15 @@
         clients ───┤                     │    ▲  └─ broker-1>thrift-1 ────▶ thrift-1
                    └─ client>broker-2 …  └─ broker-1>broker-2 ─▶ broker-2
 
-A **link** is (from, to): who opens its connections, and who accepts them. What a node advertises is the
-proxy by which clients reach it; by which other nodes do is in their ``peer_urls``. So each pair can be cut
-alone. A link is cut *whole* or *one-way*, in the direction ``up`` (from → to) or ``down``: nothing passes,
-connections stay, and what was held back arrives when it is healed, as with a cable that was pulled.
+A **link** is a pair: the process that opens the connections, and the process that accepts them. A node
+advertises the proxy for its clients. The ``peer_urls`` of the other nodes name the proxies by which they
+reach it. So each pair of processes can be cut alone.
 
-Toxiproxy 2.12 may stop answering for good when connections end while their toxics change. Then it is
-started anew (``revive``), which ends every connection and heals every link, and is asked again.
+A link is cut *whole* or *one-way*, in the direction ``up`` (from → to) or ``down``. Then nothing passes, the
+connections stay open, and held-back data arrives when the link is healed, as after a pulled cable.
+
+Toxiproxy 2.12 may hang for ever when connections end while their toxics change. Then this module restarts it
+(``revive``), which ends every connection and heals every link, and repeats the request.
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ _STREAMS: Final[Mapping[Direction, tuple[Stream, ...]]] = {
 
 
 class Link(NamedTuple):
-    """Who opens connections to whom, by the names of processes; ``client`` is everyone outside."""
+    """The opener and the accepter of connections, by process name; ``client`` stands for all clients."""
 
     opener: str
     accepter: str
 
     @property
     def proxy(self) -> str:
-        """The name of its proxy."""
+        """Return the name of its proxy."""
         return f"{self.opener}>{self.accepter}"
 
     @property
     def pair(self) -> Pair:
-        """What kind of processes it connects."""
+        """Return the kinds of processes that it connects."""
         if self.opener == CLIENT:
             return "client-node"
         if self.accepter.startswith("broker-"):
@@ -65,7 +67,7 @@ def links_of(
     gateways: Sequence[str],
     processors: Sequence[str] = (),
 ) -> list[Link]:
-    """Return every link of a cluster; ``processors`` are those of a workload, which no one opens connections to."""
+    """Return every link of a cluster. Rowlog ``processors`` open connections, and accept none."""
     found = [Link(CLIENT, node) for node in nodes]
     found += [Link(each, other) for each in processors for other in (*zookeepers, *gateways)]
     for node in nodes:
@@ -83,7 +85,7 @@ class Links:
         addresses: Mapping[Link, str],
         revive: Callable[[], None] | None = None,
     ) -> None:
-        """Keep where the proxy of each link listens, and how Toxiproxy is started anew."""
+        """Begin with the address of each link's proxy, and the function that restarts Toxiproxy."""
         self._proxy = proxy
         self._revive = revive
         self._reviving = threading.Lock()
@@ -93,7 +95,7 @@ class Links:
     def of(
         self, pair: Pair | None = None, *, opener: str | None = None, accepter: str | None = None
     ) -> list[Link]:
-        """Return the links of a kind, from someone, to someone."""
+        """Return the links of a kind, of an opener, to an accepter; None matches all."""
         return [
             link
             for link in self.addresses
@@ -103,7 +105,7 @@ class Links:
         ]
 
     def pairs(self) -> list[Pair]:
-        """Return the kinds of links that there are."""
+        """Return the kinds of links that the cluster has."""
         return [pair for pair in PAIRS if self.of(pair)]
 
     def around(self, name: str, pair: Pair) -> list[Link]:
@@ -111,37 +113,37 @@ class Links:
         return [link for link in self.of(pair) if name in link]
 
     async def cut(self, links: Iterable[Link], direction: Direction = "both") -> None:
-        """Let nothing pass; connections stay open, and new ones are accepted and get nothing."""
+        """Let nothing pass. Connections stay open; new ones are accepted, and get no data."""
         await self.spoil(links, _silence(direction))
 
     async def spoil(self, links: Iterable[Link], toxics: Sequence[Toxic]) -> None:
-        """Let something go wrong. Raises ToxiproxyFailed, as all of these do."""
+        """Add toxics. Raises ToxiproxyFailed, like all methods here."""
         proxies = [link.proxy for link in links]
         await self._each(
             [(self._proxy.add, (proxy, toxic)) for proxy in proxies for toxic in toxics],
         )
 
     async def mend(self, links: Iterable[Link], toxics: Sequence[Toxic]) -> None:
-        """Take away what went wrong."""
+        """Remove toxics."""
         proxies = [link.proxy for link in links]
         await self._each(
             [(self._proxy.remove, (proxy, toxic.name)) for proxy in proxies for toxic in toxics],
         )
 
     async def heal(self, links: Iterable[Link], direction: Direction = "both") -> None:
-        """Let everything pass again that ``cut`` held back."""
+        """Undo ``cut``, and let the held-back data pass."""
         await self.mend(links, _silence(direction))
 
     async def close(self, links: Iterable[Link]) -> None:
-        """End the connections and refuse new ones, until ``open``."""
+        """End the connections, and refuse new ones until ``open``."""
         await self._each([(self._enable, (link.proxy, False)) for link in links])
 
     async def open(self, links: Iterable[Link]) -> None:
-        """Let connections in again."""
+        """Accept connections again."""
         await self._each([(self._enable, (link.proxy, True)) for link in links])
 
     async def drop(self, links: Iterable[Link]) -> None:
-        """End the connections; new ones are welcome at once."""
+        """End the connections, and accept new ones at once."""
         links = list(links)
         await self.close(links)
         await self.open(links)
@@ -151,7 +153,7 @@ class Links:
         await self._ask(self._proxy.reset)
 
     async def spoilt(self) -> dict[str, list[str]]:
-        """Return what is wrong now, by the name of the proxy; empty when all is well."""
+        """Return the present toxics by the name of the proxy; empty without a fault."""
         told = await self._ask(self._proxy.toxics)
         return {name: toxics for name, toxics in told.items() if toxics}
 
@@ -159,7 +161,7 @@ class Links:
         self._proxy.enable(proxy, enabled=enabled)
 
     async def _each(self, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-        """Do calls that block one after the other, without holding up the loop."""
+        """Make blocking calls one after another, in a thread."""
 
         def work() -> None:
             for call, arguments in calls:
@@ -193,7 +195,7 @@ def _silence(direction: Direction) -> list[Toxic]:
 def proxies_of(
     links: Sequence[Link], host: str, upstreams: Mapping[str, str], ports: Sequence[int]
 ) -> list[Proxy]:
-    """Return what is asked of Toxiproxy: a port for each link, to where its accepter listens."""
+    """Return the proxies for Toxiproxy: a port for each link, and the address of its accepter."""
     return [
         Proxy(link.proxy, f"{host}:{port}", upstreams[link.accepter])
         for link, port in zip(links, ports, strict=True)

@@ -1,16 +1,16 @@
-"""What a nemesis is: one kind of fault, begun and healed, that says what it did.
+"""The nemesis: one kind of fault, which begins, is healed, and gives evidence.
 
-A nemesis is a small file in ``chaos/nemeses``. It draws whom it hits from the chance that it is given, and
-``heal`` tells, as evidence for the history, whether the fault **happened**: a process that was to be killed
-and had ended before was not.
+A nemesis is a small module in ``chaos/nemeses``. It chooses its victims by the random generator that it gets.
+``heal`` returns evidence for the history that the fault **happened**. For example, a kill did not happen if
+the process had ended before.
 
 ::
 
-    begin   detail   what is broken from now on                      history: invoke fault
+    begin   detail   the fault and its victims                       history: invoke fault
     heal    evidence {"happened": true | false, …}                    history: ok fault
 
-Faults that are moments rather than states (a kill, a pause, an expired session) are repeated for as long as
-they are on: ``Repeated``. What can't be done to a target (``needs``) is left out by the run, by name.
+Some faults are moments, not states: a kill, a pause, an expired session. ``Repeated`` repeats them until they
+are healed. The run leaves a nemesis out if the target lacks an ability in its ``needs``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAILURES: Final = (
     OSError,
     TimeoutError,
 )
-"""What may come of breaking things: noted, and no reason to stop."""
+"""Exceptions that a fault may cause. The run records them and goes on."""
 
 ACTION_S_MAX: Final = 120.0
 TOLD_MAX: Final = 50
@@ -47,24 +47,24 @@ class Nemesis(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name on the command line and in histories."""
+        """Return its name on the command line and in histories."""
 
     @property
     def needs(self) -> frozenset[Ability]:
-        """What a target must be able to have done to it."""
+        """Return the abilities that the target must have."""
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Break something; return what is broken now. Raises FAILURES."""
+        """Begin the fault; return its details. Raises FAILURES."""
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Undo it; return evidence, and by ``happened`` whether there was a fault. Raises FAILURES."""
+        """End the fault; return evidence, with ``happened`` if it really happened. Raises FAILURES."""
 
 
 Make = Callable[[], Nemesis]
 
 
 class Repeated(abc.ABC):
-    """A fault that is a moment: done again and again, with rests between, until it is healed."""
+    """A fault that is a moment. It is repeated, with rests between, until it is healed."""
 
     name: str
     needs: ClassVar[frozenset[Ability]]
@@ -78,18 +78,18 @@ class Repeated(abc.ABC):
 
     @abc.abstractmethod
     async def act(self, target: Target, chance: random.Random) -> object:
-        """Do it once; return what was done, None if nothing could be. Raises FAILURES."""
+        """Do the fault once; return its details, or None if it was not possible. Raises FAILURES."""
 
-    async def undo(self, target: Target) -> None:  # noqa: B027 - Most leave nothing behind.
-        """Leave nothing behind. Raises FAILURES."""
+    async def undo(self, target: Target) -> None:  # noqa: B027 - Most faults leave nothing to undo.
+        """Undo the lasting effects. Raises FAILURES."""
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Begin to do it."""
+        """Begin to repeat the fault."""
         self._task = asyncio.create_task(self._repeat(target, chance))
         return {}
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Let the last time end, and tell of all."""
+        """Wait for the last repetition, undo the effects, and return the details of all."""
         self._stop.set()
         if self._task is not None:
             async with asyncio.timeout(ACTION_S_MAX):
@@ -100,7 +100,7 @@ class Repeated(abc.ABC):
         return evidence | ({"errors": self.errors[:TOLD_MAX]} if self.errors else {})
 
     async def rest(self, seconds: float) -> None:
-        """Wait, unless it is time to heal."""
+        """Wait for some seconds, or until the fault is to be healed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
@@ -120,15 +120,15 @@ class Repeated(abc.ABC):
 
 
 class OnLinks(abc.ABC):
-    """A fault of connections: something goes wrong on some links until it is healed."""
+    """A fault of some links, which lasts until it is healed."""
 
     name: str
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.LINKS})
 
     @abc.abstractmethod
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Break some links; return which."""
+        """Break some links; return their names."""
 
     @abc.abstractmethod
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Mend them."""
+        """Mend the links."""

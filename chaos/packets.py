@@ -1,13 +1,13 @@
-"""Packets that are lost on their way to a proxy, or back: nftables, as root.
+"""Loss of packets to and from proxies, by nftables, as root.
 
-One table for each verifier, which goes at the end; the counter in its rules tells how many packets were
-lost, which is the evidence. TCP sends them again, later and later, so a lossy link is one on which anything
-may take seconds::
+Each verifier has one table, which it removes at the end. The counters in its rules give the number of lost
+packets, which is the evidence of the fault. TCP sends lost packets again, after longer and longer times, so
+every request over a lossy link may take seconds::
 
     table inet chaos_4711 { chain input { type filter hook input priority 0;
         tcp dport { 28001, 28002 } numgen random mod 100 < 20 counter drop; } }
 
-Toxiproxy can't do that: what it has accepted it has acknowledged.
+Toxiproxy can't lose packets: the kernel has acknowledged the data that it reads.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ NFT_S: Final = 10.0
 
 
 class PacketsMissing(Exception):
-    """No packets can be dropped here; the message is one line and says why."""
+    """This machine can't drop packets; the message is one line with the reason."""
 
 
 class PacketsFailed(OSError):
-    """nft did not do what it was told; the text has what it said."""
+    """nft failed; the text has its error output."""
 
 
 class Packets:
-    """What is dropped on this machine's loopback. Calls block. Raises PacketsFailed."""
+    """Drops packets on this machine. Calls block, and raise PacketsFailed."""
 
     def __init__(self) -> None:
-        """Try whether it may be done. Raises PacketsMissing."""
+        """Test that nft can be used. Raises PacketsMissing."""
         self._table = f"chaos_{os.getpid()}"
         try:
             _nft("-f", "-", text=ruleset(self._table, [], 0))
@@ -48,22 +48,22 @@ class Packets:
             raise PacketsMissing(f"nft may not be used: {error}") from error
 
     def lose(self, ports: Sequence[int], percent: int, direction: Direction = "both") -> None:
-        """Let so many of a hundred packets to some ports get lost, or of those that come back."""
+        """Drop this percentage of the packets to some ports, from them, or both."""
         self.heal()
         _nft("-f", "-", text=ruleset(self._table, ports, percent, direction))
 
     def lost(self) -> int:
-        """Return how many packets were lost since ``lose``."""
+        """Return the number of packets lost since ``lose``."""
         told = _nft("-j", "list", "table", "inet", self._table)
         return counted(json.loads(told)) if told else 0
 
     def heal(self) -> None:
-        """Let everything pass."""
+        """Stop dropping packets."""
         _nft("-f", "-", text=f"add table inet {self._table}\ndelete table inet {self._table}\n")
 
 
 def ruleset(table: str, ports: Sequence[int], percent: int, direction: Direction = "both") -> str:
-    """Return the rules, as nft reads them."""
+    """Return the rules in nft's language."""
     ways = {"up": ("dport",), "down": ("sport",), "both": ("dport", "sport")}[direction]
     listed = ", ".join(map(str, ports))
     rules = "".join(
@@ -78,7 +78,7 @@ def ruleset(table: str, ports: Sequence[int], percent: int, direction: Direction
 
 
 def counted(listed: dict[str, Any]) -> int:
-    """Return the packets of all counters in what nft lists."""
+    """Return the sum of all packet counters in nft's listing."""
     rules = (one["rule"]["expr"] for one in listed["nftables"] if "rule" in one)
     return sum(part["counter"]["packets"] for rule in rules for part in rule if "counter" in part)
 

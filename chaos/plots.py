@@ -1,4 +1,4 @@
-"""Plots of a history: rate and latency over time, and who led, with the faults shaded."""
+"""Plots of a history: rate, latency and leaders over time, with the faults shaded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from chaos.history import WRITES, Event, Operation, calls_of
 _S: Final = 1_000_000_000
 _COLOURS: Final = {"ok": "#2a7f3f", "fail": "#b8860b", "unknown": "#b22222"}
 _NAME_SHARE: Final = 0.12
-"""About how wide the name of a fault is, as a share of the plot."""
+"""The approximate width of a fault's name, as a share of the plot."""
 _PERCENTILES: Final = ((50, "p50"), (99, "p99"))
 
-# The same picture from the same history, and text that can be searched.
+# The same history gives the same file, and its text can be searched.
 mpl.rcParams.update({"svg.hashsalt": "chaos", "svg.fonttype": "none"})
 
 
 class Shade(NamedTuple):
-    """A fault's time, in seconds from the beginning."""
+    """The time of a fault, in seconds from the beginning."""
 
     kind: str
     begins_s: float
@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 
 def draw(events: Sequence[Event], folder: Path) -> list[Path]:
-    """Write ``rate.svg`` and ``leaders.svg`` into a folder; nothing for a history without a line."""
+    """Write ``rate.svg`` and ``leaders.svg`` into a folder; do nothing for an empty history."""
     if not events:
         return []
     calls = calls_of(events)
@@ -57,7 +57,7 @@ def draw(events: Sequence[Event], folder: Path) -> list[Path]:
 
 
 def shades_of(calls: Sequence[Operation], begin_ns: int, end_ns: int) -> list[Shade]:
-    """Return the faults of a history; one that was never healed lasts to its end."""
+    """Return the faults of a history. A fault that was not healed lasts to the end."""
     return [
         Shade(
             call.asked["kind"],
@@ -83,7 +83,7 @@ def points_of(calls: Sequence[Operation], begin_ns: int) -> list[Point]:
 
 
 def leads_of(calls: Sequence[Operation], begin_ns: int) -> dict[str, list[tuple[float, str]]]:
-    """Return for each topic when which node acknowledged."""
+    """Return the times and nodes of each topic's acknowledgements."""
     found: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for call in calls:
         if call.op == "publish" and call.is_ok and call.node and call.ended_ns is not None:
@@ -92,7 +92,7 @@ def leads_of(calls: Sequence[Operation], begin_ns: int) -> dict[str, list[tuple[
 
 
 def by_second(points: Sequence[Point], outcome: str, seconds: int) -> list[int]:
-    """Count the writes that ended in each second."""
+    """Count the writes with an outcome that ended in each second."""
     counts = [0] * seconds
     for point in points:
         if point.outcome == outcome and point.ended_s < seconds:
@@ -101,7 +101,7 @@ def by_second(points: Sequence[Point], outcome: str, seconds: int) -> list[int]:
 
 
 def percentiles(points: Sequence[Point], percent: int, seconds: int) -> list[float | None]:
-    """Return a percentile of the latency of what was acknowledged in each second, None for none."""
+    """Return a latency percentile of the acknowledged writes of each second; None without any."""
     of_second: list[list[float]] = [[] for _ in range(seconds)]
     for point in points:
         if point.outcome == "ok" and point.ended_s < seconds:
@@ -155,12 +155,12 @@ def _leaders(
         axis.set_title(topic, fontsize=8, loc="left")
         axis.set_xlim(0, length_s)
         _shade(axis, shades)
-    axes[-1].set_xlabel("seconds; who acknowledged")
+    axes[-1].set_xlabel("seconds; acknowledging node")
     return figure
 
 
 def rows_of(shades: Sequence[Shade]) -> list[int]:
-    """Return on which line each fault's name stands, so that names that are near do not overlap."""
+    """Return the text line of each fault's name, so that close names do not overlap."""
     ends_s: list[float] = []
     rows = []
     for shade in shades:

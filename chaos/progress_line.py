@@ -1,4 +1,4 @@
-"""A line that tells how a run goes, now and then."""
+"""The progress of a run: a line every few seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class HistoryProgress:
     """Watches a history grow.
 
     Attributes:
-        acknowledged: Writes, so far: publishes, changes of registers, puts of rowlogs.
-        faults: What is broken now, for the line.
+        acknowledged: The number of acknowledged publishes, changes of registers and puts of rowlogs.
+        faults: The names of the present faults, for the line.
     """
 
     def __init__(self, history: History, say: Callable[[str], None]) -> None:
@@ -30,24 +30,24 @@ class HistoryProgress:
         self._seen = 0
         self._counts = {"ok": 0, "fail": 0, "unknown": 0}
         self._begun: dict[str, tuple[str, Event]] = {}
-        """By process: who owes an answer, and to what."""
+        """The calls in flight by process: the topic, register or rowlog, and the invoke."""
         self._owed: set[str] = set()
         self._back: set[str] = set()
         self._latencies_ms: list[float] = []
 
     def mark(self) -> None:
-        """Let ``silent`` be of what happens from now on, and of what is under way."""
+        """Make ``silent`` count from now on, with the calls in flight."""
         self._count()
-        self._owed = {owing for owing, _ in self._begun.values()}
+        self._owed = {name for name, _ in self._begun.values()}
         self._back = set()
 
     @property
     def silent(self) -> list[str]:
-        """The topics and registers that were asked since ``mark`` and have acknowledged nothing since."""
+        """Return the topics and registers with a request but no acknowledgement since ``mark``."""
         return sorted(self._owed - self._back)
 
     async def look(self) -> None:
-        """Wait a moment, and count what came."""
+        """Wait a moment, and count the new lines."""
         await asyncio.sleep(LOOK_S)
         self._count()
 
@@ -85,14 +85,14 @@ class HistoryProgress:
         self._seen = len(events)
 
     def _asked(self, event: Event) -> None:
-        owing = availability_name(event.op, event.topic, event.value)
-        if owing is not None:
-            self._begun[event.process] = owing, event
-            self._owed.add(owing)
+        name = availability_name(event.op, event.topic, event.value)
+        if name is not None:
+            self._begun[event.process] = name, event
+            self._owed.add(name)
 
-    def _told(self, event: Event, owing: str, asked: Event) -> None:
+    def _told(self, event: Event, name: str, asked: Event) -> None:
         if event.type == "ok":
-            self._back.add(owing)
+            self._back.add(name)
         if event.op not in WRITES:
             return
         self._counts[event.type] += 1

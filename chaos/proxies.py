@@ -1,10 +1,10 @@
-"""What the nodes of a proxied cluster are told of the world: proxies, each node its own.
+"""The addresses in the settings of a proxied cluster's nodes: each node has its own proxies.
 
 ::
 
     zookeeper_hosts, hbase_gateways   a node's own proxies, one for each server
-    advertised_url                    the proxy by which clients reach it
-    peer_urls                         for each other node: what that advertises = this node's proxy to it
+    advertised_url                    the proxy for its clients
+    peer_urls                         for each other node: its advertised URL = this node's proxy to it
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chaos.toxiproxy import Toxiproxy
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Who is there, and where everyone listens: the nodes (spare ones too), and what they use."""
+    """The processes of a cluster and their true addresses: nodes with spare ones, ZooKeeper, HBase."""
 
     brokers: Sequence[str]
     zookeepers: Sequence[str]
@@ -37,9 +37,9 @@ class Wiring:
         gateway: ListenAddress | None = None,
         processors: Sequence[str] = (),
     ) -> Wiring:
-        """Wire the places of a cluster, and a workload's own processes.
+        """Return the wiring of a cluster and of a workload's processors.
 
-        ``gateway`` is that of an HBase which is one process.
+        ``gateway`` is the address of an HBase that is one process.
         """
         all_places = [*places, *(() if gateway is None else (gateway,))]
         names = [place.name for place in all_places]
@@ -57,7 +57,7 @@ class Wiring:
         return links_of(self.brokers, self.zookeepers, self.gateways, self.processors)
 
     def settings(self, node: str, where: Mapping[Link, str]) -> dict[str, Any]:
-        """Return the addresses in a node's configuration; ``where`` each proxy listens."""
+        """Return the addresses in a node's settings; ``where`` has the addresses of the proxies."""
         return {
             "cluster.advertised_url": client_url(node, where),
             "cluster.zookeeper_hosts": [where[Link(node, one)] for one in self.zookeepers],
@@ -65,14 +65,14 @@ class Wiring:
         }
 
     def beneath(self, processor: str, where: Mapping[Link, str]) -> dict[str, Any]:
-        """Return how a workload's own process reaches HBase and ZooKeeper."""
+        """Return the addresses of HBase and ZooKeeper for a workload's processor."""
         return {
             "zookeeper": [where[Link(processor, one)] for one in self.zookeepers],
             "thrift2": [where[Link(processor, one)] for one in self.gateways],
         }
 
     def environment(self, node: str, where: Mapping[Link, str]) -> dict[str, str]:
-        """Return by which variables a node is told how it reaches the others."""
+        """Return the environment variable with a node's addresses of the other nodes."""
         peers = ",".join(
             f"{client_url(other, where)}=http://{where[Link(node, other)]}"
             for other in self.brokers
@@ -82,15 +82,15 @@ class Wiring:
 
 
 def client_url(node: str, where: Mapping[Link, str]) -> str:
-    """Return where clients reach a node."""
+    """Return the address of a node, for clients."""
     return f"http://{where[Link(CLIENT, node)]}"
 
 
 def proxied(server: ToxiproxyServer, links: Sequence[Link], upstreams: Mapping[str, str]) -> Links:
-    """Make a proxy for each link, on a port that stays its own when Toxiproxy is started anew.
+    """Create a proxy for each link, on a port that stays the same when Toxiproxy is restarted.
 
     Raises:
-        ToxiproxyFailed: It did not take them.
+        ToxiproxyFailed: Toxiproxy refused the proxies.
     """
     proxy = Toxiproxy(HOST, server.port)
     wanted = proxies_of(links, HOST, upstreams, free_ports(len(links)))

@@ -1,7 +1,7 @@
-"""A process of a local cluster that processes a rowlog (chaos/rowlog_worker.py): killed and frozen as nodes are.
+"""A rowlog's worker process (chaos/rowlog_worker.py) in a local cluster. Faults kill and pause it like a node.
 
-It writes the calls of its listeners to its log. A call that was in flight when the process was killed or frozen does
-not count, so the process's owner is told of each such moment.
+It writes the calls of its listeners to its log. A call in flight at a kill or pause does not count, so this
+module reports each kill and pause to its owner.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ READY: Final = '"kind": "ready"'
 
 
 class ProcessorMember(Member):
-    """A candidate for processing.
+    """A worker process of a rowlog.
 
     Args:
         name: its name in the cluster.
-        folder: the cluster's.
-        given: what it is told.
-        halted: called with its name when it stands still; from any thread.
+        folder: the cluster's folder.
+        given: its settings.
+        halted: called with its name when it is killed, paused or started; from any thread.
     """
 
     def __init__(
         self, name: str, folder: Path, given: Mapping[str, Any], halted: Callable[[str], None]
     ) -> None:
-        """Write what is needed to start it."""
+        """Describe the process; do not start it."""
         file = str(folder / f"{name}.json")
         argv = (sys.executable, "-m", "chaos.rowlog_worker", name, f"@{file}")
         program = Program(

@@ -1,12 +1,13 @@
-"""A process that processes a rowlog: started by tests and the verifier, to be killed, stopped and gone on with.
+"""A worker process of a rowlog. Tests and the verifier start, kill, stop and continue it.
 
-Every call of its listeners is a line on standard output (see checkers/rowlog.py), and so is that it leads::
+It writes a line to standard output for every call of its listeners (see checkers/rowlog.py), and when it
+becomes leader or follower::
 
     python -m chaos.rowlog_worker NAME '{"thrift1": 9090, "zookeeper": ["127.0.0.1:2181"],
         "table": "t", "id": "mq", "subscriptions": ["a"], "session_timeout_ms": 2000, "fails": 0.1, "takes_s": 0.01}'
 
-With "thrift2": ["127.0.0.1:9091"] in place of "thrift1" each write is synced. ``@FILE`` in place of the JSON: it is
-in that file.
+With "thrift2": ["127.0.0.1:9091"] in place of "thrift1", each write is synced. ``@FILE`` in place of the JSON
+reads it from that file.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from broker.rowlog import Message, RowLog
 
 
 class Worker:
-    """A candidate for processing whose listeners take a while, and fail now and then."""
+    """A candidate for leader. Its listeners take some time, and fail at random."""
 
     def __init__(self, name: str, given: dict[str, Any]) -> None:
-        """Be called ``name``; ``given`` is what the module's docstring shows."""
+        """Begin with a name; the module's docstring shows ``given``."""
         self._name = name
         self._given = given
         self._chance = random.Random(os.getpid())
@@ -48,7 +49,7 @@ class Worker:
         sys.stdout.flush()
 
     def listener(self, subscription: str) -> Any:
-        """Return a listener that tells what it sees."""
+        """Return a listener that writes the beginning and end of its calls."""
 
         async def listen(message: Message) -> bool:
             self._calls += 1
@@ -64,14 +65,14 @@ class Worker:
                 takes_s = self._chance.random() * 2 * self._given.get("takes_s", 0.01)
                 await self._clock.sleep(takes_s)
                 is_done = bool(self._chance.random() >= self._given.get("fails", 0.0))
-            finally:  # A processor that lost its lease cancels its listeners: these calls are over, too.
+            finally:  # A processor that lost its lease cancels its listeners, which also ends these calls.
                 self.tell("end", **about, done=is_done)
             return is_done
 
         return listen
 
     async def run(self) -> None:
-        """Process until the process ends; tell so, if it comes to that."""
+        """Work until the process ends; write a last line if it ends by itself."""
         try:
             await self._run()
         finally:
@@ -81,7 +82,7 @@ class Worker:
         given = self._given
         pool = None
         if "thrift1" in given:
-            import happybase  # noqa: PLC0415 - The verifier's workers do without.
+            import happybase  # noqa: PLC0415 - The verifier's workers do not need it.
 
             pool = happybase.ConnectionPool(
                 6, host="127.0.0.1", port=given["thrift1"], timeout=10_000
@@ -110,7 +111,7 @@ class Worker:
 
 
 def given_by(word: str) -> dict[str, Any]:
-    """Return what a command line's second word gives: JSON, or ``@FILE``."""
+    """Return the settings in the second argument, which is JSON or ``@FILE``."""
     given: dict[str, Any] = json.loads(Path(word[1:]).read_text() if word[0] == "@" else word)
     return given
 

@@ -1,4 +1,4 @@
-"""Processes that process a rowlog, as a test or the verifier sees them: to be killed, stopped and gone on with."""
+"""The worker processes of a rowlog: a test starts them, kills, stops and continues them, and gets their history."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _KINDS: Final = {"put", "begin", "end", "halted"}
 
 
 class Workers:
-    """Worker processes by name, and the history of all of them and of the writers.
+    """Worker processes by name, and the history of the workers and writers.
 
     Attributes:
-        history: what was seen, see checkers/rowlog.py.
-        leader: the worker that began to process last; empty: none did.
-        ready: those that stand for election.
-        processes: by name; a name that is started again has its new process.
+        history: the lines of the history, see checkers/rowlog.py.
+        leader: the name of the last worker that became leader; "" if none did.
+        ready: the names of the workers that are candidates for leader.
+        processes: the processes by name; a restarted worker has its new process.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
-        """Start none yet; ``given`` is what rowlog_worker.py is told."""
+        """Begin without a worker; ``given`` has the settings for rowlog_worker.py."""
         self.given = given
         self.history: list[HistoryLine] = []
         self.leader = ""
@@ -54,7 +54,7 @@ class Workers:
         assert process.stdout is not None
         async for line in process.stdout:
             if not line.startswith(b"{"):
-                continue  # A line of the log.
+                continue  # It is a log line.
             told = json.loads(line)
             async with self.changed:
                 if told["kind"] in _KINDS:
@@ -70,7 +70,7 @@ class Workers:
                 self.changed.notify_all()
 
     async def until(self, holds: Callable[[], bool], seconds: float = 40.0) -> None:
-        """Wait until something holds; it is looked at after each line."""
+        """Wait until a condition holds. It is checked after each line of a worker."""
         async with self.changed:
             try:
                 async with asyncio.timeout(seconds):
@@ -80,23 +80,23 @@ class Workers:
                 raise AssertionError(f"not in time: leader {self.leader}, {last}") from None
 
     def signal(self, name: str, number: Signals) -> None:
-        """Kill a worker, stop it, or let it go on; what it had in flight counts no more."""
+        """Send a signal to a worker. After SIGKILL or SIGSTOP, its calls in flight do not count."""
         os.kill(self.processes[name].pid, number)
         if number in {Signals.SIGKILL, Signals.SIGSTOP}:
             self.history.append(HistoryLine("halted", name, time.monotonic_ns()))
 
     def note_put(self, message: Message | None) -> None:
-        """Note that a put was acknowledged."""
+        """Note an acknowledged put."""
         assert message is not None
         row = message.row.decode()
         self.history.append(HistoryLine("put", "writer", time.monotonic_ns(), row, message.seq))
 
     def is_done(self, names: Sequence[str]) -> bool:
-        """Whether all that was put was done for these subscriptions."""
+        """Return True if all messages of acknowledged puts are done for these subscriptions."""
         return not any(each.name == "row_lost" for each in violations(self.history, names))
 
     async def close(self) -> None:
-        """End all of them."""
+        """Kill all workers."""
         for process in self.processes.values():
             with suppress(ProcessLookupError):
                 process.kill()

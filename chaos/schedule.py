@@ -1,9 +1,9 @@
-"""Which faults when: windows of ten to thirty seconds, a quarter of them healthy. Pure.
+"""The schedule of faults: windows of ten to thirty seconds, a quarter of them healthy. It does no I/O.
 
-As Jepsen mixes faults: in each window a random few of them at once, everything healed at its end, and
-windows without any between, so that a cluster also has to get well. Every fault that was asked for has its
-turn before any has its second, as far as there is time; where each must happen and time is short, no window
-is healthy before each has had its turn::
+The mix follows Jepsen. Each window has a few random faults at once, which are healed at its end. Some windows
+have no fault, so that the cluster must also recover. Each requested fault has its first window before any has
+its second, if the time allows. If each fault must happen and the time is short, no window is healthy until
+each fault has had a window::
 
     0        17            31       44              70
     │ pause  │ (healthy)   │ pause, │ partition     │ (healthy)
@@ -22,14 +22,14 @@ TOGETHER: Final = (1, 3)
 
 
 class FaultWindow(NamedTuple):
-    """From when to when, in seconds from the beginning, which faults are there."""
+    """A window in seconds from the beginning, and its faults."""
 
     begins_s: float
     ends_s: float
     faults: tuple[str, ...]
 
 
-def windows(  # noqa: PLR0913  One keyword each.
+def windows(  # noqa: PLR0913  All options are keywords.
     faults: Sequence[str],
     seconds: float,
     chance: random.Random,
@@ -42,13 +42,13 @@ def windows(  # noqa: PLR0913  One keyword each.
     """Draw the windows of a run.
 
     Args:
-        faults: Names; none means that all is healthy.
-        seconds: How long the run takes; the last window ends with it.
-        chance: What decides.
+        faults: The names of the faults; without a name, all windows are healthy.
+        seconds: The length of the run; the last window ends with it.
+        chance: The source of random choices.
         window_s: The least and the greatest length of a window.
-        together: The least and the greatest number of faults at once, where there are any.
-        groups: Of faults that would undo each other; there is one of a group at once.
-        each: Whether each of them must have a window, if the time allows one for each.
+        together: The least and the greatest number of faults in a window that is not healthy.
+        groups: The groups of faults that would undo each other; a window has at most one of a group.
+        each: True to give each fault a window, if the time allows.
     """
     drawn: list[FaultWindow] = []
     bag: list[str] = []
@@ -56,11 +56,11 @@ def windows(  # noqa: PLR0913  One keyword each.
     begins_s = 0.0
     while begins_s < seconds:
         ends_s = begins_s + chance.uniform(*window_s)
-        if seconds - ends_s < window_s[0]:  # Too little would be left for another.
+        if seconds - ends_s < window_s[0]:  # There is no time for another window.
             ends_s = seconds
-        # The first is never healthy, so that a short run has a fault at all.
+        # The first window is never healthy, so that a short run has a fault.
         healthy = not faults or (bool(drawn) and chance.random() < HEALTHY)
-        # A healthy window might take the time of one that is needed.
+        # A healthy window might take the time that a missing fault needs.
         needed_s = (len(lacking) + 1) * window_s[1]
         is_short = bool(lacking) and needed_s > seconds - begins_s
         some: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def _some(
     together: tuple[int, int],
     groups: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Take a few names out of the bag, which is filled whenever it is empty."""
+    """Take a few names out of the bag; fill the bag when it is empty."""
     count = chance.randint(*(min(bound, len(faults)) for bound in together))
     taken: list[str] = []
     while len(taken) < count:

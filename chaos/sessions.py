@@ -1,14 +1,14 @@
-"""Ending somebody's ZooKeeper session, known only by its id.
+"""End the ZooKeeper session of another process, given only its id.
 
-Whoever presents a session's id and password is its owner; and ZooKeeper derives the password from the id,
-as the first sixteen bytes that Java's ``Random`` draws from the seed id ^ 0xB3415C00. So anyone who can
-reach ZooKeeper can take a session over, and close it: for its owner that looks like an expiry, in the
-middle of a healthy connection.
+A client that presents a session's id and password owns the session. ZooKeeper derives the password from the
+id: it is the first sixteen bytes that Java's ``Random`` draws with the seed id ^ 0xB3415C00. So any client of
+ZooKeeper can take a session over and close it. For the owner, this looks like an expiry while the connection
+is healthy.
 
 ::
 
     seed      s0 = (id ^ 0xB3415C00 ^ 0x5DEECE66D) mod 2^48
-    next      s  = (s * 0x5DEECE66D + 0xB) mod 2^48, of which the bits 47..16 are drawn
+    next      s  = (s * 0x5DEECE66D + 0xB) mod 2^48; a draw is the bits 47..16 of s
     bytes     four from each draw, the lowest first
 """
 
@@ -30,7 +30,7 @@ _MASK: Final = (1 << 48) - 1
 
 
 class NotEnded(Exception):
-    """The session could not be taken over; it may have ended already."""
+    """The verifier could not take the session over; the session may have ended already."""
 
 
 def password_of(session: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Starting what does not run, and what will never be ready, as a supervisor would."""
+"""Start ended processes, and restart nodes that will never be ready, as a supervisor would."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ MEND_S: Final = 120.0
 
 
 def start_missing(members: Sequence[Member]) -> list[str]:
-    """Wait until every process serves; return what had to be started. It blocks.
+    """Start ended processes, and wait until every process serves. It blocks.
+
+    Returns:
+        One line for each started process.
 
     Raises:
-        TimeoutError: One does not serve after ``MEND_S``; the message has the end of its log.
+        TimeoutError: A process does not serve after ``MEND_S``; the message has the end of its log.
     """
     done = []
     for member in members:
@@ -30,12 +33,12 @@ def start_missing(members: Sequence[Member]) -> list[str]:
 
 
 def start_again(member: Member) -> list[str]:
-    """Start a process that does not run, or a node that will never be ready; don't wait for it.
+    """Start an ended process, or restart a node that will never be ready; don't wait until it serves.
 
-    A node whose clock was wrong leads nothing until it is started again, however right it is now.
+    A node whose clock was wrong leads no topic until it is restarted, even if its clock is right now.
 
     Returns:
-        What was done. It blocks.
+        One line for a started process. It blocks.
     """
     if not member.running:
         member.launch()
@@ -55,7 +58,7 @@ def _await_ready(member: Member, deadline: float) -> list[str]:
         except ServerFailed as error:
             if time.monotonic() > deadline:
                 raise TimeoutError(str(error)) from error
-            # It ended by itself: a region server that was taken for dead does.
+            # It ended by itself, like a region server that HBase takes for dead.
             if not member.running:
                 member.launch()
             done.append(f"{member.name} was started again: it had ended")
@@ -64,7 +67,7 @@ def _await_ready(member: Member, deadline: float) -> list[str]:
 
 
 def unready(node: Member) -> str:
-    """Return what a node says of not being ready; nothing if it is, or says nothing."""
+    """Return a node's reason for not being ready; "" if it is ready or does not answer."""
     connection = HTTPConnection(node.place.host, node.place.port, timeout=ASK_TIMEOUT_S)
     try:
         connection.request("GET", "/readyz")

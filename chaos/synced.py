@@ -1,15 +1,17 @@
-"""What was on disk when a process died: its system calls replayed, its files cut at the last sync.
+"""The synced bytes of a process's files, found by replaying its system calls.
 
-A kill loses nothing that was written, synced or not; a power cut loses what was not synced. It is imitated
-from a trace (strace) of the process: of each file only the bytes that lay in it when its last completed
-sync began are kept. Names are taken to be durable at once, as a journalling file system keeps them in
-order; that LevelDB syncs its directory is not examined here. File systems write pages back in any order,
-so ``scramble_copy`` leaves anything behind the last synced byte::
+A kill loses no written byte, synced or not. A power cut loses the unsynced bytes. This module imitates a power
+cut from a trace (strace) of the process. It keeps only those bytes of each file that were written before its
+last completed sync began.
+
+It assumes that file names are durable at once, as a journalling file system keeps them in order. It does not
+check that LevelDB syncs its directory. File systems write pages back in any order, so ``scramble_copy`` puts
+arbitrary data after the last synced byte::
 
     openat(…, O_CREAT) = 7</db/000007.log>
     write(7</db/000007.log>, …) = 312            written[000007.log] += 312
     fdatasync(7</db/000007.log>) = 0             synced[000007.log] = written before it began
-    rename("a", "b")                             b takes over what is known of a
+    rename("a", "b")                             b takes the counts of a
 """
 
 from __future__ import annotations
@@ -39,20 +41,20 @@ def traced(trace: Path, command: list[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Disk:
-    """What a trace says of the files."""
+    """The files of a trace: written and synced bytes by path."""
 
     written: dict[str, int] = field(default_factory=dict)
     synced: dict[str, int] = field(default_factory=dict)
     syncs: dict[str, int] = field(default_factory=dict)
-    """Completed syncs, by path."""
+    """The number of completed syncs, by path."""
 
     def syncs_of(self, suffix: str) -> int:
-        """Return how many syncs files with such names had."""
+        """Return the number of syncs of files with this suffix."""
         return sum(number for path, number in self.syncs.items() if path.endswith(suffix))
 
 
 def replay(lines: Iterable[str], disk: Disk | None = None) -> Disk:
-    """Follow a trace from its beginning; ``disk`` is what was there before it began."""
+    """Replay a trace from its beginning; ``disk`` is the state before it."""
     disk = disk or Disk()
     begun: dict[str, tuple[str, str, int]] = {}
     for line in lines:
@@ -99,7 +101,7 @@ def _apply(disk: Disk, name: str, arguments: str, result: int, at_begin: int) ->
 
 
 def cut_copy(directory: Path, disk: Disk, target: Path) -> None:
-    """Copy a directory with every file that the trace wrote to cut at its last synced byte."""
+    """Copy a directory; cut each file that the trace wrote at its last synced byte."""
     shutil.copytree(directory, target)
     for path in target.rglob("*"):
         traced_path = str(directory / path.relative_to(target))
@@ -109,9 +111,9 @@ def cut_copy(directory: Path, disk: Disk, target: Path) -> None:
 
 
 def scramble_copy(directory: Path, disk: Disk, target: Path, chance: random.Random) -> int:
-    """Copy a directory with anything in the pages that the trace wrote to and did not sync.
+    """Copy a directory; put arbitrary data into the unsynced pages of each file that the trace wrote.
 
-    Returns how many files have changed.
+    Returns the number of changed files.
     """
     shutil.copytree(directory, target)
     changed = 0
@@ -126,9 +128,9 @@ def scramble_copy(directory: Path, disk: Disk, target: Path, chance: random.Rand
 
 
 def scrambled(data: bytes, synced: int, chance: random.Random) -> bytes:
-    """Return a file after a power cut: behind ``synced``, each page written, not written, or garbage.
+    """Return a file after a power cut: after ``synced``, each page is as written, zeros, or garbage.
 
-    Its length was written or not, too, and pages that were not written are zeros.
+    The file system may have kept the file's new length, or a shorter one.
     """
     kept = bytearray(data[:synced])
     if chance.random() < 0.2:

@@ -1,4 +1,4 @@
-"""The control interface of Toxiproxy: proxies, and what is wrong with them.
+"""The control interface of Toxiproxy: its proxies and their toxics.
 
 Requests go through the consumer of toxiproxy-python (0.1.1, the only release), which this module subclasses.
 The package keeps the address of the server in a class, so each Toxiproxy makes a subclass with its own address.
@@ -6,8 +6,8 @@ The package sets no time-out, raises errors for 400, 404 and 409 only, and follo
 environment; the subclass sets a time-out, refuses every status from 300 up, and connects directly.
 The package's own Proxy and Toxiproxy are not used: they call the consumer by its name, so never a subclass.
 
-**Toxics** act on one direction of a proxy's connections: *upstream* is what the client sends to the server,
-*downstream* what it gets back. Those that hold data back give it out when they are removed.
+**Toxics** are faults of one direction of a proxy's connections. *upstream* is from the client to the server,
+*downstream* from the server to the client. A toxic that holds data back releases it when it is removed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ STREAMS: Final[tuple[Stream, Stream]] = ("upstream", "downstream")
 
 
 class ToxiproxyFailed(Exception):
-    """Toxiproxy did not do what it was asked; the text has its answer."""
+    """Toxiproxy refused a request; the text has its answer."""
 
 
 class ToxiproxySilent(ToxiproxyFailed):
-    """Toxiproxy gave no answer at all."""
+    """Toxiproxy did not answer."""
 
 
 class ToxiproxyMissing(ToxiproxyFailed):
-    """Toxiproxy has no such proxy or toxic."""
+    """Toxiproxy has no proxy or toxic of this name."""
 
 
 class Proxy(NamedTuple):
-    """Where a proxy listens, and where it leads to: ``host:port`` both."""
+    """A proxy: its own address, and that of its server, both as ``host:port``."""
 
     name: str
     listen: str
@@ -46,11 +46,11 @@ class Proxy(NamedTuple):
 
 
 class Toxic(NamedTuple):
-    """What goes wrong in one direction of a proxy.
+    """A fault of one direction of a proxy.
 
     ``kind`` and ``attributes`` are Toxiproxy's: latency {latency, jitter} in ms, bandwidth {rate} in KB/s,
     slow_close {delay} in ms, timeout {timeout} in ms, reset_peer {timeout} in ms, slicer {average_size,
-    size_variation, delay}, limit_data {bytes}. ``toxicity`` is the share of connections that it hits.
+    size_variation, delay}, limit_data {bytes}. ``toxicity`` is the share of connections with the fault.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Toxic(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called: one of a label, or of a kind, in each direction."""
+        """Return its name: its label, or else its kind, and its direction."""
         return f"{self.label or self.kind}_{self.stream}"
 
 
@@ -88,7 +88,7 @@ class _Consumer(APIConsumer):  # type: ignore[misc]  # The package ships no type
             raise ToxiproxyMissing(f"{url}: 404 {error}") from error
         except (InvalidToxic, ProxyExists) as error:
             raise ToxiproxyFailed(f"{url}: {type(error).__name__} {error}") from error
-        except OSError as error:  # All errors of requests are.
+        except OSError as error:  # All errors of the package requests are OSErrors.
             raise ToxiproxySilent(f"{url}: {error!r}") from error
         if reply.status_code >= 300:
             raise ToxiproxyFailed(f"{url}: {reply.status_code} {reply.text}")
@@ -99,13 +99,13 @@ class Toxiproxy:
     """A running Toxiproxy. Every call blocks, and raises ToxiproxyFailed."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Keep where its control interface listens."""
+        """Begin with the address of its control interface."""
         self._consumer: type[_Consumer] = type(
             "Consumer", (_Consumer,), {"host": host, "port": port}
         )
 
     def populate(self, proxies: Iterable[Proxy]) -> dict[str, Proxy]:
-        """Make proxies; return them by name, a listening port of 0 replaced by the one it got."""
+        """Create proxies; return them by name, with real ports in place of 0."""
         asked = [{**proxy._asdict(), "enabled": True} for proxy in proxies]
         told = self._consumer.post("/populate", json=asked).json()
         return {
@@ -114,11 +114,11 @@ class Toxiproxy:
         }
 
     def enable(self, proxy: str, *, enabled: bool) -> None:
-        """Let a proxy serve; or end its connections and refuse new ones."""
+        """Enable a proxy, or end its connections and refuse new ones."""
         self._consumer.post(f"/proxies/{proxy}", json={"enabled": enabled})
 
     def add(self, proxy: str, toxic: Toxic) -> None:
-        """Let something go wrong, in place of what has the same name."""
+        """Add a toxic, in place of one of the same name."""
         self.remove(proxy, toxic.name)
         asked = {
             "name": toxic.name,
@@ -130,16 +130,16 @@ class Toxiproxy:
         self._consumer.post(f"/proxies/{proxy}/toxics", json=asked)
 
     def remove(self, proxy: str, toxic: str) -> None:
-        """Take a toxic away; one that is not there needs no taking away."""
+        """Remove a toxic; do nothing if there is none."""
         with suppress(ToxiproxyMissing):
             self._consumer.delete(f"/proxies/{proxy}/toxics/{toxic}")
 
     def reset(self) -> None:
-        """Enable every proxy, and take every toxic away."""
+        """Enable every proxy, and remove every toxic."""
         self._consumer.post("/reset")
 
     def toxics(self) -> dict[str, list[str]]:
-        """Return the names of all toxics by proxy, and ``disabled`` for a proxy that is off."""
+        """Return the names of each proxy's toxics, and ``disabled`` for a disabled proxy."""
         told = self._consumer.get("/proxies").json()
         return {
             name: [

@@ -1,15 +1,15 @@
-"""A model of the transaction service: Tephra's rules, without conflicts, and a service that can be slow.
+"""A model of the transaction service: Tephra's rules without conflicts, and a service with slow and lost answers.
 
-``TransactionModel`` is what the service knows, as a function of calls and time::
+``TransactionModel`` is the state of the service, as a function of calls and time::
 
-    begin ──▶ in progress ──commit──▶ visible          pointers at or below the read pointer are visible
-                   │ ├──────abort────▶ visible, too    unless in progress or invalid: who aborts has undone
-                   │ └────invalidate─▶ invalid         what was written, or must invalidate
+    begin ──▶ in progress ──commit──▶ visible          pointers at or below the read pointer are visible,
+                   │ ├──────abort────▶ visible, too    unless in progress or invalid: a client that aborts
+                   │ └────invalidate─▶ invalid         has rolled its writes back, or must invalidate
                    └─timeout──────────▶ invalid ──abort──▶ visible
 
-A pointer is the time of its beginning in ns, or the next number. A snapshot is what was so when
-its transaction began. ``ModelService`` is the model as clients meet it: an answer may take long,
-and may be lost, after the call was carried out or before.
+A pointer is the transaction's start time in ns, or the last pointer plus one if that is higher. A snapshot is
+the state at the start of its transaction. ``ModelService`` gives the model to clients: an answer may be slow,
+or be lost, before or after the call was done.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class NotInProgress(RequestError):
 
 
 class Begun(NamedTuple):
-    """A transaction: its write pointer and what it may see."""
+    """A new transaction: its write pointer and its snapshot."""
 
     pointer: int
     snapshot: Snapshot
 
 
 class TransactionModel:
-    """What the service knows. Times are ms since 1970."""
+    """The state of the service. Times are ms since 1970."""
 
     def __init__(self, now_ms: int) -> None:
-        """Begin without any transaction."""
+        """Begin without a transaction."""
         self.last = now_ms * POINTERS_PER_MS
         self.read_pointer = self.last
         self.in_progress: dict[int, int] = {}
-        """When each transaction in progress times out, by pointer, in the order of pointers."""
+        """The time-outs of the transactions in progress, by pointer, in the order of pointers."""
         self.invalid: set[int] = set()
 
     def begin(self, now_ms: int, timeout_ms: int) -> Begun:
@@ -59,7 +59,7 @@ class TransactionModel:
         return begun
 
     def look(self, now_ms: int) -> Snapshot:
-        """Return what a transaction that began now would see."""
+        """Return the snapshot of a transaction that begins now."""
         self.expire(now_ms)
         return self._snapshot(self.last + 1)
 
@@ -73,16 +73,16 @@ class TransactionModel:
         )
 
     def commit(self, now_ms: int, pointer: int) -> None:
-        """Commit. Raises NotInProgress."""
+        """Commit a transaction. Raises NotInProgress."""
         self.expire(now_ms)
         self._leave(pointer)
         self.read_pointer = max(self.read_pointer, pointer)
 
     def abort(self, now_ms: int, pointer: int) -> None:
-        """Abort a transaction that has undone its writes, also one that has timed out.
+        """Abort a transaction whose writes are rolled back, also one that has timed out.
 
         Raises:
-            NotInProgress: it has ended otherwise, or never begun.
+            NotInProgress: it has ended in another way, or never began.
         """
         self.expire(now_ms)
         if pointer in self.invalid:
@@ -92,13 +92,13 @@ class TransactionModel:
         self.read_pointer = max(self.read_pointer, pointer)
 
     def invalidate(self, now_ms: int, pointer: int) -> None:
-        """Hide the writes of a transaction for good. Raises NotInProgress."""
+        """Make a transaction invalid, which hides its writes for ever. Raises NotInProgress."""
         self.expire(now_ms)
         self._leave(pointer)
         self._hide(pointer)
 
     def expire(self, now_ms: int) -> None:
-        """Make invalid what has timed out."""
+        """Make the transactions invalid that have timed out."""
         for pointer, ends_ms in list(self.in_progress.items()):
             if ends_ms <= now_ms:
                 del self.in_progress[pointer]
@@ -114,14 +114,15 @@ class TransactionModel:
 
 
 class ModelService:
-    """The model as clients meet it. Calls raise NotInProgress, or OutcomeUnknown by chance.
+    """The model as a service for clients. Calls raise NotInProgress, or OutcomeUnknown at random.
 
     Args:
-        clock: the service's own.
-        chance: of answers that are late or lost.
+        clock: the service's own clock.
+        chance: the random source of slow and lost answers.
         timeout_s: how long a transaction may take.
-        slow: the share of calls that take long, up to ``slow_s``.
-        lost: the share of calls whose answer is lost; half of them were carried out.
+        slow: the share of slow calls.
+        slow_s: the longest delay of a slow call, on its way to the service or back.
+        lost: the share of calls whose answer is lost; half of them are done.
     """
 
     def __init__(
@@ -143,11 +144,11 @@ class ModelService:
         self._lost = lost
 
     async def begin(self) -> Begun:
-        """Begin a transaction; one whose answer is lost times out."""
+        """Begin a transaction; if the answer is lost, the transaction times out."""
         return await self._call(lambda now_ms: self.model.begin(now_ms, self._timeout_ms))
 
     async def look(self) -> Snapshot:
-        """Return what a transaction that began now would see."""
+        """Return the snapshot of a transaction that begins now."""
         return await self._call(self.model.look)
 
     async def commit(self, pointer: int) -> None:
@@ -155,19 +156,19 @@ class ModelService:
         await self._call(lambda now_ms: self.model.commit(now_ms, pointer))
 
     async def abort(self, pointer: int) -> None:
-        """Abort a transaction that has undone its writes."""
+        """Abort a transaction whose writes are rolled back."""
         await self._call(lambda now_ms: self.model.abort(now_ms, pointer))
 
     async def invalidate(self, pointer: int) -> None:
-        """Hide the writes of a transaction for good."""
+        """Make a transaction invalid, which hides its writes for ever."""
         await self._call(lambda now_ms: self.model.invalidate(now_ms, pointer))
 
     def end_all(self) -> None:
-        """Let everything that is in progress time out now."""
+        """Let all transactions in progress time out now."""
         self.model.expire(max(self.model.in_progress.values(), default=0))
 
     async def _call(self, call: Callable[[int], Result]) -> Result:
-        """Carry a call out at some moment, or not, and answer at a later one, or not."""
+        """Do a call after a delay, and answer after another one; sometimes lose the call or the answer."""
         await self._pass()
         lost = self._chance.random() < self._lost
         if lost and self._chance.random() < 0.5:

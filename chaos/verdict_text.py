@@ -1,4 +1,4 @@
-"""A verdict in words, for whoever runs the verifier."""
+"""The text of a verdict, for the operator of the verifier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DETAILS_TOLD: Final = 10
 
 
 def say(line: str) -> None:
-    """Tell a person something, now."""
+    """Print a line for the operator at once."""
     click.echo(line, err=True)
 
 
@@ -38,7 +38,7 @@ def tell(judged: Judged, folder: Path | None, *, as_json: bool) -> NoReturn:
             f"{told['verdict']}: {told['acknowledged']} writes acknowledged in "
             f"{told['seconds']:g} s, {sum(judged.figures.happened.values())} faults, "
             f"longest without an acknowledgement {told['longest_unavailable_s']:g} s, "
-            f"while nothing was broken {told['longest_silent_when_well_s']:g} s"
+            f"without a fault {told['longest_silent_when_well_s']:g} s"
         )
         if folder is not None:
             click.echo(f"kept in {folder}")

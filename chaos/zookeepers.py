@@ -1,4 +1,4 @@
-"""The nodes' ZooKeepers, asked and broken past the proxies. All calls block."""
+"""Queries and faults of the nodes' ZooKeepers, past the proxies. All calls block."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Ensemble:
     """One ZooKeeper or several; each keeps its data in ``data/NAME``."""
 
     def __init__(self, members: Sequence[Member], data: Path) -> None:
-        """Keep who they are."""
+        """Begin with the processes, and the folder of their data."""
         self._members = members
         self._data = data
 
     @property
     def hosts(self) -> list[str]:
-        """Where they listen."""
+        """Return their addresses."""
         return [member.place.address for member in self._members]
 
     def leader(self) -> str | None:
-        """Return the name of the one that leads, or stands alone; None while there is none."""
+        """Return the name of the leader, or of a standalone ZooKeeper; None while there is none."""
         for member in self._members:
             try:
                 told = zookeeper.ask(member.place.host, member.place.port, "srvr")
@@ -35,7 +35,7 @@ class Ensemble:
         return None
 
     def wipe(self) -> None:
-        """Kill all, delete what they know but who they are, and start them. Raises ServerFailed."""
+        """Kill all, delete their data except their ids, and start them. Raises ServerFailed."""
         for member in self._members:
             member.kill()
         for member in self._members:
