@@ -135,7 +135,7 @@ def _size(data: memoryview) -> int:
         return _PREFIX.size
     mark, metadata_bytes = _PREFIX.unpack_from(data)
     if mark != _CONTINUES or not 0 <= metadata_bytes <= _METADATA_BYTES_MAX:
-        raise OutcomeUnknown("The answer is no stream of record batches.")
+        raise OutcomeUnknown("The answer is not a stream of record batches.")
     size: int = _PREFIX.size + metadata_bytes
     if not metadata_bytes or len(data) < size:
         return size
@@ -156,5 +156,5 @@ def _body_bytes(metadata: memoryview) -> int:
     except struct.error:
         found = -1
     if found < 0:
-        raise OutcomeUnknown("The answer has a message of Arrow's without a size.")
+        raise OutcomeUnknown("The answer has an Arrow message without a size.")
     return found

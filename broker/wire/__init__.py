@@ -1,10 +1,10 @@
 """Bytes to values and back: Avro, JSON, transactions, topic properties. No I/O.
 
-Everything that reads bytes here reads bytes of strangers. The rules, for every reader:
+The bytes that this package reads may come from anyone, and may be wrong or hostile. So every reader keeps these rules:
 
-* a malformed body is BadRequest, with the name of the field that is wrong, and nothing else;
-* time and memory are linear in the body's length, whatever the counts and lengths in it claim;
-* bytes after the end of a datum are ignored, as the decoders of the original protocol ignore them.
+* for a malformed body it raises BadRequest, which names the wrong field, and no other error;
+* its time and memory are linear in the body's length, whatever counts and lengths the body claims;
+* it ignores bytes after the end of a datum, as the decoders of the original protocol do.
 
 Nothing in this package imports a third-party module, so that a client loads fast.
 """

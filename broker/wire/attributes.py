@@ -1,12 +1,12 @@
-"""What a message has beside its payload, as bytes: a key, and headers by name.
+"""The attributes of a message, which it has in addition to its payload: a key, and headers by name.
 
 ::
 
     key        00 | 02 length bytes                      Avro's union of null and bytes
     headers    count | name | value | … | 00             Avro's map of bytes; no headers: 00
 
-Most messages have neither, and are kept without any of this: their attributes are no bytes at all. The broker
-passes attributes on as they are, and reads them only for those that want JSON or columns.
+Most messages have neither; their attributes are the empty byte string. The broker passes attributes on unchanged, and
+reads them only for requests for JSON or columns.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from broker.wire.varint import (
 )
 
 BYTES_MAX: Final = 16 * 1024
-"""The most bytes that the attributes of one message may take."""
+"""The maximum size of the attributes of one message."""
 HEADERS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 255
 
 _LONG: Final = 0x81
-"""The bits of a number's first byte that say it is negative, or goes on in the next byte."""
+"""These bits of a number's first byte show that the number is negative, or continues in the next byte."""
 
 Attributes = tuple[bytes | None, Mapping[str, bytes]]
 """A message's key, None if it has none, and its headers."""
 
 
 def encode(key: bytes | None, headers: Mapping[str, bytes]) -> bytes:
-    """Return a message's attributes; no bytes if it has none. Raises BadRequest if they are too many."""
+    """Return a message's attributes; an empty byte string if it has none. Raises BadRequest if they are too large."""
     if key is None and not headers:
         return b""
     parts = [b"\0" if key is None else b"\x02" + encode_bytes(key)]
@@ -64,25 +64,25 @@ def _encode_name(name: str) -> bytes:
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
-        raise BadRequest(f"headers: {name!a:.80} is no valid Unicode text.") from None
+        raise BadRequest(f"headers: {name!a:.80} is not valid Unicode text.") from None
     if not 0 < len(encoded) <= NAME_BYTES_MAX:
         raise BadRequest(f"headers: a name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}.")
     return encode_bytes(encoded)
 
 
 def decode(encoded: bytes) -> Attributes:
-    """Return what ``encode`` was given. Raises Malformed, IndexError if it is something else."""
+    """Return the key and the headers that ``encode`` encoded. Raises Malformed or IndexError for any other bytes."""
     return read(encoded, 0)[0] if encoded else (None, NO_HEADERS)
 
 
 def parts(encoded: bytes) -> tuple[bytes | None, list[bytes], list[bytes]]:
     """Return the key, and the names and the values of headers, all as bytes.
 
-    It does what ``decode`` does, in a third of the time for attributes as ``encode`` writes them, up to 63 bytes
-    each: for pages of messages that all have some.
+    It does the same as ``decode``, in a third of the time for attributes in the form that ``encode`` writes with parts of
+    up to 63 bytes. It is for pages whose messages all have attributes.
 
     Raises:
-        Malformed, IndexError: they are none.
+        Malformed, IndexError: these are not attributes.
     """
     key: bytes | None = None
     at = 1
@@ -114,11 +114,11 @@ def _parts_of_any(encoded: bytes) -> tuple[bytes | None, list[bytes], list[bytes
 
 
 def read(body: bytes, at: int) -> tuple[Attributes, int]:
-    """Return attributes in any of Avro's legal forms, and the place after them.
+    """Return attributes in any legal form of Avro, and the position after them.
 
     Raises:
-        Malformed, IndexError: they are none.
-        BadRequest: there are too many headers, or one comes twice.
+        Malformed, IndexError: these are not attributes.
+        BadRequest: there are too many headers, or a name occurs twice.
     """
     key: bytes | None = None
     branch, at = read_int(body, at)
@@ -143,7 +143,7 @@ def read(body: bytes, at: int) -> tuple[Attributes, int]:
 
 
 def _read_part(body: bytes, at: int) -> tuple[bytes, int]:
-    """Return a key, a name or a value, unless it alone is longer than all may be: then it is not even copied."""
+    """Return a key, a name or a value. Raise BadRequest, before any copy, if it alone exceeds the limit of all parts."""
     size, at = read_size(body, at)
     if size > BYTES_MAX:
         raise _too_many()
@@ -154,7 +154,7 @@ def _add(headers: dict[str, bytes], name: bytes, value: bytes) -> None:
     try:
         text = name.decode()
     except UnicodeDecodeError:
-        raise Malformed("the name of a header is no UTF-8") from None
+        raise Malformed("the name of a header is not UTF-8") from None
     if text in headers:
         raise BadRequest(f"headers: {text!a:.80} comes twice.")
     headers[text] = value

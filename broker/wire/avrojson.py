@@ -1,4 +1,4 @@
-r"""The same four records in Avro's JSON encoding: ``avro/json``, for those who have Avro's tools.
+r"""The same four records in Avro's JSON encoding, ``avro/json``, for clients that have Avro's tools.
 
 ::
 
@@ -10,11 +10,11 @@ r"""The same four records in Avro's JSON encoding: ``avro/json``, for those who 
                 "transaction": null}
     reply      [{"id": "...", "payload": "a"}]
 
-A byte string is a string of the code points 0 to 255, one for each byte: text beyond ASCII has to be
-encoded first (the two bytes of e-acute in UTF-8 are ``"\u00c3\u00a9"``). What is written is the full
-form; what is read may leave out what can be null (and ``inclusive``), and may give the bare value
-instead of a union's object with the type's name. Unknown names are refused, because they are typing
-errors.
+A byte string is a string of the code points 0 to 255, one for each byte. Text beyond ASCII has to be
+encoded first (the two bytes of e-acute in UTF-8 are ``"\u00c3\u00a9"``). The writers write the full
+form. The readers also accept a body that leaves out fields that can be null (and ``inclusive``), or has
+the bare value instead of a union's object with the type's name. They refuse unknown names, because
+these are probably typing errors.
 
 Readers raise BadRequest with the field's name; TooManyMessages as the binary reader does.
 """
@@ -49,9 +49,9 @@ from broker.wire.varint import INT_MAX, LONG_MAX
 CONTENT_TYPE: Final = "avro/json"
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
-"""The longest answer of a publish that is read."""
+"""The longest answer to a publish that is read."""
 PART_BYTES: Final = 36 * 1024
-"""A large payload is encoded in parts of so many bytes; a byte beyond ASCII takes six."""
+"""A large payload is encoded in parts of so many bytes. The encoding of a byte beyond ASCII takes six."""
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
@@ -94,7 +94,7 @@ def publish_request_steps(
 
 
 def encode_publish_response(rows: RollbackRange) -> bytes:
-    """Return the answer of a transactional publish, which is also the body of its rollback."""
+    """Return the answer to a transactional publish, which is also the body of its rollback."""
     first_ms, first_seq = unpack_row_id(rows.first)
     last_ms, last_seq = unpack_row_id(rows.last)
     return _dump(
@@ -111,7 +111,7 @@ def encode_publish_response(rows: RollbackRange) -> bytes:
 
 
 def decode_publish_response(body: bytes) -> RollbackRange:
-    """Read the answer of a transactional publish. Raises BadRequest, also without a pointer."""
+    """Read the answer to a transactional publish. Raises BadRequest, also if it has no pointer."""
     value = parse(body, bytes_max=ROLLBACK_BYTES_MAX)
     record = _check_record(value, ("transactionWritePointer", "rollbackRange"))
     pointer = _optional(record, "transactionWritePointer", {"long": _long})
@@ -156,7 +156,7 @@ def decode_poll(body: bytes) -> Poll:
 
 
 def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll in steps, as ``decode_poll``. ``take`` is told of the snapshot's pointers."""
+    """Read the body of a poll in steps, as ``decode_poll``. It calls ``take`` for the snapshot's pointers."""
     value = yield from parse_steps(body)
     yield
     record = _check_record(value, ("startFrom", "inclusive", "limit", "transaction"))
@@ -181,7 +181,7 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
 def encode_items(messages: Sequence[Message]) -> bytes:
     """Return messages as JSON objects with commas between them.
 
-    A reply is ``[``, any number of these that are not empty with commas between them, and ``]``.
+    A reply is ``[``, any number of such non-empty results with commas between them, and ``]``.
     """
     return _dump(
         [{"id": _text(message.id), "payload": _text(message.payload)} for message in messages]
@@ -232,7 +232,7 @@ def _optional(
 ) -> _Value | None:
     """Read a union of null and ``branches``, wrapped in an object or bare.
 
-    A bare string can only be bytes and a bare number only a number, so that it picks the branch.
+    The type of a bare value selects the branch: a string is bytes, a number is a number.
     """
     value = record.get(field)
     if value is None:
@@ -250,7 +250,7 @@ def _optional(
 
 
 def integer(field: str, value: object, value_max: int) -> int:
-    """Return a whole number of so many bits. Raises BadRequest."""
+    """Return a whole number within the given range. Raises BadRequest."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadRequest(f"{field}: a whole number is needed.")
     if not -value_max - 1 <= value <= value_max:

@@ -3,13 +3,13 @@
 ::
 
     block    count | item | item | ...             count > 0
-             -count | size in bytes | item | ...   the other legal form; read, never written
+             -count | size in bytes | item | ...   the other legal form; the reader accepts it, the writer never uses it
     item     28 | id (20 bytes) | length of the payload | payload
     reply    block ... block 00                    an empty reply is 00 alone
 
-An array may be cut into blocks anywhere, which is why the rows of a topic are encoded once and any
-page of them is a count and a slice. A reply without the final zero was cut off: an error, never the
-end of the data.
+An array may be split into blocks anywhere. So the rows of a topic are encoded once, and any page of them is a count and
+a slice. A reply without the final zero was cut off. The reader treats this as an error, never as the end of the
+data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHORT = len(SHORT_LONGS)
 
 
 def encode_block(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
-    """Return messages as one block; no messages are no bytes, since a count of 0 ends the array."""
+    """Return messages as one block. Without messages it returns no bytes, since a count of 0 ends the array."""
     if not ids:
         return b""
     return encode_long(len(ids)) + b"".join(_items(ids, payloads))
@@ -65,15 +65,15 @@ class EncodedItems:
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         return len(self.offsets) - 1
 
     def block(self, first: int = 0, stop: int | None = None) -> bytes:
-        """Return the items ``first`` to ``stop`` (exclusive) as one block, or no bytes if none."""
+        """Return the items ``first`` to ``stop`` (exclusive) as one block; no bytes if there are none."""
         return b"".join(self.parts(first, self.count if stop is None else stop))
 
     def parts(self, first: int, stop: int) -> Sequence[bytes | memoryview]:
-        """Return what such a block is joined of, for those who join several: nothing is copied."""
+        """Return the parts of such a block, without a copy, for a caller that joins several blocks."""
         if first >= stop:
             return ()
         start, end = self.offsets[first], self.offsets[stop]
@@ -85,16 +85,16 @@ class EncodedItems:
         return self.data[start : self.offsets[index + 1]]
 
     def stop_within(self, first: int, bytes_max: int) -> int:
-        """Return the greatest ``stop`` so that ``first`` to ``stop`` take ``bytes_max`` at most.
+        """Return the greatest ``stop`` such that the items ``first`` to ``stop`` take at most ``bytes_max``.
 
-        At least one item is taken if there is one, so that a page always moves on.
+        It includes at least one item if there is one, so that every page makes progress.
         """
         stop = bisect_right(self.offsets, self.offsets[first] + bytes_max) - 1
         return min(max(stop, first + 1), self.count)
 
 
 def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> EncodedItems:
-    """Encode messages of any kind, by their message ids."""
+    """Encode messages of any kind with their message ids."""
     return _joined(_items(ids, payloads))
 
 
@@ -105,9 +105,8 @@ def _joined(items: list[bytes]) -> EncodedItems:
 class PollDecoder:
     """Reads a poll's reply as it arrives, in pieces of any size.
 
-    Between calls it keeps only the beginning of an item that has not wholly arrived, and it looks at
-    that again only when all that is known to be missing is there: a large payload in many small
-    pieces is joined once.
+    Between calls it keeps only the beginning of an incomplete item. It reads that again only when all bytes
+    known to be missing have arrived. So a large payload in many small pieces is joined once.
     """
 
     __slots__ = ("_at", "_buffer", "_ended", "_left", "_missing", "_pieces")
@@ -123,19 +122,19 @@ class PollDecoder:
 
     @property
     def ended(self) -> bool:
-        """Return whether the final zero block was read. What comes after it is ignored."""
+        """True if the final zero block was read. Bytes after it are ignored."""
         return self._ended
 
     @property
     def rest(self) -> bytes:
-        """What came behind the final zero block, in the piece that had it."""
+        """The bytes behind the final zero block, in the piece that contained it."""
         return self._buffer
 
     def feed(self, data: bytes) -> list[Message]:
         """Take a piece of the reply and return the messages that it completes.
 
         Raises:
-            OutcomeUnknown: these bytes are no reply of a poll.
+            OutcomeUnknown: these bytes are not a reply to a poll.
         """
         if self._ended:
             return []
@@ -149,16 +148,16 @@ class PollDecoder:
         try:
             self._read_all(messages)
         except IndexError:
-            # The end of what has arrived. Unless a length told more, one byte more may be enough.
+            # The bytes end within an item. Unless a length said more, one more byte may complete it.
             self._missing = max(self._missing, 1)
         except Malformed as error:
-            raise OutcomeUnknown(f"The answer is no reply of a poll: {error}.") from None
+            raise OutcomeUnknown(f"The answer is not a reply to a poll: {error}.") from None
         self._buffer = self._buffer[self._at :]
         self._at = 0
         return messages
 
     def finish(self) -> None:
-        """Say that nothing more comes.
+        """Check at the end of the input that the reply is complete.
 
         Raises:
             Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
@@ -167,7 +166,7 @@ class PollDecoder:
             raise Unavailable("The reply of a poll was cut off before its end.")
 
     def _read_all(self, messages: list[Message]) -> None:
-        """Read blocks until the final one. Raises IndexError at the end of what has arrived."""
+        """Read blocks until the final one. Raises IndexError where the received bytes end."""
         self._missing = 0
         while True:
             self._read_items(messages)
@@ -181,7 +180,7 @@ class PollDecoder:
                 return
 
     def _read_items(self, messages: list[Message]) -> None:
-        """Read what is left of a block. ``_at`` and ``_left`` always stand after a whole item."""
+        """Read the rest of a block. ``_at`` and ``_left`` always refer to the end of a complete item."""
         buffer, at, before, available = self._buffer, self._at, len(messages), len(self._buffer)
         append, new = messages.append, tuple.__new__
         try:

@@ -1,14 +1,14 @@
-"""Reads a long JSON text that is a list, or an object with one long list in it, run by run.
+"""Read a long JSON text in runs: a list, or an object that contains one long list.
 
 ::
 
     ["a", "b", …]                                the list alone
     {"messages": ["a", "b", …], "write_pointer": 17}       beside other fields, in any order
 
-Only a window of the text is there as text at any time, since a single character can make it four times as large as its
-bytes, and only what stands in the window is parsed at once. A value that is larger than the window makes it larger, up
-to a bound. So each step takes a few milliseconds, whatever the text has in it, and the caller may use what was read,
-and refuse more, before the next step.
+Only a window of the text is decoded at any time, since a single character can make decoded text four times as large as
+its bytes. Only the window is parsed. A value that is larger than the window enlarges it, up to a limit. So each step
+takes a few milliseconds, whatever the text contains. Before the next step, the caller may use the values read so far,
+and may refuse more.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from broker.wire.jsontext import BYTES_MAX, decoder, more_values, parse_steps
 from broker.wire.read_steps import STEP_BYTES, Steps
 
 WINDOW_BYTES: Final = 16 * 1024
-"""Texts up to this long can as well be parsed at once."""
+"""A text up to this size is parsed at once."""
 VALUES_MAX: Final = 2_000
-"""How many values one that is larger than the window may have in it: a message with all its headers has fewer."""
+"""The maximum number of JSON values in a value larger than the window. A message with all its headers has fewer."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _RUN_MAX: Final = 256
 _TOKEN_CHARACTERS: Final = 16
-"""An error so close to the window's end may only mean that the window ends there."""
+"""An error this close to the window's end may only mean that the window ends there."""
 
 _Run = list[Any] | None
-"""Some values of the list, in order; None where a step ends without any."""
+"""Some values of the list, in order; None for a step that completed no value."""
 
 
 def read_list(body: bytes, name: str, add: Callable[[list[Any]], None]) -> Steps[object]:
-    """Read a text in steps, and return what it says beside its list: an object's other fields, or another value.
+    """Read a text in steps. Return the rest of it without the list: an object's other fields, or another value.
 
-    In the place of the list stands an empty one. An object may have something else than a list under ``name``.
+    The result has an empty list in place of the list. The field ``name`` of an object may also have another value.
 
     Args:
         body: the text, UTF-8.
         name: the field of an object that has the list.
-        add: is given the values of the list, run by run, in order.
+        add: is called with the values of the list, run by run, in order.
 
     Raises:
-        BadRequest: it is no JSON.
+        BadRequest: it is not JSON.
         BodyTooLarge: a value is longer than ``BYTES_MAX``.
-        BrokerError: what ``add`` raises.
+        BrokerError: the errors of ``add``.
     """
     if len(body) <= WINDOW_BYTES:
         return _outside(add, name, (yield from parse_steps(body)))
@@ -68,7 +68,7 @@ def read_list(body: bytes, name: str, add: Callable[[list[Any]], None]) -> Steps
 
 
 def _outside(add: Callable[[list[Any]], None], name: str, value: object) -> object:
-    """Give away the list of a value that was read at once."""
+    """Pass the list of a value that was parsed at once to ``add``; return the rest."""
     if isinstance(value, list):
         add(value)
         return []
@@ -88,12 +88,12 @@ def _read(text: _Text, name: str) -> Generator[_Run, None, object]:
     else:
         rest = yield from text.value()
     if (yield from text.peek()):
-        raise text.wrong("there is more behind its end")
+        raise text.wrong("there is more text after its end")
     return rest
 
 
 def _fields(text: _Text, name: str) -> Generator[_Run, None, dict[str, object]]:
-    """Read an object whose brace comes next."""
+    """Read an object. The next character is its brace."""
     fields: dict[str, object] = {}
     text.at += 1
     if (yield from text.peek()) == "}":
@@ -116,19 +116,19 @@ def _fields(text: _Text, name: str) -> Generator[_Run, None, dict[str, object]]:
 
 
 class _Text:
-    """A window on a text, and the place in it up to which it was read."""
+    """A window on a text, and the position up to which it was read."""
 
     def __init__(self, body: bytes) -> None:
         self.at = 0
         self._text = ""
         self._body = body
         self._decoded = 0
-        """Bytes of the body that are in the window, or were."""
+        """The number of bytes of the body that the window contains, or has contained."""
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._scan = decoder().raw_decode
 
     def items(self) -> Generator[_Run, None, None]:
-        """Yield the values of a list whose bracket comes next, run by run."""
+        """Yield the values of a list, run by run. The next character is its bracket."""
         self.at += 1
         if (yield from self.peek()) == "]":
             self.at += 1
@@ -142,7 +142,7 @@ class _Text:
                     return
 
     def value(self) -> Steps[Any]:
-        """Return the value that comes next."""
+        """Return the next value."""
         while True:
             yield from self.peek()
             wrong = "a value is expected"
@@ -155,10 +155,10 @@ class _Text:
                 is_sure = error.pos + _TOKEN_CHARACTERS < len(self._text)
                 if is_sure and not wrong.startswith("Unterminated"):
                     raise self.wrong(wrong) from None
-            except ValueError as error:  # A number with more digits than Python reads.
+            except ValueError as error:  # Python does not read a number with so many digits.
                 raise self.wrong(str(error)) from None
             else:
-                # A number may go on behind the window, also if it ends before: of 1e5, 1e would read as 1.
+                # A number may continue behind the window even if it seems complete: the 1 of 1e5 is a number, too.
                 margin = _TOKEN_CHARACTERS if isinstance(value, int | float) else 0
                 if end + margin < len(self._text) or self._is_last:
                     self.at = end
@@ -168,7 +168,7 @@ class _Text:
             yield from self._widen()
 
     def peek(self) -> Steps[str]:
-        """Return the next character that is no space, and stay before it; "" at the end."""
+        """Return the next character that is not a space, without moving; "" at the end."""
         while True:
             self.at = _end_of_space(self._text, self.at)
             if self.at < len(self._text) or self._is_last:
@@ -177,7 +177,7 @@ class _Text:
             yield
 
     def expect(self, characters: str) -> Steps[str]:
-        """Return the next character that is no space, and go behind it. Raises BadRequest if it is another."""
+        """Return the next character that is not a space, and move behind it. Raises BadRequest if it is unexpected."""
         found = yield from self.peek()
         if not found or found not in characters:
             raise self.wrong(f"{' or '.join(characters)} is expected")
@@ -185,7 +185,7 @@ class _Text:
         return found
 
     def wrong(self, what: str) -> BadRequest:
-        """Return the error of a text that is no JSON."""
+        """Return the error for a text that is not JSON."""
         near = self._decoded - len(self._text[self.at :].encode())
         return BadRequest(f"The body is not valid JSON: {what}, near byte {near:,}.")
 
@@ -194,10 +194,10 @@ class _Text:
         return self._decoded == len(self._body)
 
     def _whole_items(self) -> list[Any]:
-        """Read values of a list that end with a comma in the window; none if the next one does not."""
+        """Read values that a comma follows in the window; return none if the next value has no comma yet."""
         text, at = self._text, self.at
         if text.startswith('"', at):
-            # Strings alone are read in one go. Where this cut is none, there are other values.
+            # Parse a run of strings at once. If this cut contains other values, the loop below reads them.
             cut = text.rfind('",', at) + 1
             with suppress(ValueError, RecursionError):
                 run, end = self._scan(f"[{text[at:cut]}]")
@@ -205,9 +205,8 @@ class _Text:
                     self.at = cut + 1
                     return list(run)
         found: list[Any] = []
-        with suppress(
-            ValueError, RecursionError
-        ):  # The next call tells, once all of the value is there.
+        # The value may be incomplete; if not, ``value`` raises the error.
+        with suppress(ValueError, RecursionError):
             while len(found) < _RUN_MAX:
                 value, end = self._scan(text, _end_of_space(text, at))
                 end = _end_of_space(text, end)
@@ -219,13 +218,13 @@ class _Text:
         return found
 
     def _widen(self) -> Steps[None]:
-        """Add to the window, for a value that does not end in it. Raises BodyTooLarge if it is too large."""
+        """Enlarge the window for a value that does not end in it. Raises BodyTooLarge if the value is too large."""
         started = self._text[self.at :].encode()
         if len(started) > WINDOW_BYTES:
             if len(started) > BYTES_MAX:
                 raise BodyTooLarge(
-                    f"A message in JSON may have {BYTES_MAX} bytes. Send longer ones as avro/binary, or one "
-                    "alone as it is, as text/plain."
+                    f"A message in JSON may have {BYTES_MAX} bytes. Send a longer one as avro/binary, or as the "
+                    "whole body, as text/plain."
                 )
             yield
             if (yield from more_values(started, VALUES_MAX)):
@@ -235,19 +234,19 @@ class _Text:
         yield
 
     def _more(self, size: int) -> None:
-        """Move the window: forget what was read, and add the next bytes."""
+        """Move the window: drop the text that was read, and decode the next bytes."""
         piece = self._body[self._decoded : self._decoded + size]
         self._text, self.at = self._text[self.at :], 0
         self._decoded += len(piece)
         try:
             self._text += self._utf8.decode(piece, final=self._is_last)
         except UnicodeDecodeError as error:
-            raise self.wrong(f"it is no UTF-8 ({error.reason})") from None
+            raise self.wrong(f"it is not UTF-8 ({error.reason})") from None
 
 
 def _end_of_space(text: str, at: int) -> int:
     if text[at : at + 1] > " ":
         return at
     found = _SPACE.match(text, at)
-    assert found is not None, "any text begins with no space at least"
+    assert found is not None, "the pattern also matches no spaces"
     return found.end()

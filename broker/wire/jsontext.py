@@ -1,14 +1,18 @@
-"""JSON of strangers, read strictly, in bounded time and memory.
+"""Read untrusted JSON strictly, in bounded time and memory.
 
-Python's parser is fast, but four things must not pass: names given twice (which one counts?), numbers that JSON does
-not have (NaN), small texts that become large values (an empty list takes three bytes of text and sixty of memory, a
-short string not much less), and texts that keep it busy for long, since nothing else runs in the process meanwhile.
+Python's parser is fast, but this reader must refuse four kinds of text:
 
-Every value is the first of an object or a list, or stands behind a comma. So the brackets that open and the commas
-outside of strings are at least as many as the values, and are counted before any is made. Brackets have a bound of
-their own: a list or an object takes ten times as long to make as a number.
+* objects in which a name occurs twice, because it is unclear which one counts;
+* numbers that JSON does not have (NaN);
+* small texts that become large values (an empty list takes three bytes of text and sixty of memory, and a short string
+  is not much better);
+* texts that keep the parser busy for long, because meanwhile nothing else runs in the process.
 
-A text is bounded by ``BYTES_MAX``. Longer ones are lists of messages, which are read piece by piece (`jsonlist`).
+Every value is the first of an object or a list, or follows a comma. So the number of opening brackets and of commas
+outside of strings is an upper bound of the number of values. This reader counts them before it makes any value.
+Brackets have a limit of their own, because a list or an object takes ten times as long to make as a number.
+
+``BYTES_MAX`` is the limit of a text. Longer texts are lists of messages; `jsonlist` reads them piece by piece.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from broker.errors import BadRequest, BodyTooLarge, RequestError
 from broker.wire.read_steps import Steps, finish
 
 BYTES_MAX: Final = 2 * 1024 * 1024
-"""The longest text, and in a list the longest message. Python's parser takes up to 10 ms for it."""
+"""The longest text, and the longest message of a list. Python's parser takes up to 10 ms for it."""
 VALUES_MAX: Final = 100_000
-"""How many values a text may have where nothing else is said."""
+"""The default for the maximum number of values in a text."""
 BRACKETS_MAX: Final = 2_000
-"""How many lists and objects a text may have."""
+"""The maximum number of lists and objects in a text."""
 
-# A string, so that nothing inside it is seen, or what a further value needs.
+# It matches a whole string, so that commas and brackets inside are not counted; or one character that begins a value.
 _PATTERN = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _STRING_OR_VALUE = re.compile(_PATTERN.encode(), re.DOTALL)
 _STEP_MATCHES: Final = 4_096
@@ -43,19 +47,19 @@ def parse(
     too_many: type[RequestError] = BadRequest,
     number: Callable[[str], object] | None = None,
 ) -> object:
-    """Return the value that a JSON text says.
+    """Return the value of a JSON text.
 
     Args:
         body: the text, UTF-8.
-        bytes_max: how long it may be.
-        values_max: how many values it may have, those inside of others counted too, and each empty
-            list or object as two.
-        too_many: what is raised if it has more.
-        number: makes a value of the text of a number; else they become int and float.
+        bytes_max: the maximum size of the text.
+        values_max: the maximum number of values. Values inside of others count, too, and each empty list or
+            object counts as two.
+        too_many: the error to raise for more values.
+        number: makes a value from the text of a number; by default numbers become int and float.
 
     Raises:
-        BadRequest: it is no JSON.
-        BodyTooLarge: it is longer.
+        BadRequest: it is not JSON.
+        BodyTooLarge: it is longer than ``bytes_max``.
     """
     if len(body) > bytes_max:
         raise BodyTooLarge(f"The body may have {bytes_max} bytes; this one has {len(body)}.")
@@ -69,7 +73,7 @@ def parse_steps(
     too_many: type[RequestError] = BadRequest,
     number: Callable[[str], object] | None = None,
 ) -> Steps[object]:
-    """Return the value that a JSON text says, in steps, as ``parse``."""
+    """Return the value of a JSON text, in steps, as ``parse``."""
     if len(body) > BYTES_MAX:
         raise BodyTooLarge(
             f"JSON without a list of messages may have {BYTES_MAX} bytes; this has {len(body)}. Send it as avro/binary."
@@ -87,7 +91,7 @@ def parse_steps(
 
 
 def decoder(number: Callable[[str], object] | None = None) -> json.JSONDecoder:
-    """Return what reads values strictly; it raises ValueError, RecursionError, BadRequest."""
+    """Return a strict decoder. It raises ValueError, RecursionError and BadRequest."""
     return json.JSONDecoder(
         object_pairs_hook=_make_object,
         parse_constant=_refuse_constant,
@@ -97,7 +101,7 @@ def decoder(number: Callable[[str], object] | None = None) -> json.JSONDecoder:
 
 
 def more_values(text: bytes, values_max: int) -> Steps[bool]:
-    """Return in steps whether a text, UTF-8, has more values than so many, or more brackets than a text may have."""
+    """Return in steps whether a UTF-8 text has more than ``values_max`` values, or more than ``BRACKETS_MAX`` brackets."""
     brackets = sum(map(text.count, (b"[", b"{")))
     if brackets <= BRACKETS_MAX and brackets + text.count(b",") < values_max:
         return False
@@ -120,4 +124,4 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> object:
-    raise BadRequest(f"The body is not valid JSON: {name} is no JSON value.")
+    raise BadRequest(f"The body is not valid JSON: {name} is not a JSON value.")

@@ -1,16 +1,16 @@
-"""Messages with their keys, headers and lifetimes: ``avro/message``, beside the original's ``avro/binary``.
+"""Messages with keys, headers and lifetimes: ``avro/message``, in addition to the original's ``avro/binary``.
 
-The client and the nodes speak it among each other; its schemas are in ``schemas``. A publish or a store is the
-original's record, whose messages are records. The reply of a poll is an array of pages, one in a block::
+The client and the nodes use it with each other; its schemas are in ``schemas``. A publish or a store is the
+original's record, but its messages are records. The reply to a poll is an array of pages, one page in each block::
 
     page       02 | messages | attributes                      one page in this block
-    messages   count | item | item | … | 00                    as in ``blocks``: copied as they are stored
-    attributes count | place | key | headers | … | 00          of those messages that have any; none: 00
+    messages   count | item | item | … | 00                    as in ``blocks``: a copy of the stored form
+    attributes count | place | key | headers | … | 00          only for messages that have any; none: 00
     reply      page page … 00                                  an empty reply is 00 alone
 
-``place`` counts the messages of the page from 0. A page of messages without attributes costs three bytes, and
-nothing for each message. A reply without the final zero was cut off, as in ``blocks``. The body of the poll itself
-stays ``avro/binary``; who wants this reply asks by ``Accept``, and goes by the ``Content-Type`` that comes.
+``place`` is the index of the message in the page, from 0. A page of messages without attributes costs three bytes in
+all. A reply without the final zero was cut off, as in ``blocks``. The body of the poll itself stays ``avro/binary``. A
+client asks for this form of the reply by ``Accept``, and decodes the reply by its ``Content-Type``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_ATTRIBUTES: Final = b"\0\0"
 _NO_TTL: Final = b"\0"
 _TTL: Final = b"\x02"
 _STEP_PARTS: Final = 256
-"""How many messages and headers one step reads, about."""
+"""The approximate number of messages and headers that one step reads."""
 
 
 # --- Publish and store ---------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
 
     Raises:
         BadRequest: the body is malformed, or a message has too many headers.
-        TooManyMessages: it has more than ``messages_max`` messages; none beyond them was read.
+        TooManyMessages: it has more than ``messages_max`` messages; the reader stopped before the excess ones.
     """
     return finish(publish_request_steps(body, messages_max=messages_max))
 
@@ -89,7 +89,7 @@ def publish_request_steps(
 
 
 class _MessageList:
-    """The messages of a publish or a store, as they are read."""
+    """The messages of a publish or a store that were read so far."""
 
     def __init__(self, body: bytes) -> None:
         self.payloads: list[bytes] = []
@@ -97,12 +97,12 @@ class _MessageList:
         self.ttls_s: list[int | None] = []
         self._body = body
         self._parts = 0
-        """Messages and headers that this step has read."""
+        """The number of messages and headers read in this step."""
         self._stop = STEP_BYTES
-        """The place in the body at which this step ends."""
+        """The position in the body at which this step ends."""
 
     def read(self, at: int, count: int) -> Steps[int]:
-        """Read messages, and return the place after them. Raises Malformed, IndexError, BadRequest."""
+        """Read messages, and return the position after them. Raises Malformed, IndexError, BadRequest."""
         body, payloads = self._body, self.payloads
         count += len(payloads)
         while len(payloads) < count:
@@ -133,7 +133,7 @@ def _read_ttl(body: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _read_count(body: bytes, at: int) -> tuple[int, int]:
-    """Return the count of a block of an array, in either of its legal forms."""
+    """Return the count of an array's block, in either of its legal forms, and the position after it."""
     count, at = read_long(body, at)
     if count < 0:
         _, at = read_long(body, at)
@@ -149,9 +149,9 @@ def page(
     """Return one page of a reply, in parts.
 
     Args:
-        count: how many messages it has, at least one.
-        items: runs of their items, as ``blocks`` has them.
-        found: the attributes of those messages that have any, each with its place, in order.
+        count: the number of its messages, at least one.
+        items: runs of encoded items, in the form of ``blocks``.
+        found: the attributes of the messages that have any, each with its index, in order.
     """
     beside = [encode_long(len(found))] if found else []
     for place, each in found:
@@ -160,40 +160,40 @@ def page(
 
 
 def add_attributes(messages: list[Message], found: Sequence[tuple[int, bytes]]) -> None:
-    """Give messages the attributes of their places."""
+    """Set the attributes of messages. Each has the index of its message."""
     for place, encoded in found:
         messages[place] = Message(*messages[place][:2], *attributes.decode(encoded))
 
 
 class PagesDecoder:
-    """Reads a reply as it arrives, in pieces of any size. Messages come out with their page, once that is whole."""
+    """Reads a reply as it arrives, in pieces of any size. It returns the messages of a page when the page is complete."""
 
     __slots__ = ("_buffer", "_ended", "_in_page", "_inner", "_left", "_messages", "_pages_left")
 
     def __init__(self) -> None:
         """Start before the first page."""
         self._buffer = b""
-        """What has arrived and was not read: less than a page's attributes of one message."""
+        """Received bytes that were not read: less than the attributes of one message."""
         self._inner: PollDecoder | None = None
-        """Reads the messages of a page, while they arrive."""
+        """Reads the messages of the present page while they arrive."""
         self._messages: list[Message] = []
-        """Those of the page that is being read."""
+        """The messages of the present page."""
         self._in_page = False
         self._pages_left = 0
         self._left = 0
-        """Attributes in this block of theirs that were not read."""
+        """The number of unread attributes in the present block of attributes."""
         self._ended = False
 
     @property
     def ended(self) -> bool:
-        """Return whether the final zero was read. What comes after it is ignored."""
+        """True if the final zero was read. Bytes after it are ignored."""
         return self._ended
 
     def feed(self, data: bytes) -> list[Message]:
         """Take a piece of the reply and return the messages of the pages that it completes.
 
         Raises:
-            OutcomeUnknown: these bytes are no such reply.
+            OutcomeUnknown: these bytes are not such a reply.
         """
         found: list[Message] = []
         try:
@@ -204,11 +204,11 @@ class PagesDecoder:
                     else self._read_messages(data, self._inner)
                 )
         except (Malformed, BadRequest) as error:
-            raise OutcomeUnknown(f"The answer is no reply of a poll: {error}.") from None
+            raise OutcomeUnknown(f"The answer is not a reply to a poll: {error}.") from None
         return found
 
     def finish(self) -> None:
-        """Say that nothing more comes.
+        """Check at the end of the input that the reply is complete.
 
         Raises:
             Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
@@ -217,7 +217,7 @@ class PagesDecoder:
             raise Unavailable("The reply of a poll was cut off before its end.")
 
     def _read_messages(self, data: bytes, inner: PollDecoder) -> bytes:
-        """Read messages of a page; return what is left of the piece."""
+        """Read messages of a page; return the unread rest of the piece."""
         self._messages += inner.feed(data)
         if not inner.ended:
             return b""
@@ -225,7 +225,7 @@ class PagesDecoder:
         return inner.rest
 
     def _read_between(self, data: bytes, found: list[Message]) -> bytes:
-        """Read what stands between the messages of two pages; return what is left of the piece."""
+        """Read the bytes between the messages of two pages; return the unread rest of the piece."""
         self._buffer += data
         at = 0
         try:
@@ -238,7 +238,7 @@ class PagesDecoder:
         return data
 
     def _read_pages(self, at: int) -> int:
-        """Read what stands before a page. Raises _Short."""
+        """Read the beginning of a page. Raises _Short."""
         if not self._pages_left:
             try:
                 self._pages_left, at = _read_count(self._buffer, at)
@@ -252,7 +252,7 @@ class PagesDecoder:
         return at
 
     def _read_attributes(self, at: int, found: list[Message]) -> int:
-        """Read the attributes of a page, and give its messages out behind the last. Raises _Short."""
+        """Read the attributes of a page; after the last, add the page's messages to ``found``. Raises _Short."""
         try:
             while True:
                 while self._left:
@@ -274,12 +274,12 @@ class PagesDecoder:
 
 
 def decoder(content_type: str) -> PagesDecoder | PollDecoder:
-    """Return what reads a poll's reply of a type: that of pages, or the original's, which older nodes answer."""
+    """Return a decoder for a content type: pages, or the original's form, which older nodes send."""
     return PagesDecoder() if content_type == CONTENT_TYPE else PollDecoder()
 
 
 class _Short(Exception):
-    """What has arrived ends within what stands at ``at``."""
+    """The received bytes end within the part that begins at ``at``."""
 
     def __init__(self, at: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Lists of write pointers: of 64-bit numbers, ascending, eight bytes each.
+"""Lists of write pointers: ascending 64-bit numbers, eight bytes each.
 
-A snapshot may name a million transactions. As an array they take 8 MB, as a list of numbers 40. They nearly always
-come in order. If not, pieces are put in order and then merged, since to sort all in one call takes half a second.
+A snapshot may name a million transactions. As an array they take 8 MB; as a list of numbers they would take 40 MB. They
+nearly always arrive in order. If not, the reader sorts pieces and merges them, since sorting all in one call would
+take half a second.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Final
 from broker.wire.read_steps import Steps
 
 POINTERS_MAX: Final = 1_000_000
-"""The most pointers that all lists of a snapshot may have together; far more than a transaction service keeps."""
+"""The maximum number of pointers in all lists of a snapshot; far more than a transaction service keeps."""
 PER_ITEM: Final = 8
-"""So many pointers count as one item, since they take as much memory."""
+"""The number of pointers that count as one item, since they take as much memory."""
 
 _BYTES: Final = 8
 _PIECE: Final = 8_192
@@ -27,17 +28,17 @@ _MERGED: Final = 1_024
 
 
 def items(count: int) -> int:
-    """Return as how many items so many pointers count."""
+    """Return the number of items that ``count`` pointers count as."""
     return -(-count // PER_ITEM)
 
 
 def of_bytes(data: bytes, start: int, count: int) -> Steps[array[int]]:
-    """Return ``count`` big-endian numbers that stand in ``data`` at ``start``, in ascending order."""
+    """Return ``count`` big-endian numbers from ``data``, beginning at ``start``, in ascending order."""
     return _joined(_read(data, start, count))
 
 
 def of_numbers(numbers: Sequence[int]) -> Steps[array[int]]:
-    """Return numbers of 64 bits in ascending order."""
+    """Return 64-bit numbers as an array in ascending order."""
     return _joined(array("q", numbers[at : at + _PIECE]) for at in range(0, len(numbers), _PIECE))
 
 

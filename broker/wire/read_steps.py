@@ -1,12 +1,12 @@
-"""Reading large bodies in steps, so that those who have other work to do are not kept from it.
+"""Read large bodies in steps, so that other work can run between them.
 
-A reader of a large body is a generator. It stops after about a millisecond of work, and returns what it has read::
+A reader of a large body is a generator. It pauses after about a millisecond of work, and returns its result at the end::
 
     steps = avro.publish_request_steps(body, messages_max=100_000)
-    finish(steps)                 all at once: for those who have nothing else to do
-    await read(request, steps)    step by step, in slices of time, with others between (api/decoding.py)
+    finish(steps)                 all at once, for a caller without other work
+    await read(request, steps)    step by step, in slices of time, with other work between them (api/decoding.py)
 
-Where a step ends is decided by counts of bytes and items, never by a clock: two runs take the same steps.
+Counts of bytes and items decide where a step ends, never a clock. So two runs take the same steps.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Final, TypeVar
 _Value = TypeVar("_Value")
 
 Steps = Generator[None, None, _Value]
-"""Does a part of the work at each ``next``, and returns the result."""
+"""Does a part of the work at each ``next``, and returns the result at the end."""
 
 Take = Callable[[int], object]
-"""Is told how many items will be read, before they are. It raises to refuse them."""
+"""Called with a number of items before they are read. It raises an error to refuse them."""
 
 STEP_BYTES: Final = 512 * 1024
-"""How many bytes one step copies at most."""
+"""The maximum number of bytes that one step copies."""
 
 
 def finish(steps: Steps[_Value]) -> _Value:
-    """Take all steps at once and return the result. Raises what the steps raise."""
+    """Take all steps at once and return the result. Raises the errors of the steps."""
     while True:
         try:
             next(steps)
@@ -38,7 +38,7 @@ def finish(steps: Steps[_Value]) -> _Value:
 
 
 def free(_: int) -> None:
-    """Refuse nothing, where nothing is counted."""
+    """Refuse nothing; for callers that do not count items."""
 
 
 def copied(body: bytes, start: int, end: int) -> Steps[bytes]:
@@ -48,4 +48,4 @@ def copied(body: bytes, start: int, end: int) -> Steps[bytes]:
     for at in range(start, end, STEP_BYTES):
         copy.write(view[at : min(at + STEP_BYTES, end)])
         yield
-    return copy.getvalue()  # It gives the bytes away that were written, without another copy.
+    return copy.getvalue()  # It returns the written bytes without another copy.

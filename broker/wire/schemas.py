@@ -1,6 +1,6 @@
 """The Avro schemas of the protocol, as data: the original's four, and two for messages with keys and headers.
 
-They are what a client in another language needs, and what the tests give to an independent Avro
+Clients in other languages need them, and the tests give them to an independent Avro
 implementation. The order of fields and of union branches is the wire format: it never changes.
 
 ::

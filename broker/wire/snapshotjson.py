@@ -1,4 +1,4 @@
-"""A snapshot inside a JSON body, in whichever of three forms is at hand.
+"""A snapshot in a JSON body, in any of three forms.
 
 ::
 
@@ -6,8 +6,8 @@
     "CgAB…"                                the same bytes, in base64
     {"transaction_id": 5, "read_pointer": 3, "in_progress": [4], …}      the parts, by name
 
-Bytes of a snapshot begin with a field's type, so their base64 is never all hex digits. Of the parts,
-``transaction_id`` and ``read_pointer`` are needed; ``visibility`` is a level's name.
+The bytes of a snapshot begin with the type of a field, so their base64 is never all hex digits. Of the members of the
+object, ``transaction_id`` and ``read_pointer`` are required; ``visibility`` is the name of a level.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = (*_NUMBERS, *_LISTS, "long", "visibility")
 
 
 def body_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
-    """Return in steps the snapshot that a request's body names as its only part. Raises BadRequest, BodyTooLarge."""
+    """Return in steps the snapshot of a request's body that has no other part. Raises BadRequest, BodyTooLarge."""
     value = yield from parse_steps(body)
     yield
     if not isinstance(value, dict) or set(value) != {"snapshot"}:
@@ -38,12 +38,12 @@ def body_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
 
 
 def decode_snapshot(value: object) -> Snapshot:
-    """Return the snapshot that a parsed JSON value says. Raises BadRequest."""
+    """Return the snapshot in a parsed JSON value. Raises BadRequest."""
     return finish(snapshot_steps(value))
 
 
 def snapshot_steps(value: object, *, take: Take = free) -> Steps[Snapshot]:
-    """Return in steps the snapshot that a parsed JSON value says. ``take`` is told of its pointers."""
+    """Return in steps the snapshot in a parsed JSON value. It calls ``take`` for its pointers."""
     if isinstance(value, str):
         transaction = _bytes(value)
         yield
@@ -54,7 +54,7 @@ def snapshot_steps(value: object, *, take: Take = free) -> Steps[Snapshot]:
 
 
 def encode_snapshot(snapshot: Snapshot) -> dict[str, object]:
-    """Return a snapshot's parts by name."""
+    """Return a snapshot's members by name."""
     numbers: dict[str, object] = {name: getattr(snapshot, name) for name in _NUMBERS}
     lists = {name: list(getattr(snapshot, name)) for name in _LISTS}
     return {**numbers, **lists, "long": snapshot.long, "visibility": snapshot.visibility.name}

@@ -1,4 +1,4 @@
-"""Passing over values in Thrift's binary protocol that are not wanted, in bounded time.
+"""Skip unwanted values in Thrift's binary protocol, in bounded time.
 
 ::
 
@@ -8,8 +8,8 @@
     map     type of the keys | type of the values | count (int32) | keys and values, by turns
     struct  fields, each: type (1 byte) | number (int16) | value; 00 ends it
 
-Counts in what others sent are not trusted. Numbers and booleans in a list are passed over at once. All else is counted
-in parts: a list of empty structs is one byte for each, and takes longer to pass over than anything else.
+The skipper does not trust counts in a body. It skips numbers and booleans in a list all at once. It counts all other
+values as parts, and bounds them: a list of empty structs takes one byte for each, and is the slowest input to skip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
 FIXED_BYTES: Final = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 NESTING_MAX: Final = 16
 PARTS_MAX: Final = 10_000
-"""The most fields and parts of fields that are passed over."""
+"""The maximum number of fields, and parts of fields, to skip."""
 
 FIELD: Final = struct.Struct(">bh")
 LIST_HEAD: Final = struct.Struct(">bi")
@@ -33,19 +33,19 @@ _MAP_HEAD = struct.Struct(">bbi")
 
 
 class Skipper:
-    """Passes over values of one body; what it passes over is counted. ``what`` names the body in errors."""
+    """Skips values of one body, and counts them. ``what`` names the body in errors."""
 
     def __init__(self, body: bytes | bytearray, what: str) -> None:
-        """Have passed over nothing."""
+        """Begin with a count of zero."""
         self._body = body
         self._what = what
         self._parts = 0
 
     def past(self, at: int, kind: int, depth: int = NESTING_MAX) -> int:
-        """Return the place after a value, which may lie beyond the body if the value does.
+        """Return the position after a value. It may lie beyond the body, if the value does.
 
         Raises:
-            BadRequest: it is none, or is nested too deep, or there are too many parts.
+            BadRequest: it is not a value, it is nested too deeply, or there are too many parts.
             IndexError, struct.error: the body ends within it.
         """
         self._parts += 1
@@ -78,7 +78,7 @@ class Skipper:
     def _past_items(self, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
         if all(kind in FIXED_BYTES for kind in kinds):
             return at + self._count(count) * sum(FIXED_BYTES[kind] for kind in kinds)
-        if count > len(self._body) - at:  # Each takes a byte at least.
+        if count > len(self._body) - at:  # Each item takes at least one byte.
             raise IndexError
         for _ in range(self._count(count)):
             for kind in kinds:

@@ -2,14 +2,14 @@
 
 ::
 
-    request   {"ttl": 3600, "owner": "me"}                       or nothing at all
+    request   {"ttl": 3600, "owner": "me"}                       or an empty body
     answer    {"generation":"1","owner":"me","ttl":"3600"}       every value a string, names sorted
     listing   ["a-b","a1","a","aa"]                              in the order of "name:"
 
-A request replaces all properties: what it leaves out gets its default. Numbers and booleans become
-the strings that they were written as. All together may have 64 KiB: nodes keep them in memory for every topic. Keys that mean nothing to the broker are kept and given back.
-``generation`` belongs to the broker: one that is sent must be a number, and is then forgotten. So is
-``purged_ms``, which is shown once a topic was purged: nothing that was published before is left.
+A request replaces all properties: a missing one gets its default. Numbers and booleans become strings, as they were
+written. All properties together may have 64 KiB, because nodes keep them in memory for every topic. The broker keeps
+and returns properties that it does not know. ``generation`` belongs to the broker: in a request it must be a number, and
+is ignored. So is ``purged_ms``. The answer has it after a purge: no message from before this moment is left.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PURGED = "purged_ms"
 TRANSACTIONS = "transactions"
 TTL_MAX_S: Final = (1 << 31) - 1
 PROPERTIES_BYTES_MAX: Final = 64 * 1024
-"""Bytes that the names and values of a topic's properties may have together, in UTF-8."""
+"""The maximum size of the names and values of a topic's properties together, in UTF-8."""
 BODY_BYTES_MAX: Final = 4 * PROPERTIES_BYTES_MAX
-"""The longest body with them: JSON may write a character with up to six."""
+"""The longest body with properties: JSON may write a character with up to six."""
 
 VALUES_MAX: Final = 10_000
-"""How many JSON values a body may have."""
+"""The maximum number of JSON values in a body."""
 
 _INVALID = "Invalid topic properties. It must be JSON object with string values."
 _INTEGER = re.compile(r"[+-]?[0-9]{1,11}")
@@ -45,19 +45,19 @@ _INT32 = range(-(1 << 31), 1 << 31)
 def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) -> dict[str, str]:
     """Read the body of a create or an update, over the defaults, without ``generation``.
 
-    Errors are in the original's words, which name the topic; what it leaves unsaid follows them.
+    Errors have the texts of the original, which name the topic. An error may add a sentence to them.
 
     Raises:
-        BadRequest: it is neither empty nor an object of plain values, or a property that the broker
-            knows has a wrong value, or there is no ttl even by default.
-        BodyTooLarge: the properties, those by default among them, have more than ``PROPERTIES_BYTES_MAX`` bytes.
+        BadRequest: it is neither empty nor an object of plain values; or a property that the broker
+            knows has a wrong value; or there is no ttl, not even by default.
+        BodyTooLarge: the properties, with the defaults, have more than ``PROPERTIES_BYTES_MAX`` bytes.
     """
     properties = {**defaults, **(_sent(body) if body else {})}
     size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     if size > PROPERTIES_BYTES_MAX:
         raise BodyTooLarge(
             f"The properties of a topic may have {PROPERTIES_BYTES_MAX} bytes, names and values together; these have "
-            f"{size}. Keep what is long elsewhere, and its address here."
+            f"{size}. Store long values elsewhere, and their address here."
         )
     _check_generation(properties.pop(GENERATION, "1"), topic)
     _check_purged(properties.pop(PURGED, "0"), topic)
@@ -67,13 +67,13 @@ def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) 
 
 
 def make_topic(topic: TopicId, generation: int, properties: Mapping[str, str]) -> Topic:
-    """Return a topic, its properties parsed. Raises BadRequest for a wrong value."""
+    """Return a topic with its parsed properties. Raises BadRequest for a wrong value."""
     kept = {name: value for name, value in properties.items() if name != GENERATION}
     return Topic(topic, generation, kept, ttl_of(kept, topic), transactions_of(kept))
 
 
 def encode_properties(topic: Topic) -> bytes:
-    """Return all properties, ``generation`` among them, as the interface shows them."""
+    """Return all properties, with ``generation``, in the form of the interface."""
     properties = {**topic.properties, GENERATION: str(topic.generation)}
     if topic.purged_ms:
         properties[PURGED] = str(topic.purged_ms)
@@ -81,7 +81,7 @@ def encode_properties(topic: Topic) -> bytes:
 
 
 def encode_names(names: Iterable[str]) -> bytes:
-    """Return the listing of a namespace: ordered as keys with a trailing colon sort."""
+    """Return the listing of a namespace, sorted as the names with a trailing colon."""
     ordered = sorted(names, key=lambda name: f"{name}:")
     return json.dumps(ordered, separators=(",", ":")).encode("ascii")
 
@@ -113,22 +113,22 @@ def _check_generation(text: str, topic: TopicId) -> None:
 def _check_purged(text: str, topic: TopicId) -> None:
     if not _MOMENT_MS.fullmatch(text):
         raise BadRequest(
-            f"The {PURGED} property belongs to the broker. Leave it out; what was published before a moment is "
-            f"removed by a purge of topic {topic.entity}"
+            f"The {PURGED} property belongs to the broker. Leave it out. To remove the messages published before a "
+            f"moment, purge topic {topic.entity}"
         )
 
 
 def transactions_of(properties: Mapping[str, str]) -> TransactionUse:
-    """Return whether publishes carry a write pointer. Raises BadRequest."""
+    """Return whether publishes may or must carry a write pointer. Raises BadRequest."""
     value = properties.get(TRANSACTIONS, TransactionUse.OPTIONAL.value)
     try:
         return TransactionUse(value)
     except ValueError:
-        raise BadRequest(f"{TRANSACTIONS}: is one of {', '.join(TransactionUse)}.") from None
+        raise BadRequest(f"{TRANSACTIONS}: must be one of {', '.join(TransactionUse)}.") from None
 
 
 def int32(text: str) -> int | None:
-    """Return the whole number of 32 bits that a property holds, or None if it holds none."""
+    """Return the 32-bit whole number in the text of a property, or None if it is not one."""
     if not _INTEGER.fullmatch(text) or int(text) not in _INT32:
         return None
     return int(text)
@@ -143,7 +143,7 @@ def _sent(body: bytes) -> dict[str, str]:
 
 def _strings(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise BadRequest("The body is no object.")
+        raise BadRequest("The body is not an object.")
     for name, one in value.items():
         _check_text(name, name)
         if not isinstance(one, str | bool):
@@ -159,8 +159,8 @@ def _string(name: str, value: str | bool) -> str:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Refuse what can't be written as UTF-8: half of a surrogate pair."""
+    """Refuse text that UTF-8 can't encode: half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRequest(f"{name!a:.80}: is no valid Unicode text.") from None
+        raise BadRequest(f"{name!a:.80}: is not valid Unicode text.") from None

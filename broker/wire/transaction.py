@@ -10,11 +10,11 @@
     2 i64   readPointer            5 i64   firstShort          8 list  checkpointWritePointers
     3 list  invalids               6 i32   type (1 short)      9 i32   visibilityLevel
 
-What is missing is read as the original reads it: a list is empty, a number 0, the level SNAPSHOT, and
-any type but *short* is long. Unknown fields, and known ones of another type, are skipped, up to a count of
-parts: a list of empty structs is one byte for each, and takes longer to skip than any other body to read. Bytes
-after the struct are ignored. There is no library here because the two that know the format load a Thrift
-stack into every client and trust the counts that they read.
+The reader treats a missing field as the original does: a list is empty, a number is 0, the level is SNAPSHOT, and any
+type other than *short* is long. It skips unknown fields, and known ones of another type, up to a number of parts: a
+list of empty structs takes one byte for each, and is slower to skip than any other body is to read. It ignores bytes
+after the struct. It uses no library, because the two that know the format load a Thrift stack into every client and
+trust the counts that they read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Value = int | Sequence[int]
 
 
 def encode_transaction(snapshot: Snapshot) -> bytes:
-    """Return a snapshot as the Java codec writes it: all nine fields, by number."""
+    """Return a snapshot in the form that the Java codec writes: all nine fields, by number."""
     return b"".join(
         (
             _FIELD_I64.pack(I64, 1, snapshot.transaction_id),
@@ -69,12 +69,12 @@ def _encode_list(number: int, listed: Sequence[int]) -> bytes:
 
 
 def decode_transaction(body: bytes) -> Snapshot:
-    """Read a snapshot. Raises BadRequest, also for more than POINTERS_MAX pointers, and as Skipper.past."""
+    """Read a snapshot. Raises BadRequest, as Skipper.past and for more than POINTERS_MAX pointers."""
     return finish(transaction_steps(body))
 
 
 def transaction_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
-    """Read a snapshot in steps, as ``decode_transaction``. ``take`` is told of its pointers."""
+    """Read a snapshot in steps, as ``decode_transaction``. It calls ``take`` for its pointers."""
     try:
         fields = yield from _FieldReader(body, take).fields()
     except (IndexError, struct.error):
@@ -106,7 +106,7 @@ def _snapshot(fields: dict[int, _Value]) -> Snapshot:
 
 
 class _FieldReader:
-    """Reads the fields of a struct. Its parts, and the pointers in it, are counted and bounded."""
+    """Reads the fields of a struct. It counts and bounds their parts and pointers."""
 
     def __init__(self, body: bytes, take: Take) -> None:
         self._body = body
@@ -115,7 +115,7 @@ class _FieldReader:
         self._pointers = 0
 
     def fields(self) -> Steps[dict[int, _Value]]:
-        """Return the fields that are known. Raises BadRequest, and IndexError, struct.error at the end of the body."""
+        """Return the known fields. Raises BadRequest; IndexError and struct.error if the body ends too early."""
         body, at = self._body, 0
         found: dict[int, _Value] = {}
         while body[at] != STOP:
@@ -135,7 +135,7 @@ class _FieldReader:
     def _list(self, at: int) -> Steps[array[int]]:
         kind, count = LIST_HEAD.unpack_from(self._body, at)
         if count and kind != I64:
-            raise BadRequest("transaction: a list of pointers holds something else.")
+            raise BadRequest("transaction: a list of pointers contains values of another type.")
         self._pointers += count
         if self._pointers > pointers.POINTERS_MAX:
             raise BadRequest(

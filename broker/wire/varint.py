@@ -1,4 +1,4 @@
-"""Avro's numbers: zig-zag, then seven bits a byte, the lowest first.
+"""Avro's numbers: zig-zag, then seven bits in each byte, the lowest first.
 
 ::
 
@@ -6,11 +6,11 @@
     zig-zag   0    1    2    3   126     128
     bytes    00   01   02   03   7e      80 01
 
-The lowest bit of the first byte is the sign. A longer form than needed is legal (``80 00`` is 0), as
-it is for the original's decoder; a form longer than the type can need is not.
+The lowest bit of the first byte is the sign. A form longer than necessary is legal (``80 00`` is 0), as in
+the original's decoder. A form longer than the type can need is not legal.
 
-Readers take a body and a place, and give the value and the place after it. Where the body ends too
-early they raise IndexError, which their callers turn into an error that names the field.
+Readers take a body and a position, and return the value and the position after it. If the body ends too
+early, they raise IndexError; their callers turn it into an error that names the field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT_BYTES_MAX = 5
 
 
 class Malformed(ValueError):
-    """These bytes are no datum of the schema; never leaves the package."""
+    """These bytes do not match the schema. It never leaves the package."""
 
 
 def _encode(value: int) -> bytes:
@@ -48,12 +48,12 @@ def encode_long(value: int) -> bytes:
 
 
 def encode_bytes(value: bytes) -> bytes:
-    """Return the Avro form of a byte string: its length, then itself."""
+    """Return the Avro form of a byte string: its length, then its bytes."""
     return encode_long(len(value)) + value
 
 
 def read_long(body: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return a 64-bit number and the place after it. Raises Malformed, IndexError."""
+    """Return a 64-bit number and the position after it. Raises Malformed, IndexError."""
     rest = body[at]
     at += 1
     if rest > 0x7F:
@@ -64,7 +64,7 @@ def read_long(body: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def read_int(body: bytes, at: int) -> tuple[int, int]:
-    """Return a 32-bit number and the place after it. Raises Malformed, IndexError."""
+    """Return a 32-bit number and the position after it. Raises Malformed, IndexError."""
     rest = body[at]
     at += 1
     if rest > 0x7F:
@@ -85,13 +85,13 @@ def _continue(body: bytes | memoryview, at: int, rest: int, bytes_max: int) -> t
 
 
 def read_bytes(body: bytes, at: int) -> tuple[bytes, int]:
-    """Return a byte string and the place after it. Raises Malformed, IndexError."""
+    """Return a byte string and the position after it. Raises Malformed, IndexError."""
     size, at = read_size(body, at)
     return body[at : at + size], at + size
 
 
 def read_size(body: bytes, at: int) -> tuple[int, int]:
-    """Return the length of a byte string that is whole, and the place of its first byte. Raises Malformed, IndexError."""
+    """Return the length of a complete byte string, and the position of its first byte. Raises Malformed, IndexError."""
     size, at = read_long(body, at)
     if size < 0:
         raise Malformed(f"a length is negative ({size})")

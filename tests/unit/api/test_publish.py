@@ -186,7 +186,7 @@ async def test_a_transaction_in_the_json_of_people(broker: Broker) -> None:
         ([{"value": "x", "headers": {"": "1"}}], "messages[0].headers: a name has 1 to 255 bytes"),
         (
             [{"value": "x", "headers": {"\ud800": "1"}}],
-            "messages[0].headers: '\\ud800' is no valid",
+            "messages[0].headers: '\\ud800' is not valid",
         ),
         (
             [{"value": "x", "headers": {f"{n}": "" for n in range(101)}}],
