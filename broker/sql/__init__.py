@@ -1,7 +1,7 @@
-"""SQL databases beside the broker, through SQLAlchemy: one transaction over both, and the outbox.
+"""SQL databases together with the broker, through SQLAlchemy: one transaction over both, and the outbox.
 
-The extra ``sql`` brings SQLAlchemy. ``SqlRecord`` lets a session take part in a transaction of the client;
-``Outbox`` writes notifications in a program's own SQL transactions and relays them to topics, each once.
+The extra ``sql`` installs SQLAlchemy. ``SqlRecord`` makes a session a participant in a transaction of the client.
+``Outbox`` stores notifications in a program's own SQL transactions, and relays each once to its topic.
 """
 
 from broker.sql.outbox import Outbox

@@ -1,7 +1,7 @@
-"""The outbox: notifications that a SQL transaction writes, and a relay publishes, each once and in order.
+"""The outbox: a SQL transaction writes notifications, and a relay publishes each of them once and in order.
 
-A program that changes its database and tells the world does both in one SQL transaction: the notification is a row of
-the outbox. It is published if, and only if, the transaction commits. No broker has to be up for that::
+A program that changes its database and notifies other programs does both in one SQL transaction: the notification is
+a row of the outbox. It is published if, and only if, the transaction commits. The broker may be down meanwhile::
 
     with Session(engine) as session, session.begin():
         session.add(Order(...))
@@ -9,34 +9,35 @@ the outbox. It is published if, and only if, the transaction commits. No broker 
 
     asyncio.run(outbox.relay(client, engine))           in another program, or in a task of this one
 
-**Once.** The relay goes on in steps, of which each one may be the last before a crash::
+**Once.** The relay works in steps, and may crash after any of them::
 
     1 SQL     assign: the topic's counter goes from n to n + 1, and the oldest rows get the number n + 1 as their batch
-    2 publish the batch as one request, under the topic's producer and the number (``Producer-Number``)
+    2 publish the batch as one request, with the topic's producer and the number (``Producer-Number``)
     3 SQL     delete the rows of the batch
 
-A batch is fixed by step 1, and the next one is assigned when none is left. So the same number always has the same
+Step 1 fixes a batch, and the relay assigns the next one only when none is left. So the same number always has the same
 messages, and step 2 may be repeated: the broker stores nothing for a number at or below the producer's last one. A
-producer's number is kept with the topic for its ttl and 7 days of silence, an idempotency key only for some minutes,
-so it is the number that a relay needs that was down for a weekend, with a publish of unknown outcome behind it. If
-the batch is older than even that, the relay refuses to guess: OutcomeUnknown is raised, and ``settle`` takes a
-person's word.
+topic keeps a producer's number for its ttl plus 7 days without a publish, but an idempotency key only for some
+minutes. So the relay uses a number: after a weekend of downtime it can still repeat a publish of unknown outcome. If
+a batch is older than even that, the relay does not guess: it raises OutcomeUnknown, and a person decides with
+``settle``.
 
-**In order.** A database gives a row its id before the row's transaction commits, so ids appear late: 7 may be there
-when 6 is not yet. The relay keeps no place in the ids. It takes the lowest ones that it can see, and deletes what is
-published; a row that appears late is the next one to be taken, and no row is passed over. So the order in a topic is
-that of the ids among the rows that are there together, and else that of the commits. A transaction that begins when
-another one has committed comes behind it.
+**In order.** A database gives a row its id before the row's transaction commits. So ids may appear out of order: 7 may
+be visible before 6. The relay does not remember a position in the ids. It takes the lowest visible ones, and deletes
+them after their publish. A row that appears late is taken next, so the relay skips no row. The order in a topic is the
+order of ids for rows that are visible together, and otherwise the order of commits. The rows of a transaction that
+begins after another one has committed come behind those of the other one.
 
-**Two relays** may run: both publish the same batch under the same number, and of two that assign one loses, by the
-counter. A relay that slept meanwhile publishes a number that the broker has seen.
+**Two relays** may run. Both publish the same batch with the same number. If both assign a batch at the same time, the
+counter lets only one succeed. A relay that paused meanwhile publishes a number that the broker has already seen.
 
-**A restored database** has an older counter, whose next numbers the broker has seen: it would overlook new messages. A
-relay notices: the broker answers that the number is below its last one, or that the batch had another count of messages,
-and the rows are still there. It deletes nothing and says so; ``renew`` lets it go on under new producers.
+**A restored database** has an older counter. The broker has seen its next numbers, and would store nothing for new
+messages. A relay detects this: the broker answers that the number is below its last one, or that the batch had another
+count of messages, and the rows are still in the database. The relay deletes nothing and raises an error. After
+``renew`` it continues under new producers.
 
-A batch that is refused (the topic was deleted, a message is too large) stays, and its topic waits, since order comes
-first; other topics go on.
+If the broker refuses a batch (the topic was deleted, a message is too large), the batch stays and its topic waits,
+because the order must not change. Other topics go on.
 """
 
 from __future__ import annotations
@@ -81,13 +82,13 @@ if TYPE_CHECKING:
 
 BATCH_MESSAGES_MAX: Final = 1_000
 BATCH_BYTES_MAX: Final = 1 << 20
-"""How much of a topic is published at once; one message always is."""
+"""The limit of one batch of a topic. It always has at least one message."""
 
 IDLE_S: Final = 0.5
-"""How long a relay rests that has found nothing."""
+"""The pause of a relay that has found no messages."""
 
 _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only under this name of the type."""
+"""SQLite generates ids only for a column of exactly this type."""
 
 
 class OutboxBatch(NamedTuple):
@@ -101,14 +102,14 @@ class OutboxBatch(NamedTuple):
 
 
 class Outbox:
-    """The tables of an outbox, and all that is done with them.
+    """The tables of an outbox, and their operations.
 
     Args:
-        metadata: where the tables belong to; by default one of their own.
-        name: the name of the first table; the second one's has ``_topics`` behind it.
-        namespace: of topics that are named without one.
-        batch_messages_max: how many messages are published at once.
-        batch_bytes_max: how many bytes of messages.
+        metadata: the MetaData of the tables; by default one of their own.
+        name: the name of the first table; the second one has the suffix ``_topics``.
+        namespace: the namespace of topics that are named without one.
+        batch_messages_max: the maximum number of messages in a batch.
+        batch_bytes_max: the maximum size of the messages in a batch.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Outbox:
         )
 
     def create(self, engine: Engine) -> None:
-        """Create the two tables, if they are not there. With an AsyncEngine: ``run_sync(outbox.metadata.create_all)``."""
+        """Create the two tables if they do not exist. With an AsyncEngine: ``run_sync(outbox.metadata.create_all)``."""
         self.metadata.create_all(engine, tables=[self.rows, self.topics])
 
     def insert(
@@ -159,20 +160,20 @@ class Outbox:
         headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
     ) -> Insert:
-        """Return the statement that writes messages into the outbox, to be executed in the caller's SQL transaction.
+        """Return the statement that inserts messages into the outbox. Execute it in your own SQL transaction.
 
-        It may be given to a connection or a session, plain or for asyncio.
+        A connection or a session can execute it, plain or asynchronous.
 
         Args:
-            topic: where to.
+            topic: the topic.
             messages: bytes, text or ``NewMessage``, one or a sequence.
             key: the key of each of these messages that has none of its own.
             headers: the headers, by name, of each of these messages that has none of its own.
-            ttl_s: how many seconds each of these messages lives that says nothing of its own. It counts from the
-                moment at which it is relayed.
+            ttl_s: how many seconds each of these messages without a lifetime of its own lives. The time counts from
+                the moment when the relay publishes it.
 
         Raises:
-            TypeError, BadRequest: these are no messages. BadName: the topic can't have that name.
+            TypeError, BadRequest: these are not messages. BadName: the name of the topic is not valid.
         """
         identifier = topic_id(topic, self.namespace)
         parts = [
@@ -200,33 +201,33 @@ class Outbox:
         stop: asyncio.Event | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
-        """Publish what is in the outbox, and what comes into it, until ``stop`` is set or the call is cancelled.
+        """Publish the messages in the outbox, and new ones, until ``stop`` is set or the call is cancelled.
 
-        What goes wrong is logged and tried again, after a pause that doubles.
+        The relay logs each error and retries, after a pause that doubles.
         """
         await Relay(self, client, engine).run(stop, idle_s)
 
     async def relay_all(self, client: Client, engine: Engine | AsyncEngine) -> int:
-        """Publish what is in the outbox, and return how many messages that were.
+        """Publish the messages in the outbox, and return their number.
 
         Raises:
-            BrokerError, SQLAlchemyError: the first that went wrong, when all other topics are done. Nothing is lost.
+            BrokerError, SQLAlchemyError: the first error, after all other topics are done. No message is lost.
         """
         return await Relay(self, client, engine).all()
 
     async def waiting(self, engine: Engine | AsyncEngine) -> dict[str, int]:
-        """Return how many messages of each topic wait."""
+        """Return the number of waiting messages of each topic."""
         return await SqlWork(engine)(self.counts)
 
     async def settle(
         self, engine: Engine | AsyncEngine, topic: TopicName, *, published: bool
     ) -> None:
-        """Say what became of a batch that is too old for the broker to tell, see the top of the module.
+        """Decide the outcome of a batch that is too old for the broker to know; see the module's docstring.
 
         Args:
             engine: the database.
-            topic: whose batch.
-            published: whether its messages were published, so that the batch is deleted; else it is published now.
+            topic: the topic of the batch.
+            published: True if its messages were published: then the batch is deleted. If False, it is published now.
         """
         name = "/".join(topic_id(topic, self.namespace))
         await SqlWork(engine)(self._settle, name, published=published)
@@ -234,21 +235,21 @@ class Outbox:
     async def renew(self, engine: Engine | AsyncEngine) -> None:
         """Give every topic a new producer, after the database was restored from a backup.
 
-        The numbers of the old one are behind what the broker has seen. Messages of the backup that were published
-        already are published once more.
+        The numbers of the old producers are behind those that the broker has seen. Messages of the backup that were
+        published before are published again.
         """
         await SqlWork(engine)(self._renew)
 
-    # --- Pieces of work in SQL --------------------------------------------------------------------
+    # --- Functions that run in a SQL transaction ---------------------------------------------------
 
     def counts(self, connection: Connection) -> dict[str, int]:
-        """Return how many rows each topic has."""
+        """Return the number of rows of each topic."""
         rows = self.rows
         found = select(rows.c.topic, func.count()).group_by(rows.c.topic).order_by(rows.c.topic)
         return {row[0]: row[1] for row in connection.execute(found)}
 
     def assigned(self, connection: Connection, topic: str) -> OutboxBatch | None:
-        """Return the batch of a topic that is to be published, if one is assigned."""
+        """Return the assigned batch of a topic, or None."""
         rows, topics = self.rows, self.topics
         found = connection.execute(
             select(rows.c.batch, rows.c.payload, rows.c.attributes, rows.c.ttl_s)
@@ -270,10 +271,10 @@ class Outbox:
         )
 
     def assign(self, connection: Connection, topic: str, now_ms: int) -> bool:
-        """Assign the next batch of a topic. Return whether there was something.
+        """Assign the next batch of a topic. Return whether there were rows.
 
         Raises:
-            Overtaken: another relay assigns at the same time; what this one has done is rolled back.
+            Overtaken: another relay assigns at the same time; this transaction is rolled back.
         """
         rows, topics = self.rows, self.topics
         number = self._number(connection, topic)
@@ -295,13 +296,13 @@ class Outbox:
         return True
 
     def is_assigned(self, connection: Connection, topic: str) -> bool:
-        """Return whether a batch of a topic is assigned."""
+        """Return whether a topic has an assigned batch."""
         rows = self.rows
         found = select(rows.c.id).where(rows.c.topic == topic, rows.c.batch.is_not(None)).limit(1)
         return connection.execute(found).first() is not None
 
     def _number(self, connection: Connection, topic: str) -> int:
-        """Return the topic's last number; a topic that is new gets its producer."""
+        """Return the topic's last number. Give a new topic its producer."""
         topics = self.topics
         last = select(topics.c.number).where(topics.c.topic == topic)
         found = connection.execute(last).scalar_one_or_none()
@@ -329,16 +330,16 @@ class Outbox:
         return ids
 
     def forget(self, connection: Connection, batch: OutboxBatch, *, known: bool) -> None:
-        """Delete the rows of a batch that is published.
+        """Delete the rows of a published batch.
 
         Args:
-            connection: has the SQL transaction.
-            batch: which.
-            known: whether the broker has it. If not, it has seen higher numbers: then another relay has deleted these
-                rows long ago, unless the counter has gone back.
+            connection: the connection of the SQL transaction.
+            batch: the batch.
+            known: whether the broker confirmed this batch. If not, it has seen higher numbers. Then another relay has
+                deleted these rows long ago, unless the counter went back.
 
         Raises:
-            CounterWentBack: the rows are there; they stay.
+            CounterWentBack: the rows exist; they are not deleted.
         """
         rows = self.rows
         deleted = connection.execute(
@@ -363,4 +364,4 @@ class Outbox:
 
 
 FRESH_MS: Final = 1 << 62
-"""When a batch was assigned that is to be published whatever its age is."""
+"""The time of assignment of a batch that is published at any age."""

@@ -1,11 +1,11 @@
-"""A SQL database and the broker in one transaction: both or neither, whatever is killed when.
+"""A SQL database and the broker in one transaction: both commit or neither, also if a process is killed.
 
-A SQL commit has one phase: it can't be prepared, and can't be taken back. So the database comes last, and its commit
+A SQL commit has one phase: it can't be prepared, and can't be undone. So the database commits last, and its commit
 **decides** (this is known as *last resource commit with a record*)::
 
     1 the block                  SQL statements, uncommitted; messages, in memory
-    2 can_commit; commit_tx      the session is flushed, so that constraints speak now; then the publisher publishes:
-                                 the messages are stored, and consumers in transactions are held before them
+    2 can_commit; commit_tx      the session is flushed, so that violated constraints fail now; then the publisher
+                                 publishes: the messages are stored, and consumers in transactions wait before them
     3 decide_tx                  the database commits, in the same SQL transaction, a **record**: the number of the
                                  broker's transaction, and its messages
     4 service.commit             consumers see the messages
@@ -13,34 +13,36 @@ A SQL commit has one phase: it can't be prepared, and can't be taken back. So th
 
 Why it is both or neither:
 
-* Before 3 is done there is no record. A program that fails then rolls everything back. A process that is killed leaves a
-  transaction that times out and becomes invalid, and a SQL transaction that the database rolls back: *neither*.
-* From 3 on there is a record, and **recovery** brings the broker to follow it: *both*. For each record it asks the
-  service what became of the transaction::
+* Before step 3 is done there is no record. A program that fails then rolls everything back. If the process is killed,
+  the broker's transaction times out and becomes invalid, and the database rolls the SQL transaction back: *neither*.
+* From step 3 on there is a record, and **recovery** makes the broker follow it: *both*. For each record it asks the
+  service for the outcome of the transaction::
 
-      committed      the record is deleted. A transaction that was invalid so long that the service has forgotten it
-                     looks as a committed one; but its messages are rolled back then, and that is looked for
-      in progress    it is committed: a record says that every publish of it was acknowledged
-      invalid        its time has passed. Its messages are skipped for good, so they are published once more, by a new
-                     transaction with the same protocol, which decides by changing the number in the record from the
-                     old one to its own. Of two recoveries one changes it, and the other one rolls back
+      committed      delete the record. There is one exception: a transaction that was invalid so long that the service
+                     has forgotten it looks like a committed one. But then its messages are rolled back, so recovery
+                     checks them
+      in progress    commit it: a record proves that every publish of it was acknowledged
+      invalid        the transaction timed out. Its messages are skipped for good, so publish them again, in a new
+                     transaction with the same protocol. It decides by changing the number in the record from the old
+                     transaction's to its own. Of two recoveries one changes it, and the other one rolls back
       unknown        the service does not say: the record stays for the next recovery
 
-  So at any time a record names the one transaction that can make its messages visible, and a new one is named only
-  when the old one is invalid for certain. Consumers in transactions see the messages once.
-* After 3 nothing is ever rolled back or aborted by the client. An aborted transaction would look as a committed one,
-  and recovery would delete its record.
-* If the outcome of the SQL commit itself is unknown (the connection broke), all stays as it is: the record, if it is
-  there, decides by recovery, and if not, the transaction times out. That is why a record has the messages: it may
-  appear when the transaction is invalid already.
+  So at any time a record names the one transaction that can make its messages visible. A new one is named only when
+  the old one is certainly invalid. Consumers in transactions see the messages once.
+* After step 3 the client never rolls back or aborts. An aborted transaction would look like a committed one, and
+  recovery would delete its record.
+* If the outcome of the SQL commit itself is unknown (the connection broke), the client changes nothing. If the record
+  exists, recovery follows it; if not, the transaction times out. That is why a record has the messages: it may appear
+  after the transaction has become invalid.
 
-What it costs: the messages are written to the database, too, and wait in memory for that, so they can't be stored in
-the broker meanwhile (``buffer_bytes_max`` is their bound). Keys of changes are refused: a conflict could come after
-the decision; SQL's own locks and constraints find conflicts. One session decides; two databases would need two.
+The cost: the messages are also written to the database. They wait in memory for that, so they can't be stored in the
+broker meanwhile (``buffer_bytes_max`` is their limit). A transaction with keys of changes is refused, because a
+conflict could come after the decision. SQL's own locks and constraints find conflicts. One session decides; two
+databases would need two.
 
-Run ``recover`` when the program starts, and every minute or so: until then messages of a decided transaction whose
-process was killed are missing, and consumers may be held until its time-out. Several processes may run it, also
-while transactions are under way.
+Run ``recover`` when the program starts, and about every minute. A killed process may leave a decided transaction whose
+messages are not visible yet, and consumers may have to wait until its time-out; recovery ends that. Several processes
+may run it, also during transactions.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class RecordOwner(NamedTuple):
 
 
 class SqlRecord:
-    """The tables of the records, and all that is done with them.
+    """The tables of the records, and their operations.
 
     ::
 
@@ -103,8 +105,8 @@ class SqlRecord:
             await tx.publish("shop/orders", b"...")
 
     Args:
-        metadata: where the tables belong to; by default one of their own.
-        name: the name of the first table; the second one's has ``_messages`` behind it.
+        metadata: the MetaData of the tables; by default one of their own.
+        name: the name of the first table; the second one has the suffix ``_messages``.
     """
 
     def __init__(
@@ -128,15 +130,14 @@ class SqlRecord:
         )
 
     def create(self, engine: Engine) -> None:
-        """Create the two tables, if they are not there. With an AsyncEngine: ``run_sync(record.metadata.create_all)``."""
+        """Create the two tables if they do not exist. With an AsyncEngine: ``run_sync(record.metadata.create_all)``."""
         self.metadata.create_all(engine, tables=[self.decisions, self.messages])
 
     def participant(self, session: Session | AsyncSession) -> Any:
-        """Return a session as the deciding participant of a transaction, to be given to ``tx.add``.
+        """Return a session as the deciding participant of a transaction, for ``tx.add``.
 
-        The session must be bound to an engine, and must not be committed inside of the block. A plain session is
-        used by the thread that runs the block: in a program for asyncio it blocks the loop while it commits, so an
-        AsyncSession is better there.
+        Bind the session to an engine, and do not commit it inside of the block. The thread that runs the block uses a
+        plain session, and the commit blocks this thread. So in an asyncio program an AsyncSession is better.
         """
         if hasattr(session, "sync_session"):
             return AsyncParticipant(self, session)
@@ -149,29 +150,29 @@ class SqlRecord:
         *,
         service: AnyTransactionService | None = None,
     ) -> Recovered:
-        """Bring the broker to follow all records.
+        """Make the broker follow all records.
 
         Args:
-            client: publishes what has to be published again.
+            client: publishes messages again if necessary.
             engine: the database.
-            service: the transaction service, if not the broker's.
+            service: the transaction service, if it is not the broker's.
 
         Raises:
-            OutcomeUnknown: the service did not say what became of some transactions; their records stay.
+            OutcomeUnknown: the service did not tell the outcome of some transactions; their records stay.
         """
         return await Recovery(self, client, engine, service).run()
 
     def recover_blocking(
         self, client: SyncClient, engine: Engine, *, service: AnyTransactionService | None = None
     ) -> Recovered:
-        """Do the same in a program without asyncio."""
-        work = self.recover(client._client, engine, service=service)  # noqa: SLF001 - Its own.
+        """Do the same as ``recover`` in a program without asyncio."""
+        work = self.recover(client._client, engine, service=service)  # noqa: SLF001 - The blocking form of Client.
         return client._wait(work)  # noqa: SLF001
 
-    # --- Pieces of work in SQL --------------------------------------------------------------------
+    # --- Functions that run in a SQL transaction ---------------------------------------------------
 
     def write(self, connection: Any, transaction: Snapshot, published: Sequence[Topical]) -> None:
-        """Write a record, in the SQL transaction of a connection or a session."""
+        """Write a record in the SQL transaction of a connection or a session."""
         number = transaction.transaction_id
         decision = RecordOwner(number, number, transaction.write_pointer)
         connection.execute(insert(self.decisions), [decision._asdict()])
@@ -193,7 +194,7 @@ class SqlRecord:
         return [RecordOwner(*row) for row in found]
 
     def get(self, connection: Connection, number: int) -> RecordOwner | None:
-        """Return one record."""
+        """Return one record, or None."""
         found = select(self.decisions).where(self.decisions.c.number == number)
         row = connection.execute(found).one_or_none()
         return None if row is None else RecordOwner(*row)
@@ -209,7 +210,7 @@ class SqlRecord:
         return [(topic, _messages(body)) for topic, body in connection.execute(found)]
 
     def change(self, connection: Connection, old: RecordOwner, new: Snapshot) -> bool:
-        """Name another transaction in a record, if it still names the old one."""
+        """Name another transaction in a record. Return False if it does not name the old one any more."""
         table = self.decisions
         changed = connection.execute(
             update(table)

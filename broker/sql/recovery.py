@@ -1,4 +1,4 @@
-"""Bringing the broker to follow the records of a SQL database; ``broker.sql.record`` says why that is right."""
+"""Recovery: make the broker follow the records of a SQL database. ``broker.sql.record`` says why this is right."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 10
-"""How often recovery looks at one record."""
+"""The maximum number of steps of recovery for one record."""
 
 LIFE_MS: Final = 24 * 3600 * 1000
-"""How long a transaction may take to publish, by default at most."""
+"""The default of the longest time for which a transaction may publish."""
 
 SKEW_MS: Final = 60_000
-"""How far the clocks of the service and of a topic's leader may be apart, amply."""
+"""A generous limit of the difference between the clocks of the service and of a topic's leader."""
 
 _ALL: Final = 1 << 62
 
 
 class Recovered(NamedTuple):
-    """What one recovery did, in records."""
+    """The result of one recovery, as numbers of records."""
 
     committed: int = 0
-    """Whose transaction is committed, by this recovery or before it."""
+    """Records whose transaction is committed, by this recovery or before it."""
     republished: int = 0
-    """Whose messages it published again, since their transaction had become invalid."""
+    """Records whose messages were published again, because their transaction had become invalid."""
 
 
 class _Renewal:
@@ -58,11 +58,11 @@ class _Renewal:
         self._new = 0
 
     def start_tx(self, transaction: Snapshot) -> None:
-        """Note the transaction that is to be named."""
+        """Remember the transaction that the record will name."""
         self._new = transaction.transaction_id
 
     def update_tx(self, transaction: Snapshot) -> None:
-        """There is no checkpoint."""
+        """Do nothing: there is no checkpoint."""
 
     def changes(self) -> Sequence[bytes]:
         """Return nothing."""
@@ -73,7 +73,7 @@ class _Renewal:
         return True
 
     async def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
-        """Name this transaction in the record. Raises ParticipantFailed: another recovery was first."""
+        """Name this transaction in the record. Raises ParticipantFailed if another recovery was first."""
         if not await self._work(self._record.change, self._old, transaction):
             raise ParticipantFailed("Another recovery has taken the record.")
 
@@ -82,7 +82,7 @@ class _Renewal:
         await self._work(self._record.forget, self._old.number, self._new)
 
     def rollback_tx(self) -> bool:
-        """There is nothing to undo."""
+        """Return True: nothing was persisted."""
         return True
 
 
@@ -103,7 +103,7 @@ class Recovery:
         self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
 
     async def run(self) -> Recovered:
-        """Take one record after the other; what the service does not say of one does not stop the others."""
+        """Process one record after the other. If one fails, continue with the others."""
         committed, republished = 0, 0
         left: list[int] = []
         for decision in await self._work(self._record.all):
@@ -117,13 +117,13 @@ class Recovery:
                 committed += not renewed
         if left:
             raise OutcomeUnknown(
-                f"The transaction service does not say what became of {len(left)} transactions, such as {left[0]}. "
+                f"The transaction service did not tell the outcome of {len(left)} transactions, for example {left[0]}. "
                 "Their records stay for the next recovery."
             )
         return Recovered(committed, republished)
 
     async def _follow(self, number: int) -> bool:
-        """Bring the broker to follow one record. Return whether its messages were published again."""
+        """Make the broker follow one record. Return whether its messages were published again."""
         renewed = False
         for _ in range(ROUNDS_MAX):
             decision = await self._work(self._record.get, number)
@@ -142,28 +142,25 @@ class Recovery:
                 renewed = await self._renew(decision) or renewed
             else:
                 break
-        raise OutcomeUnknown(f"It is unknown what became of the transaction of record {number}.")
+        raise OutcomeUnknown(f"The outcome of the transaction of record {number} is unknown.")
 
     async def _was_rolled_back(self, decision: RecordOwner) -> bool:
-        """Return whether a transaction that looks committed was invalid, and the service has forgotten it since (pruned it).
+        """Return whether a transaction that looks committed was invalid, and the service has forgotten (pruned) it.
 
-        It does so only when all messages of the transaction are rolled back. Where none is there any more, their
-        lives have passed, and there is nothing left to be shown.
+        The service forgets it only after all messages of the transaction are rolled back. If a topic has none of them
+        any more, they have expired, and no message is left to show.
         """
         for topic, _ in await self._work(self._record.published, decision.number):
             try:
                 row = await self._row(topic, decision)
-            except (
-                TopicNotFound,
-                NotFound,
-            ):  # Deleted; or a broker of another kind, where nothing is pruned.
-                continue
+            except (TopicNotFound, NotFound):
+                continue  # The topic was deleted; or it is a broker of another kind, which never prunes.
             if row is not None:
                 return row.tx_state == "rolled_back"
         return False
 
     async def _row(self, topic: str, decision: RecordOwner) -> Browsed | None:
-        """Return a message of a transaction, if there is one in a topic."""
+        """Return a message of a transaction in a topic, or None."""
         begun_ms = decision.transaction_id // POINTERS_PER_MS
         place: Start = max(0, begun_ms - SKEW_MS)
         while place is not None:
@@ -177,7 +174,7 @@ class Recovery:
         return None
 
     async def _commit(self, decision: RecordOwner) -> None:
-        """Commit a transaction. How that ended is asked for again, so an unknown outcome is no error here."""
+        """Commit a transaction. The caller asks for its outcome again, so an unknown outcome is no error here."""
         transaction = Snapshot(
             transaction_id=decision.transaction_id,
             read_pointer=0,

@@ -1,4 +1,4 @@
-"""Relaying an outbox: batch after batch of each topic, one at a time; ``outbox`` says why each is published once."""
+"""Relay an outbox: publish the batches of each topic, one at a time. ``outbox`` says why each is published once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger(__name__)
 
 KNOWN_MS: Final = 7 * 24 * 3600 * 1000
-"""A producer's number is known for as long at least, and for the topic's ttl beside."""
+"""The shortest time for which the broker knows a producer's number; the topic's ttl comes on top."""
 
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 30.0
@@ -36,12 +36,12 @@ class Overtaken(Exception):
 
 
 class CounterWentBack(BrokerError):
-    """The broker has seen higher numbers of this topic's producer than the database knows."""
+    """The broker has seen higher numbers of this topic's producer than the database has."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(
             f"The outbox counts the batches of {topic} from a number that the broker has seen before: was the database "
-            "restored from a backup? Nothing was deleted. outbox.renew lets the relay go on."
+            "restored from a backup? Nothing was deleted. Call outbox.renew, so that the relay can go on."
         )
 
 
@@ -61,10 +61,10 @@ class Relay:
         self._clock = clock or SystemClock()
         self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
         self._found: set[tuple[str, int]] = set()
-        """Batches that this relay has assigned itself: their first publish can't be too late."""
+        """Batches that were assigned while this relay looked. They are fresh, so their age needs no check."""
 
     async def run(self, stop: asyncio.Event | None, idle_s: float) -> None:
-        """Relay until ``stop`` is set. Topics in trouble do not hold others up."""
+        """Relay until ``stop`` is set. A failing topic does not block the others."""
         stopped = stop or asyncio.Event()
         failures = 0
         while not stopped.is_set():
@@ -75,7 +75,9 @@ class Relay:
                 failures += 1
                 pause_s = min(PAUSE_MAX_S, PAUSE_MIN_S * float(1 << min(failures, 20)))
                 pause_s *= self._rng.uniform(0.5, 1.0)
-                log.warning("the outbox is not empty, and goes on in %.1f s: %s", pause_s, error)
+                log.warning(
+                    "the outbox is not empty, and the relay retries in %.1f s: %s", pause_s, error
+                )
             else:
                 failures = 0
                 if relayed:
@@ -87,7 +89,7 @@ class Relay:
                 continue
 
     async def all(self) -> int:
-        """Relay what is there, and return how much. Raises the first error when every topic had its turn."""
+        """Relay all messages in the outbox, and return their number. Raises the first error after every topic was tried."""
         relayed = 0
         first: Trouble | None = None
         for topic in await self._work(self._outbox.counts):
@@ -102,7 +104,7 @@ class Relay:
         return relayed
 
     async def _next(self, topic: str) -> int:
-        """Relay the next batch of a topic, and return how many messages it has."""
+        """Relay the next batch of a topic, and return the number of its messages."""
         batch = await self._batch(topic)
         if batch is None:
             return 0
@@ -116,7 +118,7 @@ class Relay:
         return len(batch.messages)
 
     async def _batch(self, topic: str) -> OutboxBatch | None:
-        """Return the batch that is assigned; assign one if there is none."""
+        """Return the assigned batch; assign one if there is none."""
         batch = await self._work(self._outbox.assigned, topic)
         if batch is not None:
             return batch
@@ -139,5 +141,5 @@ class Relay:
         if age_ms > KNOWN_MS + ttl_s * 1000:
             raise OutcomeUnknown(
                 f"Batch {batch.number} of {batch.topic} was assigned {age_ms // 86_400_000} days ago. The broker no longer "
-                "knows whether it was published. Look at the consumers, and say it: outbox.settle."
+                "knows whether it was published. Look for its messages at the consumers, then call outbox.settle."
             )

@@ -1,4 +1,4 @@
-"""A session of SQLAlchemy as the deciding participant of a transaction; ``broker.sql.record`` says why that is right."""
+"""A SQLAlchemy session as the deciding participant of a transaction. ``broker.sql.record`` says why this is right."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Participant:
         self._committed = False
 
     def start_tx(self, transaction: Snapshot) -> None:
-        """Watch the session: a commit inside of the block would go without a record. Raises ValueError."""
+        """Watch the session for a commit inside of the block, which would have no record. Raises ValueError."""
         if not isinstance(self._session.get_bind(clause=self._record.decisions), Engine):
-            raise ValueError(  # noqa: TRY004 - The session is right, its bind is not.
-                "The session is bound to a connection, so that its commit may commit nothing. Bind it to an engine."
+            raise ValueError(  # noqa: TRY004 - The session has the right type; its bind is wrong.
+                "The session is bound to a connection, so its commit may have no effect. Bind it to an engine."
             )
         self._number, self._committed = transaction.transaction_id, False
         event.listen(self._session, "after_commit", self._note_commit)
@@ -50,29 +50,29 @@ class Participant:
             event.remove(self._session, "after_commit", self._note_commit)
 
     def update_tx(self, transaction: Snapshot) -> None:
-        """Take no note of the pointer: the record is written at the end."""
+        """Ignore the new pointer: the record is written at the end."""
 
     def changes(self) -> Sequence[bytes]:
         """Return nothing: the database finds conflicts."""
         return ()
 
     def commit_tx(self) -> bool:
-        """Send all changes to the database, uncommitted."""
+        """Flush all changes to the database, uncommitted."""
         if self._committed:
             raise ParticipantFailed(
-                "The SQL session was committed inside of the transaction. What it had written then stays."
+                "The SQL session was committed inside of the transaction. Its changes up to this commit stay."
             )
         self._session.flush()
         return True
 
     def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
-        """Commit, with a record. Raises ParticipantFailed, or what leaves the outcome open."""
+        """Commit with a record. Raises ParticipantFailed, or an error that leaves the outcome unknown."""
         self._watch_no_more()
         try:
             self._record.write(self._session, transaction, published)
             self._session.flush()
         except SQLAlchemyError as error:
-            raise ParticipantFailed(f"The database took no record: {error}") from error
+            raise ParticipantFailed(f"The database did not take the record: {error}") from error
         try:
             self._session.commit()
         except Exception as error:
@@ -80,12 +80,12 @@ class Participant:
                 raise ParticipantFailed(f"The database did not commit: {error}") from error
 
     def _is_decided(self, error: Exception) -> bool:
-        """Look whether a commit that raised has committed. Raises what leaves that open."""
-        self._session.rollback()  # Raises if the connection is gone.
+        """Return whether a commit that raised an error has committed. Raises an error if that is unknown."""
+        self._session.rollback()  # It raises an error if the connection is lost.
         if run(self._engine, self._record.get, self._number) is not None:
             return True
         if isinstance(error, DBAPIError) and error.connection_invalidated:
-            raise error  # The commit may still be under way in the server.
+            raise error  # The commit may still be in progress in the server.
         return False
 
     def post_commit(self) -> None:
@@ -98,24 +98,24 @@ class Participant:
             )
 
     def rollback_tx(self) -> bool:
-        """Roll the session back. What was not committed is undone for certain, whatever the connection does."""
+        """Roll the session back. Uncommitted changes are certainly undone, even if the connection fails."""
         self._watch_no_more()
         try:
             self._session.rollback()
         except SQLAlchemyError as error:
-            log.info("a rollback failed, so the database does it: %s", error)
+            log.info("a rollback failed; the database rolls back by itself: %s", error)
             self._session.invalidate()
         return not self._committed
 
     @property
     def _engine(self) -> Engine:
         engine = self._session.get_bind(clause=self._record.decisions)
-        assert isinstance(engine, Engine), "checked at the start"
+        assert isinstance(engine, Engine), "checked by start_tx"
         return engine
 
 
 class AsyncParticipant:
-    """An AsyncSession as the deciding participant: the same, in the session's own greenlet."""
+    """An AsyncSession as the deciding participant. It does the same, in the session's own greenlet."""
 
     def __init__(self, record: SqlRecord, session: Any) -> None:
         self.name = Participant.name
@@ -126,28 +126,28 @@ class AsyncParticipant:
         return await self._session.run_sync(lambda _: method(*arguments))
 
     async def start_tx(self, transaction: Snapshot) -> None:
-        """Do as the plain one."""
+        """As ``Participant``."""
         self._plain.start_tx(transaction)
 
     def update_tx(self, transaction: Snapshot) -> None:
-        """Do as the plain one."""
+        """As ``Participant``."""
 
     def changes(self) -> Sequence[bytes]:
-        """Do as the plain one."""
+        """As ``Participant``."""
         return ()
 
     async def commit_tx(self) -> bool:
-        """Do as the plain one."""
+        """As ``Participant``."""
         return bool(await self._run(self._plain.commit_tx))
 
     async def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
-        """Do as the plain one."""
+        """As ``Participant``."""
         await self._run(self._plain.decide_tx, transaction, published)
 
     async def post_commit(self) -> None:
-        """Do as the plain one."""
+        """As ``Participant``."""
         await self._run(self._plain.post_commit)
 
     async def rollback_tx(self) -> bool:
-        """Do as the plain one."""
+        """As ``Participant``."""
         return bool(await self._run(self._plain.rollback_tx))

@@ -1,6 +1,6 @@
-"""Pieces of work in SQL transactions of their own, for a program for asyncio, whichever engine it has.
+"""Run functions in SQL transactions of their own, from an asyncio program, with either kind of engine.
 
-The package sqlalchemy comes in by the extra ``sql``; nothing that every client imports needs it.
+The package sqlalchemy is installed by the extra ``sql``. No module that every client imports needs it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class SqlWork:
-    """Runs functions of a connection, each in one SQL transaction: committed if it returns, rolled back if it raises.
+    """Runs functions, each in one SQL transaction: commit if the function returns, roll back if it raises an error.
 
     Args:
-        engine: a plain Engine, whose work is done in threads; or an AsyncEngine.
+        engine: a plain Engine, whose functions run in threads; or an AsyncEngine.
     """
 
     def __init__(self, engine: Engine | AsyncEngine) -> None:
@@ -31,7 +31,7 @@ class SqlWork:
     async def __call__(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Carry out a piece of work. It is at its end when this returns, also if the caller is cancelled meanwhile."""
+        """Run a function in a SQL transaction. When this returns, the function has ended, also after a cancellation."""
         engine = self._engine
         if isinstance(engine, Engine):
             return await _to_its_end(asyncio.to_thread(lambda: run(engine, work, *args, **kwargs)))
@@ -45,13 +45,13 @@ def run(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Carry out a piece of work, blocking."""
+    """Run a function in a SQL transaction, blocking."""
     with engine.begin() as connection:
         return work(connection, *args, **kwargs)
 
 
 async def _to_its_end(working: Coroutine[Any, Any, T]) -> T:
-    """Await what runs in a thread: a thread can't be cancelled, and must not be left behind."""
+    """Await a thread to its end, also after a cancellation: a thread can't be cancelled, and must not be left behind."""
     task = asyncio.ensure_future(working)
     try:
         return await asyncio.shield(task)

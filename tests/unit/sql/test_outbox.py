@@ -215,7 +215,7 @@ async def test_a_relay_runs_until_it_is_stopped(world, caplog):
             pass
     world.write("a/missing", "x")
     async with asyncio.timeout(10):
-        while "goes on in" not in caplog.text:
+        while "the relay retries in" not in caplog.text:
             await world.client.topic("t")
     stop.set()
     await relaying

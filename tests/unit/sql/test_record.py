@@ -237,7 +237,7 @@ async def test_a_commit_whose_connection_broke_leaves_all_as_it_is(world):
 async def test_a_record_that_can_not_be_written_ends_the_transaction(world):
     RECORD.messages.drop(world.engine)
     with Session(world.engine) as session:
-        with pytest.raises(ParticipantFailed, match="took no record"):
+        with pytest.raises(ParticipantFailed, match="did not take the record"):
             async with world.block(session) as tx:
                 session.execute(insert(ORDERS), [{"number": 1}])
                 await tx.publish("ns/a", b"0")
