@@ -6,8 +6,9 @@ becomes leader or follower::
     python -m chaos.rowlog_worker NAME '{"thrift1": 9090, "zookeeper": ["127.0.0.1:2181"],
         "table": "t", "id": "mq", "subscriptions": ["a"], "session_timeout_ms": 2000, "fails": 0.1, "takes_s": 0.01}'
 
-With "thrift2": ["127.0.0.1:9091"] in place of "thrift1", each write is synced. ``@FILE`` in place of the JSON
-reads it from that file.
+With "thrift2": ["127.0.0.1:9091"] in place of "thrift1", each write is synced. With "serves": true, the process is no
+candidate: it serves its listeners to processors on other nodes. With "fails_rows": "bad", listeners fail for each row
+whose key begins with "bad". ``@FILE`` in place of the JSON reads it from that file.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Worker:
             try:
                 takes_s = self._chance.random() * 2 * self._given.get("takes_s", 0.01)
                 await self._clock.sleep(takes_s)
-                is_done = bool(self._chance.random() >= self._given.get("fails", 0.0))
+                is_good = self._chance.random() >= self._given.get("fails", 0.0)
+                bad: str = self._given.get("fails_rows", "")
+                is_done = is_good and not (bad and message.row.startswith(bad.encode()))
             finally:  # A processor that lost its lease cancels its listeners, which also ends these calls.
                 self.tell("end", **about, done=is_done)
             return is_done
@@ -100,7 +103,7 @@ class Worker:
         async with log:
             for subscription in given["subscriptions"]:
                 log.listen(subscription, self.listener(subscription))
-            await log.start()
+            await (log.serve_listeners() if given.get("serves") else log.start())
             self.tell("ready")
             leads = False
             while True:

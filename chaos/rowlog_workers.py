@@ -38,12 +38,12 @@ class Workers:
         self.changed = asyncio.Condition()
         self._reading: list[asyncio.Task[None]] = []
 
-    async def start(self, name: str) -> None:
-        """Start a worker."""
+    async def start(self, name: str, **more: Any) -> None:
+        """Start a worker; ``more``: what it alone is told."""
         command = (sys.executable, "-m", "chaos.rowlog_worker", name)
         process = await asyncio.create_subprocess_exec(
             *command,
-            json.dumps(self.given),
+            json.dumps({**self.given, **more}),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )

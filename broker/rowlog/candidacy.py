@@ -116,7 +116,7 @@ class Processing:
         """Run the processors of a resource, as the setup has them. Raises Fenced."""
         running: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
         keeping = asyncio.ensure_future(self._keep(leading))
-        self._means.tools.figures.set("leads", "", 1)
+        self._means.tools.figures.add("leads")
         try:
             while True:
                 setup = await self._meta.setup()
@@ -137,7 +137,7 @@ class Processing:
                     running[name] = (wanted[name], asyncio.create_task(processor.run()))
                 await self._look(running)
         finally:
-            self._means.tools.figures.set("leads", "", 0)
+            self._means.tools.figures.add("leads", by=-1)
             tasks = [keeping, *(task for _, task in running.values())]
             for name in running:
                 self._processors.pop(name, None)

@@ -21,7 +21,10 @@ _HELP = {
     "oldest_open_seconds": ("gauge", "Age of the oldest open message."),
     "dead_messages": ("gauge", "Dead letters."),
     "rows_in_work": ("gauge", "Rows that wait or are in work in this process."),
-    "leads": ("gauge", "Whether this process is the processor."),
+    "leads": (
+        "gauge",
+        "1 if this process is the processor; of a spread rowlog, how many subscriptions it processes.",
+    ),
 }
 
 

@@ -91,6 +91,29 @@ def violations(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> 
     ]
 
 
+def overlaps(history: Iterable[HistoryLine]) -> list[Violation]:
+    """Return where calls of two processes for one subscription were in flight at once.
+
+    This holds only while no process is cut off: a processor that lost contact ends the calls that it began.
+    """
+    found: list[Violation] = []
+    flying: defaultdict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    for each in sorted(history, key=lambda line: line.time_ns):
+        call = (each.process, each.row, each.seq)
+        if each.kind == "halted":
+            for calls in flying.values():
+                calls -= {other for other in calls if other[0] == each.process}
+        elif each.kind == "begin":
+            others = {other[0] for other in flying[each.subscription]} - {each.process}
+            if others:
+                detail = f"{each.subscription}: {each.process} beside {sorted(others)}"
+                found.append(Violation("subscription_in_flight", detail))
+            flying[each.subscription].add(call)
+        elif each.kind == "end":
+            flying[each.subscription].discard(call)
+    return found
+
+
 class RowLogs:
     """Judges all rowlogs at the end of a history. ``chaos.history`` lists their lines."""
 

@@ -18,7 +18,8 @@ import pytest
 from broker.cli.app import run as run_command
 from broker.local.servers import HBaseServer, ZooKeeperServer
 from broker.rowlog import Message, RowLog, Subscription
-from chaos.checkers.rowlog import violations
+from broker.rowlog.candidacy import best_for
+from chaos.checkers.rowlog import overlaps, violations
 from chaos.rowlog_workers import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.timeout(120)]
@@ -111,6 +112,118 @@ async def test_processors_that_are_stopped_and_killed_lose_nothing_and_keep_orde
         await workers.until(lambda: workers.leader == "one")
         await workers.until(lambda: workers.is_done(names))
         assert violations(workers.history, names) == []
+
+
+class Spread:
+    """A rowlog whose subscriptions are spread over worker processes, and its writer."""
+
+    def __init__(self, log: RowLog, workers: Workers) -> None:
+        """Use both."""
+        self.log = log
+        self.workers = workers
+        self.names: list[str] = workers.given["subscriptions"]
+        self.rows = [b"r1", b"r2", b"r3"]
+
+    async def put(self, count: int = 2) -> None:
+        """Put messages into each row."""
+        for row in self.rows:
+            for _ in range(count):
+                self.workers.note_put(await self.log.put(row, {b"d:x": b"1"}, b"payload"))
+
+    def takers(self, since: int = 0) -> dict[str, str]:
+        """Return which process was called last for each subscription, in lines from ``since`` on."""
+        lines = self.workers.history[since:]
+        return {each.subscription: each.process for each in lines if each.kind == "begin"}
+
+    async def until_taken_by(self, processes: list[str]) -> None:
+        """Put until each subscription is processed by the one of these that is best for it.
+
+        The processes are named in the order of their instances.
+        """
+        best = {name: best_for(name, range(len(processes))) for name in self.names}
+        wanted = {name: processes[number] for name, number in best.items() if number is not None}
+        while self.takers() != wanted:
+            await self.put(1)
+            await self.workers.until(lambda: self.workers.is_done(self.names))
+
+    async def until_done(self) -> None:
+        """Wait until all is done, and judge."""
+        await self.workers.until(lambda: self.workers.is_done(self.names))
+        assert violations(self.workers.history, self.names) == []
+        assert overlaps(self.workers.history) == []
+
+
+@pytest.fixture
+async def spread(
+    workers: Workers, pool: happybase.ConnectionPool, table: str, zookeeper: ZooKeeperServer
+) -> AsyncIterator[Spread]:
+    workers.given |= {"subscriptions": [f"s{each}" for each in range(6)], "takes_s": 0.02}
+    made = RowLog(
+        pool,
+        table,
+        id=workers.given["id"],
+        zookeeper=[zookeeper.hosts],
+        session_timeout_ms=SESSION_MS,
+        threads=4,
+        settings={"spread": True},
+    )
+    async with made as log:
+        for name in workers.given["subscriptions"]:
+            await log.subscribe(Subscription(name, max_tries=0, backoff_ms_first=50))
+        yield Spread(log, workers)
+
+
+async def test_spread_subscriptions_have_one_process_each_and_pass_from_a_killed_one(
+    spread: Spread,
+) -> None:
+    workers = spread.workers
+    for name in ("one", "two"):
+        await workers.start(name)
+        await workers.until(lambda name=name: name in workers.ready)  # type: ignore[misc]
+    await spread.until_taken_by(["one", "two"])
+    begun = len(workers.history)
+    await spread.put()
+    await workers.until(lambda: "two" in spread.takers(begun).values())
+    workers.signal("two", signal.SIGKILL)
+    killed = len(workers.history)
+    await spread.put()
+    await workers.until(lambda: spread.takers(killed) == dict.fromkeys(spread.names, "one"))
+    await spread.until_done()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+async def test_spread_subscriptions_pass_from_one_to_another_many_times(spread: Spread) -> None:
+    """Three processes: killed and started again, stopped and gone on with, one after the other."""
+    workers, names = spread.workers, ["one", "two", "three"]
+    for name in names:
+        await workers.start(name)
+        await workers.until(lambda name=name: name in workers.ready)  # type: ignore[misc]
+    await spread.until_taken_by(names)
+    for number in range(12):
+        victim, is_kill = names[number % 3], number % 2 == 0
+        begun = len(workers.history)
+        await spread.put()
+        await workers.until(lambda: victim in spread.takers(begun).values())  # noqa: B023
+        workers.signal(victim, signal.SIGKILL if is_kill else signal.SIGSTOP)
+        broken = len(workers.history)
+        await spread.put()
+
+        def is_taken() -> bool:
+            takers = spread.takers(broken)  # noqa: B023
+            return takers.keys() == set(spread.names) and victim not in takers.values()  # noqa: B023
+
+        await workers.until(is_taken)
+        if is_kill:
+            workers.ready.discard(victim)
+            await workers.start(victim)
+            await workers.until(lambda: victim in workers.ready)  # noqa: B023
+        else:
+            workers.signal(victim, signal.SIGCONT)
+        while victim not in spread.takers(broken).values():
+            await spread.put(1)
+            await workers.until(lambda: workers.is_done(spread.names))
+    await spread.until_done()
 
 
 async def test_a_lone_process_puts_processes_and_removes(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chaos.checkers.rowlog import HistoryLine, violations
+from chaos.checkers.rowlog import HistoryLine, overlaps, violations
 
 
 def found(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> list[tuple[str, str]]:
@@ -57,3 +57,12 @@ def test_a_message_before_an_earlier_one_is_found() -> None:
         seen("end", 12, 4, done=True),
     ]
     assert found([*GOOD, *late], ["a"])[0] == ("row_order", "('a', 'row') 4 before [3]")
+
+
+def test_two_processes_of_one_subscription_at_once_are_found() -> None:
+    beside = [seen("begin", 9, 3), seen("begin", 10, 3, "two")]
+    assert [each.detail for each in overlaps([*GOOD, *beside])] == ["a: two beside ['one']"]
+    ended = [seen("begin", 9, 3), seen("end", 10, 3), seen("begin", 11, 3, "two")]
+    halted = [seen("begin", 9, 3), HistoryLine("halted", "one", 10), seen("begin", 11, 3, "two")]
+    for good in ([*GOOD, *ended], [*GOOD, *halted]):
+        assert overlaps(good) == []
