@@ -256,7 +256,7 @@ class Client(Reader):
                 setting.
 
         Returns:
-            The acknowledgement, with what ``rollback`` needs if there was a pointer.
+            The acknowledgement. With a pointer it can be given to ``rollback``.
 
         Raises:
             BadRequest: raised before sending: the idempotency key is not 1 to 255 visible ASCII characters, or

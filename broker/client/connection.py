@@ -1,7 +1,7 @@
 """A connection to a node: for several writes at a time if the server is ours, or for one read at a time.
 
-``broker.http.outbound`` does the HTTP. This module adds the client's view: it names the outcome of a request
-(``outcomes``), it notes what an answer says about the cluster (``node_directory``), and it decides whether the
+``broker.http.outbound`` does the HTTP. This module adds the client's view. It names the outcome of a request
+(``outcomes``). It passes an answer's news of the cluster to the ``node_directory``. And it decides whether the
 client may send the next request before the last one is answered. Pipelining starts with the second request,
 after an answer showed that the server is this project's: it is not known whether the original answers
 requests in order.
@@ -107,7 +107,9 @@ class ClientConnection(outbound.OutboundConnection):
             raise outcomes.no_answer(request, error) from error
         if streamed.headers.get("content-encoding", "identity") != "identity":
             self.close()
-            raise outcomes.no_answer(request, "it is compressed, which was not asked for")
+            raise outcomes.no_answer(
+                request, "it is compressed, although the client did not ask for that"
+            )
         self._note(request, streamed.status, streamed.headers)
         return streamed
 

@@ -63,11 +63,11 @@ class CursorCalls:
         found: list[Cursor] = []
         behind: str | None = ""
         while behind is not None:
-            told = protocol.json_object(
+            answer = protocol.json_object(
                 await self._calls.read(_list(self._topic_of(topic), behind))
             )
-            found += [_cursor(one) for one in told["cursors"]]
-            behind = told["next"]
+            found += [_cursor(one) for one in answer["cursors"]]
+            behind = answer["next"]
         return found
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
@@ -124,15 +124,15 @@ def _list(topic: TopicId, behind: str) -> ClientRequest:
     return ClientRequest("GET", path, {"Accept": JSON}, topic=topic, reading=True, repeatable=True)
 
 
-def _cursor(told: Mapping[str, Any]) -> Cursor:
-    lag = told.get("lag")
+def _cursor(answer: Mapping[str, Any]) -> Cursor:
+    lag = answer.get("lag")
     return Cursor(
-        told["name"],
-        _id(told["after"]),
-        told["version"],
-        told["data"],
-        told["updated_ms"],
-        told["generation"],
+        answer["name"],
+        _id(answer["after"]),
+        answer["version"],
+        answer["data"],
+        answer["updated_ms"],
+        answer["generation"],
         None
         if lag is None
         else CursorLag(lag["messages"], lag["lost"], _id(lag["oldest"] and lag["oldest"]["id"])),

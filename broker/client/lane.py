@@ -154,8 +154,8 @@ class Lane:
             else:
                 _fail(batch, error)
         else:
-            told = each_of(published, len(batch.answers))
-            for answer, own in zip(batch.answers, told, strict=True):
+            results = each_of(published, len(batch.answers))
+            for answer, own in zip(batch.answers, results, strict=True):
                 if not answer.done():
                     answer.set_result(own)
         finally:

@@ -194,8 +194,8 @@ class Later:
     def _settle_all(self, batch: _Batch, outcome: BrokerError) -> None:
         self._settle(batch, [outcome] * len(batch))
 
-    def _settle(self, batch: _Batch, told: Sequence[Published | BrokerError]) -> None:
-        for (message, answer), outcome in zip(batch, told, strict=True):
+    def _settle(self, batch: _Batch, results: Sequence[Published | BrokerError]) -> None:
+        for (message, answer), outcome in zip(batch, results, strict=True):
             if answer not in self._unsettled:
                 continue
             self._unsettled.discard(answer)

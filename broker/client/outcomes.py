@@ -156,10 +156,10 @@ def _message(reply: Reply) -> str:
 def _json(reply: Reply) -> Mapping[str, Any]:
     """Return an answer's JSON object; an empty one if the answer has none."""
     try:
-        told = json.loads(reply.body)
+        parsed = json.loads(reply.body)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _seconds(text: str | None) -> float | None:

@@ -231,7 +231,7 @@ def publish(
     key: str | None = None,
     producer: Producer | None = None,
 ) -> ClientRequest:
-    """Publish messages; with a write pointer and no messages, publish what was stored under it."""
+    """Publish messages; with a write pointer and no messages, publish the messages stored under it."""
     return _write("publish", topic, request, ttl_s, _once(key, producer))
 
 
@@ -495,16 +495,16 @@ def topic_range(
 
 def range_found(reply: Reply) -> TopicRange:
     """Read the answer to ``topic_range``."""
-    told = json_object(reply)
+    fields = json_object(reply)
     return TopicRange(
-        earliest=message_id_from_hex(told["earliest"]),
-        latest=message_id_from_hex(told["latest"]),
-        after=message_id_from_hex(told["after"]),
-        through=message_id_from_hex(told["through"]),
-        messages=told["messages"],
-        size=told["bytes"],
-        lost=told["lost"],
-        ends=[message_id_from_hex(end) for end in told["ends"]],
+        earliest=message_id_from_hex(fields["earliest"]),
+        latest=message_id_from_hex(fields["latest"]),
+        after=message_id_from_hex(fields["after"]),
+        through=message_id_from_hex(fields["through"]),
+        messages=fields["messages"],
+        size=fields["bytes"],
+        lost=fields["lost"],
+        ends=[message_id_from_hex(end) for end in fields["ends"]],
     )
 
 

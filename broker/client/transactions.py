@@ -50,7 +50,8 @@ class TransactionService:
         """Start a transaction.
 
         Args:
-            long: whether it may take long. The service keeps no changes for conflict checks on behalf of a long one.
+            long: whether it may take long. The service remembers changes only for short transactions, so a long one
+                may miss a conflict.
             timeout_s: after how many seconds it becomes invalid; by default 30 seconds, or a day for a long one.
             client: a text that names its owner for people, in the list of transactions.
 
@@ -95,7 +96,10 @@ class TransactionService:
         await self._change(transaction_id, "commit", asked, repeatable=False)
 
     async def abort(self, transaction_id: int) -> None:
-        """Abort a transaction whose changes are all certainly undone: its pointers become visible."""
+        """Abort a transaction whose changes are all certainly undone.
+
+        The pointers of a short transaction become visible. A long one becomes invalid.
+        """
         await self._change(transaction_id, "abort")
 
     async def invalidate(self, transaction_id: int) -> bool:

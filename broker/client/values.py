@@ -46,7 +46,7 @@ since 1970), or None for the oldest message."""
 class Published(NamedTuple):
     """The acknowledgement of one publish: the message is stored and synced.
 
-    ``rollback`` is what the broker needs to undo a transactional publish; None for any other. ``replayed`` is True if
+    ``rollback`` is the body of a request to undo a transactional publish; None for any other. ``replayed`` is True if
     the broker had acknowledged the same idempotency key, producer's number or stages before, and stored nothing now.
     ``leader`` is the node that acknowledged, with its epoch; a standalone broker has none.
 
@@ -171,7 +171,7 @@ class Settings:
         idle_s_max: a connection that was idle for longer is not used again.
         later_messages_max: how many messages ``publish_later`` holds, over all topics.
         later_bytes_max: how many bytes of messages it holds.
-        later_on_full: what it does when it is full: ``"wait"``, ``"drop"`` the new message, or ``"raise"``.
+        later_on_full: its reaction when it is full: ``"wait"``, ``"drop"`` the new message, or ``"raise"``.
         later_attempts_max: the maximum number of its attempts; the pauses between them are as above.
 
     Raises:

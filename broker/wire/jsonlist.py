@@ -7,7 +7,7 @@
 
 Only a window of the text is decoded at any time, since a single character can make decoded text four times as large as
 its bytes. Only the window is parsed. A value that is larger than the window enlarges it, up to a limit. So each step
-takes a few milliseconds, whatever the text contains. Before the next step, the caller may use the values read so far,
+takes a few milliseconds for any text. Before the next step, the caller may use the values read so far,
 and may refuse more.
 """
 
