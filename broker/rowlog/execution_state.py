@@ -80,6 +80,12 @@ class State:
         """Whether it is done for all: its cells may go."""
         return all(part.standing is Standing.DONE for part in self.parts.values())
 
+    @property
+    def dead(self) -> list[str]:
+        """The subscriptions that gave it up, or hold it for an earlier one that did."""
+        gave_up = (Standing.DEAD, Standing.HELD)
+        return [name for name, part in self.parts.items() if part.standing in gave_up]
+
     def is_open(self, name: str) -> bool:
         """Whether it waits for a subscription."""
         part = self.parts.get(name)

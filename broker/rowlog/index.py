@@ -7,7 +7,7 @@ removals are gathered, and need not reach the disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from broker.rowlog.batcher import Gathering
@@ -29,6 +29,13 @@ SCAN_ENTRIES: Final = 1000
 """How many entries one page has, of all shards together; at least one of each."""
 
 
+class Inventory(Protocol):
+    """The open entries of an index, for a comparison with the rows."""
+
+    async def lacks(self, entries: Collection[Entry]) -> set[Entry]:
+        """Return the entries that the next processor would not find. Raises TableError."""
+
+
 class Index(Protocol):
     """Where open messages are looked for. All methods raise TableError."""
 
@@ -42,7 +49,16 @@ class Index(Protocol):
         """Remove now what is to be removed."""
 
     def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
-        """Yield a subscription's entries from a time on (ms since 1970), roughly by time."""
+        """Yield a subscription's entries from a time on (ms since 1970), roughly by time.
+
+        Only the subscription's processor calls it: the index notes which entries it was shown.
+        """
+
+    async def count(self, subscription: str, limit: int) -> tuple[int, int]:
+        """Return how many entries are open, counted up to ``limit``, and the oldest's time, ms since 1970 (or 0)."""
+
+    async def inventory(self) -> Inventory:
+        """Return the inventory, for one sweep over the rows."""
 
 
 def entries_for(
@@ -123,11 +139,30 @@ class TableIndex:
         key = index_key(entry)
         return key in self._removed or key in self._going
 
-    async def has(self, entries: Sequence[Entry], end: bytes = OPEN_END) -> set[Entry]:
-        """Return those that are there."""
-        keys = {index_key(each, end): each for each in entries}
+    async def count(self, subscription: str, limit: int) -> tuple[int, int]:
+        """Scan the subscription's entries of all shards."""
+        count, oldest = 0, 0
+        async for page in self.pages(subscription, 0):
+            oldest = oldest or page[0].timestamp
+            count += len(page)
+            if count >= limit:
+                break
+        return count, oldest
+
+    async def inventory(self) -> TableIndex:
+        """Return this index: it can be asked by key at any time."""
+        return self
+
+    async def lacks(self, entries: Collection[Entry], end: bytes = OPEN_END) -> set[Entry]:
+        """Return the entries that are in no shard."""
+        shards = (await self._setup()).shards
+        keys = {
+            index_key(entry._replace(shard=shard.id), end): entry
+            for entry in entries
+            for shard in shards
+        }
         found = await self._rows.get(self._table, list(keys), [INDEX_COLUMN]) if keys else {}
-        return {keys[key] for key in found}
+        return set(entries) - {keys[key] for key in found}
 
     async def all(self, shard: int, start: bytes, limit: int) -> list[tuple[bytes, Entry, bytes]]:
         """Return entries of a shard, of all subscriptions, open and dead: key, entry, end."""

@@ -26,8 +26,8 @@ from broker.clock import Clock
 from broker.errors import StorageCorrupt
 from broker.rowlog.cell_keys import DEAD_END, OPEN_END, Entry
 from broker.rowlog.counters import Figures
-from broker.rowlog.execution_state import Gone, Standing, unknown, without
-from broker.rowlog.index import Index, TableIndex, entries_for
+from broker.rowlog.execution_state import Gone, Standing, State, unknown, without
+from broker.rowlog.index import Index, Inventory, TableIndex, entries_for
 from broker.rowlog.meta import Meta
 from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Found, Rows
@@ -99,6 +99,7 @@ class Repair:
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
         """Go through the user's table. Raises TableError."""
+        inventory = await self._index.inventory()
         start = b""
         while True:
             setup = await self._meta.setup()
@@ -111,16 +112,23 @@ class Repair:
                     report.unreadable += 1
                     log.error("rowlog state can't be read", row=row.hex())
                     continue
-                await self._row(row, found, setup, report, mend=mend)
+                await self._row(row, found, setup, inventory, report, mend=mend)
             if len(rows) < ROWS:
                 return
             start = rows[-1][0] + b"\0"
 
     async def _row(
-        self, row: bytes, found: Sequence[Found], setup: Setup, report: Report, *, mend: bool
+        self,
+        row: bytes,
+        found: Sequence[Found],
+        setup: Setup,
+        inventory: Inventory,
+        report: Report,
+        *,
+        mend: bool,
     ) -> None:
         ring = Ring(setup.writable)
-        wanted: dict[Entry, bytes] = {}
+        open_, dead = set[Entry](), set[Entry]()
         for each in found:
             report.messages += 1
             removed = unknown(each.state, setup)
@@ -134,12 +142,16 @@ class Repair:
             for name, part in state.parts.items():
                 entry = entries_for(ring, [name], row, each.id, b"")[0]
                 if part.standing is Standing.OPEN:
-                    report.open += 1
-                    wanted[entry] = OPEN_END
+                    open_.add(entry)
                 elif part.standing is not Standing.DONE:
-                    report.dead += 1
-                    wanted[entry] = DEAD_END
-        await self._restore(row, wanted, setup, report, mend=mend)
+                    dead.add(entry)
+        report.open += len(open_)
+        report.dead += len(dead)
+        lost_open = await inventory.lacks(open_)
+        lost_dead = await self._table.lacks(dead, DEAD_END)
+        report.without_entry += len(lost_open) + len(lost_dead)
+        if mend and (lost_open or lost_dead):
+            await self._restore(row, lost_open, lost_dead)
 
     async def _finish(self, row: bytes, found: Found, removed: set[str]) -> None:
         with suppress(Gone):
@@ -147,38 +159,19 @@ class Repair:
             if state.is_finished:
                 await self._rows.remove(row, [found.id])
 
-    async def _restore(
-        self, row: bytes, wanted: dict[Entry, bytes], setup: Setup, report: Report, *, mend: bool
-    ) -> None:
-        """Put entries back that are in no shard."""
-        missing = dict(wanted)
-        for end in (OPEN_END, DEAD_END):
-            asked = [
-                entry._replace(shard=shard.id)
-                for entry, of in wanted.items()
-                if of == end
-                for shard in setup.shards
-            ]
-            for there in await self._table.has(asked, end):
-                for entry in [each for each in missing if each[1:5] == there[1:5]]:
-                    del missing[entry]
-        if setup.topic:
-            # What a topic has can't be asked by key: open messages are published again, and are but hints.
-            missing = {entry: end for entry, end in missing.items() if end == DEAD_END or mend}
-        report.without_entry += len(missing)
-        if not (mend and missing):
-            return
-        data = await self._rows.data(row, [entry.message for entry in missing])
-        whole = [
-            (entry._replace(data=data.get(entry.message, b"")), end)
-            for entry, end in missing.items()
-        ]
-        await self._table.bury([entry for entry, end in whole if end == DEAD_END])
-        if back := [entry for entry, end in whole if end == OPEN_END]:
-            await self._index.add(back)
-            for entry in back:
-                self._figures.add("entries_restored", entry.subscription)
-                self._restored(entry.subscription)
+    async def _restore(self, row: bytes, lost_open: set[Entry], lost_dead: set[Entry]) -> None:
+        """Put the entries of a row back into the index, and into the list of dead letters."""
+        data = await self._rows.data(row, [entry.message for entry in lost_open | lost_dead])
+
+        def whole(entries: set[Entry]) -> list[Entry]:
+            return [each._replace(data=data.get(each.message, b"")) for each in entries]
+
+        await self._table.bury(whole(lost_dead))
+        if lost_open:
+            await self._index.add(whole(lost_open))
+        for entry in lost_open:
+            self._figures.add("entries_restored", entry.subscription)
+            self._restored(entry.subscription)
 
     async def entries(self, report: Report, *, mend: bool) -> None:
         """Go through the index table. Raises TableError."""
@@ -226,34 +219,35 @@ class Repair:
     async def purge(self, name: str) -> int:
         """Count all messages as done for a subscription that is being removed, and remove its entries.
 
-        Returns how many messages waited for it. Raises TableError.
+        Returns how many messages waited for it. The rows of entries that were lost are left to the sweep.
+        Raises TableError.
         """
         count = 0
-        setup = await self._meta.fresh()
-        for shard in setup.shards:
-            start = b""
-            while found := await self._table.all(shard.id, start, ROWS):
-                for _, entry, end in found:
-                    if entry.subscription == name:
-                        count += await self._let_go(entry)
-                        await (
-                            self._table.remove([entry])
-                            if end == OPEN_END
-                            else self._table.unbury([entry])
-                        )
-                if len(found) < ROWS:
-                    break
-                start = found[-1][0] + b"\0"
-        await self._table.flush()
+        async for page in self._index.pages(name, 0):
+            for entry in page:
+                count += await self._let_go(entry)
+            await self._index.remove(page)
+        while dead := await self._table.dead(name, ROWS):
+            for entry in dead:
+                count += await self._let_go(entry)
+            await self._table.unbury(dead)
+        await self._index.flush()
         return count
 
     async def _let_go(self, entry: Entry) -> bool:
+        """Return whether the message waited for the entry's subscription until now."""
+        waited = False
+
+        def let_go(now: State) -> State:
+            nonlocal waited
+            part = now.parts.get(entry.subscription)
+            waited = part is not None and part.standing is not Standing.DONE
+            return without(now, [entry.subscription])
+
         try:
-            state = await self._rows.change(
-                entry.row, entry.message, lambda now: without(now, [entry.subscription])
-            )
+            state = await self._rows.change(entry.row, entry.message, let_go)
         except Gone:
             return False
         if state.is_finished:
             await self._rows.remove(entry.row, [entry.message])
-        return True
+        return waited

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import secrets
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,26 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from broker import logs
 from broker.clock import Clock, SystemClock
-from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import (
-    INSTANCES_MAX,
     Coordinator,
-    InstanceTaken,
-    Membership,
-    NodeInfo,
 )
-from broker.errors import BadRequest, BrokerError, OutcomeUnknown, Unavailable
+from broker.errors import BadRequest, OutcomeUnknown, Unavailable
 from broker.rowlog.attempt import Attempts, Tools
-from broker.rowlog.candidacy import Processing
 from broker.rowlog.cell_keys import INDEX_FAMILY, TABLE_PREFIX, Columns, check_id
 from broker.rowlog.counters import Figures
-from broker.rowlog.election import Elections, Leading
+from broker.rowlog.doors import row_table
 from broker.rowlog.execution_state import Standing
+from broker.rowlog.host import Host
 from broker.rowlog.index import Index, TableIndex
 from broker.rowlog.letters import LISTED_MAX, DeadLetter, DeadLetters
-from broker.rowlog.listeners import Listener, LocalListeners, Offers
+from broker.rowlog.listeners import Listener, LocalListeners
 from broker.rowlog.meta import Meta
-from broker.rowlog.processor import Means
 from broker.rowlog.puts import Parts, Put, Putting
 from broker.rowlog.repair import Repair, Report
 from broker.rowlog.row_locks import RowLocks
@@ -41,19 +33,15 @@ from broker.rowlog.row_table import RowTable, TableError
 from broker.rowlog.rows import Message, Rows
 from broker.rowlog.setup import Settings, Setup, Shard, Subscription, changed_settings
 from broker.rowlog.subscriptions import Subscribing
+from broker.rowlog.upkeep import COUNTED_MAX, Upkeep
 from broker.rowlog.wakeups import Wakeups
 from broker.rowlog.workoff import WorkingOff
 
 if TYPE_CHECKING:
     import happybase
 
-    from broker.rowlog.remote import ListenerNode
-
 log = logs.get_logger()
 
-COUNT_S: Final = 30.0
-"""How often a processor counts what is open, for its figures."""
-COUNTED_MAX: Final = 10_000
 SESSION_TIMEOUT_MS: Final = 10_000
 """Of ZooKeeper: a dead processor is succeeded within this and a second."""
 
@@ -128,14 +116,8 @@ class RowLog:
         self._coordinator = coordinator
         self._own_coordinator = coordinator is None
         self._given = rows
-        self._door = partial(_door, pool, tuple(thrift2), self.clock, threads, synced=synced)
+        self._door = partial(row_table, pool, tuple(thrift2), self.clock, threads, synced=synced)
         self._make_index = index
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._membership: Membership | None = None
-        self._node: ListenerNode | None = None
-        self._processing: Processing | None = None
-        self.url = ""
-        """Where other nodes reach this one's listeners (remote.py); empty: nowhere."""
 
     # Life.
 
@@ -163,11 +145,13 @@ class RowLog:
         self.table_index = TableIndex(self.rows, name, self.meta.setup)
         self.index = self._make_index(self) if self._make_index else self.table_index
         try:
-            await self._open(name, make=make)
+            await self._check_setup(name, make=make)
+            await self._connect()
         except TableError as error:
             raise Unavailable(f"The rowlog can't be opened: {error}.") from error
+        self._wire()
 
-    async def _open(self, name: bytes, *, make: bool) -> None:
+    async def _check_setup(self, name: bytes, *, make: bool) -> None:
         if make:
             splits = [bytes([each.id]) for each in self._first.shards[1:]]
             if await self.rows.make_table(name, INDEX_FAMILY, splits):
@@ -184,6 +168,8 @@ class RowLog:
                 f"Rowlog '{self.id}' belongs to table {setup.table}, family {setup.family}, "
                 f"log byte {setup.log_byte}."
             )
+
+    async def _connect(self) -> None:
         if self._coordinator is None and self.zookeeper:
             from broker.coordination.zookeeper import connect  # noqa: PLC0415 - It needs kazoo.
 
@@ -196,6 +182,9 @@ class RowLog:
         self.wakeups = Wakeups(self.id, self.clock, self._coordinator)
         if self._coordinator is not None:
             self._coordinator.on_hint(self.wakeups.hint("setup"), self.meta.forget)
+
+    def _wire(self) -> None:
+        """Make the parts that the methods below call."""
         chance = random.Random(secrets.randbits(64)).random  # noqa: S311 - Jitter is no secret.
         self.tools = Tools(self.id, self.messages, self.meta, self.clock, self.figures, chance)
         self._attempts = Attempts(self.tools)
@@ -209,7 +198,12 @@ class RowLog:
             self.wakeups.wake_for_all,
         )
         self._working_off = WorkingOff(
-            self._attempts, self.messages, self.meta, self.index, self.listeners
+            self._attempts,
+            self.messages,
+            self.meta,
+            self.index,
+            self.table_index,
+            self.listeners,
         )
         self._letters = DeadLetters(
             self._attempts, self.messages, self.meta, self.index, self.table_index, self.wakeups
@@ -237,19 +231,33 @@ class RowLog:
             self.clock,
         )
         self._putting = Putting(parts, self.work_off)
+        self._upkeep = Upkeep(
+            self.meta,
+            self.index,
+            self.table_index,
+            self.repair,
+            self.setting,
+            self.figures,
+            self.clock,
+        )
+        self.host = Host(
+            self.tools,
+            self.index,
+            self.table_index,
+            self.wakeups,
+            self.listeners,
+            self._upkeep,
+            self._coordinator,
+        )
 
     async def close(self) -> None:
         """End what runs, the session and what is this object's own; the pool stays open."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        if hasattr(self, "host"):
+            await self.host.end()
         if hasattr(self, "wakeups"):
             await self.wakeups.close()
-        if self._membership is not None:
-            await self._membership.leave()
-        if self._node is not None:
-            await self._node.close()
+        if hasattr(self, "host"):
+            await self.host.leave()
         if self._coordinator is not None and self._own_coordinator:
             await self._coordinator.close()
         if hasattr(self, "rows"):
@@ -380,94 +388,14 @@ class RowLog:
             OSError: the address can't be had.
             Unavailable: there is no coordinator, or it can't be asked.
         """
-        from broker.rowlog.remote import ListenerNode  # noqa: PLC0415 - It needs a server.
-
-        if self._coordinator is None:
-            raise Unavailable("Remote listeners need ZooKeeper: RowLog(..., zookeeper=[...]).")
-        most = (await self.meta.setup()).settings.payload_bytes_max
-        self._node = ListenerNode(self.id, self.listeners, self.figures.text, self.clock, most)
-        taken = await self._node.start(host, port)
-        self.url = url or f"http://{host}:{taken}"
-        await self.join()
-        return self.url
+        return await self.host.serve(host, port, url)
 
     async def start(self, *, remote: bool = False) -> None:
         """Be a candidate for processing, until the context is left.
 
         ``remote``: offer messages to the listeners of other nodes, too (``serve_listeners``).
         """
-        if self._coordinator is None:
-            self._coordinator = MemoryCoordination(self.clock).session()
-        offers: Offers = self.listeners
-        if remote:
-            from broker.rowlog.remote import RemoteListeners  # noqa: PLC0415
-
-            await self.join()
-            nodes = RemoteListeners(self.id, self.listeners, lambda: self._membership, self.clock)
-            self._tasks.append(asyncio.create_task(nodes.run()))
-            offers = nodes
-        elections = Elections(self._coordinator, self.meta, self.clock)
-        means = Means(self.tools, self.index, self.table_index, offers, self.wakeups, self._settled)
-        self._processing = Processing(
-            means, elections, self.clock, lambda: self._membership, self.keep
-        )
-        if (await self.meta.setup()).settings.spread:
-            await self.join()
-        self._tasks.append(asyncio.create_task(self._processing.run()))
-
-    async def join(self) -> Membership:
-        """Be a member of the rowlog's nodes, under the lowest number that is free."""
-        assert self._coordinator is not None, "a coordinator"
-        if self._membership is not None:
-            return self._membership
-        url = self.url or f"local:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        taken: set[int] = set()
-        while True:
-            taken |= set(await self._coordinator.nodes())
-            free = next(each for each in range(INSTANCES_MAX) if each not in taken)
-            me = NodeInfo(free, secrets.token_hex(8), url, "1", 1)
-            try:
-                self._membership = await self._coordinator.join(me)
-            except InstanceTaken:
-                taken.add(free)
-                continue
-            self._membership.on_change(self._members_changed)
-            return self._membership
-
-    def _members_changed(self) -> None:
-        if self._processing is not None:
-            self._processing.look_again()
-
-    def _settled(self, name: str, row: bytes) -> None:
-        """Let later subscriptions look at a row that may have waited for this one."""
-        if self._processing is not None:
-            for other, processor in self._processing.processors.items():
-                if other != name:
-                    processor.look(row)
-
-    async def keep(self, leading: Leading) -> None:
-        """While leading: count what is open, and sweep, now and then."""
-        swept_at = self.clock.monotonic()
-        while True:
-            await self.clock.sleep(COUNT_S)
-            if not leading.may_begin():
-                continue
-            try:
-                setup = await self.meta.setup()
-                await self._count(setup)
-                sweep_s = setup.settings.sweep_ms / 1000
-                if sweep_s and self.clock.monotonic() >= swept_at + sweep_s:
-                    swept_at = self.clock.monotonic()
-                    await self.repair.sweep(Report(), mend=True)
-                    await self.setting.drop_drained()
-            except (TableError, BrokerError) as error:
-                log.warning("rowlog sweep failed", reason=str(error))
-
-    async def _count(self, setup: Setup) -> None:
-        for each in setup.current:
-            await self.depth(each.id)
-            count = await self.table_index.count_dead(each.id, COUNTED_MAX)
-            self.figures.set("dead_messages", each.id, count)
+        await self.host.start(remote=remote)
 
     # Dead letters.
 
@@ -494,34 +422,4 @@ class RowLog:
 
     async def depth(self, subscription: str, limit: int = COUNTED_MAX) -> tuple[int, float]:
         """Return how many messages are open, counted up to a limit, and the age of the oldest, seconds."""
-        count, oldest = 0, 0
-        async for page in self.index.pages(subscription, 0):
-            oldest = oldest or page[0].timestamp
-            count += len(page)
-            if count >= limit:
-                break
-        age = max(self.clock.now_ms() - oldest, 0) / 1000 if oldest else 0.0
-        self.figures.set("open_messages", subscription, count)
-        self.figures.set("oldest_open_seconds", subscription, age)
-        return count, age
-
-
-def _door(
-    pool: happybase.ConnectionPool | None,
-    thrift2: Sequence[str],
-    clock: Clock,
-    threads: int,
-    *,
-    synced: bool,
-) -> RowTable:
-    if synced:
-        from broker.rowlog.thrift2 import Thrift2Rows  # noqa: PLC0415 - Only one door is needed.
-
-        if not thrift2:
-            raise BadRequest("synced=True needs the address of a Thrift-2 gateway: thrift2=[...].")
-        return Thrift2Rows(thrift2)
-    from broker.rowlog.thrift1 import Thrift1Rows  # noqa: PLC0415 - It needs happybase.
-
-    if pool is None:
-        raise BadRequest("RowLog needs a happybase ConnectionPool, or synced=True.")
-    return Thrift1Rows(pool, clock, threads=threads)
+        return await self._upkeep.depth(subscription, limit)

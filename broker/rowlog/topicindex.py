@@ -7,13 +7,16 @@
 A topic has no removal. What is settled is kept in memory, so that it is not looked at again, and how far everything is
 settled is noted as a position: a time from which the next processor reads. The row decides here, too: a hint that is read
 again costs one reading of its row.
+
+A sweep reads the topic once, from the position on, and publishes again the open messages that have no hint there. It can't
+go by the hints that this process remembers: another process may have settled one and noted a later position.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.client import Client
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 1_000
 SETTLED_MAX: Final = 200_000
+"""How many hints an index remembers as settled, and how many a sweep compares with."""
 NOTE_S: Final = 5.0
 """How often positions are noted, at most."""
 _head = struct.Struct(">BH")
@@ -114,7 +118,49 @@ class TopicIndex:
     async def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
         """Yield entries that are not known to be settled."""
         began = self._log.clock.now_ms()
-        start: int | bytes = since or await self._log.meta.position(subscription)
+        async for hints in self._hints(since or await self._log.meta.position(subscription)):
+            page = []
+            for hint, entry in hints:
+                if entry.subscription == subscription and hint.id not in self._settled:
+                    self._open.setdefault(_key(entry), {})[hint.id] = hint.timestamp_ms
+                    page.append(entry)
+            if page:
+                yield page
+        if not since or subscription in self._read_from:
+            self._read_from[subscription] = began
+
+    async def count(self, subscription: str, limit: int) -> tuple[int, int]:
+        """Count what this process doesn't know to be settled, from the position on: it may be too much."""
+        found: set[Entry] = set()
+        async for hints in self._hints(await self._log.meta.position(subscription)):
+            found |= {
+                _key(entry)
+                for hint, entry in hints
+                if entry.subscription == subscription and hint.id not in self._settled
+            }
+            if len(found) >= limit:
+                break
+        return len(found), min((each.timestamp for each in found), default=0)
+
+    async def inventory(self) -> TopicInventory:
+        """Read all hints that the next processors will read."""
+        setup = await self._log.meta.fresh()
+        young = self._log.clock.now_ms() - setup.settings.scan_margin_ms
+        positions = {each.id: await self._log.meta.position(each.id) for each in setup.current}
+        there: set[Entry] = set()
+        if positions:
+            async for hints in self._hints(min(positions.values())):
+                there |= {
+                    _key(entry)
+                    for hint, entry in hints
+                    if hint.timestamp_ms >= positions.get(entry.subscription, hint.timestamp_ms)
+                }
+                if len(there) >= SETTLED_MAX:
+                    break  # Entries beyond are published again, which is no harm.
+        return TopicInventory(there, young)
+
+    async def _hints(self, start: int | bytes) -> AsyncIterator[list[tuple[Hint, Entry]]]:
+        """Yield the topic's hints from a time on (ms since 1970; 0: from the first), page by page."""
         inclusive = True
         while True:
             try:
@@ -123,23 +169,33 @@ class TopicIndex:
                 )
             except BrokerError as error:
                 raise _as_table_error(error) from error
-            if page := list(self._entries(found, subscription)):
-                yield page
+            yield [
+                (hint, entry) for hint in found if (entry := decode_hint(hint.payload)) is not None
+            ]
             if len(found) < PAGE:
-                break
+                return
             start, inclusive = found[-1].id, False
-        if not since or subscription in self._read_from:
-            self._read_from[subscription] = began
 
-    def _entries(self, found: Sequence[Hint], subscription: str) -> list[Entry]:
-        entries = []
-        for hint in found:
-            entry = decode_hint(hint.payload)
-            if entry is None or entry.subscription != subscription or hint.id in self._settled:
-                continue
-            self._open.setdefault(_key(entry), {})[hint.id] = hint.timestamp_ms
-            entries.append(entry)
-        return entries
+
+class TopicInventory:
+    """The hints of a topic at one moment. Implements Inventory."""
+
+    def __init__(self, there: set[Entry], young: int) -> None:
+        """Have ``there``; an entry of ``young`` (ms since 1970) or later may have been published since."""
+        self._there = there
+        self._young = young
+
+    async def lacks(self, entries: Collection[Entry]) -> set[Entry]:
+        """Return the older entries that have no hint.
+
+        A younger one is left to the next sweep: its hint was published before its row was put, but perhaps
+        after the topic was read.
+        """
+        return {
+            each
+            for each in entries
+            if each.timestamp < self._young and _key(each) not in self._there
+        }
 
 
 def _key(entry: Entry) -> Entry:

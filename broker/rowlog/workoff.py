@@ -9,7 +9,7 @@ from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
 from broker.rowlog.cell_keys import Entry
 from broker.rowlog.execution_state import Busy, Gone, unknown, waits_for, without
-from broker.rowlog.index import Index, entries_for
+from broker.rowlog.index import Index, TableIndex, entries_for
 from broker.rowlog.listeners import LocalListeners
 from broker.rowlog.meta import Meta
 from broker.rowlog.refusals import MessagesOpen
@@ -28,6 +28,7 @@ class WorkingOff:
         messages: Rows,
         meta: Meta,
         index: Index,
+        dead: TableIndex,
         listeners: LocalListeners,
     ) -> None:
         """Use the parts of a rowlog."""
@@ -35,15 +36,24 @@ class WorkingOff:
         self.messages = messages
         self.meta = meta
         self.index = index
+        self.dead = dead
         self.listeners = listeners
 
     async def process(self, message: Message) -> bool:
         """Call the listeners of a message in their order, and return whether it is done for all.
 
         Messages of the row that come before it are worked off first. A subscription without a listener in this
-        process stays open, and so does one whose listener fails.
+        process stays open, and so does one whose listener fails. A dead letter is not done.
         """
-        return not await self._work_off(message.row, message)
+        setup, found = await self._found(message.row)
+        stuck: dict[str, str] = {}
+        for each in found:
+            if each.id > message.id:
+                break
+            state = await self._work_off_one(message.row, each, setup, stuck)
+            if each.id == message.id:
+                return state.is_finished
+        return True
 
     async def work_off(self, row: bytes) -> None:
         """Work off all open messages of a row.
@@ -51,30 +61,24 @@ class WorkingOff:
         Raises:
             MessagesOpen: some stay open; the message says which, and why.
         """
-        reasons = await self._work_off(row, None)
-        if reasons:
-            raise MessagesOpen(f"Messages of the row are still open: {'; '.join(reasons[:5])}.")
+        setup, found = await self._found(row)
+        stuck: dict[str, str] = {}
+        for each in found:
+            await self._work_off_one(row, each, setup, stuck)
+        if stuck:
+            reasons = [*stuck.values()][:5]
+            raise MessagesOpen(f"Messages of the row are still open: {'; '.join(reasons)}.")
 
-    async def _work_off(self, row: bytes, last: Message | None) -> list[str]:
-        """Work off messages up to one; return why some of them stay open."""
-        setup = await self.meta.setup()
-        found = await self.messages.open(row)
+    async def _found(self, row: bytes) -> tuple[Setup, list[Found]]:
+        setup, found = await self.meta.setup(), await self.messages.open(row)
         if any(unknown(each.state, setup) for each in found):
             setup = await self.meta.fresh()
-        stuck: dict[str, str] = {}
-        reasons: list[str] = []
-        for each in found:
-            if last is not None and each.id > last.id:
-                break
-            before = [*reasons]
-            await self._work_off_one(row, each, setup, stuck, reasons)
-            if last is not None and each.id == last.id:
-                return reasons[len(before) :]
-        return [] if last is not None else reasons
+        return setup, found
 
     async def _work_off_one(
-        self, row: bytes, found: Found, setup: Setup, stuck: dict[str, str], reasons: list[str]
-    ) -> None:
+        self, row: bytes, found: Found, setup: Setup, stuck: dict[str, str]
+    ) -> execution_state.State:
+        """Return the state that the message was left in. ``stuck``: why a subscription got no further."""
         state = without(found.state, unknown(found.state, setup))
         if state.is_finished:
             await self._attempts.finished(row, found, state)
@@ -82,7 +86,7 @@ class WorkingOff:
             name = subscription.id
             if not state.is_open(name):
                 continue
-            reason = stuck.get(name, "")
+            reason = "an earlier message of the row is open" if name in stuck else ""
             if not reason and waits_for(state, subscription, setup):
                 reason = "an earlier subscription comes first"
             if not reason and not self.listeners.has(name):
@@ -90,8 +94,8 @@ class WorkingOff:
             if not reason:
                 state, reason = await self._try(row, found, name, state)
             if reason and state.is_open(name):
-                stuck[name] = "an earlier message of the row is open"
-                reasons.append(f"message {found.id.seq} for '{name}': {reason}")
+                stuck.setdefault(name, f"message {found.id.seq} for '{name}': {reason}")
+        return state
 
     async def _try(
         self, row: bytes, found: Found, name: str, state: execution_state.State
@@ -106,6 +110,8 @@ class WorkingOff:
             return state, str(error)
         if outcome.is_done:
             await self.index.remove(await entries_of(self.meta, row, found, [name]))
+        elif dead := outcome.state.dead:
+            await self.dead.bury(await entries_of(self.meta, row, found, dead))
         return outcome.state, outcome.reason
 
 

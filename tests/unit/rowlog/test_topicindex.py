@@ -84,6 +84,85 @@ async def test_hints_go_through_the_topic_and_the_next_processor_reads_on(client
         await RowLog(None, TABLE.decode(), id="mq", rows=MemoryRows(stored)).open()
 
 
+class LaterClock(SystemClock):
+    """The clock of a process that looks an hour later."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000
+
+
+@pytest.fixture
+async def later(client: Client) -> AsyncIterator[tuple[RowLog, RowLog]]:
+    """A rowlog's process, and one that looks an hour later."""
+    stored = {TABLE: {}}  # type: ignore[var-annotated]
+    rows, index = MemoryRows(stored), topic_index(client, TOPIC)
+    async with (
+        RowLog(None, TABLE.decode(), id="mq", rows=rows, index=index) as log,
+        RowLog(
+            None, TABLE.decode(), id="mq", rows=rows, index=index, clock=LaterClock()
+        ) as looking,
+    ):
+        await log.subscribe(Subscription("a", max_tries=1))
+        yield log, looking
+
+
+@pytest.mark.slow
+async def test_a_sweep_publishes_no_hint_that_is_there(
+    client: Client, later: tuple[RowLog, RowLog]
+) -> None:
+    log, looking = later
+    await log.put(ROW)
+    assert (await looking.verify(mend=True)).is_sound
+    assert len(await client.poll(TOPIC)) == 1
+
+
+@pytest.mark.slow
+async def test_a_sweep_publishes_a_hint_again_that_lies_before_the_position(
+    client: Client, later: tuple[RowLog, RowLog]
+) -> None:
+    log, looking = later
+    await log.subscribe(Subscription("b"))
+    await log.put(ROW, data=b"d")
+    hint, of_b = await client.poll(TOPIC)
+    await log.meta.set_position("a", hint.timestamp_ms + 1)
+    assert (await looking.verify()).without_entry == 1
+    assert (await looking.verify(mend=True)).without_entry == 1
+    assert [each.payload for each in await client.poll(TOPIC)] == [
+        hint.payload,
+        of_b.payload,
+        hint.payload,
+    ]
+
+
+@pytest.mark.slow
+async def test_a_message_that_is_put_during_a_sweep_has_a_hint(
+    later: tuple[RowLog, RowLog],
+) -> None:
+    log, _ = later
+    inventory = await log.index.inventory()
+    message = await log.put(ROW)
+    assert message is not None
+    entry = Entry(0, "a", message.timestamp, message.seq, ROW)
+    assert await inventory.lacks([entry]) == set()
+    assert await inventory.lacks([entry._replace(timestamp=1)]) != set()
+
+
+@pytest.mark.slow
+async def test_a_removed_subscription_leaves_nothing_and_says_how_much_waited(
+    later: tuple[RowLog, RowLog],
+) -> None:
+    log, _ = later
+    log.listen("a", Heard(False))
+    message = await log.put(b"dead")
+    assert message is not None
+    assert not await log.process(message)
+    await log.put(ROW)
+    await log.put(b"other")
+    assert len(await log.dead("a")) == 1
+    assert await log.unsubscribe("a") == 3
+    assert (await log.verify()).messages == 0
+
+
 @pytest.mark.slow
 async def test_without_the_topic_nothing_is_put(client: Client) -> None:
     stored = {TABLE: {}}  # type: ignore[var-annotated]

@@ -52,6 +52,19 @@ async def test_a_failed_action_stops_the_later_ones_and_leaves_them_open(world: 
 
 
 @virtual
+async def test_a_dead_letter_is_not_done_and_is_listed_at_once(world: World) -> None:
+    log = await world.log(Subscription("a", max_tries=1))
+    log.listen("a", Heard(False))
+    message = await log.put(ROW)
+    assert message is not None
+    assert not await log.process(message)
+    assert not await log.process(message), "it is a dead letter"
+    (letter,) = await log.dead("a")
+    await log.drop(letter)
+    assert await log.process(message)
+
+
+@virtual
 async def test_open_messages_are_worked_off_before_the_next_change(world: World) -> None:
     log = await world.log("a", settings=WAL)
     heard = Heard()

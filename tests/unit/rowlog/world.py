@@ -50,9 +50,9 @@ class Process:
         """Be gone: no call, no word; the session ends after its time-out."""
         self.is_gone = True
         self.world.coordination.vanish(self.session)
-        for task in self.log._tasks:
+        for task in self.log.host.tasks:
             task.cancel()
-        await asyncio.gather(*self.log._tasks, return_exceptions=True)
+        await asyncio.gather(*self.log.host.tasks, return_exceptions=True)
 
 
 class World:
