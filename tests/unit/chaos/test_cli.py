@@ -19,7 +19,7 @@ def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
     for other in (["--standalone"], ["--target", "http://h"]):
         refused = CliRunner().invoke(cli, ["run", "--workload", "log,rowlog", *other])
         assert refused.exit_code == 2
-        assert "rowlog uses HBase and ZooKeeper itself" in refused.stderr.replace("\n", " ")
+        assert "rowlog uses HBase and ZooKeeper directly" in refused.stderr.replace("\n", " ")
     refused = CliRunner().invoke(cli, ["run", "--nemesis", "kill,pause", "--workload", "logs"])
     assert "there is no workload 'logs'" in refused.stderr, "the nemeses are taken"
     refused = CliRunner().invoke(cli, ["run", "--target", "http://h", "--kill-cmd", "sh -c '"])
