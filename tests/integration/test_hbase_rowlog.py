@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import happybase
@@ -17,8 +18,9 @@ import pytest
 
 from broker.cli.app import run as run_command
 from broker.local.servers import HBaseServer, ZooKeeperServer
-from broker.rowlog import Message, RowLog, Subscription
+from broker.rowlog import DeadLetter, Message, RowLog, Subscription
 from broker.rowlog.candidacy import best_for
+from broker.rowlog.execution_state import Part, backoff_ms
 from chaos.checkers.rowlog import overlaps, violations
 from chaos.rowlog_workers import Workers
 
@@ -224,6 +226,66 @@ async def test_spread_subscriptions_pass_from_one_to_another_many_times(spread: 
             await spread.put(1)
             await workers.until(lambda: workers.is_done(spread.names))
     await spread.until_done()
+
+
+async def test_a_listener_in_another_process_is_killed_started_again_and_gets_all_in_order(
+    workers: Workers, pool: happybase.ConnectionPool, table: str, zookeeper: ZooKeeperServer
+) -> None:
+    """This process puts and processes; the listeners are in the other, which a kill hits while it has two messages."""
+    workers.given |= {"subscriptions": ["a"], "serves": True, "fails": 0.0, "fails_rows": "bad"}
+    subscription = Subscription("a", max_tries=3, backoff_ms_first=400)
+    log = RowLog(
+        pool,
+        table,
+        id=workers.given["id"],
+        zookeeper=[zookeeper.hosts],
+        session_timeout_ms=SESSION_MS,
+        threads=4,
+    )
+
+    def seqs(row: str, kind: str = "begin") -> list[int]:
+        return [each.seq for each in workers.history if (each.row, each.kind) == (row, kind)]
+
+    async with log:
+        await log.subscribe(subscription)
+        await workers.start("far", takes_s=1e6)
+        await workers.until(lambda: "far" in workers.ready)
+        await log.start(remote=True)
+        for row in (b"r1", b"r2"):
+            for _ in range(3):
+                workers.note_put(await log.put(row, {b"d:x": b"1"}, b"payload"))
+        await workers.until(lambda: seqs("r1") == seqs("r2") == [1])
+        workers.signal("far", signal.SIGKILL)
+        for row in (b"r1", b"r2"):
+            part = await until_tried(log, row)
+            assert (part.tries, "gave no answer" in part.reason) == (1, True), part
+        await workers.start("far", takes_s=0.01)
+        await workers.until(lambda: workers.is_done(["a"]))
+        assert seqs("r1") == seqs("r2") == [1, 1, 2, 3]
+        assert violations(workers.history, ["a"]) == []
+
+        for _ in range(2):
+            await log.put(b"bad", payload=b"payload")
+        letters: list[DeadLetter] = []
+        async with asyncio.timeout(30):
+            while len(letters) < 2:
+                letters = await log.dead("a")
+        assert [(each.message.seq, each.tries) for each in letters] == [(1, 3), (2, 3)]
+        await workers.until(lambda: len(seqs("bad", "end")) == 6)
+        assert seqs("bad") == [1, 1, 1, 2, 2, 2]
+        calls = [each for each in workers.history if each.row == "bad"]
+        waits = [(begin.time_ns - end.time_ns) / 1e6 for end, begin in pairwise(calls)][1::2]
+        least = [backoff_ms(subscription, tries, 0.0) for tries in (1, 2)]
+        assert [wait + 1 >= each for wait, each in zip(waits[:2], least, strict=True)] == [True] * 2
+
+
+async def until_tried(log: RowLog, row: bytes) -> Part:
+    """Wait until the first message of a row was tried, and return its part."""
+    async with asyncio.timeout(30):
+        while True:
+            part = (await log.messages.open(row))[0].state.parts["a"]
+            if part.tries and not part.token:
+                return part
 
 
 async def test_a_lone_process_puts_processes_and_removes(
