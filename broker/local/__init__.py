@@ -1,15 +1,19 @@
-"""A cluster of real processes on this machine: for tests, for trying it out, for fault testing.
+"""A cluster of real processes on this machine: to try it out, for tests, and for fault testing.
 
 ::
 
     python -m broker.local up --nodes 3 --json     until SIGTERM
     with LocalCluster(Sizes(nodes=3)) as cluster: …          from a program
 
-    plan      commands, files and addresses of any cluster; also what the compose file is compared with
-    places    ports and folders of one on this machine
-    member    one process: started, killed, frozen
-    pids      which processes belong to a folder, whoever started them
-    local     all of it together
+    plan            commands, files and addresses of any cluster; a test compares the compose file with them
+    addresses       ports and folders of a cluster on this machine
+    member          one process: start, kill, freeze
+    readiness       questions that show whether a process serves
+    pids            the processes that belong to a folder, however they were started
+    storage_tables  the tables in HBase
+    cluster         a whole cluster
+    single          a standalone broker as a process
+    servers         other servers: ZooKeeper, HBase, and peers of the tests
 """
 
 from broker.local.addresses import Sizes

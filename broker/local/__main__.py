@@ -1,8 +1,8 @@
 """``python -m broker.local up|run``: a cluster for people and for programs.
 
-``up`` starts a cluster and stays until SIGTERM or Ctrl-C; with ``--json`` it prints one line when all is
-ready. ``run NAME --dir DIR`` becomes one of its processes, after writing its id: so one that was killed is
-started again, in the foreground, by whomever.
+``up`` starts a cluster and runs until SIGTERM or Ctrl-C. With ``--json`` it prints one line when the cluster is
+ready. ``run NAME --dir DIR`` becomes one of the cluster's processes, after it has written its pid. So a person or
+a program can start a killed process again, in the foreground.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FIRST_PORT = 8081
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says.
+    """Run the command line.
 
     Returns:
-        0 after an end in good order, 1 if something could not be started.
+        0 after a clean end, 1 if a process could not be started.
     """
     given = _parser().parse_args(arguments)
     if given.command == "run":
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def up(cluster: LocalCluster, *, as_json: bool) -> int:
-    """Start a cluster, say so, and end it at the first signal."""
+    """Start a cluster, print its description, and end it at the first signal."""
     try:
         with cluster:
             _say(json.dumps(described(cluster)) if as_json else welcome(cluster))
@@ -66,7 +66,7 @@ def up(cluster: LocalCluster, *, as_json: bool) -> int:
 
 
 class _Interrupting:
-    """The first signal ends whatever is under way in good order, a second one at once."""
+    """A signal handler. The first signal ends the cluster cleanly; a second one kills its processes at once."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -78,12 +78,12 @@ class _Interrupting:
                 member.kill()
             return
         self._interrupted = True
-        _progress("stopping; again to kill")
+        _progress("stopping; Ctrl-C again kills the processes")
         raise KeyboardInterrupt
 
 
 def described(cluster: LocalCluster) -> dict[str, Any]:
-    """Return what programs need to know of the processes."""
+    """Return the description of all processes, for programs."""
     return {
         "processes": [
             {
@@ -101,10 +101,10 @@ def described(cluster: LocalCluster) -> dict[str, Any]:
 
 
 def welcome(cluster: LocalCluster) -> str:
-    """Return what people need to know to use a cluster."""
+    """Return commands that use the cluster, for people."""
     urls = [node.url for node in cluster.nodes]
     if not urls:
-        return "Storage and ZooKeeper are ready; no nodes were asked for. Ctrl-C stops everything."
+        return "Storage and ZooKeeper are ready; there are no nodes. Ctrl-C stops everything."
     broker = Path(sys.executable).with_name("broker")
     shown = broker.relative_to(Path.cwd()) if broker.is_relative_to(Path.cwd()) else broker
     return (
@@ -119,15 +119,28 @@ def welcome(cluster: LocalCluster) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m broker.local", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    upping = commands.add_parser("up", help="start a cluster; stay until SIGTERM or Ctrl-C")
-    upping.add_argument("--nodes", type=int, default=3, help="how many brokers (3)")
-    upping.add_argument("--zookeepers", type=int, choices=(1, 3), default=1, help="how many (1)")
-    upping.add_argument("--region-servers", type=int, default=1, help="how many (1)")
-    upping.add_argument("--gateways", type=int, default=1, help="how many, Thrift-2 (1)")
-    upping.add_argument("--dir", type=Path, help="for everything written; kept (a temporary one)")
-    upping.add_argument("--json", action="store_true", help="one line when all is ready")
+    upping = commands.add_parser("up", help="start a cluster; run until SIGTERM or Ctrl-C")
+    upping.add_argument("--nodes", type=int, default=3, help="number of brokers (default 3)")
     upping.add_argument(
-        "--ports", type=_port, default=FIRST_PORT, help=f"of the first node, or free ({FIRST_PORT})"
+        "--zookeepers", type=int, choices=(1, 3), default=1, help="number of ZooKeepers (default 1)"
+    )
+    upping.add_argument(
+        "--region-servers", type=int, default=1, help="number of region servers (default 1)"
+    )
+    upping.add_argument(
+        "--gateways", type=int, default=1, help="number of Thrift-2 gateways (default 1)"
+    )
+    upping.add_argument(
+        "--dir", type=Path, help="folder for all files; it is kept (default: a temporary folder)"
+    )
+    upping.add_argument(
+        "--json", action="store_true", help="print one line of JSON when the cluster is ready"
+    )
+    upping.add_argument(
+        "--ports",
+        type=_port,
+        default=FIRST_PORT,
+        help=f'port of the first node, or "free" for free ports (default {FIRST_PORT})',
     )
     upping.add_argument(
         "--set",
@@ -135,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SECTION.KEY=JSON",
-        help="a key of every node's configuration",
+        help="set a key in every node's configuration",
     )
     running = commands.add_parser("run", help="become a process of a cluster")
     running.add_argument("name")

@@ -1,7 +1,7 @@
-"""Where a local cluster listens: ports of loopback, free ones or, for nodes, those that were asked for.
+"""The addresses of a local cluster: free ports of loopback, or, for nodes, the ports that the user chose.
 
-Ports are written down in the cluster's folder. A cluster that is started there again gets the same,
-so that what its data name (a region server is its host and port) is where it was.
+The ports are stored in the cluster's folder. A cluster that is started there again gets the same ports, because its
+data contain them: HBase identifies a region server by host and port.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from broker.local.servers.process import HOST, ServerFailed, free_ports
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How many of what; ``first_port`` is that of the first node, None takes free ones.
+    """The number of processes of each kind; ``first_port`` is the first node's port, None for free ports.
 
-    ``spares`` are nodes beside the others that have an address, and are not started with them.
+    ``spares`` are further nodes that have an address but are not started with the others.
     """
 
     nodes: int = 3
@@ -50,17 +50,17 @@ def local_layout(
     own_settings: dict[str, Settings],
     gateway: ListenAddress | None = None,
 ) -> ClusterLayout:
-    """Lay a cluster out in a folder.
+    """Return the layout of a cluster in a folder.
 
     Args:
-        folder: For everything that it writes.
-        sizes: How many of what.
-        settings: Of every node.
-        own_settings: Of single nodes, by name.
-        gateway: Of an HBase that is there already.
+        folder: The folder for all files.
+        sizes: The number of processes of each kind.
+        settings: Settings of every node.
+        own_settings: Settings of single nodes, by name.
+        gateway: The gateway of an HBase that exists already.
 
     Raises:
-        ServerFailed: A port that was asked for is taken.
+        ServerFailed: A port that the user chose is in use.
         ServerMissing: HBase is not fetched.
     """
     places = reserve(folder, sizes)
@@ -94,10 +94,10 @@ def _group(places: dict[str, ListenAddress], prefix: str) -> list[ListenAddress]
 
 
 def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
-    """Choose where everything of a cluster will listen; asked again before it runs, it is the same.
+    """Choose and store the addresses of a cluster; a second call before it runs returns the same ones.
 
     Raises:
-        ServerFailed: A port that was asked for is taken.
+        ServerFailed: A port that the user chose is in use.
     """
     names = list(sizes.names())
     ports = _kept(folder)
@@ -127,7 +127,7 @@ def _drawn(names: list[str]) -> dict[str, list[int]]:
 
 def _wanted(port: int) -> int:
     if not _is_free(port):
-        raise ServerFailed(f"port {port} is taken; choose others with --ports, or --ports free")
+        raise ServerFailed(f"port {port} is in use; choose others with --ports, or --ports free")
     return port
 
 

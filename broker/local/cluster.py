@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, each process one of its own: started together, ended together.
+"""A whole cluster of processes on this machine, started together and ended together.
 
 ::
 
@@ -7,20 +7,22 @@
         cluster.nodes[0].kill()
         cluster.nodes[0].start()
 
-What does not depend on another is started at the same time; each is ready when it has answered a real
-question. With ``hbase="one-jvm"`` all of HBase is one JVM with a ZooKeeper of its own, beside that of the
-nodes: less memory and a quicker start, for tests that kill nodes or ZooKeeper and nothing of HBase. A
-server that runs already can be given instead; then each cluster has tables of its own in it.
+Processes that don't depend on each other start at the same time. A process is ready when it has answered a real
+question, see ``readiness``.
+
+With ``hbase="one-jvm"`` all of HBase is one JVM. It has its own ZooKeeper, beside the ZooKeeper of the nodes. This
+takes less memory and starts faster, for tests that kill nodes or ZooKeeper but no part of HBase. You can also give a
+server that runs already; then each cluster has tables of its own in it.
 
 The folder of a cluster::
 
-    DIR/lock                     held by whoever looks after the cluster
-    DIR/ended                    there once it ends: nobody starts anything of it any more
-    DIR/ports.json               who listens where; kept, so that the same cluster can come back
-    DIR/processes/ pids/ logs/   what is run, who runs, what it said
+    DIR/lock                     held by the LocalCluster that runs the cluster
+    DIR/ended                    exists from the end of the cluster on: no process may start any more
+    DIR/ports.json               the address of each process; kept, so that the same cluster can start again
+    DIR/processes/ pids/ logs/   of each process: its command, its pid, its output
     DIR/hbase/ zookeeper-1/      configurations
-    DIR/broker-1.toml            of each node
-    DIR/data/                    what is kept
+    DIR/broker-1.toml            the configuration of each node
+    DIR/data/                    the data of ZooKeeper and HBase
 """
 
 from __future__ import annotations
@@ -55,35 +57,35 @@ MOVE_S = 60.0
 TABLE_PREFIX = "hbase.hbase_table_prefix"
 REGIONS = "hbase.hbase_regions"
 REGIONS_LOCAL = 4
-"""On one disk more regions only take longer to make."""
+"""The number of regions; on one disk more regions only take longer to make."""
 
 STAGES: Final = (
     ((ProcessKind.BROKER, ProcessKind.PROCESSOR), STOP_S),
-    # JVMs of HBase end within a second, unless what they need is gone.
+    # JVMs of HBase end within a second, unless a server that they need is gone.
     ((ProcessKind.GATEWAY, ProcessKind.MASTER, ProcessKind.REGION_SERVER), 5.0),
     ((ProcessKind.ZOOKEEPER,), 5.0),
 )
-"""What is ended together, and how long that may take before it is killed."""
+"""The kinds of processes that end together, in order, and the time after which they are killed."""
 
 
 @dataclass
 class LocalCluster:
     """A cluster of processes; a context manager that leaves nothing behind.
 
-    Starting and ending take seconds and block: call them from a thread where an event loop runs.
+    Starting and ending block for seconds. If an event loop runs, call them from another thread.
 
     Attributes:
-        sizes: How many of what. No ZooKeepers if ``settings`` name some.
-        hbase: ``distributed``, ``one-jvm``, or a server that runs and is not ours to end.
-        folder: For all that is written; kept. Without it a temporary one, which goes at the end, unless
-            the start failed: then the logs are still wanted.
-        settings: Of every node, by ``section.key``.
-        own_settings: Of single nodes, by their number from 1; they win.
-        environment: Variables of every node.
-        own_environment: Variables of single nodes, by their number from 1; they win.
-        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
+        sizes: The number of processes of each kind. No ZooKeepers if ``settings`` name some.
+        hbase: ``distributed``, ``one-jvm``, or a running server, which this cluster does not end.
+        folder: The folder for all files; it is kept. Without it, a temporary folder, which is removed at the
+            end. If the start failed, it is kept for its logs.
+        settings: Settings of every node, by ``section.key``.
+        own_settings: Settings of single nodes, by their number from 1; they override ``settings``.
+        environment: Environment variables of every node.
+        own_environment: Variables of single nodes, by their number from 1; they override ``environment``.
+        mutant: The guard that every node lacks, see broker/testing/mutants.py; "" for none.
         report: Gets a line for each step of the start.
-        members: Every process, in the order in which they depend on each other.
+        members: All processes; each depends only on earlier ones.
     """
 
     sizes: Sizes = field(default_factory=Sizes)
@@ -103,7 +105,7 @@ class LocalCluster:
     _held: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Self:
-        """Start. Raises as ``start`` does."""
+        """Start the cluster. Raises the same errors as ``start``."""
         try:
             self.start()
         except ServerFailed:
@@ -115,7 +117,7 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """End the cluster."""
         self.close()
 
     @property
@@ -130,12 +132,12 @@ class LocalCluster:
 
     @property
     def zookeepers(self) -> list[Member]:
-        """The ZooKeepers; not that of an HBase that is one JVM."""
+        """The ZooKeepers, without that of an HBase in one JVM."""
         return self._of(ProcessKind.ZOOKEEPER)
 
     @property
     def masters(self) -> list[Member]:
-        """HBase's master, if it is a process of its own."""
+        """HBase's master, if it is a separate process."""
         return self._of(ProcessKind.MASTER)
 
     @property
@@ -149,11 +151,11 @@ class LocalCluster:
         return self._of(ProcessKind.GATEWAY)
 
     def start(self) -> None:
-        """Start everything and return when every node serves.
+        """Start all processes and return when every node serves.
 
         Raises:
-            ServerMissing: Something is not on this machine.
-            ServerFailed: Something ended, or did not answer; the message has the end of its log.
+            ServerMissing: A program is not on this machine.
+            ServerFailed: A process ended, or did not answer; the message has the end of its log.
         """
         began = time.monotonic()
         home = self._home = self._own_folder()
@@ -170,18 +172,18 @@ class LocalCluster:
         own_settings: Mapping[int, Settings] | None = None,
         mutant: str = "",
     ) -> None:
-        """Kill the nodes and start them again with other settings, over those that all clusters here have.
+        """Kill the nodes and start them again with other settings, which override those of this cluster.
 
-        With another table prefix and another root in ZooKeeper they are a new cluster, on servers that
-        run already: seconds instead of half a minute.
+        With another table prefix and another root in ZooKeeper the nodes are a new cluster on the running
+        servers. This takes seconds instead of half a minute.
 
         Args:
-            settings: Of every node, instead of those of the last renewal.
-            own_settings: Of single nodes, likewise.
-            mutant: Which clause every node lacks; "" none.
+            settings: Settings of every node, instead of those of the last renewal.
+            own_settings: Settings of single nodes, instead of those of the last renewal.
+            mutant: The guard that every node lacks; "" for none.
 
         Raises:
-            ServerFailed: One did not start; the message has the end of its log.
+            ServerFailed: A node did not start; the message has the end of its log.
         """
         began, home, before = time.monotonic(), self._home, self._plan
         assert home is not None, "not started"
@@ -203,10 +205,10 @@ class LocalCluster:
         self._start_nodes(began)
 
     def unload(self, region_server: Member) -> str:
-        """Move all regions of a region server to the others while it serves; return what the mover said.
+        """Move all regions of a running region server to the others; return the output of HBase's RegionMover.
 
         Raises:
-            ServerFailed: Not all of them were moved; the message has what it said.
+            ServerFailed: Not all regions were moved; the message has the output.
         """
         assert self._plan is not None, "not started"
         command = plan.unloading(self._plan, region_server.place)
@@ -224,25 +226,28 @@ class LocalCluster:
         return said
 
     def join(self, member: Member) -> None:
-        """Start one more process, in place of any of its name, and return when it answers. Raises ServerFailed."""
+        """Start one more process and return when it answers. Raises ServerFailed.
+
+        If there is a process of the same name, it ends first.
+        """
         self.leave(member.name)
         self.members.append(member)
         member.start()
 
     def leave(self, name: str) -> None:
-        """End a process that joined, if there is one, and forget it."""
+        """Kill the process ``name``, if there is one, and forget it."""
         for member in [each for each in self.members if each.name == name]:
             member.kill()
             self.members.remove(member)
 
     def close(self) -> None:
-        """End every process that the folder names, and remove a temporary folder. Idempotent."""
+        """End all processes of the folder, and remove it if it is temporary. Idempotent."""
         self._end()
         if self.folder is None and self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
 
     def state(self) -> str:
-        """Say how every process is: for the message of a wait that took too long."""
+        """Return the state of every process, for the message of a wait that took too long."""
         return "; ".join(member.state() for member in self.members)
 
     def _of(self, kind: ProcessKind) -> list[Member]:
@@ -322,7 +327,7 @@ class LocalCluster:
         self.report(f"{time.monotonic() - began:4.1f} s  {what}")
 
     def _end(self) -> None:
-        """End the nodes while they still have storage, then what they use, last what that uses."""
+        """End the processes in the order of ``STAGES``: each kind ends before the servers that it uses."""
         if self._home is None:
             return
         pids.begin_end(self._home)
@@ -337,7 +342,7 @@ class LocalCluster:
 
 
 def _by_name(*given: Mapping[int, Settings]) -> dict[str, Settings]:
-    """Return settings of nodes by name instead of number; later ones win, key by key."""
+    """Return settings of nodes by name instead of number; later ones override earlier ones, key by key."""
     merged: dict[str, Settings] = {}
     for number, own in (pair for settings in given for pair in settings.items()):
         name = f"broker-{number}"

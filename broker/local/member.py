@@ -1,10 +1,11 @@
-"""One process of a local cluster: started, asked, killed, frozen, started again.
+"""One process of a local cluster: start it, ask it, kill it, freeze it, start it again.
 
-A process is started through ``python -m broker.local run NAME --dir DIR``, which writes its id
-and becomes the program: the same command that anyone else may start it with. What a member does, it does
-to the process that the file names, so it makes no difference who started that. Those that it started
-itself die with this interpreter (see ``broker.local.servers.process``) and are waited for as soon as
-they end, so that an ended one looks ended to everyone.
+A member starts its process with ``python -m broker.local run NAME --dir DIR``. This command writes its pid and
+becomes the program. A person or another program can run the same command. A member acts on the process in the pid
+file, so it makes no difference how that process was started.
+
+A process that the member started itself dies with this interpreter (see ``broker.local.servers.process``). A thread
+waits for its end, so that it does not stay a zombie, which would look alive to others.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CODE = str(Path(broker.__file__).resolve().parents[1])
 
 
 def run(folder: Path, name: str) -> NoReturn:
-    """Become the process ``name``, after writing its id; exit if the cluster ends just now, or has.
+    """Write the pid and become the process ``name``; exit if the cluster is ending or has ended.
 
     Raises:
         FileNotFoundError: There is no such process.
@@ -47,12 +48,12 @@ def run(folder: Path, name: str) -> NoReturn:
 
 
 def spec_file(folder: Path, name: str) -> Path:
-    """Return where it is written what ``name`` runs."""
+    """Return the path of the file with the command and environment of ``name``."""
     return folder / "processes" / f"{name}.json"
 
 
 class Member:
-    """A process of the cluster in ``folder``; ``ready`` asks it, and OSError counts as *not yet*."""
+    """A process of the cluster in ``folder``; ``ready`` asks whether it serves, and OSError means *not yet*."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Member:
         ready: Callable[[], bool],
         environment: Mapping[str, str],
     ) -> None:
-        """Write what is needed to start it, by whomever."""
+        """Write the files with which the process can be started."""
         self.name = program.name
         self.kind: ProcessKind = program.kind
         self.place = program.place
@@ -75,7 +76,7 @@ class Member:
         self._write()
 
     def reconfigure(self, environment: Mapping[str, str]) -> None:
-        """Run under other variables from the next start on."""
+        """Use other environment variables from the next start on."""
         self.environment = dict(environment)
         self._write()
 
@@ -89,18 +90,18 @@ class Member:
 
     @property
     def command(self) -> list[str]:
-        """What starts it in the foreground."""
+        """The command that starts the process in the foreground."""
         run_it = ("-m", "broker.local", "run", self.name, "--dir", str(self.folder))
         return [sys.executable, *run_it]
 
     @property
     def outside(self) -> dict[str, str]:
-        """What must be set beyond the environment of whoever runs ``command``."""
+        """The environment variables that ``command`` needs in addition to those of its caller."""
         return {"PYTHONPATH": _CODE, **self.environment}
 
     @property
     def pid(self) -> int:
-        """The id of the process. Raises ServerFailed if it does not live."""
+        """The pid of the process. Raises ServerFailed if it does not live."""
         found = pids.live_pid(self.folder, self.name)
         if found is None:
             raise self.failure("does not run")
@@ -108,12 +109,12 @@ class Member:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives, also if it is frozen."""
+        """Return whether the process lives, also if it is frozen."""
         return pids.live_pid(self.folder, self.name) is not None
 
     @property
     def exit_code(self) -> int | None:
-        """How the process that was started here last has ended; None while it lives."""
+        """The exit code of the process that this member started last; None while it lives."""
         return None if self._child is None else self._child.poll()
 
     def launch(self) -> None:
@@ -122,7 +123,7 @@ class Member:
         environment = {**os.environ, **self.outside}
         with self.log_path.open("ab") as log:
             child = start_child(tied_to_us(self.command), stderr=log, environment=environment)
-        # It writes the same itself; but whoever asks now shall find it.
+        # The child writes the same, but later; a caller that asks before must find the pid, too.
         pids.write_pid(self.folder, self.name, child.pid)
         self._child = child
         threading.Thread(target=child.wait, name=f"waits for {self.name}", daemon=True).start()
@@ -143,28 +144,28 @@ class Member:
         pids.send(self.pid, number)
 
     def stop(self, grace_s: float = STOP_S) -> int | None:
-        """End the process in good order, by a kill if that takes too long; return ``exit_code``."""
+        """Ask the process to end, kill it after ``grace_s``, and return ``exit_code``."""
         self._end(signal.SIGTERM, grace_s)
         return self.exit_code
 
     def kill(self) -> None:
-        """End the process as a crash would. Idempotent."""
+        """Kill the process, as in a crash. Idempotent."""
         self._end(signal.SIGKILL, STOP_S)
 
     def pause(self) -> None:
-        """Freeze the process, and return once it stands: its connections stay, nothing answers."""
+        """Freeze the process, and return when it is frozen: its connections stay, but it does not answer."""
         pids.freeze(self.pid, STOP_S)
 
     def resume(self) -> None:
-        """Let a frozen process go on."""
+        """Resume a frozen process."""
         pids.send(self.pid, signal.SIGCONT)
 
     def log(self) -> str:
-        """Return what the process wrote, over all its starts."""
+        """Return the output of the process, over all its starts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def state(self) -> str:
-        """Say how it is, and if it is a node that answers, what it holds."""
+        """Return the state of the process as text, with the view of a node that answers."""
         if self._child is not None and self._child.poll() is not None and not self.running:
             return f"{self.name}: ended with {self._child.returncode}"
         pid = pids.live_pid(self.folder, self.name)
@@ -174,7 +175,7 @@ class Member:
         return told
 
     def failure(self, what: str) -> ServerFailed:
-        """Return an error that carries the end of the log."""
+        """Return an error with the end of the log."""
         tail = "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:])
         return ServerFailed(f"{self.name} {what}; the end of {self.log_path}:\n{tail}")
 

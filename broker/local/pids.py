@@ -1,18 +1,18 @@
-"""Which processes belong to a cluster's folder, whoever started them, and how they are ended.
+"""Find and end the processes that belong to a cluster's folder, however they were started.
 
-Each process writes its own id to a file before it becomes the program, so a process that somebody has
-killed and started again is found as well as the first one::
+Each process writes its pid to a file before it becomes the program. So a process that was killed and started again
+by hand is found like the first one::
 
-    DIR/processes/NAME.json    what is run: {"argv", "env"}
-    DIR/pids/NAME.pid          who ran it last: a number
-    DIR/ended                  there while the cluster ends, and from then on
+    DIR/processes/NAME.json    the command: {"argv", "env"}
+    DIR/pids/NAME.pid          the pid of its last process
+    DIR/ended                  exists from the beginning of the cluster's end on
 
-A number alone says little once a process has ended, for the kernel gives numbers again. So a process
-counts as the cluster's only if its command line or its environment names the folder.
+The kernel gives the pid of an ended process to another one later. So a process counts as the cluster's only if its
+command line or its environment contains the folder.
 
-Somebody may start a process just while the cluster ends. So a process that starts first writes its id and
-then looks whether the cluster has ended; whoever ends the cluster first says so and then looks who runs. Of
-the two at least one sees the other, and nothing is left over.
+A process may start at the moment when the cluster ends. A starting process first writes its pid, and then checks
+whether the cluster has ended. ``LocalCluster`` first marks the cluster as ended, and then lists its processes. So at
+least one of the two sees the other, and no process is left over.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pathlib import Path
 
 
 def pid_file(folder: Path, name: str) -> Path:
-    """Return where a process writes its id."""
+    """Return the path of a process's pid file."""
     return folder / "pids" / f"{name}.pid"
 
 
 def write_pid(folder: Path, name: str, pid: int) -> None:
-    """Say which process is ``name`` now; in one step, since others may read."""
+    """Store the pid of ``name``, atomically, since others may read the file."""
     file = pid_file(folder, name)
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_suffix(f".{pid}.tmp")
@@ -42,7 +42,7 @@ def write_pid(folder: Path, name: str, pid: int) -> None:
 
 
 def live_pid(folder: Path, name: str) -> int | None:
-    """Return the id of the process ``name`` if it lives, also if it is stopped."""
+    """Return the pid of ``name`` if it lives, also if it is frozen; else None."""
     try:
         pid = int(pid_file(folder, name).read_text())
     except (FileNotFoundError, ValueError):
@@ -51,36 +51,36 @@ def live_pid(folder: Path, name: str) -> int | None:
 
 
 def live(folder: Path) -> dict[str, int]:
-    """Return the ids of all processes of a folder that live, by name."""
+    """Return the pids of all live processes of a folder, by name."""
     names = sorted(file.stem for file in (folder / "pids").glob("*.pid"))
     found = {name: live_pid(folder, name) for name in names}
     return {name: pid for name, pid in found.items() if pid is not None}
 
 
 def begin(folder: Path) -> None:
-    """Let processes of a folder start."""
+    """Allow processes of a folder to start."""
     (folder / "ended").unlink(missing_ok=True)
 
 
 def begin_end(folder: Path) -> None:
-    """Let no process of a folder start any more; those that ``live`` does not name then never will."""
+    """Forbid further starts in a folder. A process that ``live`` does not return afterwards will never start."""
     if folder.exists():
         (folder / "ended").touch()
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether a folder's cluster ends, or has ended. To be asked after ``write_pid``."""
+    """Return whether a folder's cluster is ending or has ended. Call this after ``write_pid``."""
     return (folder / "ended").exists()
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal; one that has ended needs none."""
+    """Send a signal; do nothing if the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def freeze(pid: int, timeout_s: float) -> None:
-    """Stop a process; it stands when the kernel has reached all its threads. Raises TimeoutError."""
+    """Freeze a process, and wait until the kernel has stopped all its threads. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     send(pid, signal.SIGSTOP)
@@ -93,10 +93,10 @@ def freeze(pid: int, timeout_s: float) -> None:
 
 
 def end(pids: Iterable[int], number: signal.Signals, grace_s: float) -> list[int]:
-    """Ask processes to end, also stopped ones, and kill those that have not after ``grace_s``.
+    """Ask processes to end, also frozen ones, and kill those that still live after ``grace_s``.
 
     Returns:
-        Those that had to be killed.
+        The pids of the killed processes.
     """
     ending = set(pids)
     for pid in ending:
@@ -110,10 +110,10 @@ def end(pids: Iterable[int], number: signal.Signals, grace_s: float) -> list[int
 
 
 def await_ends(pids: Iterable[int], timeout_s: float) -> set[int]:
-    """Wait until processes have ended, whoever their parent is.
+    """Wait until processes have ended; they need not be children of this process.
 
     Returns:
-        Those that are still there after ``timeout_s``.
+        The pids of those that still live after ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     opened: dict[int, int] = {}
@@ -136,7 +136,7 @@ def await_ends(pids: Iterable[int], timeout_s: float) -> set[int]:
 
 
 def kernel_state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process: T is frozen, Z and X have ended."""
+    """Return the kernel's letter for the state of a process: T is frozen; Z and X have ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -151,5 +151,6 @@ def _belongs(folder: Path, pid: int) -> bool:
         named = mark in command or mark in (told / "environ").read_bytes()
     except OSError:
         return False
-    # One that has ended has no command line, and one that just becomes another program has none yet.
+    # A process that has ended has no command line. A process that is replacing its program has none for a moment;
+    # it counts as the cluster's.
     return named or (not command and kernel_state(pid) not in "ZX")

@@ -1,21 +1,21 @@
-"""What a cluster is made of, as commands, files and addresses. Pure: nothing is started here.
+"""The plan of a cluster: its commands, files and addresses. Pure functions; nothing is started here.
 
 ::
 
     zookeeper-1..N ◀── hbase-master, hbase-regionserver-1..N ◀── thrift-1..N ◀── broker-1..N
 
-The same functions describe the cluster on one machine, whose addresses are free ports of loopback and
-whose folders are its own, and that of docker-compose.cluster.yml, whose addresses are names of services:
-a ``ClusterLayout`` holds all in which the two differ. A test compares the compose file with what stands here.
+The same functions describe two clusters. The cluster on one machine has free ports of loopback and its own folders.
+The cluster of docker-compose.cluster.yml has names of services as addresses. A ``ClusterLayout`` holds all their
+differences. A test compares the compose file with this plan.
 
-Every Java program takes its options from files, so that its command line can be read::
+Every Java program takes its options from files, so that its command line stays short::
 
     java @CONF/java.options @CONF/class-path -Xmx256m MAIN …
          the JVM's flags    -cp all jars:CONF
 
-There is one configuration of HBase for all its processes; where each listens is on its command line.
-The brokers use HBase through Thrift-2 gateways alone: those of Thrift-1 never sync a write to disk, and
-their reads were no faster, so there is none.
+All processes of HBase share one configuration; the address of each is on its command line. The brokers use HBase
+only through Thrift-2 gateways. There is no Thrift-1 gateway: it never syncs a write to disk, and its reads were no
+faster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Settings = Mapping[str, Any]
 
 
 class ProcessKind(StrEnum):
-    """What a process of the cluster is."""
+    """The kind of a process of the cluster."""
 
     ZOOKEEPER = "zookeeper"
     MASTER = "hbase-master"
@@ -48,11 +48,11 @@ class ProcessKind(StrEnum):
     GATEWAY = "thrift"
     BROKER = "broker"
     PROCESSOR = "rowlog"
-    """It processes a rowlog, for a workload; no cluster has one by itself."""
+    """A process that processes a rowlog, for a workload; it joins a cluster later."""
 
 
 class ListenAddress(NamedTuple):
-    """Where one process listens; ``peer_ports`` are a ZooKeeper's, for its ensemble."""
+    """The address of one process; ``peer_ports`` are the ports of a ZooKeeper for its ensemble."""
 
     name: str
     host: str
@@ -66,14 +66,14 @@ class ListenAddress(NamedTuple):
 
 
 class Folders(NamedTuple):
-    """Where a ZooKeeper finds its configuration, and keeps its data."""
+    """The folders of a ZooKeeper's configuration and data."""
 
     configuration: str
     data: str
 
 
 class Program(NamedTuple):
-    """One process: its command line, and the files that must be there before it starts."""
+    """One process: its command line, and the files that it needs, by path."""
 
     name: str
     kind: ProcessKind
@@ -96,29 +96,29 @@ def _small(kind: ProcessKind) -> tuple[str, ...]:
 
 
 SMALL: Final[Mapping[ProcessKind, tuple[str, ...]]] = {kind: _small(kind) for kind in HEAPS_MIB}
-"""Options of JVMs that start fast and stay small: several clusters share two cores."""
+"""Options of JVMs that start fast and use little memory: several clusters share two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLayout:
-    """All in which one cluster differs from another.
+    """The differences between clusters.
 
     Attributes:
-        zookeepers: One, or an ensemble.
-        master, region_servers, gateways, brokers: The others, by where they listen.
-        java: The program.
-        bind: The address that everything listens on.
-        zookeeper_folders: Of each ZooKeeper, by its name.
-        hbase_folder: For the configuration of HBase.
-        hbase_root: Where HBase keeps its data, as a URL.
-        scratch: A folder for what HBase forgets at its end.
-        broker_folder: For the files of the nodes.
+        zookeepers: The address of one ZooKeeper, or of each in an ensemble.
+        master, region_servers, gateways, brokers: The addresses of the other processes.
+        java: The program java.
+        bind: The address that every process listens on.
+        zookeeper_folders: The folders of each ZooKeeper, by its name.
+        hbase_folder: The folder of HBase's configuration.
+        hbase_root: The URL of the folder of HBase's data.
+        scratch: A folder for temporary files of HBase.
+        broker_folder: The folder of the nodes' files.
         jars: The class path before the configuration.
         options: JVM options by kind.
-        zookeeper_settings: Of every ZooKeeper.
-        settings: Of every node, over what the layout gives.
-        own_settings: Of single nodes, by name; they win.
-        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
+        zookeeper_settings: Settings of every ZooKeeper.
+        settings: Settings of every node; they override those of the layout.
+        own_settings: Settings of single nodes, by name; they override ``settings``.
+        mutant: The guard that every node lacks, see broker/testing/mutants.py; "" for none.
     """
 
     zookeepers: Sequence[ListenAddress]
@@ -142,7 +142,7 @@ class ClusterLayout:
 
 
 def programs(layout: ClusterLayout) -> list[Program]:
-    """Describe every process, in the order in which they depend on each other."""
+    """Describe all processes; each depends only on earlier ones."""
     return [
         *(zookeeper_program(layout, place) for place in layout.zookeepers),
         *hbase_programs(layout),
@@ -219,7 +219,7 @@ def gateway_program(layout: ClusterLayout, place: ListenAddress) -> Program:
 
 
 def unloading(layout: ClusterLayout, region_server: ListenAddress) -> tuple[str, ...]:
-    """Return the command that moves all regions of a region server to the others, each by the master."""
+    """Return the command that moves all regions of a region server to the others, by way of the master."""
     local = "localhost" if region_server.host == HOST else region_server.host
     words = ("-r", f"{local}:{region_server.port}", "-o", "unload", "-m", "4")
     moved = ("-f", f"{layout.hbase_folder}/moved-{region_server.name}")
@@ -239,7 +239,7 @@ def hbase_site(layout: ClusterLayout) -> dict[str, str]:
         "hbase.regionserver.ipc.address": layout.bind,
         "hbase.rootdir": layout.hbase_root,
         "hbase.tmp.dir": layout.scratch,
-        # With a port for each, so that the ZooKeepers of one machine can have different ones.
+        # Each address has its port, so that the ZooKeepers of one machine can have different ports.
         "hbase.zookeeper.quorum": ",".join(place.address for place in layout.zookeepers),
         "zookeeper.znode.parent": "/hbase",
     }
@@ -254,12 +254,12 @@ def broker_program(layout: ClusterLayout, place: ListenAddress) -> Program:
 
 
 def command_line(mutant: str) -> tuple[str, ...]:
-    """Return what Python runs for the command line, with a mutant in force if one is named."""
+    """Return Python's arguments that run the command line, with a mutant in force if one is named."""
     return ("-m", "broker.testing.mutants", mutant) if mutant else ("-m", "broker.cli")
 
 
 def node_settings(layout: ClusterLayout, place: ListenAddress) -> dict[str, Any]:
-    """Return what a node's configuration says that differs from the defaults."""
+    """Return the settings of a node that differ from the defaults."""
     return {
         "server.port": place.port,
         "cluster.advertised_url": f"http://{place.address}",
@@ -269,7 +269,7 @@ def node_settings(layout: ClusterLayout, place: ListenAddress) -> dict[str, Any]
 
 
 def common_settings(layout: ClusterLayout) -> dict[str, Any]:
-    """Return what the configurations of all nodes, and of whoever makes their tables, share."""
+    """Return the settings of all nodes; the command that makes their tables uses the same settings."""
     return {
         "server.host": layout.bind,
         "cluster.zookeeper_hosts": [zookeeper.address for zookeeper in layout.zookeepers],
@@ -279,7 +279,7 @@ def common_settings(layout: ClusterLayout) -> dict[str, Any]:
 
 
 def toml(settings: Settings) -> str:
-    """Write settings as a TOML file: scalars and lists of text, which look there as in JSON."""
+    """Return settings as TOML. Values are scalars and lists of text, which TOML writes like JSON."""
     sections: dict[str, list[str]] = {}
     for dotted, value in settings.items():
         section, _, name = dotted.partition(".")
@@ -288,7 +288,7 @@ def toml(settings: Settings) -> str:
 
 
 def java_options() -> str:
-    """Return the JVM's flags of every server, as a file that ``java @FILE`` reads."""
+    """Return the JVM flags of every server, as the text of a file for ``java @FILE``."""
     words = list(hbase.JVM)
     lines = []
     while words:

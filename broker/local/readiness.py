@@ -1,8 +1,7 @@
-"""What a process of a cluster is asked to see whether it serves: something real, never just its port.
+"""Questions that show whether a process of a cluster serves. An open port is not enough.
 
-A gateway's port opens before HBase's master is ready, so its question is one that goes through to the
-master. The master and the region servers are asked through it; of them themselves it is only asked
-whether they listen.
+A gateway's port opens before HBase's master is ready, so a gateway gets a call that goes through to the master.
+This call also covers the master and the region servers; for these themselves a connection to the port is enough.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TOPICS_TOLD_MAX: Final = 20
 
 
 def question(kind: ProcessKind, place: ListenAddress) -> Callable[[], bool]:
-    """Return the question; an OSError that it raises means *not yet*."""
+    """Return the question for a process; an OSError that it raises means *not yet*."""
     ask = {
         ProcessKind.ZOOKEEPER: zookeeper.serves,
         ProcessKind.MASTER: _listens,
@@ -33,15 +32,15 @@ def question(kind: ProcessKind, place: ListenAddress) -> Callable[[], bool]:
 
 
 def told_by(broker: ListenAddress) -> str:
-    """Return what a node tells of itself: its contact, leases and logs; or why it tells nothing."""
+    """Return a node's own view in one line: its contact, slots and topics; or the error if it does not answer."""
     try:
         return summary(own_view(broker.host, broker.port))
     except (OSError, HTTPException, ValueError, KeyError) as error:
-        return f"tells nothing: {error!r}"
+        return f"does not answer: {error!r}"
 
 
 def summary(view: dict[str, Any]) -> str:
-    """Say in one line what a node's view of itself holds."""
+    """Return a node's view of itself in one line."""
     zookeeper, storage = view["zookeeper"], view["storage"]
     led = [f"{one['topic']} in epoch {one['epoch']}" for one in view["topics"]]
     more = ", …" if len(led) > TOPICS_TOLD_MAX else ""
@@ -55,7 +54,7 @@ def summary(view: dict[str, Any]) -> str:
 
 
 def own_view(host: str, port: int) -> dict[str, Any]:
-    """Return what a node says of itself. Raises OSError, HTTPException, ValueError."""
+    """Return a node's view of itself. Raises OSError, HTTPException, ValueError."""
     connection = HTTPConnection(host, port, timeout=ASK_TIMEOUT_S)
     try:
         connection.request("GET", "/v1/cluster/node?topics=yes")

@@ -1,4 +1,4 @@
-"""A broker as a process of its own: started, killed, started again on the same data."""
+"""A standalone broker as a separate process: start it, kill it, start it again on the same data."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ STOP_S = 30.0
 
 
 class BrokerProcess(Child):
-    """``broker serve`` on a fixed free port of loopback; a context manager that leaves nothing behind.
+    """``broker serve`` on a free port of loopback, the same for each start.
+
+    It is a context manager that leaves no process behind.
 
     Args:
-        data_dir: its data; kept.
+        data_dir: its data directory; kept.
         flags: further flags of ``broker serve``.
-        environment: variables beside those of this process.
-        mutant: which clause it lacks, see broker/testing/mutants.py; "" none.
+        environment: environment variables in addition to those of this process.
+        mutant: the guard that it lacks, see broker/testing/mutants.py; "" for none.
     """
 
     name = "the broker"
@@ -48,7 +50,7 @@ class BrokerProcess(Child):
 
     @override
     def start(self) -> None:
-        """Start and wait until it serves. Raises RuntimeError with its log if it does not."""
+        """Start the broker and wait until it serves. Raises RuntimeError with its log if it does not."""
         assert self._process is None, "runs already"
         with self.log_path.open("ab") as log:
             self._process = start_child(
@@ -64,12 +66,12 @@ class BrokerProcess(Child):
             raise RuntimeError(f"the broker did not start: {line.decode()}{self.log()}")
 
     def log(self) -> str:
-        """Return what it logged, over all its starts."""
+        """Return the broker's log, over all its starts."""
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     @override
     def kill(self) -> None:
-        """Kill it and all that it started, at once."""
+        """Kill the broker and its child processes at once."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -84,7 +86,7 @@ class BrokerProcess(Child):
         self.kill()
 
     def stop(self) -> int:
-        """Ask it to stop, and return its exit code. Raises subprocess.TimeoutExpired."""
+        """Ask the broker to stop, and return its exit code. Raises subprocess.TimeoutExpired."""
         assert self._process is not None, "not running"
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(STOP_S)

@@ -12,7 +12,7 @@ INIT_S = 120.0
 
 
 def init_storage(file: Path) -> None:
-    """Make the tables that a configuration names and that are not there yet. Raises ServerFailed."""
+    """Make the missing tables of a configuration. Raises ServerFailed."""
     command = [sys.executable, "-m", "broker.cli", "storage", "init", "--config", str(file)]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=INIT_S, start_new_session=True

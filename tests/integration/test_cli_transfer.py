@@ -40,12 +40,12 @@ DEADLINE_S = 60
 MORTAL = """
 import os, signal, sys
 from broker.cli import app
-from broker.cli.transfer import exporting, files, importing
+from broker.cli.transfer import exports, imports, sidecars
 from broker.cli.transfer.formats import FORMATS
 from broker.client import SyncClient
 
 left = int(sys.argv[1])
-exporting.CHUNK_MESSAGES_MAX = importing.CHUNK_MESSAGES_MAX = int(sys.argv[2])
+exports.CHUNK_MESSAGES_MAX = imports.CHUNK_MESSAGES_MAX = int(sys.argv[2])
 
 
 def mortal(owner, name):
@@ -67,8 +67,8 @@ def dies():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-mortal(files, "write_json")
-mortal(files, "place")
+mortal(sidecars, "write_json")
+mortal(sidecars, "place")
 mortal(SyncClient, "publish")
 for kind in FORMATS.values():
     for name in ("append", "finish", "discard"):

@@ -1,22 +1,22 @@
 """Real servers for tests and benchmarks, started without containers.
 
-Each launcher is a context manager that starts one server on ports and in a folder of its own,
-returns when the server answers, and leaves no process behind, however its user ends::
+Each launcher is a context manager. It starts one server on its own ports and in its own folder, and returns when
+the server answers. It leaves no process behind, even if the program that uses it is killed::
 
     with TmsServer() as tms:
         requests_go_to(tms.url)
 
-What they run is fetched beforehand, once, by ``python -m broker.local.servers fetch``; a launcher
-whose server is not there raises ``ServerMissing``, whose message is the command that mends it.
+``python -m broker.local.servers fetch`` downloads the servers, once. If a server is not fetched, its launcher
+raises ``ServerMissing``; the message names the command that helps.
 
-    TmsServer        CDAP's own messaging server on LevelDB: the oracle, and a peer
+    TmsServer        CDAP's own messaging server on LevelDB: the oracle, and a peer of the benchmarks
     JavaClient       CDAP's own client, unmodified, driven from Python
-    TephraClient     Tephra's own client, and its server, likewise
+    TephraClient     Tephra's own client, and its server, unmodified, driven from Python
     HBaseServer      ZooKeeper, HBase and both Thrift gateways in one JVM
-    HBaseGateway     one more Thrift-2 gateway of that
+    HBaseGateway     one more Thrift-2 gateway of an HBaseServer
     ZooKeeperServer  one ZooKeeper
-    RedisServer, KafkaServer     peers of the benchmarks, set to acknowledge after a sync
-    ToxiproxyServer  a proxy whose connections can be made slow, silent or dead
+    RedisServer, KafkaServer     peers of the benchmarks; they acknowledge after a sync
+    ToxiproxyServer  a proxy that can make connections slow, silent or dead
 """
 
 from broker.local.servers.cache_folder import ServerMissing

@@ -11,10 +11,10 @@ from broker.local.servers.cache_folder import ServerMissing, cache_folder
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fetch what is named, all without a name.
+    """Fetch the named servers; without a name, all of them.
 
     Returns:
-        0 if all is there; 1 if something is missing, which the last lines name.
+        0 if all servers were fetched, else 1; lines that begin with MISSING name the others.
     """
     parser = argparse.ArgumentParser(prog="python -m broker.local.servers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -23,13 +23,13 @@ def main(arguments: list[str] | None = None) -> int:
     fetching.add_argument(
         "--if-possible",
         action="store_true",
-        help="exit 0 also if something is missing (its tests will skip), unless CI=true",
+        help="exit 0 even if a server is missing (its tests are skipped), unless CI=true",
     )
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - set(downloads.RECIPES))
     if unknown:
         parser.error(
-            f"no such server: {', '.join(unknown)} (there are {', '.join(downloads.RECIPES)})"
+            f"no such server: {', '.join(unknown)} (choose from {', '.join(downloads.RECIPES)})"
         )
     missing = _fetch_all(given.names or list(downloads.RECIPES))
     tolerated = given.if_possible and os.environ.get("CI") != "true"

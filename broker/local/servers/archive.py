@@ -1,11 +1,12 @@
-"""An archive of HBase's classes, parsed and checked once, that every JVM of the tests maps.
+"""An archive of HBase's classes (class data sharing), parsed and verified once, for every JVM of the tests.
 
-A JVM of HBase spends most of its start on reading some ten thousand classes. With the archive a cluster of
-four JVMs starts with 8 seconds of a processor instead of 13, and a page of classes is in memory once for
-all of them. It is made from one whole HBase in one JVM, which loads nearly all that the separate servers
-load. The JVM takes an archive only for the class path from which it was made, as far as that was used; so
-the jars come first on every class path, and folders, which differ, after them. An archive that does not fit
-(another JDK) is passed over by the JVM, as is one that is not there: all works, and starts slower.
+A JVM of HBase spends most of its start on reading some ten thousand classes. With the archive a cluster of four JVMs
+needs 8 seconds of CPU time to start, instead of 13. The JVMs also share the memory of the classes.
+
+``write`` makes the archive from a whole HBase in one JVM, which loads nearly all classes of the separate servers.
+The JVM accepts an archive only if the class path begins as it did when the archive was made. So jars come first on
+every class path, and folders, which differ, after them. If the archive is missing or does not fit (another JDK),
+the JVM ignores it: all programs work, but start more slowly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from broker.local.servers.cache_folder import java_project, key_of_files, place
 from broker.local.servers.process import ServerProcess, program
 
 RECORDING = "-XX:+RecordDynamicDumpInfo"
-"""The JVM's option without which it can't write an archive."""
+"""The JVM option that is required to write an archive."""
 
 _FILE = "classes.jsa"
 _OWN_JAR = "own.jar"
@@ -29,7 +30,7 @@ _DUMP_S = 120.0
 
 
 def class_path(*folders: Path) -> str:
-    """The class path of a program from HBase's jars and our own classes, then ``folders``.
+    """Return the class path of a program: HBase's jars, our own classes, then ``folders``.
 
     Raises:
         ServerMissing: HBase is not fetched.
@@ -41,7 +42,7 @@ def class_path(*folders: Path) -> str:
 
 
 def pack_own() -> None:
-    """Put our own classes into a jar: no archive is made of what was loaded from a folder."""
+    """Put our own classes into a jar: the JVM does not archive classes that come from a folder."""
     installed = jvm.installed("hbase")
     packing = installed / f"{_OWN_JAR}.tmp"
     with zipfile.ZipFile(packing, "w") as jar:
@@ -51,13 +52,13 @@ def pack_own() -> None:
 
 
 def sharing() -> Sequence[str]:
-    """The JVM options that use the archive, if there is one."""
+    """Return the JVM options that use the archive; none if there is no archive."""
     archive = target() / _FILE
     return (f"-XX:SharedArchiveFile={archive}",) if archive.is_file() else ()
 
 
 def target() -> Path:
-    """Where the archive for these jars and this JVM lies."""
+    """Return the path of the archive for the current jars and JVM."""
     java = Path(jvm.java()).resolve()
     of_java = f"{java} {java.stat().st_mtime_ns} {java.stat().st_size}"
     of_jars = key_of_files(java_project("hbase"))
@@ -65,10 +66,10 @@ def target() -> Path:
 
 
 def write(server: ServerProcess, folder: Path) -> None:
-    """Let a server that runs with ``RECORDING`` write what it has loaded.
+    """Write an archive of the classes that a server, started with ``RECORDING``, has loaded.
 
     Raises:
-        subprocess.SubprocessError: It does not.
+        subprocess.SubprocessError: The server does not write it.
     """
     command = [program("jcmd", "default-jdk-headless"), str(server.pid), "VM.cds", "dynamic_dump"]
     subprocess.run(

@@ -1,12 +1,12 @@
-"""Where fetched servers live, and how one knows that what lies there is what is asked for.
+"""The folder of fetched servers, and the keys by which it has the right version of each.
 
     .servers/                         or $BROKER_SERVERS_DIR; never in git
-      lock                            one fetch at a time, also between checkouts that share it
-      tms-3f2a9c41d07b/               NAME-KEY, complete, or absent: renamed into place at the end
-      tms.log                         what the last fetch of it printed
+      lock                            one fetch at a time, also between checkouts that share the folder
+      tms-3f2a9c41d07b/               NAME-KEY; complete or absent: a fetch renames it into place at its end
+      tms.log                         the output of the last fetch
 
-The key is a hash of everything that decides the contents (a Maven project's files, a pinned
-version), so a changed recipe is fetched anew and an unchanged one costs a look at a folder.
+The key is a hash of all inputs that decide the contents: a Maven project's files, or a pinned version. So a changed
+recipe is fetched again. For an unchanged recipe it is enough to check that the folder exists.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _KEY_DIGITS = 12
 
 
 class ServerMissing(Exception):
-    """A server is not on this machine; the message is one line and says what to do."""
+    """A server is not on this machine; the message is one line with advice."""
 
 
 def cache_folder() -> Path:
-    """The folder of fetched servers: ``$BROKER_SERVERS_DIR``, else ``.servers`` in the checkout."""
+    """Return the folder of fetched servers: ``$BROKER_SERVERS_DIR``, else ``.servers`` in the checkout."""
     chosen = os.environ.get("BROKER_SERVERS_DIR")
     return Path(chosen).resolve() if chosen else _CHECKOUT / ".servers"
 
 
 def java_project(name: str) -> Path:
-    """The Maven project of a server.
+    """Return the Maven project of a server.
 
     Raises:
-        ServerMissing: This is an installation without the checkout's ``tests/java``.
+        ServerMissing: This is an installation, without ``tests/java`` of a checkout.
     """
     project = _CHECKOUT / "tests" / "java" / name
     if not (project / "pom.xml").is_file():
-        message = f"the Maven project {project} is not here; run from a source checkout"
+        message = f"the Maven project {project} does not exist; run from a source checkout"
         raise ServerMissing(message)
     return project
 
 
 def key_of_files(project: Path) -> str:
-    """A key over the names and contents of all files below a folder."""
+    """Return a key over the names and contents of all files below a folder."""
     digest = hashlib.sha256()
     for path in sorted(p for p in project.rglob("*") if p.is_file()):
         digest.update(f"{path.relative_to(project)}\0".encode())
@@ -57,13 +57,13 @@ def key_of_files(project: Path) -> str:
 
 
 def place(name: str, key: str) -> Path:
-    """The folder in which the server ``name`` made from ``key`` lies, if it is there."""
+    """Return the folder of the server ``name`` with this key; it may not exist."""
     return cache_folder() / f"{name}-{key}"
 
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the cache: another process that fetches waits here."""
+    """Hold the lock of the cache; other processes that fetch wait here."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,10 +71,10 @@ def locked() -> Iterator[None]:
 
 
 def build(target: Path, make: Callable[[Path], None]) -> None:
-    """Let ``make`` fill a new folder, then put it at ``target`` in one step.
+    """Let ``make`` fill a new folder, then rename it to ``target``.
 
-    A fetch that is interrupted leaves nothing at ``target``, and what a killed one left beside it
-    goes now (the caller holds the lock); folders of older keys of the same name go at the end.
+    The caller holds the lock. An interrupted fetch leaves nothing at ``target``. This function first removes
+    unfinished folders of killed fetches. At the end it removes the folders of older keys.
     """
     name = target.name.rpartition("-")[0]
     for left in target.parent.glob(f".{name}--*"):

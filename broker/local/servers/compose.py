@@ -1,4 +1,4 @@
-"""docker-compose, to see whether a compose file is right. Reading one needs no engine."""
+"""docker-compose, to check a compose file. Reading a file needs no Docker engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VERSION = "2.40.3"
 
 
 def binary() -> Path:
-    """The fetched program.
+    """Return the path of the fetched program.
 
     Raises:
         ServerMissing: It was not fetched.

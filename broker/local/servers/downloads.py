@@ -1,8 +1,8 @@
-"""Fetch servers into the cache, by Maven, Go and apt: whatever each comes by.
+"""Fetch servers into the cache with Maven, Go, pip and apt, as each server needs.
 
-Every recipe is idempotent, needs no network once its result is cached, and tells in one line what
-is missing when it can't be followed. Maven is asked offline first: with its own store warm that
-takes seconds and no registry.
+Every recipe is idempotent, and needs no network after its result is cached. If a recipe fails, its error names the
+missing part in one line. Maven runs offline first: if its own store has all files, that takes seconds and no
+registry.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _COMPOSE = "github.com/docker/compose/v2"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _PROGRESS_S = 5.0
 PYSPARK: Final = "4.2.1"
-"""The oldest that is supported."""
+"""The oldest supported version."""
 
 
 def fetch(name: str, report: Report) -> None:
-    """Make the server ``name`` startable; a moment's look if it is already.
+    """Fetch the server ``name``, unless it is in the cache.
 
     Args:
         name: A key of ``RECIPES``.
         report: Gets progress lines.
 
     Raises:
-        ServerMissing: It can't be had here; the message says what is missing.
+        ServerMissing: It can't be fetched; the message names the missing part.
     """
     with cache_folder.locked():
         RECIPES[name].fetch(name, report)
 
 
 def check(name: str) -> None:
-    """See that the server ``name`` can be started; nothing is fetched.
+    """Check that the server ``name`` can be started, without fetching it.
 
     Raises:
-        ServerMissing: It can't; the message says what to do.
+        ServerMissing: It can't be started; the message has advice.
     """
     RECIPES[name].check(name)
 
@@ -79,7 +79,7 @@ def _fetch_hbase(name: str, report: Report) -> None:
     target = archive.target()
     if target.is_dir():
         return
-    report(f"{name}: starting it once, to keep its classes ready to be mapped")
+    report(f"{name}: starting it once, to make the archive of its classes")
 
     def make(folder: Path) -> None:
         archive.pack_own()
@@ -89,9 +89,9 @@ def _fetch_hbase(name: str, report: Report) -> None:
     began = time.monotonic()
     try:
         cache_folder.build(target, make)
-        report(f"{name}: kept, {time.monotonic() - began:.0f} s")
+        report(f"{name}: made the archive, {time.monotonic() - began:.0f} s")
     except (ServerFailed, subprocess.SubprocessError) as error:
-        report(f"{name}: they are not, so each start takes longer: {error}")
+        report(f"{name}: there is no archive, so each start takes longer: {error}")
 
 
 def _copy_jars(name: str, project: Path, folder: Path, report: Report) -> None:
@@ -110,7 +110,7 @@ def _copy_jars(name: str, project: Path, folder: Path, report: Report) -> None:
     ]
     log = _log_of(name)
     if _run([*command, "--offline"], log) != 0:
-        report(f"{name}: fetching with Maven (some 50-110 MB, once)")
+        report(f"{name}: fetching with Maven (50 to 110 MB, once)")
         if _run(command, log, lambda line: report(f"{name}: {line}")) != 0:
             raise ServerMissing(f"Maven could not fetch it (is there a network?); see {log}")
     names = [Path(path).name for path in paths.read_text().strip().split(":")]
@@ -130,7 +130,7 @@ def _compile(name: str, project: Path, folder: Path, report: Report) -> None:
         return
     report(f"{name}: compiling {len(sources)} Java files")
     jars = ":".join(str(folder / "lib" / jar) for jar in _names(folder))
-    # -proc:none: an annotation processor that some old jar brings is none of ours.
+    # -proc:none: don't run annotation processors that old jars contain.
     options = ["-nowarn", "-proc:none", "--release", "11", "-cp", jars, "-d", str(classes)]
     log = _log_of(name)
     if _run([program("javac", "default-jdk-headless"), *options, *sources], log) != 0:
@@ -158,20 +158,20 @@ def _fetch_toxiproxy(name: str, report: Report) -> None:
 
 
 def _fetch_compose(name: str, report: Report) -> None:
-    """Build docker-compose from a copy of its source: ``go install`` refuses a module like it."""
+    """Build docker-compose from a copy of its source: ``go install`` refuses this module."""
     target = cache_folder.place(name, compose.VERSION)
     if target.is_dir():
         report(f"{name}: cached")
         return
     go = program("go", "golang-go")
-    report(f"{name}: building with Go (some minutes of a processor, once)")
+    report(f"{name}: building with Go (some minutes of CPU time, once)")
     log = _log_of(name)
 
     def make(folder: Path) -> None:
         module = f"{_COMPOSE}@v{compose.VERSION}"
         downloaded = _output([go, "mod", "download", "-json", module], log)
         source = folder / "source"
-        # Go's own copy can't be written to, and is not where a build may leave things.
+        # Go's own copy of the source is read-only, and a build must not write there.
         shutil.copytree(json.loads(downloaded)["Dir"], source, copy_function=shutil.copyfile)
         for directory in (source, *(path for path in source.rglob("*") if path.is_dir())):
             directory.chmod(0o755)
@@ -202,12 +202,12 @@ def _output(command: Sequence[str], log: Path) -> str:
 
 
 def _fetch_pyspark(name: str, report: Report) -> None:
-    """Put an older PySpark into a folder for PYTHONPATH: an environment has one alone."""
+    """Put an older PySpark into a folder for PYTHONPATH: an environment can have only one version."""
     target = cache_folder.place(name, PYSPARK)
     if target.is_dir():
         report(f"{name}: cached")
         return
-    report(f"{name}: installing PySpark {PYSPARK} (some 450 MB, once)")
+    report(f"{name}: installing PySpark {PYSPARK} (about 450 MB, once)")
     log = _log_of(name)
 
     def make(folder: Path) -> None:
@@ -227,7 +227,7 @@ def _fetch_redis(name: str, report: Report) -> None:
     if apt is None or os.geteuid() != 0:
         raise ServerMissing("redis-server is not installed: apt-get install redis-server")
     report(f"{name}: installing Debian's redis-server")
-    # Level 1: the package's service is installed but not started beside ours.
+    # Run level 1: apt installs the package's service, but does not start it.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     log = _log_of(name)
     install = [apt, "install", "--yes", "--no-install-recommends", "redis-server"]
@@ -244,7 +244,7 @@ def _run(
     progress: Report = lambda _: None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command into a log file; tell its progress now and then; return its exit code."""
+    """Run a command with its output in a log file, report progress every 5 seconds, and return its exit code."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
@@ -297,7 +297,7 @@ def _check_redis(name: str) -> None:
 
 
 class Recipe(NamedTuple):
-    """How one server is fetched, and how it is seen that it is there (else ServerMissing)."""
+    """The functions that fetch one server, and that check it; both raise ServerMissing."""
 
     fetch: Callable[[str, Report], None]
     check: Callable[[str], None]

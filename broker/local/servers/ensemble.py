@@ -1,6 +1,6 @@
-"""Three ZooKeepers that elect a leader, so that one can be lost.
+"""Three ZooKeepers that elect a leader; the ensemble survives the loss of one.
 
-A member counts as ready once the ensemble serves; so they are started side by side.
+A member is ready only when the ensemble serves, so all members start at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEMBERS = 3
 
 
 class EnsembleMember(ServerProcess):
-    """One of several ZooKeepers; ``peers`` says where all of them meet and elect."""
+    """One of several ZooKeepers; ``peers`` are the addresses of all of them, with the ports of the ensemble."""
 
     name: ClassVar[str] = "zookeeper-member"
 
@@ -49,7 +49,7 @@ class EnsembleMember(ServerProcess):
 
     @property
     def leads(self) -> bool:
-        """Whether it is the leader now."""
+        """Return whether this member is the leader now."""
         try:
             return "Mode: leader" in ask(HOST, self.port, "srvr")
         except OSError:
@@ -57,7 +57,7 @@ class EnsembleMember(ServerProcess):
 
 
 class ZooKeeperEnsemble:
-    """Three members on loopback. Leaving the ``with`` block ends them."""
+    """Three members on loopback. The end of the ``with`` block ends them."""
 
     def __init__(self) -> None:
         ports = free_ports(3 * MEMBERS)

@@ -1,13 +1,14 @@
 """HBase in one JVM: ZooKeeper, master, region server and both Thrift gateways.
 
-The main is ``AllInOne`` of ``tests/java/hbase``; it starts the gateways once the master answers.
-Data lie in the local file system; a write that the region server acknowledges with FSYNC_WAL is
-synced there. Ready means that both gateways answered a call that goes through to the master, which
-is asked in Thrift's own bytes, so that starting a server needs no Thrift library::
+The main class is ``AllInOne`` of ``tests/java/hbase``; it starts the gateways when the master answers. The data are
+in the local file system; a write that the region server acknowledges with FSYNC_WAL is synced there.
+
+The server is ready when both gateways have answered a call that goes through to the master. This module encodes the
+call itself, so that a start needs no Thrift library::
 
     80 01 00 01 | length of name | name | sequence number | arguments, a struct | 00
 
-HBase takes some 20 s to end in good order, so ``stop`` is a kill: acknowledged rows survive it.
+HBase takes about 20 s for a clean end, so ``stop`` kills it: acknowledged rows survive a kill.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ JVM = (
     "java.security.jgss/sun.security.krb5=ALL-UNNAMED",
 )
 
-# Durable, small, on loopback, quick to start (5 s instead of 16), and no gateway call that blocks
-# for more than about 8 s.
+# Durable, small, on loopback, and fast to start (5 s instead of 16). No gateway call blocks for more than about 8 s.
 SITE: Mapping[str, str] = {
     "hbase.unsafe.stream.capability.enforce": "false",
     "hbase.wal.provider": "filesystem",
@@ -98,14 +98,14 @@ class HBaseServer(ServerProcess):
     """All of HBase on loopback.
 
     Attributes:
-        zookeeper_port: Where its ZooKeeper listens.
+        zookeeper_port: The port of its ZooKeeper.
         thrift1_port: The Thrift-1 gateway, for scans, reads and administration (happybase).
-        thrift2_port: The Thrift-2 gateway, for what must be synced.
+        thrift2_port: The Thrift-2 gateway, for writes that must be synced.
 
     Args:
-        overrides: Keys of hbase-site.xml, over ``SITE``.
+        overrides: Keys of hbase-site.xml that override ``SITE``.
         jvm_options: Heap and compiler.
-        folder: See ``ServerProcess``; a server with data from an earlier one's folder serves them.
+        folder: See ``ServerProcess``; a server in the folder of an earlier one serves its data.
         cpu: See ``ServerProcess``.
     """
 
@@ -165,14 +165,14 @@ class HBaseServer(ServerProcess):
 
 
 class HBaseGateway(ServerProcess):
-    """One more Thrift-2 gateway of an HBase that runs: to be killed, or set up differently.
+    """One more Thrift-2 gateway of a running HBase, for tests that kill it or need another configuration.
 
     Attributes:
-        port: Where it listens.
+        port: The port of the gateway.
 
     Args:
-        server: The HBase that it leads to.
-        overrides: Keys of hbase-site.xml, over ``SITE``.
+        server: The HBase that it connects to.
+        overrides: Keys of hbase-site.xml that override ``SITE``.
     """
 
     name: ClassVar[str] = "hbase-gateway"
@@ -212,7 +212,7 @@ class HBaseGateway(ServerProcess):
 
 
 def site_xml(properties: Mapping[str, str]) -> str:
-    """An hbase-site.xml with these properties."""
+    """Return the text of an hbase-site.xml with these properties."""
     lines = [
         f"<property><name>{escape(key)}</name><value>{escape(value)}</value></property>"
         for key, value in properties.items()
@@ -221,7 +221,7 @@ def site_xml(properties: Mapping[str, str]) -> str:
 
 
 def thrift2_idl() -> Path:
-    """The Thrift-2 interface definition, taken out of HBase's own jar.
+    """Return the file of the Thrift-2 interface definition; it comes from HBase's own jar.
 
     Raises:
         ServerMissing: HBase is not fetched.
@@ -238,10 +238,10 @@ def thrift2_idl() -> Path:
 
 
 def gateway_answers(host: str, port: int) -> bool:
-    """Whether a Thrift-2 gateway answers a call that goes through to the master.
+    """Return whether a Thrift-2 gateway answers a call that goes through to the master.
 
     Raises:
-        OSError: Nothing listens, or it stays silent.
+        OSError: No server listens, or it does not answer.
     """
     return _replies(host, port, b"getTableNamesByNamespace", _text_field(1, b"default"))
 
@@ -251,12 +251,12 @@ def _text_field(number: int, value: bytes) -> bytes:
 
 
 def _replies(host: str, port: int, method: bytes, arguments: bytes) -> bool:
-    """Whether a Thrift server answers this call with a result, not with an exception."""
+    """Return whether a Thrift server answers a call with a result, not with an exception."""
     call = struct.pack(">Ii", 0x8001_0001, len(method)) + method + struct.pack(">i", 1)
     with socket.create_connection((host, port), timeout=2 * ASK_TIMEOUT_S) as connection:
         connection.sendall(call + arguments + b"\0")
         with connection.makefile("rb") as stream:
             head = stream.read(8 + len(method) + 4)
             result = stream.read(3)
-    # A reply is message kind 2, whose struct has the result as field 0; exceptions are 1 and up.
+    # A reply has message kind 2. In its struct, field 0 is the result; higher fields are exceptions.
     return head[:4] == b"\x80\x01\x00\x02" and result[1:] == b"\0\0"

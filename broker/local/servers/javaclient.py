@@ -1,8 +1,8 @@
 """CDAP's own Java client, unmodified, driven from Python: one JVM, one line per call.
 
-The JVM runs the main ``TmsClient`` of ``tests/java/tms``, which documents the lines. One client
-serves many servers: ``at`` gives the calls for one address and namespace. Whatever the Java client
-throws arrives as ``JavaError`` under the name of its class.
+The JVM runs the main class ``TmsClient`` of ``tests/java/tms``, which documents the lines. One client can call many
+servers: ``at`` returns the calls for one address and namespace. An exception of the Java client becomes a
+``JavaError`` with the name of its class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACCESS = jvm.opens("java.lang")
 
 
 class JavaError(Exception):
-    """What the Java client threw.
+    """An exception of the Java client.
 
     Attributes:
         java_class: The full name of the exception's class.
@@ -54,13 +54,13 @@ class JavaClient(Child):
     """The JVM with the client in it; a context manager, usable from several threads in turn.
 
     Args:
-        log_path: Where its standard error goes; thrown away without it.
+        log_path: The file for its standard error; without it, the output is discarded.
         jvm_options: Heap and compiler.
     """
 
     name = "the Java client"
     project: ClassVar[str] = "tms"
-    """Its folder in ``tests/java``, and what is fetched."""
+    """Its folder in ``tests/java``, and the name of its recipe."""
     main: ClassVar[str] = "TmsClient"
 
     def __init__(
@@ -96,7 +96,7 @@ class JavaClient(Child):
 
     @override
     def close(self) -> None:
-        """End the input, by which the JVM ends, and wait for it; kill it if it does not."""
+        """Close the input, which ends the JVM, and wait for its end; kill it if it does not end."""
         if self._process is None:
             return
         try:
@@ -106,11 +106,11 @@ class JavaClient(Child):
         self._process = None
 
     def at(self, port: int, *, host: str = HOST, namespace: str = "default") -> JavaTopics:
-        """The client's calls for one server and namespace."""
+        """Return the client's calls for one server and namespace."""
         return JavaTopics(self, host, port, namespace)
 
     def call(self, command: Mapping[str, Any]) -> Any:
-        """Send one line and return what the call gave.
+        """Send one line and return the result of the call.
 
         Raises:
             JavaError: The Java client threw.
@@ -133,9 +133,9 @@ class JavaClient(Child):
 
 @dataclass(frozen=True, slots=True)
 class JavaTopics:
-    """The nine calls of the original's interface, at one server, in one namespace.
+    """The calls of CDAP's messaging interface, for one server and namespace.
 
-    Each raises ``JavaError`` under the Java exception's name.
+    Each raises ``JavaError`` with the name of the Java exception.
     """
 
     client: JavaClient
@@ -144,7 +144,7 @@ class JavaTopics:
     namespace: str
 
     def create(self, topic: str, **properties: str) -> None:
-        """Create a topic; properties such as ``ttl="60"``."""
+        """Create a topic with properties, such as ``ttl="60"``."""
         self._call("create", topic, properties=properties)
 
     def update(self, topic: str, **properties: str) -> None:
@@ -152,12 +152,12 @@ class JavaTopics:
         self._call("update", topic, properties=properties)
 
     def get(self, topic: str) -> dict[str, str]:
-        """A topic's properties, among them its generation and ttl."""
+        """Return a topic's properties, including its generation and ttl."""
         found: dict[str, str] = self._call("get", topic)
         return found
 
     def list(self) -> Sequence[str]:
-        """The namespace's topics in the server's order."""
+        """Return the namespace's topics in the server's order."""
         names: Sequence[str] = self._call("list", "")
         return names
 
@@ -168,7 +168,7 @@ class JavaTopics:
     def publish(
         self, topic: str, *messages: bytes, write_pointer: int | None = None
     ) -> RollbackHandle | None:
-        """Publish; with a write pointer and no messages a reference to what was stored."""
+        """Publish messages. With a write pointer and no messages, publish a reference to the stored messages."""
         detail = self._send("publish", topic, messages, write_pointer)
         return None if detail is None else RollbackHandle(**detail)
 
@@ -177,7 +177,7 @@ class JavaTopics:
         self._send("store", topic, messages, write_pointer)
 
     def rollback(self, topic: str, published: RollbackHandle) -> None:
-        """Send back the bytes that a transactional publish was answered with."""
+        """Roll back a transactional publish: send back the bytes of its answer."""
         self._call("rollback", topic, handle=published.handle)
 
     def fetch(
@@ -193,13 +193,13 @@ class JavaTopics:
         """Fetch messages as pairs of id and payload.
 
         Args:
-            topic: Its name.
-            start: A message id (bytes), a time in ms (int), or None for the oldest.
-            inclusive: Whether a message that has the start id is wanted.
-            limit: How many at most; without it all.
+            topic: The topic's name.
+            start: A message id (bytes), a time in ms (int), or None for the oldest message.
+            inclusive: True to include the message with the start id.
+            limit: The most messages to fetch; without it, all.
             transaction: Its encoded bytes, or the fields ``read_pointer``, ``transaction_id``,
                 ``invalids``, ``in_progress`` and ``first_short``.
-            take: After how many the iterator is closed, though there may be more.
+            take: The number of messages after which the iterator is closed, even if there are more.
         """
         found = self._call(
             "fetch",

@@ -1,7 +1,7 @@
-"""Kafka as a peer: one node without ZooKeeper, which syncs before it acknowledges, unless told otherwise.
+"""Kafka as a peer of the benchmarks: one node without ZooKeeper, which by default syncs before it acknowledges.
 
-``flush.messages=1`` makes every appended batch a sync; a client with ``acks=all`` then waits for
-it. Ready means that the broker answered a request for its API versions, in Kafka's own bytes::
+``log.flush.interval.messages=1`` makes Kafka sync every appended batch; a client with ``acks=all`` waits for the
+sync. The server is ready when it has answered a request for its API versions, which this module encodes itself::
 
     length | api key 18 | version 0 | correlation id | client id
     length | correlation id | error code | …
@@ -62,11 +62,11 @@ log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %-5p [%t] %c{2}: %m%
 
 
 class KafkaServer(ServerProcess):
-    """A single Kafka broker, its own controller, on loopback.
+    """A single Kafka broker on loopback, which is its own controller.
 
     Args:
-        jvm_options: Heap and compiler; the default is meant for measuring.
-        syncs: False is Kafka's own default: what it acknowledges is in the page cache.
+        jvm_options: Heap and compiler; the default is for benchmarks.
+        syncs: False is Kafka's own default: an acknowledged message is only in the page cache.
         folder: See ``ServerProcess``.
         cpu: See ``ServerProcess``.
     """

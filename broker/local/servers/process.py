@@ -1,17 +1,17 @@
-"""One server as a child process: ports, readiness, its log, and an end that leaves nothing.
+"""One server as a child process: its ports, its readiness, its log, and an end that leaves nothing behind.
 
-Three ways of ending are covered, because an orphan on a port silently answers the next test:
+A child that outlives its test would answer the next test on the same port, without an error. So three ends are
+covered:
 
-* ``close`` (or leaving the ``with`` block) ends the child and removes its folder;
-* an interpreter that exits without it, or is killed with SIGKILL: the kernel kills the child,
-  because ``setpriv --pdeathsig`` asked for that before the server's program began. The kernel
-  means the death of the *thread* that started the child; so one thread that lives as long as the
-  interpreter starts them all;
-* Ctrl-C in a terminal does not reach the child (it has a session of its own), so a server is
-  still there while the tests that use it clean up.
+* ``close``, also at the end of a ``with`` block, ends the child and removes its folder.
+* If the interpreter exits without ``close``, or is killed with SIGKILL, the kernel kills the child. ``setpriv
+  --pdeathsig`` requests this before the server's program starts. The kernel kills the child at the end of the
+  *thread* that started it. So one thread, which lives as long as the interpreter, starts all children.
+* Ctrl-C in a terminal does not reach the child, since the child has its own session. So a server still runs while
+  the tests that use it clean up.
 
-Readiness is asked for, never slept for: ``answers`` is called until it says yes, the child ends,
-or the deadline passes; the error then carries the end of the server's log.
+``start`` never sleeps for a fixed time. It calls ``answers`` until this returns True, the child ends, or the
+deadline passes. An error then has the end of the server's log.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from broker.local.servers.cache_folder import ServerMissing
 
 HOST = "127.0.0.1"
 
-# How long one question may wait: a server that has just opened its port may never answer the first.
+# The most time for one question: a server that has just opened its port may never answer the first one.
 ASK_TIMEOUT_S = 1.0
 
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 30
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
-# Below Linux's range for outgoing connections, so that none of those takes a port between the
-# moment it was found free and the moment the server binds it.
+# These ports are below Linux's range for outgoing connections. So no outgoing connection takes a port after it was
+# found free and before the server binds it.
 _PORTS = range(15_000, 32_000)
 _DRAW = random.SystemRandom()
 _GIVEN_MAX = len(_PORTS) // 2
 _given: dict[int, None] = {}
-"""Ports that were found free here, in that order: whoever asked may not listen yet, or may come back."""
+"""Ports that this process has given out, oldest first: a server may not listen yet, or may restart on its port."""
 
 
 class ServerFailed(Exception):
-    """A server ended, or did not answer in time, while it was being started."""
+    """A server ended during its start, or did not answer in time."""
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Find ``count`` different TCP ports on which nothing listens on loopback.
+    """Return ``count`` different free TCP ports of loopback.
 
-    This process is not told of a port again before half of all were used.
+    A port comes again only after half of all ports were given out.
     """
     with ExitStack() as held:
         ports: list[int] = []
@@ -78,7 +78,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def program(name: str, package: str) -> str:
-    """The full path of an installed program.
+    """Return the full path of an installed program.
 
     Raises:
         ServerMissing: It is not installed; the message names the Debian package.
@@ -90,7 +90,7 @@ def program(name: str, package: str) -> str:
 
 
 def tied_to_us(command: Sequence[str], *, cpu: int | None = None) -> list[str]:
-    """The command line under which ``command`` dies with this process, on one CPU if asked."""
+    """Return a command line that runs ``command`` so that it dies with this process; on one CPU if ``cpu``."""
     pinned = [program("taskset", "util-linux"), "-c", str(cpu)] if cpu is not None else []
     return [program("setpriv", "util-linux"), "--pdeathsig", "KILL", *pinned, *command]
 
@@ -103,7 +103,7 @@ def start_child(
     stdin: int = subprocess.DEVNULL,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a child from the thread whose end (that of this interpreter) is the child's end."""
+    """Start a child from the starter thread, which ends with this interpreter; then the kernel kills the child."""
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -119,22 +119,22 @@ def start_child(
 
 
 class Child(abc.ABC):
-    """A child process as a context manager: started on the way in, ended on the way out."""
+    """A child process as a context manager, which starts it and ends it."""
 
     name: ClassVar[str]
     _process: subprocess.Popen[bytes] | None = None
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Start it, and return when it can be used."""
+        """Start the child, and return when it can be used."""
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """End it as a crash would. Idempotent."""
+        """Kill the child, as in a crash. Idempotent."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End it, and leave nothing behind. Idempotent."""
+        """End the child, and leave nothing behind. Idempotent."""
 
     def __enter__(self) -> Self:
         try:
@@ -149,25 +149,25 @@ class Child(abc.ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process id, also of one that has ended."""
+        """The pid of the last process, even if it has ended."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process.pid
 
 
 class ServerProcess(Child):
-    """A server process that is started, asked, stopped, and may be started again.
+    """A server process that can be started, asked, stopped, and started again.
 
-    A subclass gives the command and the question. ``start`` after ``stop`` or ``kill`` starts the
-    same server again on the same folder and ports: that is how a crash is played.
+    A subclass gives the command and the question. ``start`` after ``stop`` or ``kill`` starts the same server again
+    with the same folder and ports. A crash is simulated in this way.
 
     Args:
-        folder: Where data, configuration and log lie; kept. Without it a temporary folder, which
-            ``close`` removes (unless the start failed: then the log is still wanted).
+        folder: The folder of data, configuration and log; it is kept. Without it, a temporary folder, which
+            ``close`` removes. If the start failed, it is kept for its log.
         cpu: The one CPU on which the server may run.
         environment: The whole environment of the process, instead of ours.
     """
@@ -193,15 +193,15 @@ class ServerProcess(Child):
 
     @abc.abstractmethod
     def command(self) -> Sequence[str]:
-        """Write the configuration, if there is one, and give the command line."""
+        """Write the configuration, if there is one, and return the command line."""
 
     @abc.abstractmethod
     def answers(self) -> bool:
-        """Ask the server something real; an OSError counts as *not yet*."""
+        """Return whether the server answers a real request; an OSError means *not yet*."""
 
     @property
     def memory_bytes(self) -> int:
-        """Resident memory of the process now."""
+        """The resident memory of the process now."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
@@ -212,8 +212,8 @@ class ServerProcess(Child):
         """Start the process and return when it answers.
 
         Raises:
-            ServerMissing: What it needs is not on this machine.
-            ServerFailed: It ended or stayed silent; the message has the end of its log.
+            ServerMissing: A program that it needs is not on this machine.
+            ServerFailed: It ended or did not answer; the message has the end of its log.
         """
         assert not self.running, f"{self.name} is running already"
         began = time.monotonic()
@@ -224,7 +224,7 @@ class ServerProcess(Child):
         self.start_s = time.monotonic() - began
 
     def check(self) -> None:
-        """Look whether the process runs, as it should.
+        """Check that the process has not ended by itself.
 
         Raises:
             ServerFailed: It has ended by itself; the message has the end of its log.
@@ -233,31 +233,31 @@ class ServerProcess(Child):
             raise self._failure(f"ended with code {self._process.returncode}")
 
     def stop(self) -> None:
-        """End the process in good order; kill it if that takes too long. Idempotent."""
+        """Ask the process to end; kill it if that takes too long. Idempotent."""
         self._end(self.stop_signal)
 
     @override
     def kill(self) -> None:
-        """End the process as a crash would. Idempotent."""
+        """Kill the process, as in a crash. Idempotent."""
         self._end(signal.SIGKILL)
 
     def suspend(self) -> None:
-        """Freeze the process: its connections stay, nothing answers."""
+        """Freeze the process: its connections stay, but it does not answer."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a frozen process go on."""
+        """Resume a frozen process."""
         self._signal(signal.SIGCONT)
 
     @override
     def close(self) -> None:
-        """Stop, and remove the folder if it was a temporary one. Idempotent."""
+        """Stop the process, and remove the folder if it is temporary. Idempotent."""
         self.stop()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def log_tail(self) -> str:
-        """The last lines of the server's log."""
+        """Return the last lines of the server's log."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
@@ -293,15 +293,15 @@ def await_answer(
     """Ask until the answer is yes.
 
     Args:
-        answers: The question; an OSError counts as *not yet*.
-        ended: How the process that should answer has ended, None while it lives.
-        deadline: When to give up, as ``time.monotonic`` tells.
+        answers: The question; an OSError means *not yet*.
+        ended: Returns how the process has ended; None while it lives.
+        deadline: The time of ``time.monotonic`` at which to give up.
 
     Returns:
-        None for yes, else what went wrong.
+        None for yes, else the reason of the failure.
     """
     began = time.monotonic()
-    said = "it answered, but not what it should"
+    said = "it gave a wrong answer"
     pause = threading.Event()
     while True:
         answered = False
@@ -309,7 +309,7 @@ def await_answer(
             answered = answers()
         except OSError as error:
             said = repr(error)
-        # Asked in this order: a stranger may answer on the port of a server that died.
+        # Check the process after its answer: if it has died, another server may have answered on its port.
         end = ended()
         if end is not None:
             return end

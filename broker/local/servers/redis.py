@@ -1,4 +1,4 @@
-"""Redis as a peer: every acknowledged write has been synced (``appendfsync always``)."""
+"""Redis as a peer of the benchmarks; it syncs every write before it acknowledges (``appendfsync always``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, fre
 
 
 class RedisServer(ServerProcess):
-    """A Redis on loopback, on Debian's ``redis-server``."""
+    """A Redis on loopback; the program is Debian's ``redis-server``."""
 
     name: ClassVar[str] = "redis"
 

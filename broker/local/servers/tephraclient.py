@@ -1,7 +1,7 @@
 """Tephra's own Java client, unmodified, driven from Python: one JVM, one line per call.
 
-The JVM runs the main ``TephraClient`` of ``tests/java/tephra``, which documents the lines. One client serves many
-servers, each by its port on loopback. ``serve`` starts Tephra's own server in the same JVM.
+The JVM runs the main class ``TephraClient`` of ``tests/java/tephra``, which documents the lines. One client can call
+many servers, each by its port on loopback. ``serve`` starts Tephra's own server in the same JVM.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class TephraClient(JavaClient):
 
     @override
     def at(self, port: int, **more: Any) -> TephraCalls:  # type: ignore[override]
-        """The client's calls to one server; ``attempts`` is how often it tries, by default as it likes."""
+        """Return the client's calls to one server; ``attempts`` is the number of its tries, by default its own."""
         return TephraCalls(self, {"port": port, **more})
 
     def serve(self) -> int:
-        """Start Tephra's own server, which keeps nothing on disk, and return its port."""
+        """Start Tephra's own server, which stores nothing on disk, and return its port."""
         port: int = self.call({"op": "serve"})
         return port
 
@@ -40,5 +40,5 @@ class TephraCalls:
     where: dict[str, Any]
 
     def __call__(self, op: str, **arguments: Any) -> Any:
-        """Call one."""
+        """Make the call ``op``."""
         return self.client.call({"op": op, **self.where, **arguments})

@@ -1,8 +1,8 @@
-"""CDAP's own messaging server: what the wire promises is what this answers.
+"""CDAP's own messaging server; its answers define the wire protocol.
 
-It runs alone, unmodified, on its LevelDB, through the small main of ``tests/java/tms``. It binds a
-free port by itself and writes it to a file; ready means that a topic call is answered, because
-``/ping`` says OK even when no topic call can succeed.
+It runs alone, unmodified, on its LevelDB, started by the small main class of ``tests/java/tms``. It chooses a free
+port itself and writes it to a file. It is ready when it answers a topic call, because ``/ping`` says OK even when no
+topic call can succeed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ACCESS = (
 
 
 class TmsServer(ServerProcess):
-    """The original server on loopback.
+    """CDAP's messaging server on loopback.
 
     Args:
         overrides: Keys of CDAP's configuration, such as ``data.tx.max.lifetime``.
         jvm_options: Heap and compiler; a benchmark passes its own, without ``QUICK``.
-        folder: See ``ServerProcess``; the data lie in its ``data``.
+        folder: See ``ServerProcess``; the data are in its folder ``data``.
         cpu: See ``ServerProcess``.
     """
 
@@ -57,12 +57,12 @@ class TmsServer(ServerProcess):
 
     @property
     def port(self) -> int:
-        """The port that it chose; another one after each start."""
+        """The port that the server chose; it is another one after each start."""
         return int(self._port_file.read_text())
 
     @property
     def url(self) -> str:
-        """The root of its HTTP interface, without a slash at the end."""
+        """The root of the HTTP interface, without a slash at the end."""
         return f"http://{HOST}:{self.port}"
 
     @override

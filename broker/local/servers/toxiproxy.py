@@ -1,4 +1,4 @@
-"""Toxiproxy: a TCP proxy that can make connections slow, silent or dead. Driven over HTTP."""
+"""Toxiproxy: a TCP proxy that can make connections slow, silent or dead. It is controlled over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = "2.12.0"
 
 
 def binary() -> Path:
-    """The fetched program.
+    """Return the path of the fetched program.
 
     Raises:
         ServerMissing: It was not fetched.
@@ -32,7 +32,7 @@ class ToxiproxyServer(ServerProcess):
     """The proxy's process; ``url`` is its control interface.
 
     Args:
-        seed: What draws whether a toxic of toxicity below one applies.
+        seed: The seed of its random choices: whether a toxic with a toxicity below 1 applies.
         folder: See ``ServerProcess``.
     """
 

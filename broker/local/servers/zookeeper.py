@@ -1,8 +1,8 @@
 """One ZooKeeper, from the jars that come with HBase.
 
-Ready means that ``srvr`` names a mode: ``ruok`` says imok before anything is served. A session ends up to
-a tick after its time-out, so the tick is short: 200 ms. Nothing is forced to disk: a ZooKeeper of the
-tests survives a kill, not a power cut.
+The server is ready when its answer to ``srvr`` has a mode: ``ruok`` answers imok before the server serves. A session
+ends up to one tick after its time-out, so the tick is short: 200 ms. The server does not sync to disk: a ZooKeeper of
+the tests survives a kill, but not a power failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, fre
 
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
-# ``forceSync`` off: a ZooKeeper of the tests survives a kill, not a power cut.
 SETTINGS: Mapping[str, str] = {
     "tickTime": "200",
     "initLimit": "25",
@@ -85,28 +84,28 @@ class ZooKeeperServer(ServerProcess):
         return serves(HOST, self.port)
 
     def four_letters(self, word: str) -> str:
-        """Ask one of ZooKeeper's four-letter words.
+        """Send one of ZooKeeper's four-letter words, and return the answer.
 
         Raises:
-            OSError: Nothing listens.
+            OSError: No server listens.
         """
         return ask(HOST, self.port, word)
 
 
 def serves(host: str, port: int) -> bool:
-    """Whether a ZooKeeper serves: alone, or in an ensemble that has a leader.
+    """Return whether a ZooKeeper serves: alone, or in an ensemble that has a leader.
 
     Raises:
-        OSError: Nothing listens.
+        OSError: No server listens.
     """
     return "Mode:" in ask(host, port, "srvr")
 
 
 def ask(host: str, port: int, word: str) -> str:
-    """Ask one of ZooKeeper's four-letter words.
+    """Send one of ZooKeeper's four-letter words, and return the answer.
 
     Raises:
-        OSError: Nothing listens.
+        OSError: No server listens.
     """
     with socket.create_connection((host, port), timeout=ASK_TIMEOUT_S) as connection:
         connection.sendall(word.encode())
@@ -115,5 +114,5 @@ def ask(host: str, port: int, word: str) -> str:
 
 
 def properties(values: Mapping[str, str]) -> str:
-    """A file of properties, one a line."""
+    """Return the text of a properties file, one property on each line."""
     return "".join(f"{key}={value}\n" for key, value in values.items())
