@@ -67,7 +67,7 @@ class OwnPage:
         head: Head,
         root: Root,
     ) -> None:
-        """Begin with what the claim confirmed."""
+        """Begin with the values that the claim confirmed."""
         self.log = log
         self.page = page
         self.head = head

@@ -27,7 +27,7 @@ class SharedRead(Generic[Result]):
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self) -> Result:
-        """Return what a read that begins after this call returns, or raise as it does."""
+        """Return the result of a read that begins after this call, or raise its error."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._in_turn())
             self._next.add_done_callback(_retrieve_exception)

@@ -1,22 +1,22 @@
 """The table over HBase, through its Thrift-2 gateways.
 
-How a cell of the port lies there::
+Where a cell of the port lies in HBase::
 
-    table     one for each space; salt [1] | "ns:topic:" | rest of the key as keys.py has it
+    table     one for each space; row key: salt [1] | "ns:topic:" | rest of the key (keys.py)
               (records have no salt: they are few, and lie in one region)
-    family h  column h: the head. All heads of a topic lie together: a scan of them reads no entry
-    family e  every other cell, by its own column
+    family h  column h: the head. All heads of a topic lie together, so a scan of them reads no entry
+    family e  every other cell, in its own column
 
-The salt is a hash of ``ns:topic:``. So topics spread over all regions, and everything of one topic lies in one
-region of each table, in the order of its keys. Values are as the broker gives them. Times are the server's.
+The salt is a hash of ``ns:topic:``. So topics spread over all regions, and all rows of one topic lie in one region
+of each table, in the order of their keys. Values are stored unchanged. Times are the server's.
 
 ==================  ==================================================================================
 ``table.py``         the port
-``requests.py``      what is said to a gateway, as bytes
+``requests.py``      the calls to a gateway, as bytes
 ``thrift.py``        Thrift's binary protocol
-``line.py``          a connection: a request, its answer
-``gateways.py``      which gateway is asked, in whose turn (broker/turns.py); deadlines, what an error means
-``schema.py``        the tables: names, salt, making and checking them
-``store.py``         all of it by the configuration
+``line.py``          one connection: one request at a time, and its answer
+``gateways.py``      the choice of a gateway; turns (broker/turns.py), deadlines, the outcome of errors
+``schema.py``        the tables: names, salt, creating and checking them
+``store.py``         opening all of it from the configuration
 ==================  ==================================================================================
 """

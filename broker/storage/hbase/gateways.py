@@ -1,30 +1,30 @@
-"""The gateways of one HBase: which is asked next, how many calls are under way, what an error says.
+"""The gateways of one HBase: the choice for each call, a limit of calls in flight, and the outcome of errors.
 
-The gateways are equal: any of them can make any call. Of the good ones that is asked which has the fewest
-calls under way, rather not one that has just told of an exception: perhaps another reaches HBase better::
+The gateways are equal: each can make any call. A call goes to the good gateway with the fewest calls in flight. It
+avoids a gateway that has just answered with an exception, because another may reach HBase better::
 
-             could not connect, cut, silent for too long, said what is no Thrift
+             can't connect, connection cut, silent for too long, answer is not Thrift
       good ────────────────────────────────────────────────────▶ suspect
-        ▲                                                           │ asked by a task of its own, with
-        └──────────────────── answers a question ◀──────────────────┘ pauses that double
+        ▲                                                           │ a task probes it, with
+        └──────────────────── answers a probe ◀─────────────────────┘ pauses that double
 
-The question is what a gateway knows by itself, whatever state HBase is in, and each new connection is asked it
-before it carries a call: so a gateway that is frozen, or a proxy before one that is away, takes no call whose
-outcome would then be unknown. A dead gateway costs the calls that were under way there. If none
-is good, a call waits a little for one and is then refused: nothing was sent.
+The probe is a call that a gateway answers without HBase. Each new connection is probed before it carries a call. So
+a frozen gateway, or a proxy before an absent one, gets no call, whose outcome would be unknown. If a gateway dies,
+only the calls in flight there fail. If no gateway is good, a call waits a little for one. Then it is refused with
+nothing sent.
 
 ==========================================  ==========================================================
-no turn, no connection                      NotSent
-a declared exception (``TIOError``)          NoAnswer: the gateway's own client may have repeated what it
-                                            first thought lost; of a multi-put some rows may be written.
-                                            ``canRetry`` is no help: it is true also for a table that does
-                                            not exist. The connection is kept
-an undeclared one                           NoAnswer; the connection is closed
-broken connection, time-out, no Thrift      NoAnswer: it may be done, or be done later; the connection is
-                                            closed and the gateway suspect
+no turn, no connection                      NotWritten
+a declared exception (``TIOError``)          WriteUnknown: the gateway's own client may have repeated a call
+                                            that it thought lost; some rows of a multi-put may be written.
+                                            ``canRetry`` does not help: it is true even for a table that
+                                            does not exist. The connection is kept
+an undeclared exception                     WriteUnknown; the connection is closed
+broken connection, time-out, not Thrift     WriteUnknown: the call may be done, or be done later; the
+                                            connection is closed and the gateway is suspect
 ==========================================  ==========================================================
 
-A connection that was idle for half of the gateway's minute is not used again.
+A gateway closes a connection after a minute without calls. This module does not use one again after half of that.
 """
 
 from __future__ import annotations
@@ -46,43 +46,43 @@ from broker.storage.table import NotWritten, TableError, WriteUnknown
 from broker.turns import CallSubject, Turn, Turns
 
 CALL_S = 10.0
-"""Longer than the gateway's own bound, so that most late answers still come."""
+"""Longer than the gateway's own limit, so that most late answers still come."""
 CONNECT_S = 2.0
 IDLE_S = 30.0
 CONNECTIONS_MAX = 16
 CLOSE_S = 1.0
-"""How long calls under way may still take at the close."""
+"""How long a close waits for calls in flight."""
 PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
 DOUBTED_S = 0.5
-"""How long others are preferred to a gateway that answers with an exception."""
+"""For how long a gateway is avoided after an answer with an exception."""
 LATE_SHARES = 3
-"""How many late calls there may be for each connection."""
+"""How many late calls are allowed for each connection."""
 ADMIN = CallSubject("")
-"""Of calls that are about no region."""
+"""The subject of calls that concern no region."""
 
 Tell = Callable[[BaseException | None], None]
 
 
 class GatewayAddress(NamedTuple):
-    """Where a gateway listens."""
+    """The address of a gateway."""
 
     host: str
     port: int
 
 
 class GatewayFailed(WriteUnknown):
-    """A call failed after it was sent. ``kind``: see Ended."""
+    """A call failed after it was sent. For ``kind`` see CallOutcome."""
 
     def __init__(self, kind: str, message: str) -> None:
-        """Keep both."""
+        """Keep the kind and the message."""
         super().__init__(message)
         self.kind = kind
 
 
 @dataclass(slots=True, eq=False)
 class Gateway:
-    """One gateway, and how it has been answering. ``ready`` are its lines that carry no call."""
+    """One gateway and its state. ``ready`` has its lines without a call in flight."""
 
     address: GatewayAddress
     under_way: int = 0
@@ -104,10 +104,11 @@ class Gateways:
         idle_s: float = IDLE_S,
         observe: Callable[[CallOutcome], None] | None = None,
     ) -> None:
-        """Connect to ``addresses`` when there is something to call.
+        """Keep ``addresses``; connections are made when calls need them.
 
-        ``connections_max`` bounds the calls under way, but for late ones (turns.py). ``call_s`` bounds each wait of one call: for its turn, and for the answer; ``connect_s`` the wait
-        for a connection. ``observe`` is told of each call as it ends.
+        ``connections_max`` limits the calls in flight; late calls have a limit of their own (turns.py). ``call_s``
+        limits each wait of one call: for its turn, and for its answer. ``connect_s`` limits the wait for a
+        connection. ``observe`` is called with each call as it ends.
         """
         assert addresses, "at least one gateway"
         self._gateways = [Gateway(address) for address in addresses]
@@ -125,13 +126,13 @@ class Gateways:
         self._is_closed = False
 
     async def ask(self, name: str, request: bytes, place: CallSubject = ADMIN) -> Any:
-        """Make one call, called ``name`` where it is told of, and return its answer (thrift.answer).
+        """Make one call and return its answer (thrift.answer). ``observe`` gets it under ``name``.
 
-        ``place`` is what it is about: it shares its turns with other calls about that. A caller that goes
-        away before the answer has sent the call all the same.
+        ``place`` is the subject of the call: calls with the same subject share turns. If the caller is cancelled
+        before the answer, the call may be sent nevertheless.
 
         Raises:
-            NotSent, NoAnswer: see the table above.
+            NotWritten, WriteUnknown: see the module's table.
         """
         tell = functools.partial(self._tell, name, asyncio.get_running_loop().time())
         try:
@@ -151,20 +152,20 @@ class Gateways:
             return await self._turns.take(place, self._call_s)
         except TimeoutError as error:
             raise NotWritten(
-                "all connections to HBase's gateways are busy, or all that its region may have"
+                "all connections to HBase's gateways are busy, or all that this region may use"
             ) from error
 
     def _sent(
         self, gateway: Gateway, line: Line, turn: Turn, request: bytes, tell: Tell
     ) -> asyncio.Future[Any]:
-        """Send a call; the turn and the line are given back once it is answered."""
+        """Send a call. When it is answered, give back the turn and the line."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Any] = loop.create_future()
         self._under_way.add(answered)
         gateway.under_way += 1
 
         def settle(told: Any, error: Exception | None) -> None:
-            # Also when the caller was cancelled: the line is free now, not before.
+            # This also runs if the caller was cancelled: the line is free only now.
             gateway.under_way -= 1
             self._turns.give_back(turn, answered=error is None)
             self._under_way.discard(answered)
@@ -177,14 +178,14 @@ class Gateways:
                     answered.set_result(told)
                 else:
                     answered.set_exception(failed)
-            # After the caller has gone on: what this does costs time.
+            # ``tell`` costs time, so it runs after the caller has got its answer.
             loop.call_soon(tell, failed)
 
         line.ask(request, self._call_s, settle)
         return answered
 
     def _failed(self, gateway: Gateway, line: Line, error: Exception) -> GatewayFailed:
-        """Keep a line or not, by what came of its call; return what the caller gets."""
+        """Keep or close a line after a failed call, by the error. Return the error for the caller."""
         failed = GatewayFailed("told", str(error))
         if not isinstance(error, thrift.GatewayError):
             failed = GatewayFailed(
@@ -214,7 +215,7 @@ class Gateways:
     # Lines.
 
     async def _line(self) -> tuple[Gateway, Line]:
-        """Return a line to the gateway that looks best; at once if one is ready. Raises NotSent."""
+        """Return a line to the best gateway: a ready one, or a new connection. Raises NotWritten."""
         deadline = asyncio.get_running_loop().time() + self._connect_s
         while True:
             if not self._some_good.is_set():
@@ -238,18 +239,18 @@ class Gateways:
                 gateway.under_way -= 1
 
     def _best(self) -> Gateway:
-        """Return the one to ask; one at least is good."""
+        """Return the gateway for the next call. At least one gateway must be good."""
         if len(self._gateways) == 1:
             return self._gateways[0]
         now = asyncio.get_running_loop().time()
         good = [gateway for gateway in self._gateways if not gateway.suspect]
-        turn = next(self._turn) % len(good)  # Of equal ones each in its turn.
+        turn = next(self._turn) % len(good)  # Equally good gateways take turns.
         return min(
             good[turn:] + good[:turn], key=lambda each: (now < each.doubted_until, each.under_way)
         )
 
     def _ready(self, gateway: Gateway) -> Line | None:
-        """Return the line that was used last, unless it is none any more."""
+        """Return the most recently used line that is still usable; None: there is none."""
         now = asyncio.get_running_loop().time()
         while gateway.ready:
             line = gateway.ready.pop()
@@ -259,7 +260,7 @@ class Gateways:
         return None
 
     async def _connect(self, gateway: Gateway) -> Line:
-        """Open a line that a gateway answers on. Raises OSError, Told."""
+        """Open a line and probe it. Raises OSError, GatewayError."""
         loop = asyncio.get_running_loop()
 
         def left(line: Line) -> None:
@@ -284,11 +285,11 @@ class Gateways:
                 raise
         if told != requests.THRIFT_2 or self._is_closed:
             line.end()
-            raise told if isinstance(told, Exception) else OSError("it is no gateway of Thrift 2")
+            raise told if isinstance(told, Exception) else OSError("it is not a Thrift 2 gateway")
         return line
 
     def _suspect(self, gateway: Gateway, why: Exception) -> None:
-        """Have a gateway asked by a task of its own until it answers."""
+        """Mark a gateway as suspect, and start a task that probes it until it answers."""
         if gateway.suspect or self._is_closed:
             return
         host, port = gateway.address
@@ -303,7 +304,7 @@ class Gateways:
         asking.add_done_callback(self._restoring.discard)
 
     async def _restore(self, gateway: Gateway) -> None:
-        """Ask a suspect until it answers."""
+        """Probe a suspect gateway until it answers."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type((OSError, thrift.GatewayError)),
             wait=wait_exponential(multiplier=PAUSE_S_FIRST, max=PAUSE_S_MAX),
@@ -315,7 +316,7 @@ class Gateways:
         self._some_good.set()
 
     async def close(self) -> None:
-        """Wait a little for what is under way, end it, and close the connections."""
+        """Wait a little for the calls in flight, end them, and close the connections."""
         self._is_closed = True
         self._some_good.set()
         for asking in self._restoring:

@@ -1,13 +1,13 @@
 """One connection to a gateway: one request at a time, and its answer.
 
-A gateway closes a connection that was idle for 60 s without a word: the next request would be written
-into it and be lost, with an unknown outcome. So a line on which something arrived without a request,
-which is how the end of a stream looks, is over; ``is_silent`` also asks the system, because the loop may not
-have got there yet. An end that the loop itself notices ends a line at once.
+A gateway closes a connection that was idle for 60 s, without any message. A request sent after that would be lost,
+with an unknown outcome. So a line is over if any event arrived on it without a request: that is how the end of a
+stream looks. ``is_silent`` also asks the operating system, because the event loop may not have seen the event yet.
+If the loop itself sees the end of the connection, the line is over at once.
 
-All of it runs in the event loop. The ways to talk to one gateway of HBase 2.6.1 that were measured, in turns, on
-two cores at a load of 10 (trust the ratios): one head, and 20 cells of 16 KiB; the median of a lone call and
-this process's time of it; calls a second, 8 under way:
+All of this runs in the event loop. The table compares ways to talk to one gateway of HBase 2.6.1, measured in turns
+on two cores at a load of 10 (trust the ratios). The cases are one head, and 20 cells of 16 KiB. The values are the
+median of a lone call, this process's time of it, and calls a second with 8 in flight:
 
 ========================================  =========================  =========================
 the loop's transport (this)               0.62 ms, 0.13 ms, 3,093/s  2.0 ms, 0.33 ms, 431/s
@@ -33,14 +33,14 @@ Settle = Callable[[Any, Exception | None], None]
 
 
 class LineCut(ConnectionError):
-    """The gateway ended the connection before the answer was whole, or spoke without a request."""
+    """The connection ended before the answer was complete, or the gateway sent bytes without a request."""
 
 
 class Line(asyncio.Protocol):
-    """An open connection. ``last_used`` is a moment of the loop's clock."""
+    """An open connection. ``last_used`` is a time of the loop's clock."""
 
     def __init__(self, left: Callable[[Line], None]) -> None:
-        """Be a loop's protocol; ``left`` is told when it is over."""
+        """Make the protocol of a connection; ``left`` is called when the line is over."""
         self.is_over = False
         self.last_used = 0.0
         self.closed = asyncio.get_running_loop().create_future()
@@ -50,9 +50,9 @@ class Line(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._arrived = 0
         self._needed = 0
-        """How many bytes the answer has at least."""
+        """The smallest possible size of the answer, as known until now."""
         self._due = 0.0
-        """When the answer to the last request must be there."""
+        """The deadline for the answer to the last request."""
         self._timer: asyncio.TimerHandle | None = None
 
     @override
@@ -63,11 +63,11 @@ class Line(asyncio.Protocol):
         self._poll.register(connected.fileno(), select.POLLIN)
 
     def is_silent(self) -> bool:
-        """True if nothing has arrived, not even the end of the stream."""
+        """True if no bytes have arrived, and the stream has not ended."""
         return not self.is_over and not self._poll.poll(0)
 
     def ask(self, request: bytes, answer_s: float, settle: Settle) -> None:
-        """Send a request; ``settle`` is called once, with what was answered or why nothing was."""
+        """Send a request; ``settle`` is called once, with the answer or the error."""
         assert self._settle is None, "one request at a time"
         self._settle = settle
         self._due = self._loop.time() + answer_s
@@ -78,12 +78,12 @@ class Line(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         if self._settle is None:
-            self.end(LineCut("an answer that nobody asked for"))
+            self.end(LineCut("the gateway sent an answer without a request"))
             return
         self._pieces.append(data)
         self._arrived += len(data)
         if self._arrived < self._needed or (data[-1] and self._pieces[0].startswith(thrift.BEGIN)):
-            return  # An answer ends with the end of a struct.
+            return  # Not complete: the last byte of an answer is the STOP of a struct.
         answer = b"".join(self._pieces)
         self._pieces = [answer]
         try:
@@ -99,8 +99,8 @@ class Line(asyncio.Protocol):
 
     def _ended(self, told: Any, error: Exception | None) -> None:
         if self._transport.get_write_buffer_size():
-            # The rest of the request would be the beginning of the next one.
-            self.end(LineCut("an answer to half a request"))
+            # The gateway would read the unsent rest of this request as the beginning of the next one.
+            self.end(LineCut("the gateway answered before it had the whole request"))
             return
         settle, self._settle = self._settle, None
         self._pieces, self._arrived, self._needed = [], 0, 0
@@ -114,17 +114,17 @@ class Line(asyncio.Protocol):
         self._timer = self._loop.call_at(self._due, self._look)
 
     def _look(self) -> None:
-        """Look whether the answer is overdue. A timer for each request would cost as much as its answer."""
+        """End the line if the answer is overdue. A timer for each request would cost as much as its answer."""
         self._timer = None
         if self._settle is None:
             return
         if self._loop.time() < self._due:
             self._look_later()
         else:
-            self.end(TimeoutError("no answer in time"))
+            self.end(TimeoutError("the gateway did not answer in time"))
 
     def end(self, error: Exception | None = None) -> None:
-        """End it, also while a request is under way, which then has no answer because of ``error``."""
+        """End the line. A request in flight fails with ``error``."""
         if self.is_over:
             return
         self.is_over = True

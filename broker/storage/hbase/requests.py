@@ -1,17 +1,17 @@
 """The calls to HBase's Thrift-2 gateway, as bytes.
 
-The numbers are those of hbase.thrift of HBase 2.6.1; tests/data/hbase2.thrift has what is used of it, and
-tests compare each call with thriftpy2's own encoding of it. What every append is made of is put together
-with as few copies as there can be: nothing is encoded but its own row, columns and values::
+The numbers are those of hbase.thrift of HBase 2.6.1. tests/data/hbase2.thrift has the used part of it, and tests
+compare each call with thriftpy2's encoding. The call of an append is built with as few copies as possible: the
+module encodes only its own row, columns and values::
 
     checkAndPut    table | row | h | h | expected (or nothing) | put
     put            row | cells | durability
     cell           family | column | value
 
-Times are the server's own: a cell that is written by a checked change gets the time of the server's clock,
-or the time of the head that was compared, whichever is later (HBASE-14054; HRegion does so for every put of
-a checked mutation). As every change of a row puts its head, no cell of a row can ever hide a later one. A
-delete has no such promise, so each has a time that no clock reaches.
+Times are the server's own. A cell that a checked change writes gets the later one of two times: that of the
+server's clock, and that of the compared head (HBASE-14054; HRegion does this for every put of a checked mutation).
+Every change of a row puts its head. So a cell of a row never hides one that is written later. HBase does not promise
+this for deletes, so each delete has a time that no clock reaches.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from broker.storage.table import HEAD
 
 HEADS: Final = b"h"
 ENTRIES: Final = b"e"
-"""The families."""
+"""The names of the two families."""
 FSYNC_WAL: Final = 4
 SYNC_WAL: Final = 3
-"""TDurability. SYNC_WAL hands a write to the servers of the file system, and does not wait for their disks."""
+"""Values of TDurability. SYNC_WAL sends a write to the file system's servers, but does not wait for their disks."""
 THRIFT_2: Final = 2
-"""TThriftServerType."""
+"""The value of TThriftServerType for a Thrift-2 gateway."""
 FRAME_BYTES_MAX: Final = 3 << 19
-"""How large a call of many rows becomes: 1.5 MiB."""
+"""The largest call with many rows: 1.5 MiB."""
 FOR_EVER: Final = 1 << 62
-"""The time of a delete: it hides whatever any clock has written, and will write."""
+"""The time of a delete: it hides all cells that any clock has written or will write."""
 _EQUAL, _DELETE_COLUMNS, _DELETE_FAMILY = 2, 1, 2
 
 SERVER_TYPE: Final = thrift.call("getThriftServerType") + STOP
-"""What a gateway answers by itself, whatever state HBase is in."""
+"""A call that a gateway answers without HBase."""
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def _begin(api: str, table: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _cell(column: bytes) -> bytes:
-    """Return a cell up to its value's length."""
+    """Return the bytes of a cell that come before its value's length."""
     family = HEADS if column == HEAD else ENTRIES
     return text(1, family) + text(2, column) + begin(3, thrift.STRING)
 
@@ -70,7 +70,7 @@ def _put(into: list[bytes], row: bytes, cells: Mapping[bytes, bytes], durability
 def check_and_put(
     table: bytes, row: bytes, expected: bytes | None, cells: Mapping[bytes, bytes], durability: int
 ) -> bytes:
-    """Return the call that puts cells if the row's head is ``expected``; None: if it has none."""
+    """Return the call that puts cells if the row's head is ``expected`` (None: the row has no head)."""
     parts = [_begin("checkAndPut", table), text(2, row), _CHECKED_CELL]
     if expected is not None:
         parts += (_EXPECTED, pack_size(len(expected)), expected)
@@ -88,27 +88,27 @@ def check_and_mutate(
     deletes: Sequence[bytes] | None,
     durability: int,
 ) -> bytes:
-    """Return the call that also deletes columns; ``deletes`` None: every cell but the head."""
+    """Return the call that puts cells and deletes columns. ``deletes`` None: every cell but the head."""
     parts = [_begin("checkAndMutate", table), text(2, row), _CHECKED_CELL, thrift.i32(5, _EQUAL)]
     parts += (text(6, expected), begin(7, thrift.STRUCT), text(1, row), thrift.records_begin(2, 2))
     parts += (thrift.record(2, _delete(row, deletes, durability)), STOP)
     parts.append(begin(1, thrift.STRUCT))
     _put(parts, row, cells, durability)
-    parts.append(STOP * 3)  # Of the mutation, of all mutations, of the call.
+    parts.append(STOP * 3)  # The ends of the mutation, of all mutations, and of the call.
     return b"".join(parts)
 
 
 def _delete(row: bytes, columns: Sequence[bytes] | None, durability: int) -> bytes:
     kind = _DELETE_FAMILY if columns is None else _DELETE_COLUMNS
     names = [b""] if columns is None else [text(2, column) for column in columns]
-    # Each column's own time counts here; the delete's counts where it names no column.
+    # If the delete names columns, the time of each column counts, else the time of the delete.
     chosen = [text(1, ENTRIES) + name + thrift.i64(3, FOR_EVER) for name in names]
     ends = thrift.i32(4, kind) + thrift.i32(7, durability)
     return text(1, row) + thrift.records(2, chosen) + ends
 
 
 def put_heads(table: bytes, heads: Mapping[bytes, bytes], durability: int) -> Iterator[bytes]:
-    """Yield the calls that put heads of rows, each of FRAME_BYTES_MAX at most, or one row."""
+    """Yield the calls that put heads of rows. Each has at most FRAME_BYTES_MAX, or one row."""
     rows: list[bytes] = []
     count = size = 0
     for row, head in heads.items():
@@ -122,14 +122,14 @@ def put_heads(table: bytes, heads: Mapping[bytes, bytes], durability: int) -> It
 
 
 def _put_all(table: bytes, rows: list[bytes], count: int) -> bytes:
-    if count == 1:  # It takes HBase a third less time than a list of one.
+    if count == 1:  # HBase needs a third less time for this than for a list with one row.
         return b"".join((_begin("put", table), begin(2, thrift.STRUCT), *rows, STOP))
     listed = thrift.records_begin(2, count)
     return b"".join((_begin("putMultiple", table), listed, *rows, STOP))
 
 
 def delete_rows(table: bytes, rows: Sequence[bytes]) -> bytes:
-    """Return the call that deletes rows wholly, without a wait for the disk."""
+    """Return the call that deletes whole rows, and does not wait for the disk."""
     end = thrift.i64(3, FOR_EVER) + thrift.i32(7, SYNC_WAL)
     deletes = thrift.records(2, [text(1, row) + end for row in rows])
     return _begin("deleteMultiple", table) + deletes + STOP
@@ -147,7 +147,7 @@ def get(table: bytes, row: bytes, columns: Sequence[bytes]) -> bytes:
 def get_range(
     table: bytes, row: bytes, first: bytes, last: bytes, limit: int | None, *, lengths: bool = False
 ) -> bytes:
-    """Return the call that reads a range of columns; ``lengths``: an int32 stands for each value."""
+    """Return the call that reads a range of columns. ``lengths``: with an int32, its size, for each value."""
     chosen = b"ColumnRangeFilter (%b, true, %b, true)" % (_quoted(first), _quoted(last))
     if lengths:
         chosen += b" AND KeyOnlyFilter (true)"
@@ -162,7 +162,7 @@ def _quoted(column: bytes) -> bytes:
 
 
 def scan_heads(table: bytes, start: bytes, stop: bytes, limit: int, *, reverse: bool) -> bytes:
-    """Return the call that reads heads from ``start`` on, ``stop`` not among them, and no more."""
+    """Return the call that reads at most ``limit`` heads from ``start`` on, without ``stop``."""
     fields = text(1, start) + text(2, stop) + thrift.records(3, [text(1, HEADS)])
     fields += thrift.i32(4, limit)
     if reverse:
@@ -188,7 +188,7 @@ def create_table(
     durability: int,
     splits: Sequence[bytes],
 ) -> bytes:
-    """Return the call that makes a table of both families with one version of each cell."""
+    """Return the call that creates a table with both families, and one version of each cell."""
     families = [text(1, family) + thrift.i32(10, 1) for family in (HEADS, ENTRIES)]
     descriptor = (
         thrift.record(1, _table_name(namespace, name))
@@ -202,7 +202,7 @@ def create_table(
 
 
 def region_locations(table: bytes) -> bytes:
-    """Return the call that tells of each region where it is."""
+    """Return the call that reads the location of each region."""
     return _begin("getAllRegionLocations", table) + STOP
 
 
@@ -210,5 +210,5 @@ LIST_NAMESPACES: Final = thrift.call("listNamespaces") + STOP
 
 
 def create_namespace(name: bytes) -> bytes:
-    """Return the call that makes a namespace."""
+    """Return the call that creates a namespace."""
     return thrift.call("createNamespace") + thrift.record(1, text(1, name)) + STOP

@@ -1,16 +1,16 @@
-"""The tables in HBase: their names, how they must be, and making them.
+"""The tables in HBase: their names, their required settings, and creating them.
 
 ::
 
-    namespace:prefix + messages    a region for some salts each     roots, pages and marks of topics
-    namespace:prefix + payloads    likewise                         payload logs
+    namespace:prefix + messages    each region has some salts       roots, pages and marks of topics
+    namespace:prefix + payloads    the same                         payload logs
     namespace:prefix + records     one region                       topics, pins, claims
 
-All of a topic lies in one region of each table, for ever: a call of many rows then goes to one server. So
-regions are made with the table and never split or merge. One version of each cell, since nothing reads an
-older one; no time to live, since the broker alone decides when something goes.
+All rows of a topic lie in one region of each table, for ever. So a call with many rows goes to one server. For this,
+the regions are created with the table, and never split or merge. Tables keep one version of each cell, because no
+reader needs an older one. They have no time to live, because only the broker decides when data are removed.
 
-Each table says in an attribute which FORMAT its data have. A broker reads its own format alone.
+An attribute of each table has the FORMAT of its data. A broker reads only its own format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from broker.storage.table import Space
 from broker.turns import CallSubject
 
 FORMAT: Final = b"4"
-"""1: a row for each message, in a family d. 2: pages."""
+"""The format of the data. Format 1 had a row for each message, in a family d; since format 2 there are pages."""
 DEFAULT_NAMESPACE: Final = "default"
 DURABILITIES: Final = {
     Durability.FSYNC: requests.FSYNC_WAL,
@@ -37,9 +37,9 @@ DURABILITIES: Final = {
 }
 _FORMAT_KEY = b"BROKER_FORMAT"
 _FOREVER = 2_147_483_647
-"""What HBase calls no time to live."""
+"""HBase's value for "no time to live"."""
 
-# SPLIT_ENABLED stops the operator's splits, the policy HBase's own.
+# SPLIT_ENABLED prevents splits by the operator, and the policy prevents HBase's own.
 _NEVER_SPLIT = {
     b"SPLIT_ENABLED": b"false",
     b"SPLIT_POLICY": b"org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy",
@@ -48,13 +48,13 @@ _NEVER_SPLIT = {
 
 
 class Schema(NamedTuple):
-    """Which tables are used, and when a write to them counts as done."""
+    """The names of the tables, their number of regions, and the durability of writes."""
 
     namespace: str = DEFAULT_NAMESPACE
     prefix: str = "broker_"
     durability: Durability = Durability.FSYNC
     regions: int = 16
-    """Of the tables of topics. Calls are shared out by them; it does no harm if a table has others."""
+    """The regions of messages and payloads. Calls take turns by them; a table with other regions does no harm."""
 
     def name_of(self, space: Space) -> str:
         """Return a table's full name."""
@@ -85,12 +85,12 @@ def _salt(topic_prefix: bytes) -> bytes:
 
 @lru_cache(maxsize=16)
 def splits_of(regions: int) -> list[bytes]:
-    """Return with which salts a table's regions begin, but for the first."""
+    """Return the first salt of each region of a table, without the first region."""
     return [bytes([REGIONS_MAX * i // regions]) for i in range(1, regions)]
 
 
 class Made(NamedTuple):
-    """What ``init`` did about a namespace or a table; ``problems``: what is not as it should be."""
+    """What ``init`` did with a namespace or a table. ``problems`` are wrong settings."""
 
     what: str
     name: str
@@ -100,17 +100,17 @@ class Made(NamedTuple):
 
 
 class HBaseAdmin:
-    """Makes and looks at the tables of a schema. All methods raise TableError."""
+    """Creates and checks the tables of a schema. All methods raise TableError."""
 
     def __init__(self, gateways: Gateways, schema: Schema) -> None:
-        """Ask through ``gateways``."""
+        """Send calls through ``gateways``."""
         self._gateways = gateways
         self._schema = schema
 
     async def init(self, regions: int) -> list[Made]:
-        """Make what is missing, with ``regions`` regions, and look at what is there.
+        """Create missing tables, with ``regions`` regions, and check the existing ones.
 
-        After an error some of it may have been made, or be made yet; asking again is safe.
+        After an error some tables may exist, or be created later. Calling it again is safe.
         """
         namespace = await self._make_namespace()
         tables = [
@@ -120,11 +120,11 @@ class HBaseAdmin:
         return [namespace, *tables]
 
     async def check(self) -> None:
-        """Refuse tables that are not there, or whose data have another format.
+        """Check that all tables exist and have this format.
 
         Raises:
             Unavailable: a table is missing.
-            StorageCorrupt: this release can't read what is there.
+            StorageCorrupt: a table has another format.
         """
         there = {space: await self._exists(space) for space in Space}
         missing = [self._schema.name_of(space) for space in Space if not there[space]]
@@ -136,11 +136,11 @@ class HBaseAdmin:
         if missing:
             raise Unavailable(
                 f"HBase has no table {', '.join(missing)}. "
-                "Make what is missing with: broker storage init"
+                "To create missing tables, run: broker storage init"
             )
 
     async def remove(self) -> None:
-        """Remove the tables with all that is in them."""
+        """Remove the tables with all their data."""
         for space in Space:
             if await self._exists(space):
                 await self._ask_of(space, "disableTable")
@@ -190,9 +190,9 @@ def _other_format(descriptor: Any) -> Iterator[str]:
     found = descriptor.get(_ATTRIBUTES, {}).get(_FORMAT_KEY, b"1")
     if found != FORMAT:
         yield (
-            f"holds data of format {found.decode(errors='replace')}; this release reads format "
-            f"{FORMAT.decode()} alone. Run the release that wrote them, or choose another "
-            "hbase_table_prefix and make new tables with: broker storage init"
+            f"holds data of format {found.decode(errors='replace')}; this release reads only "
+            f"format {FORMAT.decode()}. Run the release that wrote them, or choose another "
+            "hbase_table_prefix and create new tables with: broker storage init"
         )
 
 
@@ -204,7 +204,7 @@ def _problems(descriptor: Any, durability: int) -> Iterator[str]:
             yield f"{name.decode()} must be {value.decode()}"
     found = descriptor.get(_DURABILITY)
     if found != durability:
-        yield f"its durability is {found}, and must be {durability} (TDurability)"
+        yield f"its durability is {found}, but must be {durability} (TDurability)"
     families = {family[_NAME]: family for family in descriptor.get(_COLUMNS, ())}
     for name in (requests.HEADS, requests.ENTRIES):
         family = families.get(name)

@@ -1,4 +1,4 @@
-"""HBase as a node uses it: opening the table by the configuration, and making what it needs."""
+"""Opening HBase for a node: the table from the configuration, and creating its tables in HBase."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PAUSE_S = 0.25
 async def open_hbase(
     config: HBaseConfig, clock: Clock, observe: Observe | None = None
 ) -> HBaseTable:
-    """Open the table of all spaces; ``observe`` is told of each call to a gateway as it ends.
+    """Open the table of all spaces; ``observe`` is called with each call to a gateway as it ends.
 
     Raises:
-        Unavailable: no gateway answers within ``hbase_call_s``, or a table of HBase is missing.
-        StorageCorrupt: what is there has another format.
+        Unavailable: no gateway answers within ``hbase_call_s``, or a table is missing in HBase.
+        StorageCorrupt: a table in HBase has another format.
     """
     gateways = _gateways(config, observe)
     schema = schema_of(config)
@@ -50,22 +50,22 @@ async def open_hbase(
 
 
 async def init_hbase(config: HBaseConfig) -> list[Made]:
-    """Make the namespace and the tables that are not there; say of each what was done.
+    """Create the namespace and the tables that are missing; return what was done for each.
 
     Raises:
-        Unavailable: HBase does not do it; asking again is safe.
+        Unavailable: HBase did not create them; calling it again is safe.
     """
     gateways = _gateways(config, None)
     try:
         return await HBaseAdmin(gateways, schema_of(config)).init(config.hbase_regions)
     except TableError as error:
-        raise Unavailable(f"HBase did not make the tables: {error}.") from error
+        raise Unavailable(f"HBase did not create the tables: {error}.") from error
     finally:
         await gateways.close()
 
 
 def schema_of(config: HBaseConfig) -> Schema:
-    """Return which tables a configuration means."""
+    """Return the schema for a configuration."""
     return Schema(
         config.hbase_namespace, config.hbase_table_prefix, config.durability, config.hbase_regions
     )

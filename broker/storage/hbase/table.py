@@ -1,23 +1,24 @@
-"""The port to a store over HBase: each method is one call of a gateway, but for what is said here.
+"""The table port over HBase. Each method is one call to a gateway, except where this docstring says otherwise.
 
 **A change** is a ``checkAndPut`` of the row's head: one row mutation of HBase, with one sync. With deletes it is
-a ``checkAndMutate``. True is certain. False is not: the gateway's client repeats a call of which it lost the
-answer, and the repetition finds the new head. HBase does not tell an absent cell from an empty one: no head
-is empty. A row without a head has no cells that could be deleted.
+a ``checkAndMutate``. True is certain. False is not certain: the gateway's HBase client repeats a call if it lost the
+answer, and then the repetition finds the new head. HBase does not distinguish an absent cell from an empty one, so
+no head is empty. A row without a head has no cells to delete.
 
-**Cells that are too large** are refused before they are sent: HBase says "Internal error" of them.
+**Cells that are too large** are refused before they are sent, because HBase answers them with "Internal error".
 
-**A range of cells** is one Get, so all of one moment. A Get has no bound in bytes, only in cells. This
-module guesses how many cells will do, by the size of those that the topic had last; it asks again if they
-were far too few. Backwards there is no Get: it reads the names and sizes of the range, and then the last
-cells from the name on at which the bounds are reached.
+**A range of cells** is one Get, so all cells are of one moment. A Get can limit the number of cells, but not their
+bytes. So this module guesses the number from the size of the cells that it read last from the topic. If the answer
+is far too small, it asks again. A Get can't go backwards: then this module reads the columns and sizes of the range,
+and after that the last cells that fit the limits.
 
-**A delete** has a time that no clock reaches: with the server's own it would leave what a clock further ahead
-has written. So a cell or row that was deleted once stays hidden, also if it is put again.
+**A delete** has a time that no clock reaches. With the server's own time it would not delete cells that were written
+by a clock further ahead. So a cell or row that was deleted once stays hidden, even if it is put again.
 
-A lone append is one call where rows and then a compare-and-set were two: 1.37 ms, and 2.46 (medians, in turns;
-0.52 to 0.56 of it in two runs). 20 entries of 16 KiB are read in 2.0 ms, and 4,096 of 300 bytes in 50 to 100, of
-which this process takes 12 to 20: the gateway and it both turn over each cell.
+A lone append is one call, and takes 1.37 ms (median). An earlier version with two calls, rows and then a
+compare-and-set, took 2.46 ms (measured in turns; the ratio was 0.52 to 0.56 in two runs). A read of 20 entries of
+16 KiB takes 2.0 ms. A read of 4,096 entries of 300 bytes takes 50 to 100 ms, 12 to 20 ms of it in this process: the
+gateway and this process both handle each cell.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from broker.storage.hbase.schema import DURABILITIES, Schema, salt_of
 from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space, Table, WriteUnknown
 
 CELL_BYTES_MAX = (10 << 20) - (64 << 10)
-"""HBase's own bound, hbase.client.keyvalue.maxsize, is 10 MiB with key and column."""
+"""HBase's own limit, hbase.client.keyvalue.maxsize, is 10 MiB including key and column."""
 CHANGE_BYTES_MAX = 32 << 20
-"""A gateway and a region server hold some copies of it."""
+"""It is limited because a gateway and a region server hold several copies of a change."""
 DELETES_MAX = 1000
 GUESSED_BYTES = 16 << 10
-"""The size of an entry of many messages."""
+"""The assumed size of a cell before the first read: that of an entry with many messages."""
 GROWTH_MAX = 16
 _GUESSES_MAX = 4096
 _ABOVE_ANY_REST = b"\xff" * 64
-"""Follows the predecessor of a key's last byte: hardly a key lies between that and the key itself."""
+"""A suffix for ``_just_below``: almost no key lies between the result and the key."""
 
 # A TResult and a TColumnValue.
 _ROW, _CELLS = 1, 2
@@ -52,7 +53,7 @@ _COLUMN, _VALUE, _TIME = 2, 3, 4
 
 
 class HBaseTable(Table):
-    """All three spaces, in three tables of HBase."""
+    """The table port with all three spaces, in three tables of HBase."""
 
     is_alone = False
     keeps_order = False
@@ -67,7 +68,7 @@ class HBaseTable(Table):
         self._names = {space: schema.name_of(space).encode() for space in Space}
         self._synced = DURABILITIES[schema.durability]
         self._sizes: dict[tuple[Space, bytes], int] = {}
-        """How many bytes a cell of a topic had, when cells of it were read last."""
+        """The average size of a topic's cells at the last read, by space and topic."""
 
     @override
     async def change(
@@ -82,11 +83,13 @@ class HBaseTable(Table):
     ) -> bool:
         assert puts[HEAD], "no head is empty"
         assert expected != b"", "no head is empty"
-        assert not clear or len(puts) == 1, "a cleared row has a head alone"
+        assert not clear or len(puts) == 1, "a change that clears a row puts only the head"
         _check_cells(puts)
         size = sum(map(len, puts.values()))
         if size > CHANGE_BYTES_MAX:
-            raise BodyTooLarge(f"{size} bytes in one change of HBase; at most {CHANGE_BYTES_MAX}.")
+            raise BodyTooLarge(
+                f"A change has {size} bytes; HBase takes at most {CHANGE_BYTES_MAX}."
+            )
         name, key = self._names[space], _key(space, row)
         if expected is None or not (deletes or clear):
             request = requests.check_and_put(name, key, expected, puts, self._synced)
@@ -144,7 +147,7 @@ class HBaseTable(Table):
         if not wanted:
             return Cells([], more=False)
         found = await self._range(space, row, lengths[-wanted][0], last, None)
-        # It has more than was wanted where a change came between, and the limits hold all the same.
+        # A change between the two reads may have added cells, so the limits are applied again.
         found = found[::-1]
         kept = found[: min(cells_max, _within((len(c) + len(v) for c, v in found), bytes_max))]
         return Cells(kept, more=len(kept) < len(found) or wanted < len(lengths))
@@ -178,7 +181,7 @@ class HBaseTable(Table):
     ) -> list[tuple[bytes, Cell]]:
         if first > last or limit < 1:
             return []
-        # HBase begins with its start and ends before its stop, in both directions.
+        # In both directions a scan of HBase includes its start and excludes its stop.
         salt = b"" if space is Space.RECORDS else salt_of(first)
         start, stop = (
             (salt + last, _just_below(salt + first))
@@ -209,14 +212,14 @@ class HBaseTable(Table):
     async def _ask_all(
         self, name: str, calls: Iterable[bytes], space: Space, rows: Iterable[bytes]
     ) -> None:
-        """Make the calls of one write, one after the other: not sent is only the whole of it."""
+        """Make the calls of one write one after the other. NotWritten means that no call was sent."""
         for number, request in enumerate(calls):
             place = self._place_of(space, next(iter(rows)))
             try:
                 failed = await self._gateways.ask(name, request, place)
             except NotWritten as error:
                 if number:
-                    raise WriteUnknown(f"the rest of it was not sent: {error}") from error
+                    raise WriteUnknown(f"the rest of the write was not sent: {error}") from error
                 raise
             if failed:
                 raise WriteUnknown(f"{len(failed)} rows were not deleted")
@@ -237,7 +240,7 @@ def _topic_of(space: Space, row: bytes) -> bytes:
 def _check_cells(values: Mapping[bytes, bytes]) -> None:
     size = max(map(len, values.values()), default=0)
     if size > CELL_BYTES_MAX:
-        raise BodyTooLarge(f"{size} bytes in one cell of HBase; at most {CELL_BYTES_MAX}.")
+        raise BodyTooLarge(f"A cell has {size} bytes; HBase takes at most {CELL_BYTES_MAX}.")
 
 
 def _head(row: Any) -> Cell:
@@ -246,7 +249,7 @@ def _head(row: Any) -> Cell:
 
 
 def _within(sizes: Iterable[int], bytes_max: int) -> int:
-    """Return how many of the first cells have ``bytes_max`` bytes at most; one at least."""
+    """Return how many of the first cells fit into ``bytes_max``; at least one."""
     return max(1, sum(size <= bytes_max for size in itertools.accumulate(sizes)))
 
 

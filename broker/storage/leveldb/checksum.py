@@ -1,14 +1,14 @@
-"""The checksum of LevelDB's logs, CRC-32C (Castagnoli), in nothing but Python's long integers.
+"""The checksum of LevelDB's logs, CRC-32C (Castagnoli), computed with Python's long integers only.
 
-A CRC is the remainder of the message, taken as a polynomial over GF(2), by a polynomial of degree 32.
-Byte by byte that costs Python 70 ns and more a byte. But x^n has a remainder c of 32 bits, and so the
-first half of a message can be folded into the second at the price of one product with c: at most 32
-shifts and XORs of half the message, which Python does at the speed of memory::
+The CRC of a message is its remainder, as a polynomial over GF(2), by a polynomial of degree 32. Byte by byte,
+Python needs 70 ns or more for each byte. But x^n has a remainder c of 32 bits. So the first half of a message can
+be folded into the second half with one product by c. That is at most 32 shifts and XORs of half the message, which
+Python does at the speed of memory::
 
     message = first * x^n + second   =   first * c + second      (modulo the polynomial)
 
-Folded to n = 2^j + 31 bits for falling j, because a product with c is 31 bits longer than its factor.
-Numbers are reflected, as in all of CRC-32C: the lowest bit is the coefficient of the highest power.
+The message is folded to n = 2^j + 31 bits for falling j, because a product with c is 31 bits longer than its
+factor. Numbers are reflected, as always in CRC-32C: the lowest bit is the coefficient of the highest power.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MASK_DELTA = 0xA282EAD8
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C of some bytes. Tens of MB/s for records of 32 KiB."""
-    # The remainder is taken of the message times x^32: 32 zeros follow it, as higher bits.
+    """Return the CRC-32C of some bytes. It does tens of MB/s for records of 32 KiB."""
+    # The CRC is the remainder of the message times x^32: 32 zeros follow it, as higher bits.
     bits = len(data) * 8 + 32
     value = int.from_bytes(data, "little") ^ _ONES
     for j in range((bits - 31).bit_length(), _LEAST - 1, -1):
@@ -41,7 +41,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return the CRC-32C as LevelDB stores it."""
+    """Return the CRC-32C in the masked form that LevelDB stores."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ONES
 

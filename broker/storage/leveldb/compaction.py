@@ -1,11 +1,11 @@
-"""Room on the disk, given back after the cells of pages have gone.
+"""Freeing disk space after the cells of pages were deleted.
 
-LevelDB drops deleted keys when it merges the files in which they lie. In a topic that is not written to any
-more, that is never. So the ranges of keys that went are merged on purpose: some time later, a stretch of
-pages at a time, in a thread of its own, with a pause of nine times as long after each, so that all this
-takes a tenth of a processor at most. (1.3 GB in 80,000 cells: 2.8 s of processor time.)
+LevelDB drops deleted keys when it merges the files that hold them. In a topic without new messages it never merges
+them. So this module merges the deleted ranges of keys itself: some time later, one stretch of pages at a time, in a
+thread of its own. After each stretch it pauses nine times as long as the merge took, so it uses at most a tenth of
+a processor. (1.3 GB in 80,000 cells took 2.8 s of processor time.)
 
-After a restart the ranges of before are left to LevelDB's own merging.
+It does not remember ranges over a restart. LevelDB's own merging handles those.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Protocol
 from broker.errors import BrokerError
 
 LINGER_S = 60.0
-"""How long pages are gathered."""
+"""How long deleted pages are collected before a merge."""
 PAGES_MAX = 32
 """Pages in one stretch: 64 MiB."""
 BYTES_MIN = 1 << 20
-"""A stretch that takes less on disk is left to LevelDB."""
+"""A stretch with less on disk than this is left to LevelDB."""
 _PAUSE = 9.0
 _ID_BYTES = 10
 
@@ -32,17 +32,17 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class CompactableDatabase(Protocol):
-    """The database, as far as this needs it."""
+    """The methods of the database that compaction uses."""
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
-        """Return roughly how much a range of keys takes on disk."""
+        """Return roughly how much disk space a range of keys takes."""
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Rewrite a range of keys without those that were deleted."""
+        """Rewrite a range of keys without the deleted ones."""
 
 
 class Compaction:
-    """Merges what went. All methods are for the event loop."""
+    """Merges deleted ranges of keys. All methods are for the event loop."""
 
     def __init__(self, database: CompactableDatabase, pause: Pause = asyncio.sleep) -> None:
         """Start with nothing to do."""
@@ -69,7 +69,7 @@ class Compaction:
     async def _merge(self, start: bytes, stop: bytes) -> None:
         loop = asyncio.get_running_loop()
         started = time.perf_counter()
-        # An error shows at the next write or read, too, and there it has a caller.
+        # The next write or read meets the same error, and has a caller to report it to.
         with contextlib.suppress(BrokerError):
             size = await loop.run_in_executor(
                 self._thread, self._database.approximate_bytes, start, stop
@@ -79,7 +79,7 @@ class Compaction:
                 await self._pause(_PAUSE * (time.perf_counter() - started))
 
     async def close(self) -> None:
-        """Let a stretch that is under way end, and begin no other."""
+        """Begin no more stretches. A stretch in flight runs to its end."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -88,7 +88,7 @@ class Compaction:
 
 
 def stretches(prefixes: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the first and the last of runs of sorted prefixes of one log, PAGES_MAX long at most."""
+    """Divide sorted prefixes into runs of one log, of at most PAGES_MAX; yield first and last of each."""
     run: list[bytes] = []
     for prefix in prefixes:
         if run and (len(run) == PAGES_MAX or run[-1][:-_ID_BYTES] != prefix[:-_ID_BYTES]):

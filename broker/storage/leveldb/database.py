@@ -1,14 +1,16 @@
-"""The one door to plyvel: a LevelDB database in a store's directory.
+"""A LevelDB database in a store's directory. This is the only module that uses plyvel.
 
-LevelDB is opened with paranoid checks, and every read of values verifies checksums: a value that does not fit is
-StorageCorrupt, and nothing is mended in passing but the end of a log that was never synced (torn_tail.py).
+It opens LevelDB with paranoid checks, and every read of values verifies checksums. A value with a wrong checksum is
+StorageCorrupt. The only repair at an open is to cut the end of a log that was never synced (torn_tail.py).
 
-LevelDB merges files on one thread, and stops writes while twelve new ones wait to be merged.
-Each topic appends at its own place, so that every new file overlaps all others and must be merged;
-how fast that goes decides how much can be published for hours, and how long a stop takes.
-Blocks are therefore not compressed (Snappy took 40 % of a busy node's processor time), tables in memory
-are small, so that a stop ends within seconds, and files are small, because a file that holds the end of
-one topic and of the next overlaps all that the next one has.
+LevelDB merges files on one thread, and stops writes while twelve new files wait to be merged. Each topic appends at
+its own place in the key order. So every new file overlaps all others and must be merged. The speed of merging
+limits how much can be published over hours, and how long a stop takes. This decides three options:
+
+- Blocks are not compressed: Snappy took 40 % of a busy node's processor time.
+- Tables in memory are small, so that a stop ends within seconds.
+- Files are small, because a file with the end of one topic and the beginning of the next one overlaps all files
+  of the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from broker.storage.leveldb.layout import FORMAT_KEY
 
 _PROBE_BYTES_MIN = 4 << 20
 _LARGE_BYTES_MIN = 256 << 10
-"""plyvel copies such a value while nothing else runs, so none is fetched that is not wanted."""
+"""plyvel holds the interpreter's lock while it copies a large value, so only wanted values are fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +40,13 @@ class Options:
     """How a database is opened.
 
     Attributes:
-        write_buffer_bytes: how much is kept in memory, and read back from the log at a start.
-        compression: what LevelDB calls a compression, or None. Old blocks stay as they were written.
+        write_buffer_bytes: how much LevelDB keeps in memory, and reads back from the log at a start.
+        compression: LevelDB's name of a compression, or None. Old blocks stay as they were written.
         cache_bytes: LevelDB's cache of uncompressed blocks.
         file_bytes_max: the size of a table file.
         open_files_max: how many table files are kept open.
-        probe_interval_s: how often to look whether the disk takes writes again after an error.
-        deadline_s: how long the disk may hang; then calls end without an answer.
+        probe_interval_s: after a write error, how often to try whether the disk takes writes again.
+        deadline_s: how long the disk may hang; after that calls fail with an unknown outcome.
     """
 
     write_buffer_bytes: int = 16 << 20
@@ -57,10 +59,10 @@ class Options:
 
 
 class Database:
-    """A LevelDB database, opened, closed and opened anew; errors in the words of the ports."""
+    """A LevelDB database that can be closed and reopened. It raises the errors of the table port."""
 
     def __init__(self, path: Path, options: Options, *, create: bool, was_clean: bool) -> None:
-        """Open. ``was_clean``: the last process closed it, so its log must be whole.
+        """Open the database. ``was_clean``: the last process closed it, so its log must be complete.
 
         Raises StorageCorrupt or Unavailable.
         """
@@ -110,7 +112,7 @@ class Database:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let reads under way end, and keep new ones waiting."""
+        """Wait until reads in flight have ended, and keep new reads waiting."""
         with self._gate:
             self._closing = True
             try:
@@ -131,14 +133,14 @@ class Database:
         self._db = None
 
     def reopen(self) -> None:
-        """Close and open anew if the disk takes a probe.
+        """Close and reopen the database if the disk takes a probe.
 
-        The probe is as large as what opening may have to write. Until it succeeds the old database
-        object stays, for reads.
+        The probe is as large as the data that LevelDB may write while it opens. Until it succeeds, readers use
+        the old database object.
 
         Raises:
             OSError: the disk takes no writes yet.
-            StorageCorrupt, Unavailable: LevelDB does not open it.
+            StorageCorrupt, Unavailable: LevelDB can't open the database.
         """
         directory = self._path.parent
         files.probe(directory, _PROBE_BYTES_MIN + files.recovery_bytes(directory) * 9 // 8)
@@ -147,7 +149,7 @@ class Database:
             self._open(create=False, may_cut=True)
 
     def batch(self) -> Any:
-        """Return an empty write batch. Its write is synced."""
+        """Return an empty write batch, whose write is synced."""
         return self._db.write_batch(sync=True)
 
     def get(self, key: bytes) -> bytes | None:
@@ -170,13 +172,13 @@ class Database:
         bytes_max: int | None = None,
         reverse: bool = False,
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return keys in ``[first, last]`` with values, and whether there are more of them.
+        """Return keys in ``[first, last]`` with values, and whether the range has more.
 
         The value that reaches ``bytes_max`` is the last.
         """
         found: list[tuple[bytes, bytes]] = []
         size, bound = 0, sys.maxsize if bytes_max is None else bytes_max
-        # In reverse, plyvel finds nothing where the one key of a range is its start: it gets no start.
+        # In reverse, plyvel misses the key of a range with one key that is its start: so it gets no start.
         start, stop = None if reverse else first, last + b"\0"
         arguments = {"reverse": reverse, "verify_checksums": True}
         with (
@@ -210,25 +212,25 @@ class Database:
             return list(found)
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
-        """Return roughly how much a range of keys takes on disk, memory apart."""
+        """Return roughly how much disk space a range of keys takes; memory does not count."""
         with self.reading() as db:
             return int(db.approximate_size(start, stop))
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Rewrite a range of keys without those that were deleted."""
+        """Rewrite a range of keys without the deleted ones."""
         with self.reading() as db:
             db.compact_range(start=start, stop=stop)
 
 
 def _is_any(db: Any, first: bytes, stop: bytes) -> bool:
-    """True if there are keys in ``[first, stop)``; no value is copied for it."""
+    """True if there are keys in ``[first, stop)``. It copies no value."""
     with db.iterator(start=first, stop=stop, include_value=False) as keys:
         return next(keys, None) is not None
 
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Give plyvel's errors the names of the ports."""
+    """Turn plyvel's errors into errors of the table port."""
     try:
         yield
     except plyvel.Error as error:
@@ -243,10 +245,10 @@ def _in_our_words(path: Path, error: Exception) -> BrokerError:
 
 
 def repair_database(path: Path) -> None:
-    """Let LevelDB keep what it can read of a damaged database, by checksums, and no more.
+    """Let LevelDB repair a damaged database: it keeps only data whose checksums are right.
 
     Raises:
-        StorageCorrupt, Unavailable: it can make nothing of it.
+        StorageCorrupt, Unavailable: LevelDB can't repair the database.
     """
     with translated(path):
         plyvel.repair_db(str(path), paranoid_checks=True)
@@ -255,11 +257,11 @@ def repair_database(path: Path) -> None:
 def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLock, Database]:
     """Open or make a store's directory and database, and check that they belong together.
 
-    The process may die at each step: the next one opens the store.
+    If the process dies at any step, the next process can open the store.
 
     Raises:
-        Unavailable: another process has the store open, or the disk is not a local one.
-        StorageCorrupt: it is damaged, or another release wrote it.
+        Unavailable: another process has the store open, or the disk is not local.
+        StorageCorrupt: the store is damaged, or another release wrote it.
     """
     files.make_private(directory)
     files.refuse_network_file_system(directory)
@@ -294,8 +296,8 @@ def _check_identity(directory: Path, database: Database, identity: files.StoreId
         with translated(directory / files.DATABASE):
             batch.write()
     elif value is None:
-        raise files.corrupt(directory, "the database has lost its format row")
+        raise files.corrupt(directory, "the format row of the database is missing")
     elif value != files.format_row(identity):
-        raise files.corrupt(directory, "the database and IDENTITY are not of the same store")
+        raise files.corrupt(directory, "the database and IDENTITY belong to different stores")
     if not identity.complete:
         files.write_identity(directory, identity._replace(complete=True))

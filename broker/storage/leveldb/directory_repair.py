@@ -1,10 +1,11 @@
-"""A store's directory: what is wrong with it, also while it is served, and a mended copy of it.
+"""Checking a store's directory, also while a broker serves it, and making a repaired copy of it.
 
-Looking changes nothing: LevelDB writes when it opens, so it is given a snapshot beside the store (snapshot.py).
-What no record and no head leads to, the port can't find; here the keys are looked at.
+A check changes nothing. LevelDB writes when it opens a database, so it opens a snapshot beside the store
+(snapshot.py). The table port can't find rows that no record and no head lead to; this module finds them by their
+keys.
 
-Mending never touches the original. It copies all, and lets LevelDB keep what it can read. What is lost is then
-told by the check of the copy: a chain with a page missing, a page with fewer entries than its head says.
+A repair never changes the original. It copies the whole store, and lets LevelDB keep the readable data. The check
+of the copy then shows the losses: a chain without a page, or a page with fewer entries than its head counts.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ _OTHER_KEYS = (
     (b"q", b"q"),
     (b"s", b"\xff"),
 )
-"""Lead bytes that no key begins with, from and to."""
+"""Ranges of lead bytes with which no key of ours begins."""
 
 
 async def verify_directory(
     directory: Path, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
 ) -> CheckReport:
-    """Look at all of a store, also of one that is served, and change nothing.
+    """Check a whole store without changing it. A broker may serve it meanwhile.
 
-    ``tell`` and ``window_ms`` as ``check.verify`` has them.
+    For ``tell`` and ``window_ms`` see ``check.verify``.
 
     Raises:
-        Unavailable: the store is served, and its files change faster than they can be copied.
+        Unavailable: a broker serves the store, and its files change faster than they can be copied.
         OSError: there is no store, or no room for a snapshot beside it.
     """
     _must_be_store(directory)
@@ -82,18 +83,16 @@ async def _verify_snapshot(
             for problem in await asyncio.to_thread(lambda: list(_strays(database))):
                 report.problem(problem)
     except BrokerError as error:
-        report.problem(
-            StoreProblem("LevelDB", "it does not open or read the database", error.message)
-        )
+        report.problem(StoreProblem("LevelDB", "it can't open or read the database", error.message))
 
 
 @asynccontextmanager
 async def opened_copy(directory: Path) -> AsyncIterator[LevelDBTable]:
-    """Give the table of a store for looking, over a snapshot that goes afterwards.
+    """Open the table of a snapshot of a store, and remove the snapshot at the end.
 
     Raises:
-        Unavailable: the store is served, and its files change faster than they can be copied.
-        StorageCorrupt: it is damaged, or of another format.
+        Unavailable: a broker serves the store, and its files change faster than they can be copied.
+        StorageCorrupt: the store is damaged, or has another format.
         OSError: there is no store, or no room for a snapshot beside it.
     """
     _must_be_store(directory)
@@ -105,7 +104,7 @@ async def opened_copy(directory: Path) -> AsyncIterator[LevelDBTable]:
 
 
 class _Snapshot(NamedTuple):
-    """A copy of a store's database; ``was_closed``: the store was closed, and all is as it was left."""
+    """A copy of a store's database. ``was_closed``: the store was closed cleanly and is unchanged since."""
 
     directory: Path
     was_closed: bool
@@ -114,7 +113,7 @@ class _Snapshot(NamedTuple):
 
 @contextmanager
 def _snapshot(directory: Path) -> Iterator[_Snapshot]:
-    """Give a snapshot beside a store. Once it is made, the store may be opened or closed."""
+    """Make a snapshot beside a store. After that a process may open or close the store."""
     with tempfile.TemporaryDirectory(prefix=files.SNAPSHOT, dir=directory) as beside:
         yield _taken(directory, Path(beside))
 
@@ -165,11 +164,11 @@ async def _opened(seen: _Snapshot) -> AsyncIterator[tuple[LevelDBTable, Database
 async def repair(
     directory: Path, copy: Path, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
 ) -> CheckReport:
-    """Make a mended copy of a closed store; the original stays as it is. Returns what is wrong with the copy.
+    """Make a repaired copy of a closed store without changing the original. Return the check of the copy.
 
     Raises:
-        Unavailable: a process has the store open, or LevelDB can't make anything of the copy.
-        StorageCorrupt: LevelDB can't, or the store is of another format.
+        Unavailable: a process has the store open, or LevelDB can't read or write the copy.
+        StorageCorrupt: LevelDB can't repair the copy, or the store has another format.
         OSError: there is no store, ``copy`` exists, or there is no room for it.
     """
     _must_be_store(directory)
@@ -190,7 +189,7 @@ def _mend(directory: Path, copy: Path) -> None:
     repair_database(copy / files.DATABASE)
     database = Database(copy / files.DATABASE, Options(), create=False, was_clean=False)
     try:
-        # A store of its own: it has not all that the original had.
+        # The copy gets a store id of its own, because it may lack data of the original.
         identity = files.StoreIdentity(files.FORMAT, secrets.token_hex(16), complete=True)
         batch = database.batch()
         batch.put(FORMAT_KEY, files.format_row(identity))
@@ -202,12 +201,12 @@ def _mend(directory: Path, copy: Path) -> None:
 
 
 def _strays(database: Database) -> Iterator[StoreProblem]:
-    """Yield what nothing leads to: rows of topics without a record, cells without a head, other keys.
+    """Yield stray keys: rows of topics without a record, cells without a head, unknown keys.
 
-    Each topic and each row costs one look, whatever lies in it.
+    It costs one lookup for each topic and each row, for any size of them.
     """
     if database.get(FORMAT_KEY) is None:
-        yield StoreProblem("LevelDB", "the database has lost its format row")
+        yield StoreProblem("LevelDB", "the format row of the database is missing")
     for first, last in _OTHER_KEYS:
         found, _ = database.pairs(first, last + b"\xff" * 32, pairs_max=1)
         for key, _ in found:
@@ -224,12 +223,12 @@ def _without_record(database: Database, space: Space) -> Iterator[StoreProblem]:
         parts = row.split(b":", 2)
         topic = b":".join(parts[:2]) + b":"
         if len(parts) != 3:
-            yield StoreProblem("LevelDB", "a row of no topic", row.hex())
+            yield StoreProblem("LevelDB", "a row whose key names no topic", row.hex())
             at = found[0][0] + b"\0"
             continue
         if database.get(head_key(Space.RECORDS, walk.TOPIC_RECORDS + topic)) is None:
             name = topic.decode(errors="backslashreplace")[:-1]
-            yield StoreProblem(name, f"it has {space.value} and no record")
+            yield StoreProblem(name, f"it has {space.value} but no record")
         at = prefix_end(lead + topic)
 
 
@@ -244,6 +243,6 @@ def _without_head(database: Database, space: Space) -> Iterator[StoreProblem]:
             continue
         if database.get(head_key(space, row)) is None:
             yield StoreProblem(
-                "LevelDB", f"a row of {space.value} has entries and no head", row.hex()
+                "LevelDB", f"a row of {space.value} has entries but no head", row.hex()
             )
         at = prefix_end(cells_prefix(space, row))

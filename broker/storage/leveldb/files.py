@@ -1,21 +1,21 @@
-"""The directory of a LevelDB table: what lies in it, who may open it, what can be told before opening.
+"""The directory of a LevelDB table: its files, its lock, and the checks before LevelDB opens it.
 
 ::
 
     DIR/LOCK        held (flock) by the process that has the table open; holds its process id
-    DIR/IDENTITY    JSON: format, store id, whether the database was completely made once
-    DIR/CLEAN       JSON: the sizes of all files in db/ after the last clean close; gone while open
-    DIR/probe       being written and synced now, to see whether the disk takes writes again
+    DIR/IDENTITY    JSON: format, store id, whether the database was once made completely
+    DIR/CLEAN       JSON: the sizes of all files in db/ after the last clean close; absent while open
+    DIR/probe       a file that is written and synced to test whether the disk takes writes again
     DIR/db/         LevelDB's own files
-    DIR/check-…     a snapshot that is being verified
+    DIR/check-…     a snapshot during a check
 
-LevelDB makes a new, empty database where CURRENT is missing, and takes a log whose end is gone for the
-log of a process that died. So IDENTITY tells beside the database whether one *should* be here, and a clean
-close leaves the sizes of its files. CLEAN goes, durably, before LevelDB is let at the files: whenever the
-process dies, the note is either true or gone.
+If CURRENT is missing, LevelDB makes a new, empty database. If the end of a log is missing, LevelDB treats it as the
+log of a process that died. So IDENTITY, beside the database, tells whether a database *should* be here, and a
+clean close writes the sizes of its files to CLEAN. Before LevelDB opens the files, CLEAN is removed durably. So
+if the process dies at any moment, CLEAN is either true or absent.
 
-All of it is for the user alone that the process runs as: it is every message. The directory's mode, 0700, guards
-LevelDB's own files, which the umask makes.
+Only the user that runs the process may read the directory, because it holds every message. LevelDB creates its own
+files by the umask; the directory's mode, 0700, protects them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from typing import NamedTuple
 from broker.errors import StorageCorrupt, Unavailable
 
 FORMAT = 4
-"""The version of the whole layout of a store. No other is read."""
+"""The version of the whole layout of a store. A broker reads no other."""
 
 DATABASE = "db"
 SNAPSHOT = "check-"
-"""What the name of a folder with a snapshot begins with."""
+"""The prefix of the name of a folder with a snapshot."""
 _IDENTITY, _CLEAN, _LOCK, _PROBE = "IDENTITY", "CLEAN", "LOCK", "probe"
 _OWN_NAMES = frozenset({_IDENTITY, _CLEAN, _LOCK, _PROBE, DATABASE})
 PRIVATE = 0o700
@@ -55,25 +55,28 @@ class StoreIdentity(NamedTuple):
 
 
 def format_row(identity: StoreIdentity) -> bytes:
-    """Return the value at FORMAT_KEY, which says the same as IDENTITY."""
+    """Return the value at FORMAT_KEY: the same facts as in IDENTITY."""
     return f"{identity.format} {identity.store_id}".encode()
 
 
 def corrupt(directory: Path, what: str) -> StorageCorrupt:
-    """Return the error for a damaged store, which says what to do about it."""
+    """Return the error for a damaged store, with the next step for the operator."""
     return StorageCorrupt(
         f"the store in {directory} is damaged: {what}. Nothing was changed. "
-        f"See what is wrong with: broker storage verify {directory}"
+        f"To see the damage, run: broker storage verify {directory}"
     )
 
 
 def is_store(directory: Path) -> bool:
-    """True if anything of a store lies there, however damaged. Nothing is made or locked."""
+    """True if the directory has any part of a store, even a damaged one. It creates and locks nothing."""
     return any((directory / name).exists() for name in (_IDENTITY, DATABASE))
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that no other user may enter; one with wider rights that is the store's alone loses them."""
+    """Make a directory that no other user may enter.
+
+    If it exists with wider rights, and holds only a store of this user, it loses them.
+    """
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     if not is_private(directory) and _is_ours(directory):
         directory.chmod(stat.S_IMODE(directory.stat().st_mode) & PRIVATE)
@@ -85,7 +88,7 @@ def is_private(directory: Path) -> bool:
 
 
 def _is_ours(directory: Path) -> bool:
-    """True if a directory belongs to this user, and holds nothing but a store."""
+    """True if a directory belongs to this user, and holds only a store."""
     if directory.stat().st_uid != os.geteuid():
         return False
     names = (path.name.removesuffix(".new") for path in directory.iterdir())
@@ -93,7 +96,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _private_file(path: str, flags: int) -> int:
-    """Open a file, which is for this user alone if it is made now."""
+    """Open a file. If this creates it, only this user may read it."""
     return os.open(path, flags, _PRIVATE_FILE)
 
 
@@ -120,10 +123,10 @@ class DirectoryLock:
 
 
 def prepare(directory: Path) -> StoreIdentity:
-    """Check what can be checked before opening, under the lock; give a new store its identity.
+    """Check a store before it is opened, under the lock; give a new store its identity.
 
     Raises:
-        StorageCorrupt: something is missing or not as it was left, or another release wrote it.
+        StorageCorrupt: a file is missing or changed since the last close, or another release wrote the store.
     """
     identity = examine(directory)
     if identity is None:
@@ -133,19 +136,19 @@ def prepare(directory: Path) -> StoreIdentity:
 
 
 def remove_beginnings(directory: Path) -> None:
-    """Remove a database that was never completely made, and so never held anything.
+    """Remove a database that was never made completely, and so never held data.
 
-    LevelDB does not sync its first manifest before it names it, so a power cut may leave one that it
-    can't read.
+    LevelDB writes the name of its first manifest to CURRENT before it syncs the manifest. So a power cut may leave
+    a manifest that LevelDB can't read.
     """
     shutil.rmtree(directory / DATABASE, ignore_errors=True)
 
 
 def examine(directory: Path) -> StoreIdentity | None:
-    """Check what can be checked of a closed store, and change nothing; None: there is no store yet.
+    """Check the files of a closed store without changing them; None: there is no store yet.
 
     Raises:
-        StorageCorrupt: something is missing or not as it was left, or another release wrote it.
+        StorageCorrupt: a file is missing or changed since the last close, or another release wrote the store.
     """
     identity = _read_identity(directory)
     database = directory / DATABASE
@@ -173,7 +176,7 @@ def _read_identity(directory: Path) -> StoreIdentity | None:
 
 
 def other_format(directory: Path) -> str | None:
-    """Return what to do about a store that another release wrote; None: it is of this format, or damaged."""
+    """Return the message for a store with another format; None: it has this format, or is damaged."""
     try:
         found = json.loads((directory / _IDENTITY).read_text())["format"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -189,7 +192,7 @@ def _wrong_format(directory: Path, found: int) -> str:
             f"reads format {FORMAT}. Nothing was changed. Start the newer release"
         )
     return (
-        f"the store in {directory} has format {found}, of before the first release; this one reads "
+        f"the store in {directory} has format {found}, from before the first release; this one reads "
         f"format {FORMAT} and can't convert it. Nothing was changed. Move the directory away or "
         "remove it, and the next start makes a new, empty store"
     )
@@ -225,11 +228,11 @@ def _check_sizes(directory: Path) -> None:
     for name, size in expected.items():
         if found.get(name) != size:
             what = "is missing" if name not in found else f"has {found[name]} bytes"
-            raise corrupt(directory, f"{DATABASE}/{name} {what}; it was closed with {size}")
+            raise corrupt(directory, f"{DATABASE}/{name} {what}; at the last close it had {size}")
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Return the sizes of the files that hold data; LevelDB's own notes and lock don't."""
+    """Return the sizes of the files with data: all but LevelDB's LOCK and LOG."""
     return {
         path.name: path.stat().st_size
         for path in (directory / DATABASE).iterdir()
@@ -243,7 +246,7 @@ def write_identity(directory: Path, identity: StoreIdentity) -> None:
 
 
 def mark_closed(directory: Path) -> None:
-    """Leave the sizes of all files, after the database was closed."""
+    """Write the sizes of all files to CLEAN, after the database was closed."""
     _replace(directory, _CLEAN, json.dumps(_sizes(directory)))
 
 
@@ -253,10 +256,10 @@ def was_closed(directory: Path) -> bool:
 
 
 def mark_open(directory: Path) -> bool:
-    """Remove the note of the last clean close, durably; return whether there was one.
+    """Remove the note of the last clean close durably; return whether there was one.
 
-    This comes before LevelDB opens the files: it changes them, and a process that died between would
-    leave a note that accuses a healthy store.
+    This is done before LevelDB opens the files, because LevelDB changes them. If the process died in between, a
+    note that is left would report a healthy store as damaged.
     """
     note = directory / _CLEAN
     was_clean = note.exists()
@@ -285,7 +288,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def recovery_bytes(directory: Path) -> int:
-    """Return how much room opening again needs: LevelDB writes its logs out as tables."""
+    """Return how much disk space a reopen needs: LevelDB writes its logs out as tables."""
     return sum(path.stat().st_size for path in (directory / DATABASE).glob("*.log"))
 
 
@@ -304,7 +307,7 @@ def probe(directory: Path, size: int) -> None:
 
 
 def refuse_network_file_system(directory: Path) -> None:
-    """Refuse a directory whose lock or syncs may mean nothing. Raises Unavailable."""
+    """Refuse a directory on a network file system: locks and syncs may not work. Raises Unavailable."""
     where = str(directory.resolve())
     best, kind = "", ""
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -314,6 +317,6 @@ def refuse_network_file_system(directory: Path) -> None:
             best, kind = mount, file_system
     if kind in _NETWORK_FILE_SYSTEMS:
         raise Unavailable(
-            f"{directory} lies on {kind}: a store needs a local disk, where a lock keeps a second "
-            "process out and a sync reaches the disk"
+            f"{directory} lies on {kind}: a store needs a local disk, where locks exclude a second "
+            "process and a sync reaches the disk"
         )

@@ -20,20 +20,20 @@ def head_key(space: Space, row: bytes) -> bytes:
 
 
 def cells_prefix(space: Space, row: bytes) -> bytes:
-    """Return the prefix of a row's cells but the head; the column follows it.
+    """Return the prefix of a row's cells, without the head; the column follows it.
 
-    Raises ValueError if the row is too long, or the space has rows of heads alone.
+    Raises ValueError if the row is too long, or if rows of the space have only a head.
     """
     lead = _CELLS.get(space)
     if lead is None:
-        raise ValueError(f"a row in {space} has no cell but its head")
+        raise ValueError(f"a row in {space} has no cell except its head")
     if len(row) > ROW_BYTES_MAX:
-        raise ValueError(f"a row's key has {len(row)} bytes; {ROW_BYTES_MAX} is the most")
+        raise ValueError(f"a row's key has {len(row)} bytes; the limit is {ROW_BYTES_MAX}")
     return lead + _LENGTH.pack(len(row)) + row
 
 
 def row_of_cell(key: bytes) -> bytes | None:
-    """Return the row of a cell that is no head; None: no such key can be."""
+    """Return the row of a cell that is not a head; None: it is not the key of a cell."""
     if len(key) <= 1 + _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(key, 1)
@@ -42,5 +42,5 @@ def row_of_cell(key: bytes) -> bytes | None:
 
 
 def has_cells(space: Space) -> bool:
-    """True if rows of the space may have cells beside their heads."""
+    """True if rows of the space may have cells beside the head."""
     return space in _CELLS

@@ -1,8 +1,8 @@
 """Calls that another thread answers, and their deadline.
 
-A thread that hangs in the disk can't tell so. The event loop therefore looks: while calls wait and not one
-was answered for the length of the deadline, all that wait are given up. One timer serves all of them, so a
-call costs no timer of its own.
+A thread that hangs in a disk call can't report that. So the event loop checks: if calls wait, and no call was
+answered for the length of the deadline, all waiting calls fail. One timer serves all of them, so a call needs no
+timer of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class WriteResult(NamedTuple):
 
 
 class Pending:
-    """The calls that one or more threads have still to answer."""
+    """The calls that wait for an answer of one or more threads."""
 
     def __init__(self, deadline_s: float, hung: Callable[[], BaseException]) -> None:
-        """Start with none. Must be called on the event loop.
+        """Start without calls. Must be called on the event loop.
 
         Args:
-            deadline_s: how long nothing may be answered while calls wait.
-            hung: called when that was so; returns the error for all that wait.
+            deadline_s: how long calls may wait without any answer.
+            hung: called when the deadline has passed; returns the error for all waiting calls.
         """
         self._loop = asyncio.get_running_loop()
         self._deadline_s = deadline_s
@@ -39,7 +39,7 @@ class Pending:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self) -> asyncio.Future[Any]:
-        """Return the future of one more call."""
+        """Add a call and return its future."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(future)
         if self._timer is None:
@@ -62,15 +62,15 @@ class Pending:
         for future, result, error in answers:
             self._waiting.discard(future)
             if future.done():
-                continue  # Its caller was cancelled, or it was given up.
+                continue  # The caller was cancelled, or the call has failed at the deadline.
             if error is None:
                 future.set_result(result)
             else:
                 future.set_exception(error)
 
     def tell(self, answers: Sequence[WriteResult], then: Callable[[], None] | None = None) -> None:
-        """End calls from another thread, in the order of such tellings; ``then`` is called after."""
-        # RuntimeError: the event loop is closed, and all callers went with it.
+        """End calls from another thread, in the order of these calls. ``then`` is called after it."""
+        # RuntimeError: the event loop is closed, and no caller is left.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._told, answers, then)
 
@@ -80,7 +80,7 @@ class Pending:
             then()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
 """One write of the table: the changes of many callers, checked one after the other.
 
-A change sees the heads as the changes before it in the round leave them. It looks at the database before
-it adds anything to the batch, so a change that fails has added nothing.
+A change sees the heads that the earlier changes of the round have put. It reads the database before it adds
+anything to the batch, so a change that fails has added nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EMPTY_BATCH_BYTES = 12
 
 
 class WriteBatch(Protocol):
-    """A write batch, as far as a round needs it."""
+    """The methods of a write batch that a round uses."""
 
     def put(self, key: bytes, value: bytes, /) -> None:
         """Add a key."""
@@ -27,14 +27,14 @@ class WriteBatch(Protocol):
         """Remove a key."""
 
     def write(self) -> None:
-        """Write it all, atomically and synced."""
+        """Write the whole batch atomically, and sync it."""
 
     def approximate_size(self) -> int:
-        """Return the bytes so far."""
+        """Return the size of the batch until now."""
 
 
 class WritableDatabase(Protocol):
-    """The database, as far as the writer needs it."""
+    """The methods of the database that the writer uses."""
 
     def get(self, key: bytes) -> bytes | None:
         """Return a value."""
@@ -46,7 +46,7 @@ class WritableDatabase(Protocol):
         """Return all keys with a prefix."""
 
     def reopen(self) -> None:
-        """Probe the disk, close and open anew. Raises OSError or BrokerError if it can't."""
+        """Probe the disk, close and reopen. Raises OSError or BrokerError if that fails."""
 
 
 class ChangeRequest(NamedTuple):
@@ -61,15 +61,15 @@ class ChangeRequest(NamedTuple):
 
 
 class Postponed(Exception):
-    """The change looks for cells that this round is about to put: it belongs in the next round."""
+    """The change must see cells that this round puts, so it has to wait for the next round."""
 
 
 class RecentHeads:
-    """Heads that are on disk, as the last writes left them; a bounded number of them.
+    """A bounded cache of heads that are on disk, as the last writes left them.
 
-    The writer thread puts what it wrote. The event loop looks heads up, and adds those that it had read from
-    the database, if none was lost in the meantime: a head that was written since is in here then, and
-    stays; one that is being written just now comes after it.
+    The writer thread adds the heads that it wrote. The event loop reads heads, and adds those that it has read
+    from the database, if the cache lost no head meanwhile. That is safe: a head written since the read is in the
+    cache, and stays. A head whose write is in flight replaces the added one later.
     """
 
     def __init__(self, heads_max: int = 16_384, bytes_max: int = 1024) -> None:
@@ -79,11 +79,11 @@ class RecentHeads:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self.losses = 0
-        """Rises whenever something is forgotten."""
+        """How many times the cache has dropped heads."""
         self.get = self._heads.get
 
     def remember(self, key: bytes, head: bytes | None) -> None:
-        """Keep a head; None, or a long one, is forgotten."""
+        """Keep a head. If it is None or long, drop the row from the cache."""
         with self._lock:
             self._heads.pop(key, None)
             if head is None or len(head) > self._bytes_max:
@@ -95,7 +95,7 @@ class RecentHeads:
                 self.losses += 1
 
     def learn(self, key: bytes, head: bytes | None, losses: int) -> None:
-        """Keep a head as read; ``losses`` are those from before it was read."""
+        """Keep a head that was read, unless ``losses`` changed since the read began."""
         if head is None or len(head) > self._bytes_max:
             return
         with self._lock:
@@ -103,7 +103,7 @@ class RecentHeads:
                 self._heads.setdefault(key, head)
 
     def forget(self) -> None:
-        """Forget all: nothing is known of the database any more."""
+        """Drop all heads, because the database may have changed."""
         with self._lock:
             self._heads.clear()
             self.losses += 1
@@ -146,7 +146,7 @@ class Round:
             self._touched.add(prefix)
 
     def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        """Put heads, whatever they are."""
+        """Put heads without comparing them."""
         for row, head in heads.items():
             key = head_key(space, row)
             self._heads.pop(key, None)
@@ -155,7 +155,7 @@ class Round:
             self.batch.put(key, head)
 
     def delete(self, space: Space, rows: Sequence[bytes]) -> list[bytes]:
-        """Remove rows wholly; return the prefixes of those that had other cells. Raises Postponed."""
+        """Remove whole rows; return the prefixes of those that had other cells. Raises Postponed."""
         prefixes = [cells_prefix(space, row) for row in rows] if has_cells(space) else []
         had_cells = self._clear(*prefixes)
         for row in rows:
@@ -187,7 +187,7 @@ class Round:
     def confirm(self) -> None:
         """Remember the heads, after the write."""
         for key in self._indexed:
-            # Rows of an index are rarely compared, and there are many: they push no other head out.
+            # Index rows are many and rarely compared, so they must not push other heads out of the cache.
             if self._heads.pop(key, None) is not None:
                 self._recent.remember(key, None)
         for key, head in self._heads.items():

@@ -1,14 +1,20 @@
-"""A copy of a store's database to look at, of one moment, also while a broker serves the store.
+"""A copy of a store's database for inspection, of one moment, also while a broker serves the store.
 
-LevelDB writes each table once, so a copy has hard links of them, and takes the room of the logs alone. It
-has those that the manifest names and no others: LevelDB opens a copy by writing tables of its own, whose
-numbers may be those of tables that are not named yet; over a link it would write into the store.
+LevelDB writes each table file once. So a copy uses hard links to the tables, and needs disk space for the logs
+only. It links only tables that the manifest names. The reason: when LevelDB opens the copy, it writes new tables,
+and their numbers may be those of tables that the manifest does not name yet. Through a link, LevelDB would write
+into the store.
 
-Of a closed store all files are as they were left. Of one that is served, the copy is of one moment by three rules
-of LevelDB (impl.md): a table or a log goes only after an edit of the manifest that does without it; a table is
-whole before an edit names it; a log is whole before the next one begins. So if the manifest is the same before and
-after, the copy has all that it names; and of the logs that were there before, only the last may lack its end.
-That end is cut when the copy is opened (torn_tail.py), as after a crash. All that was acknowledged before is in it.
+The files of a closed store do not change. If a broker serves the store, three rules of LevelDB (impl.md) make the
+copy a state of one moment:
+
+- LevelDB removes a table or a log only after an edit of the manifest that no longer needs it.
+- A table is complete before an edit names it.
+- A log is complete before the next log begins.
+
+So if the manifest is the same before and after the copy, the copy has all files that it names. Of the logs that
+were there before, only the last may lack its end. When the copy is opened, that end is cut (torn_tail.py), as after
+a crash. The copy has all writes that were acknowledged before it began.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ _TABLES: Final = frozenset({".ldb", ".sst"})
 
 
 def copy_all(directory: Path, target: Path) -> None:
-    """Copy the database of a closed store to ``target``/db; nothing is shared."""
+    """Copy the database of a closed store to ``target``/db, without links."""
     copy = target / DATABASE
     copy.mkdir(parents=True)
     for path in (directory / DATABASE).iterdir():
@@ -36,10 +42,10 @@ def copy_all(directory: Path, target: Path) -> None:
 
 
 def copy_closed(directory: Path, target: Path) -> None:
-    """Copy the database of a closed store to ``target``/db; no tables if the manifest can't be read."""
+    """Copy the database of a closed store to ``target``/db; without tables if the manifest can't be read."""
     database, copy = directory / DATABASE, target / DATABASE
     copy.mkdir(parents=True)
-    with contextlib.suppress(OSError, ValueError, torn_tail.Damaged):  # LevelDB says what is wrong.
+    with contextlib.suppress(OSError, ValueError, torn_tail.Damaged):  # LevelDB reports the damage.
         _link_tables(database, copy, _manifest(database)[1])
     for path in database.iterdir():
         if path.is_file() and path.suffix not in _TABLES:
@@ -59,7 +65,7 @@ def copy_served(directory: Path, target: Path) -> None:
         try:
             if _is_copied(directory / DATABASE, copy):
                 return
-        except FileNotFoundError as error:  # LevelDB removed it, so the manifest has changed.
+        except FileNotFoundError as error:  # LevelDB removed the file, so the manifest has changed.
             missing.append(Path(error.filename))
         except torn_tail.Damaged as error:
             raise corrupt(directory, f"its manifest: {error}") from error
@@ -72,7 +78,7 @@ def copy_served(directory: Path, target: Path) -> None:
 
 
 def _is_copied(database: Path, copy: Path) -> bool:
-    """Copy once; return whether the copy is of one moment."""
+    """Copy once; return True if the copy is a state of one moment."""
     name, edits = _manifest(database)
     logs = list(database.glob("*.log"))
     _link_tables(database, copy, edits)

@@ -1,12 +1,12 @@
-"""The port over LevelDB, for the one process that has the directory open.
+"""The table port over LevelDB, for the one process that has the directory open.
 
-Writes go through one thread, which compares heads and shares syncs (write_thread.py). Reads run in two
-threads (read_threads.py), and see what was written before they began. A head that was put or read lately is
-answered on the event loop without any hop, so a proof of leading costs a look into a dict.
+Writes go through one thread, which compares heads and shares syncs (write_thread.py). Reads run in two threads
+(read_threads.py), and see all writes from before they began. The event loop itself answers for a recently put or
+read head, so a proof of leading costs one look into a dict.
 
-Clearing a page finds its cells twice: in a reading thread, which waits for the disk if it must, and then in
-the writer's, which finds them in memory. 625 pages of 2 MiB (1.3 GB, 5 million messages of 256 bytes): 0.75 s
-of processor time in all, no write above 10 ms; compaction.py gives the room back.
+Clearing a page searches its cells twice: first in a reading thread, which may wait for the disk, and then in the
+writer's thread, which finds them in memory. Clearing 625 pages of 2 MiB (1.3 GB, 5 million messages of 256 bytes)
+took 0.75 s of processor time in all, and no write took more than 10 ms. compaction.py frees the disk space.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from broker.storage.leveldb.write_thread import Fault, Observe, Writer
 from broker.storage.table import HEAD, Cell, Cells, Space
 
 BYTES_MAX = 64 << 20
-"""LevelDB would take more. Requests are bounded before; a change is held in memory several times."""
+"""LevelDB would take more. But a change is in memory several times; requests have lower limits anyway."""
 
 
 class LevelDBTable:
@@ -49,12 +49,12 @@ class LevelDBTable:
 
     @property
     def is_alone(self) -> bool:
-        """True: the directory is locked."""
+        """True: this process holds the directory's lock."""
         return True
 
     @property
     def keeps_order(self) -> bool:
-        """True: one thread makes them, and nothing that was asked for before a failed write is made after it."""
+        """True: one thread makes all changes, and after a failed write it refuses those queued before it."""
         return True
 
     @property
@@ -69,16 +69,16 @@ class LevelDBTable:
 
     @property
     def change_bytes_max(self) -> int:
-        """The most bytes of values that one change may put."""
+        """The largest sum of the values that one change may put."""
         return BYTES_MAX
 
     @property
     def failure(self) -> BaseException | None:
-        """The write error after which nothing is written, until the database was opened anew."""
+        """The write error since which no change is written; None: the database takes changes."""
         return self._writer.failure
 
     async def probe(self) -> bool:
-        """Try now to open anew after a write error; return whether writes are taken."""
+        """Try now to reopen the database after a write error; return whether it takes changes."""
         return await self._writer.probe()
 
     # --- Writes ---------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ class LevelDBTable:
     ) -> bool:
         """Change cells of a row if its head is as expected. See the port.
 
-        Raises ValueError for a change that the port has no meaning for, BodyTooLarge.
+        Raises ValueError for a change that the port does not allow, and BodyTooLarge.
         """
         if HEAD not in puts or HEAD in deletes:
-            raise ValueError("a change puts the head")
+            raise ValueError("a change must put the head, and must not delete it")
         if not has_cells(space) and (len(puts) > 1 or deletes):
-            raise ValueError(f"a row in {space} has no cell but its head")
+            raise ValueError(f"a row in {space} has no cell except its head")
         _bound(sum(map(len, puts.values())))
         if clear and has_cells(space):
             await self._warm(space, [row])
@@ -112,23 +112,23 @@ class LevelDBTable:
         return changed
 
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        """Put heads of rows, whatever they are now; on disk on return. Raises BodyTooLarge."""
+        """Put heads of rows without comparing them; on disk on return. Raises BodyTooLarge."""
         _bound(max(map(len, heads.values()), default=0))
         await self._writer.submit(lambda round_: round_.put(space, heads))
 
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Remove rows wholly; on disk on return."""
+        """Remove whole rows; on disk on return."""
         self._compaction.gone(await self._writer.submit(lambda round_: round_.delete(space, rows)))
 
     async def _warm(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Find the cells that will go, so that the writer finds them in memory and never in the disk."""
+        """Read the keys of the cells to clear, so that the writer finds them in memory and not on disk."""
         prefixes = [cells_prefix(space, row) for row in rows]
         await self._readers.read(lambda: [self._database.keys_of(prefix) for prefix in prefixes])
 
     # --- Reads ----------------------------------------------------------------------------------
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
-        """Return those of the named cells that a row has, all of one moment."""
+        """Return the named cells that the row has, all of one moment."""
         self._readers.check_open()
         if len(columns) == 1 and columns[0] == HEAD:
             key = head_key(space, row)
@@ -201,10 +201,10 @@ class LevelDBTable:
         found, _ = await self._readers.read(read)
         return [(key[1:], Cell(value)) for key, value in found]
 
-    # --- The end --------------------------------------------------------------------------------
+    # --- Closing --------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Finish what is under way, close, and leave a note of how the files were left."""
+        """Finish the calls in flight, close, and write the note of the files' sizes (files.py)."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -222,7 +222,7 @@ class LevelDBTable:
     def _close_files(self) -> None:
         self._database.close()
         if self._writer.failure is None:
-            # On a full disk the note is left out: the next start then knows as much as after a crash.
+            # On a full disk there is no note: the next start then checks as after a crash.
             with contextlib.suppress(OSError):
                 files.mark_closed(self.directory)
         self._lock.close()
@@ -230,7 +230,7 @@ class LevelDBTable:
 
 def _bound(size: int) -> None:
     if size > BYTES_MAX:
-        raise BodyTooLarge(f"{size} bytes in one change; the store takes at most {BYTES_MAX}")
+        raise BodyTooLarge(f"A change has {size} bytes; the store takes at most {BYTES_MAX}.")
 
 
 async def open_table(
@@ -240,17 +240,17 @@ async def open_table(
     observe: Observe | None = None,
     fault: Fault | None = None,
 ) -> LevelDBTable:
-    """Open a table, or make one where there is none.
+    """Open a table, or make a new one if there is none.
 
     Args:
-        directory: of the table alone; made if absent.
+        directory: the table's own directory; it is made if absent.
         options: how LevelDB is opened.
-        observe: told of each write, in the writer's thread.
-        fault: a test's hook, called around each write.
+        observe: called after each write, in the writer's thread.
+        fault: a hook for tests, called around each write.
 
     Raises:
-        Unavailable: another process has the table open, or the disk is not a local one.
-        StorageCorrupt: it is damaged, or another release wrote it.
+        Unavailable: another process has the table open, or the disk is not local.
+        StorageCorrupt: the store is damaged, or another release wrote it.
     """
     options = options or Options()
     lock, database = await asyncio.to_thread(open_directory, directory, options)
@@ -266,7 +266,7 @@ def table_of(
     observe: Observe | None = None,
     fault: Fault | None = None,
 ) -> LevelDBTable:
-    """Return the table over a database that is open. Arguments as ``open_table`` has them."""
+    """Return the table over an open database. For the arguments see ``open_table``."""
     writer = Writer(
         database,
         probe_interval_s=options.probe_interval_s,

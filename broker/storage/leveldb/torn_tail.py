@@ -1,24 +1,24 @@
-"""The end of LevelDB's log and manifest after a power cut.
+"""Repairing the end of LevelDB's log and manifest after a power cut.
 
-File systems write pages back in any order, so that the last bytes of a file that were never synced may be
-anything after a power cut: zero pages, old garbage, a hole before intact bytes. LevelDB takes that for
-damage and refuses to open, although everything that was synced is intact.
+File systems write pages back in any order. So after a power cut the unsynced last bytes of a file may be anything:
+zero pages, old data, or a hole before intact bytes. LevelDB treats that as damage and refuses to open, although
+all synced data are intact.
 
-One thread writes, and syncs each write before the next. So at most the *last* write of the newest log is
-unsynced, and no caller was told that it was done; the same holds for the last edit of the manifest, which
-LevelDB syncs before it relies on it. Both files have one format (log_format.md of LevelDB)::
+One thread writes, and syncs each write before the next. So at most the *last* write of the newest log is unsynced,
+and no caller has an answer for it. The same holds for the last edit of the manifest, which LevelDB syncs before it
+relies on it. Both files have one format (log_format.md of LevelDB)::
 
     blocks of 32 KiB, of records   checksum (4) | length (2) | kind (1) | data
     a write is one FULL record, or FIRST, MIDDLE …, LAST; a block's end below 7 bytes is zeros
     the data of a write in a log   sequence number (8) | count (4) | …
 
-``mend`` walks the headers, and verifies the checksums of the last write alone (of all, if those differ).
-If the file does not end with a whole, sound write, the end is cut where the last sound one ended: unless a
-write begins behind, which proves that the damaged one was synced: ``Damaged``. Damage elsewhere is for
-LevelDB to find, which verifies all checksums while it opens.
+``mend`` walks the headers, and verifies the checksums of only the last write (of all writes, if those are wrong).
+If the file does not end with a complete and sound write, ``mend`` cuts it after the last sound write. If a write
+begins behind the damage, the damaged write was synced, so ``mend`` raises ``Damaged`` instead. LevelDB finds damage
+elsewhere, because it verifies all checksums while it opens.
 
-A manifest that is cut must name a log that is still there: LevelDB removes a log only after the edit that
-does without it was synced.
+After a cut, the manifest must name a log that still exists: LevelDB removes a log only after it has synced the
+edit that no longer needs the log.
 """
 
 from __future__ import annotations
@@ -40,36 +40,38 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _LOG_NUMBER, _TABLE = 2, 7
 _BEGINNING = re.compile(rb"[\x01\x02]")
 _BEGINNING_IN_LOG = re.compile(rb"[\x01\x02](?=[\s\S]{6}\x00\x00)")
-"""The kind of a record that begins a write; a sequence number's high bytes follow it."""
+"""The kind of a record that begins a write, followed by the high bytes of its sequence number."""
 
 Bytes = bytes | mmap.mmap
 
 
 class Damaged(Exception):
-    """A file can't be what LevelDB left, not even after a power cut."""
+    """A file has damage that LevelDB can't have left, even after a power cut."""
 
 
 class TailWrite(NamedTuple):
-    """One whole write: where its records' headers lie, and where it ends."""
+    """One complete write: the offsets of its records' headers, and where it ends."""
 
     records: tuple[int, ...]
     end: int
 
 
 def mend(database: Path, *, may_cut: bool) -> list[str]:
-    """Cut unsynced ends off the files of a closed database; return the names of those cut.
+    """Cut unsynced ends off the files of a closed database; return the names of the files that were cut.
 
-    ``may_cut``: False after a clean close, when each file was wholly written.
+    ``may_cut`` is False after a clean close, when each file is complete.
 
     Raises:
-        Damaged: there is damage that no power cut makes. Nothing was changed.
+        Damaged: there is damage that a power cut can't cause. Nothing was changed.
     """
     cuts: list[tuple[Path, int]] = []
     manifest, log = _manifest(database), _newest_log(database)
     for path, is_log in ((manifest, False), (log, True)):
         if path is not None and (end := _end_to_cut(path, is_log=is_log)) is not None:
             if not may_cut:
-                raise Damaged(f"{path.name} is damaged at byte {end}, and it was closed cleanly")
+                raise Damaged(
+                    f"{path.name} is damaged at byte {end}, although it was closed cleanly"
+                )
             cuts.append((path, end))
     for path, end in cuts:
         with path.open("r+b") as file:
@@ -82,13 +84,13 @@ def _manifest(database: Path) -> Path | None:
     try:
         name = (database / "CURRENT").read_text().strip()
     except (OSError, ValueError):
-        return None  # LevelDB makes a new database, or says what is wrong.
+        return None  # LevelDB makes a new database, or reports the error.
     path = database / name
     return path if name.startswith("MANIFEST-") and path.is_file() else None
 
 
 def _newest_log(database: Path) -> Path | None:
-    """Return the log with the last write. One that was just begun has none yet."""
+    """Return the log with the last write. A log that was just begun is empty, and does not count."""
     logs = sorted(
         (path for path in database.glob("*.log") if path.stem.isdigit() and path.stat().st_size),
         key=lambda path: int(path.stem),
@@ -97,7 +99,7 @@ def _newest_log(database: Path) -> Path | None:
 
 
 def _end_to_cut(path: Path, *, is_log: bool) -> int | None:
-    """Return where a file is to end; None: as it does. Raises Damaged."""
+    """Return where to cut a file; None: its end is sound. Raises Damaged."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return None
@@ -120,7 +122,7 @@ def _check_log_of(manifest: Path, edits: bytes) -> None:
 
 
 def sound_end(data: Bytes, *, is_log: bool) -> int:
-    """Return where the last sound write of a log or a manifest ends; its size if all is well.
+    """Return where the last sound write of a log or a manifest ends: its size if there is no damage.
 
     Raises:
         Damaged: a write begins behind the damage.
@@ -129,7 +131,7 @@ def sound_end(data: Bytes, *, is_log: bool) -> int:
     for write in writes(data):
         last = write
     if last is not None and not is_sound(data, last):
-        # From somewhere on, the headers are chance: look at every write.
+        # The headers behind some place are random data, so check every write.
         last = None
         for write in writes(data):
             if not is_sound(data, write):
@@ -145,7 +147,7 @@ def sound_end(data: Bytes, *, is_log: bool) -> int:
 
 
 def writes(data: Bytes) -> Iterator[TailWrite]:
-    """Yield the whole writes by their headers, up to the first place that makes no sense."""
+    """Yield the complete writes by their headers, up to the first impossible header."""
     size, at = len(data), 0
     unpack = _HEADER.unpack_from
     records: list[int] = []
@@ -175,7 +177,7 @@ def writes(data: Bytes) -> Iterator[TailWrite]:
 
 
 def is_sound(data: Bytes, write: TailWrite) -> bool:
-    """True if all records of a write have the checksums that they say."""
+    """True if all records of a write have the right checksums."""
     return all(_has_checksum(data, at) for at in write.records)
 
 
@@ -199,10 +201,10 @@ def _sequence_after(data: Bytes, write: TailWrite | None) -> int | None:
 
 
 def _beginning(data: Bytes, behind: int, sequence: int | None, *, is_log: bool) -> int | None:
-    """Return where a sound record that begins a write lies behind a place; None: nowhere.
+    """Return the offset of a sound record behind ``behind`` that begins a write; None: there is none.
 
-    The record at the place itself is of the damaged write. Where a block's headers are lost, its records
-    may begin anywhere; their sequence numbers tell them from chance, and save most checksums.
+    The record at ``behind`` itself belongs to the damaged write. If a block's headers are lost, its records may
+    begin anywhere. The sequence number rules out most random matches, which saves most checksums.
     """
     pattern = _BEGINNING_IN_LOG if is_log else _BEGINNING
     for found in pattern.finditer(data, behind + _HEADER.size):
@@ -219,16 +221,16 @@ def _beginning(data: Bytes, behind: int, sequence: int | None, *, is_log: bool) 
 
 
 def _may_follow(data: Bytes, at: int, length: int, behind: int, sequence: int | None) -> bool:
-    """True if a record can begin a write behind one that begins at ``behind``, by its number."""
+    """True if the record's sequence number can follow the write that begins at ``behind``."""
     if length < _BATCH.size:
         return False
     number, _ = _BATCH.unpack_from(data, at + _HEADER.size)
-    # Each operation of the writes between has two bytes at least, and a number of its own.
+    # Each operation of the writes between has at least two bytes, and a number of its own.
     return sequence is None or bool(sequence < number < sequence + (at - behind))
 
 
 def _beginning_at_a_blocks_end(data: Bytes, behind: int) -> int | None:
-    """Return where a sound record begins a write, if a block had no room for its sequence number."""
+    """Return where a sound record begins a write whose sequence number did not fit into the block."""
     for block_end in range(behind - behind % _BLOCK + _BLOCK, len(data) + 1, _BLOCK):
         for length in range(_BATCH.size):
             at = block_end - _HEADER.size - length
@@ -247,7 +249,10 @@ def _contents(data: Bytes, write: TailWrite) -> bytes:
 
 
 def log_number(edits: Bytes) -> int | None:
-    """Return the number of the oldest log that a manifest still needs; 0: none yet; None: not told."""
+    """Return the number of the oldest log that a manifest still needs.
+
+    It is 0 if there is no log yet, and None if the manifest does not name one.
+    """
     number = None
     for tag, numbers in _fields(edits):
         if tag == _LOG_NUMBER:
@@ -256,14 +261,14 @@ def log_number(edits: Bytes) -> int | None:
 
 
 def table_numbers(edits: Bytes) -> set[int]:
-    """Return the numbers of the tables that a manifest names, those that went since among them."""
+    """Return the numbers of all tables that a manifest names, including tables removed since."""
     return {numbers[1] for tag, numbers in _fields(edits) if tag == _TABLE}
 
 
 def _fields(edits: Bytes) -> Iterator[tuple[int, list[int]]]:
     """Yield the tag and the numbers of each field of each edit (version_edit.cc of LevelDB).
 
-    Raises Damaged: there is one that LevelDB does not write.
+    Raises Damaged if LevelDB does not write such a field.
     """
     for write in writes(edits):
         edit, at = _contents(edits, write), 0
@@ -289,15 +294,15 @@ _FIELDS = {
     3: (1, 0),  # Next file.
     4: (1, 0),  # Last sequence number.
     5: (1, 1),  # Where a level's merging goes on.
-    6: (2, 0),  # A file that went: level, number.
-    _TABLE: (3, 2),  # A file that came: level, number, size; its first and last key.
-    9: (1, 0),  # The log before.
+    6: (2, 0),  # A removed file: level, number.
+    _TABLE: (3, 2),  # An added file: level, number, size; its first and last key.
+    9: (1, 0),  # The previous log.
 }
 """How many numbers and strings follow each tag of an edit."""
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and where it ends."""
+    """Return a number stored with seven bits in each byte, and where it ends."""
     value = shift = 0
     while True:
         byte = data[at]

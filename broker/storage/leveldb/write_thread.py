@@ -1,23 +1,23 @@
 """The one thread that writes to a LevelDB table, and its behaviour when a write fails.
 
-All changes that wait become one round: one write batch, one sync, whatever rows they are of::
+All waiting changes become one round, for any rows: one write batch and one sync::
 
     callers ── changes ──►  queue  ──►  compare heads, build the batch  ──►  write + sync
                                                                                │
     futures, resolved by one call into the event loop per round  ◄─────────────┘
 
-*Any* error of a write leaves the outcome of the whole round unknown, and the database object useless:
-later synced writes on it can be lost at the next crash although they were reported as done. So the
-writer acknowledges nothing more; readers keep the dead object, up to the last confirmed write; and when a
-probe file beside the database can be written and synced again, the database is closed and opened anew::
+After *any* error of a write the outcome of the whole round is unknown, and the writer must not use the database
+object again: later synced writes on it can be lost at the next crash although LevelDB reported them as done. So
+the writer acknowledges no more changes. Readers keep the old object, which shows all confirmed writes. When the
+writer can write and sync a probe file beside the database again, it closes and reopens the database::
 
-    open ── write error ──► failed ── probe succeeds, opened anew ──► open
+    open ── write error ──► failed ── probe succeeds, reopened ──► open
                              │  ▲
                              └──┘ probe fails; changes are refused
 
-A change belongs to the life of the database in which it was asked for. An error ends the life; the next
-begins, for the callers, when they were told of the error. A change of an ended life is refused, even if
-the database is open anew before its turn comes: its caller built it on a write whose outcome is unknown.
+A change belongs to the life of the database in which its caller submitted it. An error ends the life. For the
+callers the next life begins when they get the error. The writer refuses a change of an ended life, even if the
+database is open again before its turn comes, because the caller built it on a write with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from broker.storage.leveldb.pending_calls import Pending, WriteResult
 from broker.storage.leveldb.round import Postponed, RecentHeads, Round, WritableDatabase
 
 ROUND_BYTES_MAX = 16 << 20
-"""A round takes no further change once its batch has grown to this."""
+"""A round takes no more changes after its batch has reached this size."""
 
 Fault = Callable[[int, str], None]
-"""A test's hook: called with the number of the write and "before" or "after"; it may raise OSError."""
+"""A hook for tests, called with the number of the write and "before" or "after". It may raise OSError."""
 
 Observe = Callable[[float, int], None]
-"""Told the seconds of each write and how many changes it carried, in the writer's thread."""
+"""Called after each write, in the writer's thread, with its seconds and its number of changes."""
 
 Apply = Callable[[Round], Any]
-"""Adds one change to a round, or raises before it has added anything; returns the caller's result."""
+"""Adds one change to a round and returns the caller's result. If it raises, it has added nothing."""
 
 
 class Life:
-    """From one opening of the database to the first error after it."""
+    """The time from one opening of the database to the first error after it."""
 
     has_ended = False
 
@@ -76,11 +76,11 @@ class Writer:
         """Start the thread. Must be called on the event loop that will wait for the results.
 
         Args:
-            database: open.
-            probe_interval_s: how long to wait between two attempts to open anew after an error.
-            deadline_s: how long a write may hang; then its outcome is unknown, as after an error.
-            observe: told of each write.
-            fault: a test's hook.
+            database: the open database.
+            probe_interval_s: how long to wait between two attempts to reopen it after an error.
+            deadline_s: how long a write may hang; after that its outcome is unknown, as after an error.
+            observe: called after each write.
+            fault: a hook for tests.
         """
         self._database = database
         self._probe_interval_s = probe_interval_s
@@ -95,20 +95,20 @@ class Writer:
         self._closing = False
         self._life = Life()
         self.recent = RecentHeads()
-        """Heads that are on disk. The event loop may look them up."""
+        """Heads that are on disk. The event loop may read them too."""
         self.failure: BaseException | None = None
-        """The error after which nothing is written until the database was opened anew."""
+        """The write error since which no change is written; None: the database takes changes."""
         self._thread = threading.Thread(target=self._run, name="leveldb-writer", daemon=True)
         self._thread.start()
 
     # --- On the event loop ----------------------------------------------------------------------
 
     def submit(self, apply: Apply) -> asyncio.Future[Any]:
-        """Queue a change; the future tells its outcome when it is on disk.
+        """Queue a change; the future has its outcome when it is on disk.
 
         Raises:
-            StorageFull: a write failed, and the database is not open anew yet.
-            StorageCorrupt: the same, and it can't be opened anew.
+            StorageFull: a write failed, and the database is not reopened yet.
+            StorageCorrupt: a write failed, and the database can't be reopened.
             Unavailable: the table is closed.
         """
         if self._closing:
@@ -118,7 +118,7 @@ class Writer:
         return self._enqueue(apply)
 
     def probe(self) -> asyncio.Future[bool]:
-        """Try now to open anew if a write failed; the future tells whether writes are taken.
+        """Try now to reopen the database if a write failed; the future is True if it takes changes.
 
         Raises Unavailable if the table is closed.
         """
@@ -132,7 +132,7 @@ class Writer:
         return future
 
     def _hung(self) -> BaseException:
-        """End the life: the writer answers nothing. Its write may yet succeed."""
+        """End the life, because a write hangs. The write may still succeed later."""
         self._life.has_ended = True
         self._life = Life()
         hung = TimeoutError(f"a write has not ended for {self.deadline_s:g} s")
@@ -144,7 +144,7 @@ class Writer:
             self._life = Life()
 
     async def close(self) -> bool:
-        """Write the changes that wait, then end the thread; False: it hangs, and is left alone."""
+        """Write the waiting changes, then end the thread. Return False if the thread hangs."""
         if not self._closing:
             self._closing = True
             self._queue.put(None)
@@ -165,7 +165,7 @@ class Writer:
                 self._write(changes)
 
     def _take(self) -> tuple[list[Change], bool]:
-        """Return all changes that wait, and whether the table is closing; waits for the first."""
+        """Wait for a change; return all waiting changes, and whether the table is closing."""
         changes, self._waiting = self._waiting, []
         timeout_s = self._probe_interval_s if self.failure is not None else None
         last = False
@@ -194,7 +194,7 @@ class Writer:
                 round_.batch.write()
                 if self._fault is not None:
                     self._fault(self._writes, "after")
-        except Exception as error:  # noqa: BLE001 - Whatever it is, the outcome is unknown.
+        except Exception as error:  # noqa: BLE001 - After any error the outcome is unknown.
             self._fail(changes, error)
             answers = [_unknown(answer, error) for answer in answers]
             self._pending.tell(answers, self._next_life)
@@ -206,7 +206,7 @@ class Writer:
                 self._observe(seconds, len(answers))
 
     def _build(self, changes: list[Change]) -> tuple[Round, list[WriteResult]]:
-        """Apply the changes to a round; those that don't fit any more wait for the next."""
+        """Apply the changes to a round; those that don't fit wait for the next round."""
         round_ = Round(self._database, self.recent)
         answers: list[WriteResult] = []
         for index, (apply, future, life) in enumerate(changes):
@@ -218,7 +218,7 @@ class Writer:
             except Postponed:
                 self._waiting = changes[index:]
                 break
-            except Exception as error:  # noqa: BLE001 - Its caller's; it has added nothing.
+            except Exception as error:  # noqa: BLE001 - The caller gets it; the change added nothing.
                 answers.append(WriteResult(future, None, error))
             if round_.batch.approximate_size() > ROUND_BYTES_MAX:
                 self._waiting = changes[index + 1 :]
@@ -226,14 +226,14 @@ class Writer:
         return round_, answers
 
     def _fail(self, changes: list[Change], error: BaseException) -> None:
-        """Let nothing of this life be written any more."""
+        """End the lives of these changes, so that no change of theirs is written later."""
         for change in changes:
             change.life.has_ended = True
         self.failure = error
         self.recent.forget()
 
     def _while_failed(self, changes: list[Change]) -> list[Change]:
-        """Try to open anew; return the changes to go on with, having refused the others."""
+        """Try to reopen the database. Return the changes to write: all of them, or none if it fails."""
         self.recent.forget()
         failure = self._reopened()
         self.failure = failure
@@ -244,22 +244,22 @@ class Writer:
         return []
 
     def _reopened(self) -> BaseException | None:
-        """Return None if the database is open anew, else why it is not."""
+        """Reopen the database; return None, or the error if that fails."""
         try:
             self._database.reopen()
         except (OSError, Unavailable, StorageCorrupt) as error:
             return error
-        self.recent.forget()  # Heads read meanwhile are of the database before.
+        self.recent.forget()  # Readers may have added heads of the old database meanwhile.
         return None
 
 
-_ENDED = "nothing that was asked for before a failed write is written after it"
+_ENDED = "an earlier write failed, and this change was queued before that; it is not written"
 
 
 def _refusal(error: BaseException) -> BrokerError:
     if isinstance(error, StorageCorrupt):
         return error
-    return StorageFull(f"nothing is written since a write failed: {error}")
+    return StorageFull(f"a write failed, and the store takes no changes since: {error}")
 
 
 def _is_writable(_: Round) -> bool:
@@ -273,7 +273,7 @@ def _refused(change: Change, error: BrokerError) -> WriteResult:
 
 
 def _unknown(answer: WriteResult, error: BaseException) -> WriteResult:
-    """A definite refusal stays as it is; all else of the round is unknown."""
+    """Return the result of a change after its round failed: a refusal stays, all others are unknown."""
     if answer.error is not None or answer.result is False:
         return answer
     message = f"a write failed: {error}"

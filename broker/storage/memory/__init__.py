@@ -1,1 +1,1 @@
-"""A store in memory, for tests and for a broker that may forget; and the same store at its worst."""
+"""A store in memory, for tests and for brokers that may lose their data; also one with injected faults."""

@@ -1,39 +1,39 @@
-"""Storage at its worst: a table that does all that gateways and region servers were seen to do.
+"""A table with injected faults: all faults that we saw from gateways and region servers.
 
-Over a table in memory, each of these with a probability of its own (``Bias``), from one seed::
+It stands before a table in memory. Each fault has a probability of its own (``Bias``), drawn from one seed::
 
-    a write     refused       it is not sent, and says so
-                slow          it is made late, and answered after that
-                late_write    an error; it is made at any later moment
-                never         an error; it is never made
-                lost_answer   it is made; an error
-                again         it is made, and once more at any later moment
-                lie           it is made, and False said
-                old_false     it is not made: a server that knows an older head says False
-                partial       some rows of a put or a delete are done; an error
-    a reading   refused, no_answer
+    a write     refused       not sent; NotWritten
+                slow          made late, and answered after that
+                late_write    error; made at any later moment
+                never         error; never made
+                lost_answer   made; error
+                again         made, and made once more at any later moment
+                lie           made; the answer is False
+                old_false     not made: a server with an older head answers False
+                partial       some rows of a put or a delete are done; error
+    a read      refused, no_answer
                 old_answer    rows are shown in an older state, each row on its own
                 short         fewer cells than asked for, and ``more``: a page is read in pieces
 
-A caller that is cancelled has sent its write or not; a write that was sent may land at any later moment. A make
-of a page (absent expected) comes much later than other changes: also after its page is gone. Errors are
-followed by success, since each call is decided on its own. Servers' clocks may be wrong from the start.
-Nothing that was written is lost: every write is on disk (FSYNC_WAL).
+If a caller is cancelled, its write may be sent or not. A sent write may land at any later moment. A late change that
+creates a page (it expects no head) comes much later than other changes, also after its page is gone. A call may
+succeed after an error, because each call is decided on its own. Servers' clocks may be wrong from the start. No
+write is lost after it was made, because every write is on disk (FSYNC_WAL).
 
-What is current. The protocol assumes that some readings show the present, as HBase promises but for a
-server that was cut off: proofs of leading, marks, references, what a leader takes into its cache. The port
-has no flag for it, so the kind of a reading decides:
+Current reads. The protocol assumes that some reads are current: proofs of leading, marks, references, and reads that
+a leader takes into its cache. HBase promises this, except for a server that was cut off. The port has no flag for
+it, so the kind of the read decides:
 
-- A ``get`` of the head alone is current (``current_gets``): so proofs are, and readings of roots and records.
-- A ``get`` of head and entries may be old: so the leader that resolves a change must tell a stale answer
+- A ``get`` of only the head is current (``current_gets``). So proofs are current, and reads of roots and records.
+- A ``get`` of head and entries may be stale. So a leader that resolves a change must distinguish a stale answer
   from a final one.
 - A ``scan`` over rows of generation 0 (marks, roots) and over records is current (``current_indexes``).
-- All else may be old: ``cells``, ``columns``, scans over heads of pages. A reader compares such an answer
-  with the head, which says how far the page goes.
+- All other reads may be stale: ``cells``, ``columns``, and scans over heads of pages. A reader compares such an
+  answer with the head, which has the page's last id.
 
-An older state is one of the row's last few, never from before its last rollback (past.py): a mark of a
-rollback lies below the pointer, where no head could tell that it is missing. In a table that a process has
-to itself (``is_alone``) every reading is current.
+An older state is one of the row's last few states, but never from before its last rollback (past.py). The reason: a
+rollback changes entries below the pointer, so no head could show that it is missing. In a table without other
+processes (``is_alone``) every read is current.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from broker.storage.memory.table import MemoryTable, topic_of
 from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space, WriteUnknown
 
 OLD_ROW: Final = 0.7
-"""How probably each row of an old answer is shown in an older state."""
+"""The probability that a row of an old answer is shown in an older state."""
 _GENERATION_0: Final = b"\0\0\0\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """How probable each behaviour is, and how long things take (mean, ms of the loop's time)."""
+    """The probability of each fault, and the mean delays (ms of the loop's time)."""
 
     refused: float = 0.01
     slow: float = 0.02
@@ -82,16 +82,16 @@ CALM: Final = Bias(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class AdversaryTable:
-    """A Table that misbehaves.
+    """A Table with injected faults.
 
     Attributes:
-        bias: how; it may be replaced at any time.
-        clocks_ms: how far off the servers' clocks are; they may be set at any time.
-        happened: counts what really happened, by name.
-        slow_s: how much longer a write takes, by space, beyond what the bias says.
+        bias: the probabilities; they may be replaced at any time.
+        clocks_ms: the errors of the servers' clocks; they may be set at any time.
+        happened: how often each fault happened, by name.
+        slow_s: the extra time of a write, by space, beyond that of the bias.
     """
 
-    def __init__(  # noqa: PLR0913 - What is assumed of a store.
+    def __init__(  # noqa: PLR0913 - The assumptions about a store.
         self,
         loop: asyncio.AbstractEventLoop,
         chance: random.Random,
@@ -102,9 +102,9 @@ class AdversaryTable:
         current_gets: bool = True,
         current_indexes: bool = True,
     ) -> None:
-        """Stand before ``table`` (None: an empty one of several processes, without a clock).
+        """Stand before ``table`` (None: an empty one for several processes, without a clock).
 
-        ``clocks_ms``: how far off the servers' clocks are, from the start. Each topic has one of them.
+        ``clocks_ms``: the errors of the servers' clocks at the start. Each topic has one of the clocks.
         """
         self.table = MemoryTable(is_alone=False) if table is None else table
         self.bias = bias
@@ -120,37 +120,37 @@ class AdversaryTable:
 
     @property
     def is_alone(self) -> bool:
-        """As the table behind."""
+        """The same as for the table behind."""
         return self.table.is_alone
 
     @property
     def keeps_order(self) -> bool:
-        """False: calls are late, and come twice."""
+        """False: calls may be late, and may come twice."""
         return False
 
     @property
     def checks_values(self) -> bool:
-        """As the table behind."""
+        """The same as for the table behind."""
         return self.table.checks_values
 
     @property
     def cell_bytes_max(self) -> int:
-        """As the table behind."""
+        """The same as for the table behind."""
         return self.table.cell_bytes_max
 
     @property
     def change_bytes_max(self) -> int:
-        """As the table behind."""
+        """The same as for the table behind."""
         return self.table.change_bytes_max
 
     def heal(self) -> None:
-        """Misbehave no more; what is late already still comes."""
+        """Inject no more faults. Writes that are late already still come."""
         self.bias = CALM
         self.slow_s = dict.fromkeys(Space, 0.0)
 
     @property
     def still_to_come(self) -> int:
-        """How many late writes are under way."""
+        """How many late writes are in flight."""
         return self._late
 
     # Writing.
@@ -165,7 +165,7 @@ class AdversaryTable:
         *,
         clear: bool = False,
     ) -> bool:
-        """Change cells of a row together, more or less."""
+        """Change cells of a row together, with faults."""
         self.table.check_change(expected, puts, deletes)
         make = partial(self._change, space, row, expected, dict(puts), list(deletes), clear=clear)
         is_make = expected is None
@@ -184,12 +184,12 @@ class AdversaryTable:
         return is_made
 
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        """Put heads of rows, more or less."""
+        """Put heads of rows, with faults."""
         self.table.check_put(space, heads)
         await self._write_rows(space, partial(self._put, space, dict(heads)), list(heads))
 
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Remove rows wholly, more or less."""
+        """Remove whole rows, with faults."""
         self.table.check_rows(space, rows)
         await self._write_rows(space, partial(self._delete, space), list(rows))
 
@@ -234,7 +234,7 @@ class AdversaryTable:
             self._note_index(space, row, self.table.spaces[space].delete(row))
 
     def _note_index(self, space: Space, row: bytes, undo: Undo) -> None:
-        # Thousands of marks would push the pages out, and none is read in an older state.
+        # Thousands of marks would push pages out of the past, and marks are never read in an older state.
         is_read_old = not (self._current_indexes and _is_index(space, row))
         if is_read_old or self._past.knows(space, row):
             self._past.note(space, row, undo)
@@ -253,7 +253,7 @@ class AdversaryTable:
     # Reading.
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
-        """Return those of the named cells that a row has, or had."""
+        """Return the named cells that a row has, or had."""
         await self._ask()
         is_current = self._current_gets and set(columns) == {HEAD}
         return self._shown(space, row, is_current=is_current).get(columns)
@@ -269,7 +269,7 @@ class AdversaryTable:
         bytes_max: int,
         reverse: bool = False,
     ) -> Cells:
-        """Return cells of a row of now or before, perhaps not as many as there could be."""
+        """Return cells of the current or an older state of a row, perhaps fewer than asked for."""
         await self._ask()
         found = self._shown(space, row).cells(
             first, last, cells_max=cells_max, bytes_max=bytes_max, reverse=reverse
@@ -287,7 +287,7 @@ class AdversaryTable:
     async def scan(
         self, space: Space, first: bytes, last: bytes, *, limit: int, reverse: bool = False
     ) -> list[tuple[bytes, Cell]]:
-        """Return keys with their heads, each row of now or before."""
+        """Return keys with their heads, each of the current or an older state of its row."""
         self.table.check_rows(space, (first, last))
         await self._ask()
         rows = self.table.spaces[space]
@@ -320,7 +320,7 @@ class AdversaryTable:
         return older
 
     async def close(self) -> None:
-        """Refuse every further call; what is late still comes."""
+        """Refuse every further call. Late writes still come."""
         await self.table.close()
 
     # Chance and time.
@@ -332,7 +332,7 @@ class AdversaryTable:
     async def _arrive(
         self, space: Space, write: Callable[[], object], *, is_make: bool = False
     ) -> None:
-        """Take the way to the server. A caller that is killed on it may have sent the write."""
+        """Wait as long as the way to the server takes. If the caller is cancelled, the write may be sent."""
         delay_s = self._delay_s(self.bias.delay_ms) + self.slow_s[space]
         if self._happens("slow"):
             self.happened["slow"] += 1
@@ -387,5 +387,5 @@ class AdversaryTable:
 
 
 def _is_index(space: Space, key: bytes) -> bool:
-    """True if a key names no page of messages: a record, or a row of generation 0."""
+    """True if a key is the key of a record, or of a row of generation 0, and not of a page."""
     return space is Space.RECORDS or key[len(topic_of(key)) :].startswith(_GENERATION_0)

@@ -1,8 +1,8 @@
-"""The last states of rows, for servers that answer from before.
+"""Older states of rows, for stale reads.
 
-Kept are the undos of the last changes of the rows that changed last. A state from before a rollback is
-not kept: nothing that is stored could tell a reader that the rollback is missing, and the protocol
-assumes that no reading shows it.
+It keeps the undos of the last changes, for the rows that changed last. It keeps no state from before a rollback:
+no stored value could tell a reader that the rollback is missing, so the protocol assumes that no read shows such a
+state.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Past:
     __slots__ = ("_undos",)
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without states."""
         self._undos = OrderedDict[tuple[Space, bytes], deque[Undo]]()
 
     def note(self, space: Space, key: bytes, undo: Undo, columns: Iterable[bytes] = ()) -> None:
-        """Remember what a row was before a change that put ``columns``."""
+        """Keep the undo of a change that put ``columns``."""
         if any(is_edit(column) for column in columns):
             self._undos.pop((space, key), None)
             return
@@ -42,17 +42,17 @@ class Past:
             self._undos.popitem(last=False)
 
     def knows(self, space: Space, key: bytes) -> bool:
-        """True if an older state of the row is known."""
+        """True if there is an older state of the row."""
         return (space, key) in self._undos
 
     def keys(self, space: Space, first: bytes, last: bytes) -> set[bytes]:
-        """Return the keys in ``[first, last]`` of rows of which an older state is known."""
+        """Return the keys in ``[first, last]`` of rows with an older state."""
         return {key for of, key in self._undos if of is space and first <= key <= last}
 
     def older(
         self, space: Space, key: bytes, now: MemoryRow, chance: random.Random
     ) -> MemoryRow | None:
-        """Return an older state of the row that is ``now``; None if none is known."""
+        """Return an older state of a row, whose current state is ``now``; None: there is none."""
         undos = self._undos.get((space, key))
         if not undos:
             return None
@@ -68,5 +68,5 @@ class Past:
 
 
 def is_edit(column: bytes) -> bool:
-    """True if a column has what a rollback wrote: it begins or ends with an ``x``."""
+    """True if a rollback writes the column: it begins or ends with an ``x``."""
     return column.startswith(b"x") or column.endswith(b"x")

@@ -1,7 +1,7 @@
-"""Rows of cells in the order of their keys, and how to take a change back.
+"""Rows of cells in the order of their keys, with undos of changes.
 
-Pure: no clock, no chance, no waiting. Each change says what was there before (``Undo``), so that an
-older state of a row can be shown without keeping copies of it.
+This module is pure: it has no clock, no random choice, no waiting. Each change returns the former cells (``Undo``).
+So an older state of a row can be shown without a copy of the row.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from broker.storage.table import HEAD, Cell, Cells
 
 Undo = Mapping[bytes, Cell | None]
-"""What cells of one row were before a change, by column; None: absent. The head is among them."""
+"""The cells of one row before a change, by column; None: absent. It includes the head."""
 
 
 class MemoryRow:
-    """The cells of one row. Without a head it does not exist."""
+    """The cells of one row. A row without a head does not exist."""
 
     __slots__ = ("_cells", "_columns", "head")
 
@@ -48,7 +48,7 @@ class MemoryRow:
         return before
 
     def get(self, columns: Iterable[bytes]) -> dict[bytes, Cell]:
-        """Return those of the named cells that are there."""
+        """Return the named cells that the row has."""
         found = {}
         for column in columns:
             cell = self.head if column == HEAD else self._cells.get(column)
@@ -57,13 +57,13 @@ class MemoryRow:
         return found
 
     def columns(self, first: bytes, last: bytes) -> list[bytes]:
-        """Return the columns in ``[first, last]``, in order, the head not among them."""
+        """Return the columns in ``[first, last]``, in order, without the head."""
         return _between(self._columns, first, last)
 
     def cells(
         self, first: bytes, last: bytes, *, cells_max: int, bytes_max: int, reverse: bool
     ) -> Cells:
-        """Return cells in ``[first, last]``, one at least; see Table.cells."""
+        """Return cells in ``[first, last]``, at least one; see Table.cells."""
         columns = self.columns(first, last)
         if reverse:
             columns.reverse()
@@ -78,7 +78,7 @@ class MemoryRow:
         return Cells(found, more=False)
 
     def before(self, undos: Iterable[Undo]) -> MemoryRow:
-        """Return this row as it was before some changes; their undos come latest first."""
+        """Return this row as it was before some changes. ``undos`` has the latest change first."""
         row = MemoryRow()
         row.head, row._cells = self.head, dict(self._cells)
         for undo in undos:
@@ -104,7 +104,7 @@ class RowSpace:
         self._keys: list[bytes] = []
 
     def get(self, key: bytes) -> MemoryRow:
-        """Return a row as it is now, an empty one if there is none. It is not to be changed."""
+        """Return the current row, or an empty one if there is none. The caller must not change it."""
         return self._rows.get(key) or MemoryRow()
 
     def keys(self, first: bytes, last: bytes) -> list[bytes]:
@@ -132,7 +132,7 @@ class RowSpace:
         *,
         clear: bool,
     ) -> Undo | None:
-        """Change cells of a row if its head is ``expected``; None: it is not."""
+        """Change cells of a row if its head is ``expected``; None: it has another head."""
         head = self.get(key).head
         if (None if head is None else head.value) != expected:
             return None
@@ -153,7 +153,7 @@ class RowSpace:
         return {HEAD: row.set(HEAD, Cell(value, _not_before(row.head, server_ms)))}
 
     def delete(self, key: bytes) -> Undo:
-        """Remove a row; no matter if there is none."""
+        """Remove a row. It is a no-op if there is none."""
         row = self._rows.pop(key, None)
         if row is None:
             return {}
@@ -173,7 +173,7 @@ def _between(ordered: Sequence[bytes], first: bytes, last: bytes) -> list[bytes]
 
 
 def _not_before(head: Cell | None, server_ms: int | None) -> int | None:
-    """Return the time of a write, which no clock that steps back makes less than the head's."""
+    """Return the time of a write: never less than the head's, even if the clock has stepped back."""
     if server_ms is None or head is None or head.server_ms is None:
         return server_ms
     return max(server_ms, head.server_ms)

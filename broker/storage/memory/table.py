@@ -1,8 +1,7 @@
-"""The table in memory: every call does at once what it says, and nothing is lost but with the process.
+"""The table in memory: every call takes effect at once, and data are lost only with the process.
 
-It is as strict as the strictest store: a call that the port does not allow raises ValueError, so that a
-test in memory finds the caller that another store would punish later. The same store at its worst is
-in adversary.py.
+It is as strict as the strictest store. A call that the port does not allow raises ValueError. So a test in memory
+finds a wrong caller that would fail later on another store. adversary.py adds faults to this table.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ CHANGE_BYTES_MAX: Final = 128 << 20
 
 
 class MemoryTable:
-    """Implements Table. Every method is one step, which no other task can come between.
+    """Implements Table. Every method is one step: no other task runs during it.
 
     Attributes:
-        is_alone, keeps_order, checks_values: as the port has them.
-        spaces: what is stored, for code that stands in for a store's servers.
+        is_alone, keeps_order, checks_values: see the port.
+        spaces: the stored rows, for code that plays the store's servers.
     """
 
     keeps_order = False
@@ -37,7 +36,7 @@ class MemoryTable:
         cell_bytes_max: int = CELL_BYTES_MAX,
         change_bytes_max: int = CHANGE_BYTES_MAX,
     ) -> None:
-        """Begin empty. ``server_ms`` is the servers' clock (ms since 1970); None: there is none."""
+        """Begin empty. ``server_ms`` is the servers' clock (ms since 1970); None: there is no clock."""
         self.is_alone = is_alone
         self.cell_bytes_max = cell_bytes_max
         self.change_bytes_max = change_bytes_max
@@ -63,7 +62,7 @@ class MemoryTable:
         return undo is not None
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
-        """Return those of the named cells that a row has."""
+        """Return the named cells that the row has."""
         self.check_open()
         return self.spaces[space].get(row).get(columns)
 
@@ -105,7 +104,7 @@ class MemoryTable:
             self.spaces[space].put(key, value, self._now_ms())
 
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Remove rows wholly."""
+        """Remove whole rows."""
         self.check_rows(space, rows)
         for key in rows:
             self.spaces[space].delete(key)
@@ -115,50 +114,54 @@ class MemoryTable:
         self._is_closed = True
 
     def reopen(self) -> None:
-        """Take calls again after a close; all that was written is there, as on a disk."""
+        """Take calls again after a close. All rows are still there, as on a disk."""
         self._is_closed = False
 
     def _now_ms(self) -> int | None:
         return None if self.server_ms is None else self.server_ms()
 
-    # What a call must be like.
+    # Checks of calls.
 
     def check_open(self) -> None:
-        """Raise NotSent after a close."""
+        """Raise NotWritten after a close."""
         if self._is_closed:
             raise NotWritten("the table is closed")
 
     def check_change(
         self, expected: bytes | None, puts: Mapping[bytes, bytes], deletes: Sequence[bytes]
     ) -> None:
-        """Raise what a change raises that is not done: NotSent, BodyTooLarge, ValueError."""
+        """Raise the error of a change that is refused: NotWritten, BodyTooLarge, ValueError."""
         self.check_open()
         if not puts.get(HEAD) or expected == b"":
-            raise ValueError("a change puts a head, and no head is empty")
+            raise ValueError("a change must put a head, and no head is empty")
         if HEAD in deletes or not puts.keys().isdisjoint(deletes):
-            raise ValueError("a change deletes the head, or what it puts")
+            raise ValueError("a change must not delete the head, or a column that it puts")
         self._check_sizes(puts.values())
         size = sum(map(len, puts.values()))
         if size > self.change_bytes_max:
-            raise BodyTooLarge(f"{size} bytes in one change; at most {self.change_bytes_max}")
+            raise BodyTooLarge(
+                f"A change has {size} bytes; the store takes at most {self.change_bytes_max}."
+            )
 
     def check_put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        """Raise what a put raises that is not done: NotSent, BodyTooLarge, ValueError."""
+        """Raise the error of a put that is refused: NotWritten, BodyTooLarge, ValueError."""
         self.check_rows(space, heads)
         if not all(heads.values()):
             raise ValueError("no head is empty")
         self._check_sizes(heads.values())
 
     def check_rows(self, space: Space, rows: Iterable[bytes]) -> None:
-        """Raise NotSent after a close, ValueError if rows of several topics are named together."""
+        """Raise NotWritten after a close, ValueError if the rows belong to several topics."""
         self.check_open()
         if space is not Space.RECORDS and len({topic_of(row) for row in rows}) > 1:
-            raise ValueError("one call names rows of several topics")
+            raise ValueError("all rows of one call must belong to one topic")
 
     def _check_sizes(self, values: Iterable[bytes]) -> None:
         size = max(map(len, values), default=0)
         if size > self.cell_bytes_max:
-            raise BodyTooLarge(f"{size} bytes in one cell; at most {self.cell_bytes_max}")
+            raise BodyTooLarge(
+                f"A cell has {size} bytes; the store takes at most {self.cell_bytes_max}."
+            )
 
 
 def topic_of(key: bytes) -> bytes:

@@ -252,7 +252,7 @@ def test_without_a_folder_or_a_gateway_it_says_what_is_missing(
 def test_without_hbase_it_can_be_tried_again_later(capsys: pytest.CaptureFixture[str]) -> None:
     assert storage("init", "--hbase-gateways", "127.0.0.1:1", "--hbase-connect", "0.1") == 4
     said = capsys.readouterr().err
-    assert "HBase did not make the tables" in said
+    assert "HBase did not create the tables" in said
     assert "broker serve" not in said
 
 

@@ -213,7 +213,7 @@ async def test_what_the_gateway_itself_tells_closes_the_connection() -> None:
 
 async def test_an_answer_that_never_comes_is_unknown() -> None:
     async with scripted() as (_, [address]), opened(address, call_s=0.05) as gateways:
-        with pytest.raises(WriteUnknown, match="no answer in time"):
+        with pytest.raises(WriteUnknown, match="did not answer in time"):
             await ask(gateways)
 
 

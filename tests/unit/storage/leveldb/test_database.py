@@ -134,10 +134,10 @@ def test_files_of_two_stores_are_refused(tmp_path: Path) -> None:
         database.close()
         lock.close()
     (tmp_path / "one" / "IDENTITY").replace(tmp_path / "other" / "IDENTITY")
-    with pytest.raises(StorageCorrupt, match="not of the same store"):
+    with pytest.raises(StorageCorrupt, match="belong to different stores"):
         open_directory(tmp_path / "other", Options())
     # The lock was given back: a second attempt meets the same, not a store in use.
-    with pytest.raises(StorageCorrupt, match="not of the same store"):
+    with pytest.raises(StorageCorrupt, match="belong to different stores"):
         open_directory(tmp_path / "other", Options())
 
 
@@ -148,7 +148,7 @@ def test_a_store_that_lost_its_format_row_is_refused(tmp_path: Path) -> None:
     batch.write()
     database.close()
     lock.close()
-    with pytest.raises(StorageCorrupt, match="lost its format row"):
+    with pytest.raises(StorageCorrupt, match="format row of the database is missing"):
         open_directory(tmp_path / "data", Options())
 
 

@@ -114,26 +114,26 @@ async def test_a_store_of_another_format_is_told_with_what_to_do(directory: Path
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        (FORMAT_KEY, None, "the database has lost its format row"),
+        (FORMAT_KEY, None, "the format row of the database is missing"),
         (b"zzz", b"?", "an unknown key"),
         (b"a", b"?", "an unknown key"),
         (b"f1", b"?", "an unknown key"),
         (b"M\0\0", b"?", "an unknown key"),
-        (b"mxyz", b"?", "a row of no topic"),
+        (b"mxyz", b"?", "a row whose key names no topic"),
         (
             head_key(Space.MESSAGES, b"no:record:" + bytes(14)),
             b"?",
-            "it has messages and no record",
+            "it has messages but no record",
         ),
         (
             head_key(Space.RECORDS, b"topic/check:full:"),
             None,
-            "check:full: it has payloads and no record",
+            "check:full: it has payloads but no record",
         ),
         (
             cells_prefix(Space.MESSAGES, page_key(LOG, b"\0" * 9 + b"\7")) + b"e",
             b"?",
-            "has entries and no head",
+            "has entries but no head",
         ),
         (head_key(Space.MESSAGES, root_key(LOG)), None, "a topic without a root"),
     ],
@@ -177,5 +177,5 @@ async def test_files_that_are_not_as_they_were_left_are_told(directory: Path) ->
     [log] = (directory / "db").glob("*.log")
     log.write_bytes(log.read_bytes()[:-3])
     report = await verify_directory(directory)
-    assert any("it was closed with" in line for line in report.problems)
+    assert any("at the last close it had" in line for line in report.problems)
     assert report.topics > 0

@@ -101,9 +101,9 @@ def test_what_a_clean_close_left_is_accepted(store: Path) -> None:
         ("db/CURRENT", "MANIFEST-000004", "names no manifest"),
         ("db/CURRENT", "MANIFEST-000009\n", "MANIFEST-000009, which CURRENT names, is missing"),
         ("db/MANIFEST-000004", None, "MANIFEST-000004, which CURRENT names, is missing"),
-        ("db/MANIFEST-000004", "cut", "MANIFEST-000004 has 3 bytes; it was closed with 50"),
-        ("db/000005.log", "", "000005.log has 0 bytes; it was closed with 70"),
-        ("db/000005.log", None, "000005.log is missing; it was closed with 70"),
+        ("db/MANIFEST-000004", "cut", "MANIFEST-000004 has 3 bytes; at the last close it had 50"),
+        ("db/000005.log", "", "000005.log has 0 bytes; at the last close it had 70"),
+        ("db/000005.log", None, "000005.log is missing; at the last close it had 70"),
     ],
 )
 def test_damage_is_named_and_nothing_is_changed(
@@ -131,7 +131,7 @@ def test_a_missing_database_is_not_made_anew(store: Path) -> None:
     ("version", "advice"),
     [
         (files.FORMAT + 1, "written by a newer release.*Start the newer release"),
-        (1, "of before the first release.*Move the directory away or remove it"),
+        (1, "from before the first release.*Move the directory away or remove it"),
     ],
 )
 def test_another_format_is_refused_with_advice(store: Path, version: int, advice: str) -> None:

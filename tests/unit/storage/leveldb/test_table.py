@@ -114,12 +114,12 @@ async def test_a_refused_change_costs_no_write(tmp_path: Path) -> None:
 
 
 async def test_a_change_that_means_nothing_is_refused(table: LevelDBTable) -> None:
-    with pytest.raises(ValueError, match="puts the head"):
+    with pytest.raises(ValueError, match="must put the head"):
         await table.change(SPACE, ROW, None, {b"e1": b"x"})
-    with pytest.raises(ValueError, match="puts the head"):
+    with pytest.raises(ValueError, match="must put the head"):
         await table.change(SPACE, ROW, b"1", {HEAD: b"x"}, [HEAD])
     for puts, deletes in (({HEAD: b"x", b"e1": b"x"}, []), ({HEAD: b"x"}, [b"e1"])):
-        with pytest.raises(ValueError, match="no cell but its head"):
+        with pytest.raises(ValueError, match="no cell except its head"):
             await table.change(Space.RECORDS, ROW, None, puts, deletes)
 
 
@@ -147,7 +147,7 @@ async def test_a_note_of_a_clean_close_finds_a_cut_log(tmp_path: Path) -> None:
     await table.close()
     [log] = (tmp_path / "db").glob("*.log")
     log.write_bytes(log.read_bytes()[:-5])
-    with pytest.raises(StorageCorrupt, match="it was closed with"):
+    with pytest.raises(StorageCorrupt, match="at the last close it had"):
         await open_table(tmp_path)
     assert (tmp_path / "CLEAN").exists()
 

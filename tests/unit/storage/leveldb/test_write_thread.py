@@ -189,7 +189,7 @@ async def test_nothing_of_before_an_error_is_written_after_it(database: FakeData
     with pytest.raises(StorageFull, match="Input/output"):
         await first
     for future in (waiting, untold):
-        with pytest.raises(StorageFull, match="before a failed write") as refused:
+        with pytest.raises(StorageFull, match="an earlier write failed") as refused:
             await future
         assert refused.value.outcome == "refused"
     assert await writer.probe()
