@@ -1,13 +1,13 @@
-"""The failure cases: ways in which the most trusted brokers were seen to fail, each played on purpose.
+"""The failure cases: failures that trusted brokers have had, each played on purpose.
 
 ::
 
     python -m chaos cases                               list them
     python -m chaos case zombie-leader                  play one: exit 0
-    python -m chaos case zombie-leader --mutant         the same without what protects: exit 1
+    python -m chaos case zombie-leader --mutant         the same without the guard: exit 1
 
-Each proves that its fault happened, passes, and fails under a mutant, which lacks the clause that protects: a
-test that can't fail shows nothing.
+Each case proves that its fault happened, and passes. It fails under its mutant, which lacks the guard: a test
+that can't fail proves nothing.
 """
 
 from __future__ import annotations

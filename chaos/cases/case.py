@@ -1,10 +1,10 @@
-"""What a failure case is, and what playing it comes to.
+"""A failure case, and the result of playing it.
 
 ::
 
-    exit 0   its fault happened, and nothing is wrong
-    exit 1   something is wrong: the violations name it
-    exit 2   nothing is wrong, and its fault is not proven to have happened: that says nothing
+    exit 0   its fault happened, and there is no violation
+    exit 1   there are violations
+    exit 2   there is no violation, but no proof that its fault happened: the result is unknown
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ VIOLATIONS_TOLD_MAX: Final = 20
 
 
 class CaseTarget(enum.StrEnum):
-    """What a case is played on."""
+    """The place where a case is played."""
 
     CLUSTER = "cluster"
-    """Nodes on ZooKeeper and HBase, every connection through a proxy."""
+    """Nodes on ZooKeeper and HBase, with every connection through a proxy."""
     ALONE = "alone"
-    """A broker of its own, or its store, over LevelDB: processes that need no cluster."""
+    """A standalone broker over LevelDB, or its store: processes without a cluster."""
     INSIDE = "inside"
-    """The logs of several nodes in this process, over a table that does on demand what real ones do rarely."""
+    """The logs of several nodes in this process, over a table that fails at a chosen moment."""
 
 
 Play = Callable[["Scene"], Awaitable[None]]
@@ -38,21 +38,21 @@ Play = Callable[["Scene"], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A way in which brokers were seen to fail.
+    """A failure that brokers have had.
 
     Attributes:
         number: Its place in the list.
-        name: On the command line.
-        title: In a few words.
-        happens: What is done, and to what.
-        protects: What keeps messages safe.
-        mutant: Which clause is dropped to show that: its name in broker/testing/mutants.py.
-        without: What goes wrong then.
-        violations: The names of which one must be found then.
-        where: What it is played on.
-        settings: Of the nodes of its cluster.
-        sets_clocks: Whether clocks of nodes of the cluster are set.
-        play: Plays it.
+        name: Its name on the command line.
+        title: The failure in a few words.
+        happens: The fault, step by step.
+        protects: The guard that keeps messages safe.
+        mutant: The mutant without the guard: its name in broker/testing/mutants.py.
+        without: The failure under the mutant.
+        violations: The checkers must find at least one of these under the mutant.
+        where: The place where it is played.
+        settings: Settings of the nodes of its cluster.
+        sets_clocks: True if it sets clocks of the cluster's nodes.
+        play: The function that plays it.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Case:
     play: Play
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``cases --json`` tells of it."""
+        """Return the output of ``cases --json`` for this case."""
         return {
             "number": self.number,
             "name": self.name,
@@ -85,16 +85,17 @@ class Case:
 
 @dataclass(slots=True)
 class Played:
-    """What came of a case.
+    """The result of playing a case.
 
     Attributes:
-        case: Which.
-        mutant: Which clause was dropped; "" none.
-        violations: What is wrong.
-        faults: What was to happen, and whether it did, in order.
-        evidence: Figures and lines that prove it.
-        not_judged: What its history could not have shown, by name. That topics are silent for too long is
-            one of them: a case tells of its faults when they are over.
+        case: The case.
+        mutant: The mutant in force; "" for none.
+        violations: The violations that were found.
+        faults: The faults of the case in order, and for each, True if it happened.
+        evidence: Figures and log lines that prove the faults.
+        is_known: True if the history shows enough to judge.
+        not_judged: The violations that its history can't show. ``unavailable`` is always one of them,
+            because a case reports its faults after they are over.
         seconds: How long it took.
     """
 
@@ -109,7 +110,7 @@ class Played:
 
     @property
     def exit_code(self) -> int:
-        """See above."""
+        """Return the exit code, see the module."""
         if self.violations:
             return 1
         proven = bool(self.faults) and all(self.faults.values())
@@ -117,14 +118,14 @@ class Played:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it passed, or failed under its mutant by a name that the table has."""
+        """Return True if it passed, or, under its mutant, failed with an expected violation."""
         if not self.mutant:
             return self.exit_code == 0
         return not self.case.violations.isdisjoint(self.names)
 
     @property
     def names(self) -> list[str]:
-        """The names of what is wrong."""
+        """Return the names of the violations."""
         return sorted({violation.name for violation in self.violations})
 
     def as_json(self) -> dict[str, Any]:

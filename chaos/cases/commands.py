@@ -1,4 +1,4 @@
-"""``chaos case`` and ``chaos cases``."""
+"""The commands ``chaos case`` and ``chaos cases``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from chaos.cases.play import play
 from chaos.proxied_cluster import ChaosCluster
 
 SESSION_MS: Final = 4_000
-"""So long that a busy machine does not end sessions by itself, which no case asks for."""
+"""So long that sessions do not expire only because the machine is busy."""
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, type=click.Choice([*CASES, "all"]))
-@click.option("--mutant", is_flag=True, help="Take away what protects: it must fail.")
+@click.option("--mutant", is_flag=True, help="Play it without its guard: it must fail.")
 @click.option("--times", default=1, show_default=True, type=click.IntRange(min=1))
 @click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep histories and the logs of the nodes there.",
+    help="A folder for the histories and the nodes' logs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each verdict as a line of JSON.")
 def case(
@@ -40,8 +40,8 @@ def case(
 
     \b
     python -m chaos case zombie-leader
-    python -m chaos case zombie-leader --mutant              exit 1: the verdict names what is wrong
-    python -m chaos case all                                 on one cluster, one after the other
+    python -m chaos case zombie-leader --mutant              exit 1: the verdict names the violations
+    python -m chaos case all                                 all cases, on one cluster
     """  # noqa: D301
     chosen = list(CASES.values()) if "all" in names else [CASES[name] for name in names]
     try:
@@ -57,7 +57,7 @@ def case(
 
 
 def _exit_code(played: Sequence[Played]) -> int:
-    """Return 1 if anything is wrong, else 2 if anything is unknown."""
+    """Return 1 if there are violations, else 2 if a result is unknown, else 0."""
     codes = {one.exit_code for one in played}
     return 1 if 1 in codes else max(codes)
 
@@ -90,10 +90,10 @@ def _one(
     if as_json:
         click.echo(json.dumps(told))
         return played
-    away = f" under {played.mutant}" if mutant else ""
-    click.echo(f"{one.name}{away}: {told['verdict']} in {told['seconds']} s")
-    for what, happened in played.faults.items():
-        click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {what}")
+    under = f" under {played.mutant}" if mutant else ""
+    click.echo(f"{one.name}{under}: {told['verdict']} in {told['seconds']} s")
+    for fault, happened in played.faults.items():
+        click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {fault}")
     click.echo(f"  evidence: {json.dumps(played.evidence)}")
     if played.not_judged:
         click.echo(f"  not judged: {', '.join(played.not_judged)}")
@@ -105,7 +105,7 @@ def _one(
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the cases as JSON.")
 def cases(as_json: bool) -> None:
     """List the failure cases.
 

@@ -1,4 +1,4 @@
-"""Disks: what was not synced is gone, a disk is full, a bit is not what it was."""
+"""Cases of disks: lost unsynced bytes, a full disk, a flipped bit."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _PADDING: Final = b"x" * 500
 
 
 async def power_cut(scene: Scene) -> None:
-    """Kill an appender, and cut its files at what was synced."""
+    """Kill an appender, and cut its files at the last synced byte."""
     store, trace, copy = scene.folder / "store", scene.folder / "trace", scene.folder / "copy"
     if shutil.which("strace") is None:
         scene.fault("a power cut", happened=False, missing="strace")
         return
     lines = await asyncio.to_thread(_appended, store, trace, scene.mutant)
     disk = await asyncio.to_thread(_cut, store, trace, copy)
-    there, why = await asyncio.to_thread(found_in, copy)
-    told = sum(line.startswith("ok ") for line in lines)
+    final, why = await asyncio.to_thread(found_in, copy)
+    acknowledged = sum(line.startswith("ok ") for line in lines)
     scene.fault(
-        "the store was killed at work, and its files cut at the last sync",
-        happened=told >= ACKNOWLEDGED,
-        acknowledged=told,
+        "the store was killed at work, and its files were cut at the last sync",
+        happened=acknowledged >= ACKNOWLEDGED,
+        acknowledged=acknowledged,
         bytes_cut_off=disk,
     )
-    scene.history.events += history_of(lines, there, why).events
+    scene.history.events += history_of(lines, final, why).events
 
 
 def _appended(store: Path, trace: Path, mutant: str) -> list[str]:
-    """Append until so much was acknowledged; kill, and return all that was said."""
+    """Append until ``ACKNOWLEDGED`` batches are acknowledged, kill the appender, and return its lines."""
     options = ["--mutant", mutant] if mutant else []
     command = [sys.executable, "-m", "chaos.appender", str(store), *options]
     with subprocess.Popen(
@@ -77,14 +77,14 @@ def _cut(store: Path, trace: Path, copy: Path) -> int:
 UNSYNCED_TAIL = Case(
     number=6,
     name="unsynced-tail",
-    title="The power fails, and what was not synced is gone",
+    title="The power fails, and unsynced bytes are lost",
     happens=(
-        "A store over LevelDB is killed at work, and every file is cut at the last byte that a completed "
-        "sync covered (by the trace of its system calls)."
+        "A store over LevelDB is killed at work. Every file is then cut at the last byte that a completed "
+        "sync covered, by the trace of its system calls."
     ),
-    protects="Nothing is acknowledged before it is synced.",
+    protects="The store acknowledges a write only after its sync.",
     mutant="synced",
-    without="What was acknowledged is gone, or the database can't be read.",
+    without="Acknowledged messages are lost, or the database can't be read.",
     violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "unreadable"}),
     where=CaseTarget.ALONE,
     play=power_cut,
@@ -92,7 +92,7 @@ UNSYNCED_TAIL = Case(
 
 
 async def hole(scene: Scene) -> None:
-    """Fill the disk, make room, go on, and lose the power."""
+    """Fill the disk, free some room, go on, and kill the store."""
     directory = scene.folder / "disk"
     await asyncio.to_thread(directory.mkdir)
     options = ["--write-buffer-bytes", str(64 << 20)]
@@ -109,7 +109,7 @@ async def hole(scene: Scene) -> None:
         unknown=seen["unknown"],
     )
     for name in seen["violations"]:
-        why = seen["unreadable"] or "in the history of what was appended to the full disk"
+        why = seen["unreadable"] or "in the history of the appends to the full disk"
         scene.violation(name, why)
 
 
@@ -120,15 +120,17 @@ def _on_a_full_disk(command: list[str]) -> subprocess.CompletedProcess[str]:
 HOLE = Case(
     number=19,
     name="hole",
-    title="A later write survives, an earlier one does not",
+    title="A later write survives, but an earlier one does not",
     happens=(
-        "A store's disk, a real one of 40 MiB, is full; writes fail; room is made; it goes on, and is "
-        "killed. LevelDB does not survive a failed write: what the same database object writes and syncs "
-        "later lies behind a torn record."
+        "A store's disk, a real one of 40 MiB, is full, and writes fail. Then there is room again; the store "
+        "goes on, and is killed. LevelDB does not survive a failed write: later writes of the same database "
+        "object lie behind a torn record, even after their sync."
     ),
-    protects="After any error of a write the database is closed, and opened again before anything is written.",
+    protects="After any failed write, the store closes the database, and opens it again before the next write.",
     mutant="leveldb-reopen",
-    without="What was acknowledged after the full disk is lost at the next crash, or nothing can be read.",
+    without=(
+        "Messages acknowledged after the full disk are lost at the next crash, or the database can't be read."
+    ),
     violations=frozenset({"lost_tail", "lost_middle", "unreadable"}),
     where=CaseTarget.ALONE,
     play=hole,
@@ -136,7 +138,7 @@ HOLE = Case(
 
 
 async def flipped(scene: Scene) -> None:
-    """Flip a bit in a table; the broker must refuse, and leave everything where it is."""
+    """Flip a bit in a table; the broker must refuse to start or to answer, and keep all files."""
     with broker_of(scene, "--write-buffer-bytes", "65536") as broker:
         scene.serve_from(broker.url)
         topic = await scene.topic()
@@ -150,7 +152,7 @@ async def flipped(scene: Scene) -> None:
         refused = await _refuses(scene, broker, topic)
         kept = await asyncio.to_thread(table.exists)
         scene.fault(
-            "a bit of a table was flipped, and met",
+            "a bit of a table was flipped, and the broker read it",
             happened=refused is not None,
             refused=refused,
             table_kept=kept,
@@ -164,14 +166,14 @@ async def flipped(scene: Scene) -> None:
 
 
 def _found(directory: Path) -> tuple[Path, int]:
-    """Return the largest table, and where in the midst of it a payload lies."""
+    """Return the largest table, and the place of a payload in its second half."""
     table = max(directory.rglob("*.ldb"), key=lambda path: path.stat().st_size)
     data = table.read_bytes()
     return table, data.index(_PADDING, len(data) // 2) + len(_PADDING) // 2
 
 
 def _flip(table: Path, place: int) -> None:
-    """Flip a bit of a file."""
+    """Flip one bit of a file."""
     with table.open("r+b") as file:
         file.seek(place)
         byte = file.read(1)[0]
@@ -180,7 +182,7 @@ def _flip(table: Path, place: int) -> None:
 
 
 async def _refuses(scene: Scene, broker: BrokerProcess, topic: TopicTarget) -> str | None:
-    """Start over damaged data, and return how that is refused; what is shown goes to the history."""
+    """Start the broker with the damaged file and read; return the refusal, or None if it answers."""
     try:
         await asyncio.to_thread(broker.start)
     except RuntimeError as error:
@@ -192,7 +194,7 @@ async def _refuses(scene: Scene, broker: BrokerProcess, topic: TopicTarget) -> s
         return f"{type(error).__name__}: {error.message}"
     else:
         if len(shown) < MESSAGES:
-            scene.violation("lost_middle", f"{len(shown)} of {MESSAGES} messages are shown")
+            scene.violation("lost_middle", f"a read shows {len(shown)} of {MESSAGES} messages")
         return None
     finally:
         await asyncio.to_thread(broker.kill)
@@ -201,11 +203,11 @@ async def _refuses(scene: Scene, broker: BrokerProcess, topic: TopicTarget) -> s
 CORRUPT_STORE = Case(
     number=18,
     name="corrupt-store",
-    title="A bit of the local store is not what it was",
-    happens="A bit in a table of a stopped broker's LevelDB is flipped, and the broker started.",
-    protects="Checksums are verified at every read: what is damaged is refused, and never cleaned up.",
+    title="A bit of the local store is wrong",
+    happens="A bit in a table of a stopped broker's LevelDB is flipped, and the broker is started.",
+    protects="The store verifies checksums at every read. It refuses damaged data, and never removes it.",
     mutant="checksums",
-    without="What was damaged is shown, as though it had been published so.",
+    without="A read shows the damaged payload as if it had been published.",
     violations=frozenset({"phantom", "lost_middle", "changed_read", "unreadable"}),
     where=CaseTarget.ALONE,
     play=flipped,

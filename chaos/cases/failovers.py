@@ -1,4 +1,4 @@
-"""What is under way when a leader dies, or when nobody can be elected."""
+"""Cases of failover: requests in flight when a leader dies, a missing ZooKeeper, a doubled instance id."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from chaos.workloads.client_process import TopicTarget
 
 OUTAGE_S: Final = 20.0
 CUT_S: Final = 4.0
-"""How long a client waits for an answer that was cut off."""
+"""How long a client waits for an answer that is cut off."""
 ASK_S: Final = 5.0
-"""How long a publish may take while ZooKeeper is gone."""
+"""How long a publish may take while ZooKeeper is down."""
 READ_FIRST: Final = 3
 BEFORE: Final = 10
 
 
 async def retried(scene: Scene) -> None:
-    """Cut an acknowledgement off, kill who gave it, and ask another under the same key."""
+    """Cut an acknowledgement off, kill its leader, and repeat the request with the same key elsewhere."""
     topic = await scene.topic()
     old = await scene.led(topic)
     links = scene.cluster.links
@@ -59,7 +59,7 @@ async def retried(scene: Scene) -> None:
     async with scene.process("again", new.node) as process:
         again = await process.publish(topic, labels, key="the-same")
     scene.fault(
-        "an acknowledgement was cut off, its leader killed, and the request made again elsewhere",
+        "an acknowledgement was cut off, its leader was killed, and the request was repeated elsewhere",
         happened=unknown and stored,
         epochs=[old.epoch, new.epoch],
         replayed=again.replayed,
@@ -70,12 +70,13 @@ async def retried(scene: Scene) -> None:
 RETRIED_PUBLISH = Case(
     number=12,
     name="retried-publish",
-    title="A publish is made again after a time-out",
+    title="A publish is repeated after a time-out",
     happens=(
-        "The answers of the leader to its clients are cut off, so a publish under a key ends as unknown though "
-        "it was stored; the leader is killed (kill -9); the same request goes to the next one."
+        "The answers of the leader to its clients are cut off. So a publish with an idempotency key has an "
+        "unknown outcome, though it was stored. The leader is killed (kill -9), and the same request goes to "
+        "the next leader."
     ),
-    protects="The key is stored with the messages, in the same change, and looked up by every later leader.",
+    protects="The leader stores the key with the messages, in the same change. Every later leader looks it up.",
     mutant="dedupe",
     without="The messages are stored twice.",
     violations=frozenset({"duplicated"}),
@@ -85,7 +86,7 @@ RETRIED_PUBLISH = Case(
 
 
 async def killed_in_delivery(scene: Scene) -> None:
-    """Kill a leader whose append is stored and not answered, while a consumer is behind it."""
+    """Kill a leader whose append is stored but not acknowledged, while a consumer lags."""
     topic = await scene.topic()
     old = await scene.led(topic)
     beside = scene.another(old.node)
@@ -103,14 +104,14 @@ async def killed_in_delivery(scene: Scene) -> None:
             messages = await _stored(scene, topic)
             return messages if messages > before else None
 
-        messages = await scene.until(stored, "nothing was stored")
+        messages = await scene.until(stored, "no message was stored")
         await scene.cluster.kill(old.node)
         await links.heal(storage, "down")
         await asyncio.gather(asked)
         new = await scene.succeeded(topic, old)
         await consumer.poll(topic, page[-1].id, cursor="consumer")
     scene.fault(
-        "the leader was killed (kill -9) before it could acknowledge, and a consumer read on",
+        "the leader was killed (kill -9) before it acknowledged, and a consumer read on",
         happened=asked.result() is None,
         unacknowledged=messages - before,
         epochs=[old.epoch, new.epoch],
@@ -119,7 +120,7 @@ async def killed_in_delivery(scene: Scene) -> None:
 
 
 async def _stored(scene: Scene, topic: TopicTarget) -> int:
-    """Return how many messages of a topic HBase has, asked past the proxies."""
+    """Return the number of a topic's messages in HBase, read past the proxies."""
     told = tomllib.loads(await asyncio.to_thread(_storage, scene))["hbase"]
     gateways = Gateways([GatewayAddress(*parse_address(told["hbase_gateways"][0]))])
     table = HBaseTable(gateways, Schema(prefix=told["hbase_table_prefix"]))
@@ -131,7 +132,7 @@ async def _stored(scene: Scene, topic: TopicTarget) -> int:
 
 
 def _storage(scene: Scene) -> str:
-    """Return the configuration by which the tables were made: past the proxies."""
+    """Return the storage configuration of the launcher, which goes past the proxies."""
     return (scene.cluster.folder / "storage.toml").read_text()
 
 
@@ -140,12 +141,12 @@ CONSUMER_SKIP = Case(
     name="consumer-skip",
     title="A consumer skips messages when its leader dies",
     happens=(
-        "The answers of storage to the leader are cut off, so that an append is stored and not acknowledged; "
-        "it is killed (kill -9); a consumer that is behind goes on through another node, at the next leader."
+        "The answers of storage to the leader are cut off, so an append is stored but not acknowledged. The "
+        "leader is killed (kill -9). A consumer that lags reads on through another node, from the next leader."
     ),
-    protects="A leader's memory begins at its claim: what lies before is read from storage.",
+    protects="A leader's cache begins at its claim. It reads earlier messages from storage.",
     mutant="cache-complete",
-    without="The consumer is led past what the leader before had stored.",
+    without="The consumer skips the messages that the earlier leader had stored.",
     violations=frozenset({"skipped", "changed_read", "lost_middle", "lost_prefix"}),
     where=CaseTarget.CLUSTER,
     play=killed_in_delivery,
@@ -174,7 +175,7 @@ async def outage(scene: Scene) -> None:
     after = await _in_contact(scene)
     led = await scene.led(topic)
     scene.fault(
-        "ZooKeeper was gone for 20 s",
+        "ZooKeeper was down for 20 s",
         happened=was_gone,
         acknowledged=acknowledged,
         refused=refused,
@@ -182,18 +183,20 @@ async def outage(scene: Scene) -> None:
         led=[before, during, led],
     )
     if during != before:
-        scene.violation("leader_moved", f"{before} led, and without ZooKeeper {during}")
+        scene.violation("leader_moved", f"{before} led, but during the outage {during}")
     if sessions[before.node] == after[before.node] and led != before:
-        scene.violation("leader_moved", f"{before} led, with the same session {led} does")
+        scene.violation("leader_moved", f"{before} led and kept its session, but now {led} leads")
     if refused:
-        scene.violation("unavailable", f"{refused} publishes were not acknowledged meanwhile")
+        scene.violation(
+            "unavailable", f"{refused} publishes were not acknowledged during the outage"
+        )
     await scene.finish(topic)
 
 
 async def _in_contact(
     scene: Scene, anew: Mapping[str, str | None] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Wait until every node has contact, under another session than it had; return the sessions."""
+    """Wait until every node has contact, with a session that is not in ``anew``; return the sessions."""
 
     async def sessions() -> dict[str, str] | None:
         told = {node: session_of(scene, node) for node in scene.cluster.nodes}
@@ -210,9 +213,9 @@ async def _in_contact(
 ZOOKEEPER_OUTAGE = Case(
     number=22,
     name="zookeeper-outage",
-    title="The whole cluster steps down together when ZooKeeper hiccups",
-    happens="The nodes' ZooKeeper is killed for 20 s, five sessions long, under publishes through every node.",
-    protects="Who leads goes on: storage decides, and only failover waits for ZooKeeper.",
+    title="All leaders step down when ZooKeeper is down for a moment",
+    happens="The nodes' ZooKeeper is down for 20 s, five session time-outs, during publishes through every node.",
+    protects="A leader goes on: storage decides who leads, and only failover waits for ZooKeeper.",
     mutant="suspended",
     without="No node leads until ZooKeeper is back.",
     violations=frozenset({"unavailable", "leader_moved"}),
@@ -222,7 +225,7 @@ ZOOKEEPER_OUTAGE = Case(
 
 
 async def wiped(scene: Scene) -> None:
-    """Let ZooKeeper lose its data, and have a leader killed after that."""
+    """Let ZooKeeper lose its data, and then kill the leader."""
     topic = await scene.topic()
     old = await scene.led(topic)
     sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
@@ -238,12 +241,12 @@ async def wiped(scene: Scene) -> None:
         )
     new = scene.by(done)
     scene.fault(
-        "ZooKeeper lost its data, and every session with it",
+        "ZooKeeper lost its data and all sessions",
         happened=not set(sessions.values()) & set(after.values()),
         led=[old, kept, new],
     )
     if not old.epoch <= kept.epoch < new.epoch:
-        scene.violation("epoch_fell", f"epochs were {old.epoch}, {kept.epoch}, {new.epoch}")
+        scene.violation("epoch_fell", f"the epochs were {old.epoch}, {kept.epoch}, {new.epoch}")
     await scene.finish(topic)
 
 
@@ -251,10 +254,10 @@ ZOOKEEPER_WIPED = Case(
     number=16,
     name="zookeeper-wiped",
     title="Ids and epochs start again when ZooKeeper has lost its data",
-    happens="The nodes' ZooKeeper is killed, its data deleted, and started; then the leader is killed.",
-    protects="Epochs and ids come from the log in storage alone; ZooKeeper's numbers are never used.",
+    happens="The nodes' ZooKeeper is killed, loses its data, and starts again. Then the leader is killed.",
+    protects="Epochs and ids come only from the log in storage, never from ZooKeeper's numbers.",
     mutant="zookeeper-epochs",
-    without="The epoch falls, and what an older leader still sends has the higher one.",
+    without="The epoch falls, and the late requests of an older leader have a higher epoch.",
     violations=frozenset({"epoch_fell", "two_epochs"}),
     where=CaseTarget.CLUSTER,
     play=wiped,
@@ -262,31 +265,35 @@ ZOOKEEPER_WIPED = Case(
 
 
 async def twin(scene: Scene) -> None:
-    """Start a node with a number that another has: first while that lives, then while it sleeps."""
+    """Start a node with the leader's instance id: first beside it, then while it is cut off."""
     topic = await scene.topic()
     led = await scene.led(topic)
     view = await asyncio.to_thread(scene.cluster.own_view, led.node)
-    assert view is not None, f"{led.node} says nothing of itself"
+    assert view is not None, f"{led.node} does not tell its status"
     number = str(view["node"])
     refused = await _started(scene, number) is None
     links = scene.cluster.links
     cut = links.of("node-zookeeper", opener=led.node)
     await links.cut(cut)
     try:
-        spare = await scene.until(lambda: _started(scene, number), "the number stays taken", 1.0)
+        spare = await scene.until(
+            lambda: _started(scene, number), "the instance id stays taken", 1.0
+        )
         stopped = await _stopped(scene, led)
     finally:
         await links.heal(cut)
     scene.fault(
-        "a second node was started with the number of one that lives, and with that of one cut off",
+        "a node started with the instance id of a living node, and of a node that is cut off",
         happened=spare is not None,
         refused_beside_the_living=refused,
         stopped=stopped,
     )
     if not refused:
-        scene.violation("same_instance_id", f"two nodes serve as number {number}")
+        scene.violation("same_instance_id", f"two nodes serve with the instance id {number}")
     if not stopped:
-        scene.violation("same_instance_id", f"{led.node} and {spare} go on, both as {number}")
+        scene.violation(
+            "same_instance_id", f"{led.node} and {spare} go on, both with the instance id {number}"
+        )
     await scene.cluster.stop(spare)
     async with scene.process("after") as process:
         await scene.until_acknowledged(process, topic, lambda _: True)
@@ -294,7 +301,7 @@ async def twin(scene: Scene) -> None:
 
 
 async def _started(scene: Scene, number: str) -> str | None:
-    """Start the spare node under a number; None if it refuses."""
+    """Start the spare node with an instance id; return None if it refuses."""
     try:
         return await scene.cluster.start_spare({INSTANCE: number})
     except ServerFailed:
@@ -302,7 +309,7 @@ async def _started(scene: Scene, number: str) -> str | None:
 
 
 async def _stopped(scene: Scene, led: LeaderSighting) -> bool:
-    """Wait for a node to end by itself; False if it goes on after four of its looks at its record."""
+    """Wait for a node to end by itself; return False if it goes on for ``LOOKS_S``."""
 
     async def ended() -> bool | None:
         return None if scene.cluster.is_running(led.node) else True
@@ -314,22 +321,22 @@ async def _stopped(scene: Scene, led: LeaderSighting) -> bool:
 
 
 LOOKS_S: Final = 40.0
-"""Four times as long as a node waits between two looks at who has its number."""
+"""Four times the interval at which a node checks the record of its instance id."""
 
 TWIN_INSTANCE = Case(
     number=23,
     name="twin-instance",
     title="Two nodes are configured with the same instance id",
     happens=(
-        "A spare node is started with the leader's number: while that lives, and while it is cut off from "
-        "ZooKeeper, where nobody has the number any more."
+        "A spare node is started with the leader's instance id: first beside the leader, then while the leader "
+        "is cut off from ZooKeeper, where the id has no owner any more."
     ),
     protects=(
-        "A number is claimed in ZooKeeper, and in storage with the incarnation; an incarnation that sees "
-        "another stops."
+        "A node claims its instance id in ZooKeeper, and in storage with its incarnation. An incarnation that "
+        "finds another one in storage stops."
     ),
     mutant="id-claim",
-    without="Both go on under one number, and can write the same keys.",
+    without="Both go on with one instance id, and can write the same keys.",
     violations=frozenset({"same_instance_id"}),
     where=CaseTarget.CLUSTER,
     play=twin,

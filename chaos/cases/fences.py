@@ -1,4 +1,4 @@
-"""What only storage can stop: late changes, claims at once, answers that are not so."""
+"""Cases that only storage can stop: late changes, concurrent claims, false answers, stale reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BELOW = _PHANTOM | {"skipped", "changed_read", "reordered"}
 
 
 async def back_again(scene: Scene) -> None:
-    """A leads, B leads, A leads again; then a change of A's first time arrives, at ids used anew."""
+    """A leads, B leads, A leads again; then a change of A's first epoch arrives, at reused ids."""
     a, b = keepers(scene, "a", "b")
     await a.claim()
     await a.publish(1000)
@@ -31,7 +31,7 @@ async def back_again(scene: Scene) -> None:
     await a.publish(2500)
     arrived = await a.way.bring()
     scene.fault(
-        "a change of an earlier reign arrived at ids that a later one had used",
+        "a change of an earlier epoch arrived at ids that a later epoch had used",
         happened=arrived > 0 and used and again == first + 1 and not acknowledged,
         changes=arrived,
     )
@@ -41,15 +41,15 @@ async def back_again(scene: Scene) -> None:
 BOUNCE_BACK = Case(
     number=4,
     name="bounce-back",
-    title="A node leads, another does, and the first again",
+    title="A node leads, then another, then the first again",
     happens=(
-        "The log goes from A to B and back; A, whose clock makes it use the same ids again, is overtaken "
-        "by a change that it sent in its first epoch. Played on the nodes' logs in this process: no real "
-        "server keeps a change for so long on demand."
+        "The log goes from A to B and back. A's clock makes it use the same ids again. Then a change arrives "
+        "that A sent in its first epoch. The case is played on the nodes' logs in this process, because no "
+        "real server delays a change for so long on demand."
     ),
-    protects="A change is made only if the head is exactly as its writer saw it last, epoch and token included.",
+    protects="Storage makes a change only if the head is exactly as its writer saw it last, with epoch and token.",
     mutant="compare",
-    without="The late change replaces an acknowledged message, which is gone.",
+    without="The late change replaces an acknowledged message, which is lost.",
     violations=_LOST,
     where=CaseTarget.INSIDE,
     play=back_again,
@@ -57,7 +57,7 @@ BOUNCE_BACK = Case(
 
 
 async def at_once(scene: Scene) -> None:
-    """Two candidates read the same epoch; the slower one writes when the other has acknowledged."""
+    """Two candidates read the same epoch; the slower one writes after the other has acknowledged."""
     a, b, slow = keepers(scene, "a", "b", "slow")
     await a.claim()
     await a.publish(1000)
@@ -71,7 +71,7 @@ async def at_once(scene: Scene) -> None:
     await asyncio.wait([claiming])
     told = claiming.exception()
     scene.fault(
-        "a claim was written after another of the same epoch had acknowledged",
+        "a claim was written after another claim of the same epoch had acknowledged",
         happened=quick_epoch == 2 and acknowledged,
         quick_epoch=quick_epoch,
         slow_told=repr(told),
@@ -87,13 +87,13 @@ EPOCH_RACE = Case(
     name="epoch-race",
     title="Two candidates compute the same next epoch",
     happens=(
-        "A candidate has read the head of the last page and is held back before it writes its claim; another "
-        "claims and acknowledges; then the first writes. On the nodes' logs in this process, where a gate "
-        "holds the one change back."
+        "A candidate has read the head of the last page, and is held back before it writes its claim. Another "
+        "candidate claims and acknowledges. Then the first one writes. The case is played on the nodes' logs "
+        "in this process, where a gate holds the change back."
     ),
-    protects="A claim is a compare-and-set from exactly what was read: the slower one fails and stops.",
+    protects="A claim is a compare-and-set from exactly the head that was read: the slower claim fails.",
     mutant="compare",
-    without="Both hold the log, and messages appear below what consumers have read.",
+    without="Both hold the log, and messages appear below the consumers' cursors.",
     violations=_BELOW,
     where=CaseTarget.INSIDE,
     play=at_once,
@@ -101,7 +101,7 @@ EPOCH_RACE = Case(
 
 
 async def late_row(scene: Scene) -> None:
-    """A fenced leader's change arrives below what consumers have read."""
+    """A fenced leader's change arrives below a consumer's cursor."""
     a, b = keepers(scene, "a", "b")
     await a.claim()
     await a.publish(1000)
@@ -128,12 +128,13 @@ LATE_ROW = Case(
     name="late-row",
     title="A message arrives below a consumer's cursor",
     happens=(
-        "A leader's append is kept on its way, the next leader appends above it, a consumer reads; then the "
-        "first one arrives. On the nodes' logs in this process: no real server keeps a write on demand."
+        "A leader's append is delayed on its way. The next leader appends above it, and a consumer reads. Then "
+        "the delayed append arrives. The case is played on the nodes' logs in this process, because no real "
+        "server delays a write on demand."
     ),
-    protects="Entries are written only together with the head that their leader expects, so never after its end.",
+    protects="Entries are written only if the head is as their leader expects, so never after the leader's end.",
     mutant="compare",
-    without="What was refused is in the log, below where consumers are.",
+    without="A refused message is in the log, below the consumers' cursors.",
     violations=_BELOW,
     where=CaseTarget.INSIDE,
     play=late_row,
@@ -141,7 +142,7 @@ LATE_ROW = Case(
 
 
 async def lying(scene: Scene) -> None:
-    """A change is made and told as False."""
+    """A change is done, but its answer is False."""
     (a,) = keepers(scene, "a")
     await a.claim()
     await a.publish(1000)
@@ -151,7 +152,7 @@ async def lying(scene: Scene) -> None:
         await a.claim()
     await a.publish(a.after(1000))
     scene.fault(
-        "a compare-and-set was done and said False",
+        "a compare-and-set was done, but its answer was False",
         happened=a.way.lied > 0,
         lied=a.way.lied,
         acknowledged_all_the_same=told_ok,
@@ -162,15 +163,15 @@ async def lying(scene: Scene) -> None:
 LYING_CAS = Case(
     number=20,
     name="lying-cas",
-    title="A compare-and-set that was done says False",
+    title="A compare-and-set was done, but its answer is False",
     happens=(
-        "The answer of an append is lost between gateway and region server, the gateway tries again by "
-        "itself and says False. On the nodes' logs in this process: a proxy before the gateway can cut "
-        "its answer, and only the gateway itself can make it a False."
+        "The answer of an append is lost between the gateway and the region server. The gateway repeats the "
+        "append by itself, and answers False. The case is played on the nodes' logs in this process: a proxy "
+        "before the gateway can only cut the answer, not turn it into a False."
     ),
-    protects="Every False is resolved by reading head and entry: they are there, so it was done.",
+    protects="The leader reads the head and the entry after every False: if they are there, the change was done.",
     mutant="resolve-false",
-    without="What clients are told was refused is in the log.",
+    without="A publish is answered as refused, but its messages are in the log.",
     violations=_PHANTOM,
     where=CaseTarget.INSIDE,
     play=lying,
@@ -188,7 +189,7 @@ async def from_the_past(scene: Scene) -> None:
     a.way.past_reads = 1
     told_ok = await a.publish(3000)
     scene.fault(
-        "a fenced leader was told by an old region server that it leads",
+        "a stale read from an old region server told a fenced leader that it leads",
         happened=fenced and a.way.read_past > 0,
         reads=a.way.read_past,
         acknowledged=told_ok,
@@ -200,15 +201,15 @@ async def from_the_past(scene: Scene) -> None:
 ZOMBIE_REGION_SERVER = Case(
     number=21,
     name="zombie-region-server",
-    title="A region server that is none any more answers reads from the past",
+    title="A region server that lost its region answers stale reads",
     happens=(
-        "The leader is fenced, and a reading of its page's head shows it the time before. Then the old region "
-        "server ends. On the nodes' logs in this process: HBase fences such a server within moments, and "
-        "not on demand."
+        "The leader is fenced, but a stale read shows it the head from before. Then the old region server "
+        "ends. The case is played on the nodes' logs in this process: HBase fences such a server within "
+        "moments, and the moment can't be chosen."
     ),
-    protects="That a leader may append is decided by the conditional write itself, never by a reading before it.",
+    protects="The conditional write itself decides that a leader may append, never a read before it.",
     mutant="lead-by-reading",
-    without="It believes what it reads, and acknowledges over its successor.",
+    without="The leader believes the stale read, and acknowledges although it has a successor.",
     violations=_LOST | {"two_epochs"},
     where=CaseTarget.INSIDE,
     play=from_the_past,
@@ -216,7 +217,7 @@ ZOMBIE_REGION_SERVER = Case(
 
 
 async def deleted(scene: Scene) -> None:
-    """A topic is deleted under its leader, which goes on; then it is created again."""
+    """A topic is deleted while its leader goes on; then it is created again."""
     a, b = keepers(scene, "a", "b")
     await a.claim()
     await a.publish(1000)
@@ -248,14 +249,15 @@ async def deleted(scene: Scene) -> None:
 DELETE_RECREATE = Case(
     number=15,
     name="delete-recreate",
-    title="A topic is deleted under its leader, and created again",
+    title="A topic is deleted while its leader goes on, and created again",
     happens=(
-        "Another node has deleted the log, and dies before the record says so; the leader goes on and claims "
-        "anew. On the nodes' logs in this process, where the delete can stop before the record."
+        "Another node deletes the log, and dies before the record says so. The leader goes on, and claims the "
+        "log again. The case is played on the nodes' logs in this process, where the delete can stop before "
+        "the record."
     ),
-    protects="A delete closes the last page before the root says deleted; neither is ever opened again.",
+    protects="A delete closes the last page before it marks the root as deleted. Neither is ever opened again.",
     mutant="close-at-delete",
-    without="The deleted topic is written to, and its messages go with it.",
+    without="The leader writes to the deleted topic, and these messages are lost.",
     violations=frozenset({"written_after_delete"}) | _LOST,
     where=CaseTarget.INSIDE,
     play=deleted,

@@ -1,8 +1,8 @@
-"""What cases share: topics, publishers and readers of one scene, waits with a deadline, and evidence.
+"""The scene of a case: its topics and processes, waits with a deadline, and evidence.
 
-A **scene** is one playing of one case: a history, a folder, and, where the case wants one, a cluster without
-any topic. Everything that the verdict goes by is in its history, or is told by ``violation``; that the
-fault happened is told by ``fault``, from what clients, logs and files show.
+A **scene** is one playing of one case. It has a history, a folder, and for some cases a cluster without any
+topic. The verdict depends on its history and on the calls of ``violation``. The case calls ``fault`` with the
+evidence that its fault happened: from answers to clients, logs and files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FENCED: Final = "Another leads topic"
 
 
 class LeaderSighting(NamedTuple):
-    """Who leads a topic: the name of the node, and the epoch."""
+    """The leader of a topic: the name of the node, and the epoch."""
 
     node: str
     epoch: int
@@ -44,13 +44,13 @@ class Scene:
     """One playing of one case.
 
     Attributes:
-        folder: For whatever the case writes; empty at first.
-        mutant: Which clause processes lack that the case starts; "" none.
-        history: What clients asked and were told.
+        folder: A folder for the files of the case; empty at first.
+        mutant: The mutant in force in the processes that the case starts; "" for none.
+        history: The history of the case.
     """
 
     def __init__(self, folder: Path, mutant: str, cluster: ChaosCluster | None) -> None:
-        """Begin where nothing has happened."""
+        """Begin with an empty history."""
         self.folder = folder
         self.mutant = mutant
         self.history = History(time.monotonic_ns)
@@ -64,31 +64,31 @@ class Scene:
 
     @property
     def cluster(self) -> ChaosCluster:
-        """The cluster, of a case that is played on one."""
+        """Return the cluster of a case that is played on one."""
         assert self._cluster is not None, "this case is played without a cluster"
         return self._cluster
 
     def serve_from(self, *urls: str) -> None:
-        """Let processes ask these nodes from now on, in place of the cluster's."""
+        """Let new processes use these nodes, in place of the cluster's."""
         self.stage = RealStage(urls, seed=1, scale=SCALE, history=self.history)
 
-    # Told.
+    # Evidence.
 
-    def fault(self, what: str, *, happened: bool, **evidence: Any) -> None:
-        """Tell what was to go wrong, whether it did, and what proves it."""
-        self.faults[what] = happened
+    def fault(self, kind: str, *, happened: bool, **evidence: Any) -> None:
+        """Record the fault of the case, whether it happened, and its evidence."""
+        self.faults[kind] = happened
         self.evidence |= evidence
-        ending = self.history.invoke("nemesis case", "fault", "", {"kind": what})
+        ending = self.history.invoke("nemesis case", "fault", "", {"kind": kind})
         ending.ok({"happened": happened, **evidence})
 
     def violation(self, name: str, detail: str) -> None:
-        """Tell of something wrong that the checkers don't see."""
+        """Add a violation that the checkers can't find."""
         self.violations.append(Violation(name, detail))
 
-    # Asked.
+    # Calls.
 
     def process(self, name: str, node: str | None = None, **settings: Any) -> ClientProcess:
-        """Return a process that asks one node, or all of them."""
+        """Return a process that uses one node, or all of them."""
         url = None if node is None else self.cluster.url(node)
         return ClientProcess(self.stage, name, node=url, **settings)
 
@@ -101,13 +101,13 @@ class Scene:
     async def publish(
         self, process: ClientProcess, topic: TopicTarget, count: int = 1
     ) -> list[Published]:
-        """Publish one message after the other, all of which must be acknowledged. Raises BrokerError."""
+        """Publish one message after another; each must be acknowledged. Raises BrokerError."""
         return [await process.publish(topic, process.labels(1)) for _ in range(count)]
 
     async def attempt(
         self, process: ClientProcess, topic: TopicTarget, *, count: int = 1
     ) -> Published | None:
-        """Publish a request of messages; None if it is refused, or its outcome unknown."""
+        """Publish messages as one request; return None if it is refused or of unknown outcome."""
         try:
             return await process.publish(topic, process.labels(count))
         except BrokerError:
@@ -116,22 +116,22 @@ class Scene:
     async def until_acknowledged(
         self, process: ClientProcess, topic: TopicTarget, wanted: Callable[[Published], bool]
     ) -> Published:
-        """Publish until an acknowledgement is as wanted."""
+        """Publish until an acknowledgement meets the condition ``wanted``."""
 
         async def once() -> Published | None:
             published = await self.attempt(process, topic)
             return published if published is not None and wanted(published) else None
 
-        return await self.until(once, f"no acknowledgement as wanted of {topic.name}", AGAIN_S)
+        return await self.until(once, f"no expected acknowledgement of {topic.name}", AGAIN_S)
 
     async def until(
         self,
         ask: Callable[[], Awaitable[Result | None]],
-        what: str,
+        problem: str,
         every_s: float = EVERY_S,
         wait_s: float = WAIT_S,
     ) -> Result:
-        """Ask until there is an answer. Raises TimeoutError that says what was waited for."""
+        """Call ``ask`` until it returns an answer. Raises TimeoutError with the problem."""
         deadline = time.monotonic() + wait_s
         while True:
             answer = await ask()
@@ -139,22 +139,22 @@ class Scene:
                 return answer
             if time.monotonic() > deadline:
                 state = "" if self._cluster is None else self._cluster.state()
-                raise TimeoutError(f"{what} in {wait_s:g} s; {state}")
+                raise TimeoutError(f"{problem} in {wait_s:g} s; {state}")
             await asyncio.sleep(every_s)
 
-    # Of a cluster.
+    # Leaders of a cluster.
 
     async def led(self, topic: TopicTarget) -> LeaderSighting:
-        """Publish once, and return who leads."""
+        """Publish once, and return the leader that acknowledged."""
         self._asked += 1
         async with self.process(f"asks-who-leads-{self._asked}") as process:
             published = await self.publish(process, topic)
         return self.by(published[0])
 
     def by(self, published: Published) -> LeaderSighting:
-        """Return who acknowledged."""
+        """Return the leader that acknowledged a publish."""
         leader = published.leader
-        assert leader is not None, "a node of a cluster says who it is"
+        assert leader is not None, "an acknowledgement of a cluster names its leader"
         assert leader.epoch is not None, "an acknowledgement has an epoch"
         return LeaderSighting(self.cluster.node_at(leader.url) or leader.url, leader.epoch)
 
@@ -165,7 +165,7 @@ class Scene:
     async def succeeded(
         self, topic: TopicTarget, old: LeaderSighting, name: str = "successor"
     ) -> LeaderSighting:
-        """Publish through another node until one acknowledges in a later epoch; return who does."""
+        """Publish through another node until a later epoch acknowledges; return the new leader."""
         async with self.process(name, self.another(old.node)) as process:
             published = await self.until_acknowledged(
                 process, topic, lambda done: self.by(done).epoch > old.epoch
@@ -173,16 +173,16 @@ class Scene:
         return self.by(published)
 
     def log_of(self, node: str, after: int = 0) -> str:
-        """Return what a node has logged from a place on."""
+        """Return a node's log from a place on."""
         return self.cluster.member(node).log()[after:]
 
     def tried_in(self, epoch: int, log: str) -> bool:
-        """Whether a leader was told by storage, on trying to append, that a later epoch has begun."""
+        """Return True if storage refused an append of a leader because a later epoch has begun."""
         told = [json.loads(line) for line in log.splitlines() if '"topic let go"' in line]
         return any(one["epoch"] <= epoch and _FENCED in one["why"] for one in told)
 
     def acknowledged_late(self, node: str, epoch: int) -> int:
-        """Return how often a node acknowledged in an epoch after a later one had acknowledged."""
+        """Count a node's acknowledgements in an epoch after a later epoch had acknowledged."""
         url, late, newest = self.cluster.url(node), 0, 0
         for event in self.history.events:
             if event.type == "ok" and event.op == "publish" and event.epoch is not None:
@@ -191,7 +191,7 @@ class Scene:
         return late
 
     async def finish(self, *topics: TopicTarget) -> None:
-        """Heal everything, and read the topics to their ends through every node."""
+        """Heal everything, and read the topics to their end through every node."""
         if self._cluster is not None:
             await self._cluster.mend()
         await read_everywhere(self.stage, topics)

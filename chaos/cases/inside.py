@@ -1,12 +1,11 @@
-"""Nodes' logs in this process, over a table that does on demand what real ones do rarely.
+"""The logs of several nodes in this process, over a table that fails at a chosen moment.
 
-A late change of a region server, one that was made and told as False, an answer from the past: no one can
-make HBase do that at a chosen moment. What runs is the nodes' own logs, each over a **way** to one table, which
-is where the case stands in between::
+HBase can delay a change, answer a done change with False, or answer a stale read, but not at a chosen moment.
+So these cases run the nodes' own logs, each over a **way** to one table. The case controls each way::
 
     Keeper a ── way a ──┐                 gate         holds changes back until it opens
-    Keeper b ── way b ──┴── table         late         what was lost on the way and comes in the end
-                                          lies, past   answers that are not so
+    Keeper b ── way b ──┴── table         late         lost changes, which arrive later
+                                          lies, past   false answers, stale reads
 """
 
 from __future__ import annotations
@@ -32,34 +31,34 @@ from chaos.cases.harness import WAIT_S, Scene
 
 LOG: Final = LogId(TopicId("default", "case"), 1)
 CALL_S: Final = 3.0
-"""How long a call tries: long enough for a busy machine, short enough to be waited for."""
+"""How long a log repeats a call: long enough for a busy machine, short enough for the case to wait."""
 
 
 class Gate:
-    """Where changes can be held back."""
+    """Holds changes back while it is shut."""
 
     def __init__(self) -> None:
-        """Stand open."""
+        """Begin open."""
         self._arrived = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
 
     def shut(self) -> None:
-        """Hold back every change from now on."""
+        """Hold every change back from now on."""
         self._arrived.clear()
         self._open.clear()
 
     def open(self) -> None:
-        """Let everything through."""
+        """Let all changes through."""
         self._open.set()
 
     async def arrived(self) -> None:
-        """Return when a change is being held back. Raises TimeoutError."""
+        """Wait until a change is held back. Raises TimeoutError."""
         async with asyncio.timeout(WAIT_S):
             await self._arrived.wait()
 
     async def passed(self) -> None:
-        """Go through, now or when it opens."""
+        """Wait until the gate is open."""
         if not self._open.is_set():
             self._arrived.set()
         await self._open.wait()
@@ -69,16 +68,16 @@ class Way(MemoryTable):
     """One node's way to the table.
 
     Attributes:
-        gate: Where changes can be held back, before they are made.
-        loses: Whether changes get no answer, and come later if ``bring`` is called.
-        lies: How many changes, once made, are told as False.
-        lied: How many were.
-        past: The table as it once was, from which the next ``past_reads`` gets are answered.
-        read_past: How many gets were answered from the past.
+        gate: Holds changes back before they are made.
+        loses: If True, changes get no answer, and are made only when ``bring`` is called.
+        lies: The number of next done changes with the answer False.
+        lied: The number of such answers so far.
+        past: An earlier copy of the table, which answers the next ``past_reads`` gets.
+        read_past: The number of gets that the copy answered.
     """
 
     def __init__(self, table: MemoryTable) -> None:
-        """Lead to the table."""
+        """Begin as a correct way to the table."""
         super().__init__(is_alone=False)
         self.spaces = table.spaces
         self.table = table
@@ -100,7 +99,7 @@ class Way(MemoryTable):
         *,
         clear: bool = False,
     ) -> bool:
-        """Change cells, and say so or lie; or lose the change on the way. Raises NoAnswer."""
+        """Make a change and answer, perhaps falsely; or lose the change. Raises WriteUnknown."""
         await self.gate.passed()
         make = partial(self.table.change, space, row, expected, puts, deletes, clear=clear)
         if self.loses:
@@ -115,12 +114,12 @@ class Way(MemoryTable):
         return done
 
     async def lost(self) -> None:
-        """Return when a change was lost on the way. Raises TimeoutError."""
+        """Wait until a change is lost. Raises TimeoutError."""
         async with asyncio.timeout(WAIT_S):
             await self._lost.wait()
 
     async def bring(self) -> int:
-        """Make what was lost on the way, as a server does that had it queued; return how many arrived."""
+        """Make the lost changes now, like a server that had queued them; return their number."""
         late, self._late = self._late, []
         for make in late:
             await make()
@@ -128,7 +127,7 @@ class Way(MemoryTable):
 
     @override
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
-        """Return cells of a row, as they are or were."""
+        """Return the present or earlier cells of a row."""
         if self.past_reads:
             self.past_reads -= 1
             self.read_past += 1
@@ -137,10 +136,10 @@ class Way(MemoryTable):
 
 
 class Keeper:
-    """A node's logs, and what it holds."""
+    """A node's logs, and its hold of the log."""
 
     def __init__(self, scene: Scene, name: str, table: MemoryTable) -> None:
-        """Have a way of its own to the table."""
+        """Begin with a new way to the table."""
         self.name = name
         self.way = Way(table)
         self.logs = Logs(self.way, SystemClock(), call_s=CALL_S)
@@ -150,21 +149,21 @@ class Keeper:
         self._count = 0
 
     async def claim(self) -> int:
-        """Take the log, and return the epoch. Raises BrokerError."""
+        """Claim the log, and return the epoch. Raises BrokerError."""
         self.hold = await self.logs.claim(self.log, self.name)
         return self.hold.epoch
 
     def after(self, ahead_ms: int = 1) -> int:
-        """Return a time above the log's pointer, as this node knows it."""
+        """Return a time above the log's pointer, as far as this node knows the pointer."""
         assert self.hold is not None
         return timestamp_of(self.hold.pointer) + ahead_ms
 
     async def publish(self, at_ms: int) -> bool:
-        """Append one message with the first id of a millisecond; whether it was acknowledged."""
+        """Append one message with the first id of a millisecond; return True if it was acknowledged."""
         return await self.publish_at([row_id(at_ms, 0)])
 
     async def publish_at(self, ids: Sequence[RowId]) -> bool:
-        """Append messages at these ids; whether they were acknowledged."""
+        """Append messages at these ids; return True if they were acknowledged."""
         assert self.hold is not None
         self._count += 1
         labels = [f"{self.name}:{self._count}:{part}" for part in range(len(ids))]
@@ -185,7 +184,7 @@ class Keeper:
         return True
 
     async def read(self, process: str, after: RowId = ROW_ID_MIN) -> RowId:
-        """Read to the end, as consumers do whose node this is; return the last id."""
+        """Read to the end through this node; return the last id."""
         asked = {"after": after.hex(), "generation": self.log.generation, "view": "rows"}
         if not process.startswith("final"):
             asked["cursor"] = process
@@ -206,10 +205,10 @@ def keepers(scene: Scene, *names: str) -> list[Keeper]:
 
 
 def photographed(keeper: Keeper) -> MemoryTable:
-    """Return the table as it is now, for a node that shall see the past."""
+    """Return a copy of the table, for later stale reads."""
     return copy.deepcopy(keeper.way.table)
 
 
 async def final(keeper: Keeper) -> None:
-    """Read the log as it ended."""
+    """Make the final read of the log."""
     await keeper.read("final")

@@ -1,4 +1,4 @@
-"""Ids of a cluster: a new leader's clock that is behind, and a millisecond that is full."""
+"""Cases of message ids: a new leader's clock is behind, and a millisecond has no more ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGES: Final = 10_000
 
 
 async def behind(scene: Scene) -> None:
-    """Let all but the leader live ten seconds behind, and kill the leader."""
+    """Set all clocks but the leader's ten seconds back, and kill the leader."""
     topic = await scene.topic()
     old = await scene.led(topic)
     for node in scene.cluster.nodes:
@@ -36,7 +36,7 @@ async def behind(scene: Scene) -> None:
     async with scene.process("after", new.node) as process:
         await scene.publish(process, topic, 20)
     scene.fault(
-        "the next leader's clock was behind that of the one before",
+        "the next leader's clock was behind the earlier leader's",
         happened=scene.cluster.clocks.offset_s(new.node) == -BEHIND_S,
         led=[old, new],
         behind_s=BEHIND_S,
@@ -49,12 +49,12 @@ CLOCK_BEHIND = Case(
     name="clock-behind",
     title="A new leader's clock is behind the old one's",
     happens=(
-        "The leader is killed; the other nodes' clocks are 10 s behind its own (libfaketime), which they are "
-        "allowed to be here: by default a node that differs by more than 2 s from storage leads nothing."
+        "The leader is killed. The other nodes' clocks are 10 s behind its own (libfaketime). The case allows "
+        "this difference; by default, a node whose clock differs by more than 2 s from storage leads no topic."
     ),
-    protects="The first id of a claim is above the log's pointer, whatever the clock says.",
+    protects="The first id of a claim is above the log's pointer, for any time of the clock.",
     mutant="clock-ids",
-    without="The new leader's ids are below those of the old one, and what it acknowledged is not shown.",
+    without="The new leader's ids are below the old leader's, and reads do not show its acknowledged messages.",
     violations=frozenset({"reordered", "lost_prefix", "lost_tail", "lost_middle", "id_reused"}),
     where=CaseTarget.CLUSTER,
     settings={"cluster.clock_skew_ms_max": 60_000},
@@ -64,7 +64,7 @@ CLOCK_BEHIND = Case(
 
 
 async def full(scene: Scene) -> None:
-    """Take far more ids at once than a millisecond has, and then one more at the same moment."""
+    """Take more ids at once than a millisecond has, and then one more in the same millisecond."""
     (a,) = keepers(scene, "a")
     await a.claim()
     ids = RowIds(first_ms=NOW_MS, monotonic_ms=0, lead_ms_max=1000, instance=INSTANCE)
@@ -73,7 +73,7 @@ async def full(scene: Scene) -> None:
     one = await a.publish_at(ids.take(1, NOW_MS, 0))
     spilled_ms = timestamp_of(taken[-1]) - NOW_MS
     scene.fault(
-        "a request was longer than a node's ids of a millisecond, and another came in the same",
+        "a request needed more ids than a millisecond has, and another came in the same millisecond",
         happened=spilled_ms > 0 and many,
         messages=MESSAGES,
         spilled_ms=spilled_ms,
@@ -87,12 +87,13 @@ FULL_MILLISECOND = Case(
     name="full-millisecond",
     title="A millisecond has no more ids",
     happens=(
-        "A request of 10,000 messages comes to a node that has 256 ids in a millisecond, and another in the "
-        "same millisecond. On a node's ids and log in this process, where the clock stands still as long."
+        "A node has 256 ids in a millisecond. It gets a request of 10,000 messages, and another request in "
+        "the same millisecond. The case is played on a node's ids and log in this process, where the clock "
+        "can stand still."
     ),
-    protects="Ids spill into the next millisecond, and the next batch goes on where the last one ended.",
+    protects="Ids go on into the next milliseconds, and the next batch begins after the last id of this one.",
     mutant="clock-ids",
-    without="The next batch begins at the clock, and takes ids again that were given already.",
+    without="The next batch begins at the clock's time, and uses ids a second time.",
     violations=frozenset(
         {"id_reused", "lost_tail", "lost_middle", "lost_prefix", "reordered", "torn"}
     ),

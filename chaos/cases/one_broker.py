@@ -1,4 +1,4 @@
-"""Brokers of their own, over LevelDB: no cluster is needed to show these."""
+"""Cases of a standalone broker over LevelDB: wrong clocks, sweeps, and a transaction without an end."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ ASK_S: Final = 5.0
 
 
 def broker_of(scene: Scene, *flags: str, clocks: ClockOffsets | None = None) -> BrokerProcess:
-    """Return a broker, started on entering it, under the mutant of the scene."""
+    """Return a broker with the mutant of the scene; entering the context starts it."""
     environment = None if clocks is None else clocks.environment(BROKER)
     return BrokerProcess(scene.folder / "data", flags, environment=environment, mutant=scene.mutant)
 
 
 def clocks_of(scene: Scene) -> ClockOffsets:
-    """Return the clock of a broker. Raises ClocksMissing."""
+    """Return the settable clock of the broker. Raises ClocksMissing."""
     return ClockOffsets(scene.folder / "clocks")
 
 
 def _fetch(url: str) -> str:
-    with urlopen(url, timeout=ASK_S) as reply:  # noqa: S310  A broker that this case started.
+    with urlopen(url, timeout=ASK_S) as reply:  # noqa: S310  This case started the broker.
         text: str = reply.read().decode()
         return text
 
@@ -54,7 +54,7 @@ def _asked_clock(environment: dict[str, str]) -> float:
 
 
 async def clock_back(scene: Scene) -> None:
-    """Set the clock back while publishing, and again between two lives."""
+    """Set the clock back during publishes, and restart the broker with that clock."""
     clocks = clocks_of(scene)
     with broker_of(scene, clocks=clocks) as broker:
         scene.serve_from(broker.url)
@@ -74,7 +74,7 @@ async def clock_back(scene: Scene) -> None:
         ]
         real = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(_now_ms() / 1000 - BACK_S / 2))
         scene.fault(
-            "the clock of the second life was behind that of the first",
+            "the clock at the restart was behind the earlier clock",
             happened=bool(starts) and starts[0] < real,
             started_at=starts,
         )
@@ -85,10 +85,12 @@ CLOCK_BACK = Case(
     number=8,
     name="clock-back",
     title="A node's clock goes backwards",
-    happens="A broker's wall clock is set back 30 s (libfaketime) while it serves, and it is killed and started.",
-    protects="An id is above the last one of the log, whatever the clock says.",
+    happens=(
+        "A broker's wall clock is set back 30 s (libfaketime) while it serves. Then it is killed and started."
+    ),
+    protects="A new id is above the last id of the log, for any time of the clock.",
     mutant="clock-ids",
-    without="Later messages have earlier ids, and stand before what was read already.",
+    without="Later messages have lower ids, and stand before messages that were already read.",
     violations=frozenset({"reordered", "lost_prefix", "lost_tail", "lost_middle", "id_reused"}),
     where=CaseTarget.ALONE,
     play=clock_back,
@@ -96,7 +98,7 @@ CLOCK_BACK = Case(
 
 
 async def clock_ahead(scene: Scene) -> None:
-    """Put the clock an hour ahead while publishing, and back."""
+    """Set the clock an hour ahead during publishes, and back."""
     clocks = clocks_of(scene)
     with broker_of(scene, clocks=clocks) as broker:
         scene.serve_from(broker.url)
@@ -123,7 +125,7 @@ async def clock_ahead(scene: Scene) -> None:
 
 
 def _same(clocks: ClockOffsets) -> dict[str, str]:
-    """Return the environment of a process under the broker's clock, as it is set."""
+    """Return the environment of a process with the broker's present clock."""
     offset_s = clocks.offset_s(BROKER)
     environment = clocks.environment(BROKER)
     clocks.set(BROKER, offset_s)
@@ -136,20 +138,20 @@ async def _check_times(scene: Scene, topic: TopicTarget, url: str) -> None:
     ahead_s = (max(message.timestamp_ms for message in messages) - _now_ms()) / 1000
     scene.evidence["newest_id_ahead_s"] = round(ahead_s, 1)
     if ahead_s > TTL_S:
-        scene.violation("time_poisoned", f"ids are {ahead_s:.0f} s ahead of the clock")
+        scene.violation("time_poisoned", f"the ids are {ahead_s:.0f} s ahead of the clock")
 
 
 CLOCK_AHEAD = Case(
     number=10,
     name="clock-ahead",
-    title="A moment of a clock far ahead poisons time",
-    happens="A broker's wall clock is an hour ahead (libfaketime) while it publishes, and then right again.",
+    title="A clock that is far ahead for a moment spoils all later ids",
+    happens="A broker's wall clock is an hour ahead (libfaketime) during publishes, and then right again.",
     protects=(
-        "The node's clock is measured against the boot clock: a jump counts only if it lasts a minute. Ids, "
-        "lifetimes and idempotency keys go by that clock."
+        "The node compares its wall clock with the boot clock: a jump counts only if it lasts a minute. Ids, "
+        "lifetimes and idempotency keys go by this clock."
     ),
     mutant="boot-clock",
-    without="Ids are an hour ahead, for the topic's whole life: ids never fall.",
+    without="Ids are an hour ahead for the topic's whole life, because ids never fall.",
     violations=frozenset({"time_poisoned"}),
     where=CaseTarget.ALONE,
     play=clock_ahead,
@@ -157,7 +159,7 @@ CLOCK_AHEAD = Case(
 
 
 async def sweeping(scene: Scene) -> None:
-    """Sweep under a clock that is wrong from the start, by more than a lifetime."""
+    """Sweep with a clock that is ahead from the start, by more than a lifetime."""
     clocks = clocks_of(scene)
     flags = ("--sweep-interval", "0.1", "--sweep-rest", "0")
     with broker_of(scene, *flags, clocks=clocks) as broker:
@@ -177,12 +179,12 @@ async def sweeping(scene: Scene) -> None:
             ]
             return sum(float(line.split()[-1]) for line in rows) or None
 
-        removed = await scene.until(swept, "nothing was swept")
+        removed = await scene.until(swept, "no row was swept")
         await asyncio.to_thread(broker.stop)
         clocks.set(BROKER, 0)
         await asyncio.to_thread(broker.start)
         scene.fault(
-            "the sweeper removed rows by a clock that was ahead by more than a lifetime",
+            "the sweeper removed rows while the clock was ahead by more than a lifetime",
             happened=removed > 0,
             ahead_s=AHEAD_S,
             rows_removed=removed,
@@ -193,14 +195,16 @@ async def sweeping(scene: Scene) -> None:
 STALE_SWEEPER = Case(
     number=24,
     name="stale-sweeper",
-    title="The sweeper works by a view that is wrong, and removes what is alive",
+    title="The sweeper goes by wrong facts, and removes live messages",
     happens=(
-        "A broker is started under a clock (libfaketime) that is 90 s ahead, beyond the lifetime of its "
-        "messages, and sweeps; then the clock is right again."
+        "A broker is started with a clock that is 90 s ahead (libfaketime), more than the lifetime of its "
+        "messages, and sweeps. Then the clock is right again."
     ),
-    protects="The sweeper leaves a margin, rests after a start, reads the record anew, and stays below the pointer.",
+    protects=(
+        "The sweeper leaves a margin, waits after a start, reads the record again, and stays below the pointer."
+    ),
     mutant="sweep-margin",
-    without="Messages that are alive are gone.",
+    without="Live messages are lost.",
     violations=frozenset({"lost_prefix", "lost_middle", "lost_tail", "expired_early"}),
     where=CaseTarget.ALONE,
     play=sweeping,
@@ -208,7 +212,7 @@ STALE_SWEEPER = Case(
 
 
 async def stuck(scene: Scene) -> None:
-    """Die between publish and commit; consumers wait, until the transaction has timed out."""
+    """Leave a transaction without a commit; consumers wait until it times out."""
     model = TransactionModel(_now_ms())
     with broker_of(scene) as broker:
         scene.serve_from(broker.url)
@@ -236,7 +240,7 @@ async def stuck(scene: Scene) -> None:
         )
         if freed != 1:
             scene.violation(
-                "dirty_read", f"{freed} messages are shown, one of an invalid transaction"
+                "dirty_read", f"a read shows {freed} messages, one of an invalid transaction"
             )
         await scene.finish(topic)
 
@@ -250,12 +254,12 @@ STUCK_TRANSACTION = Case(
     name="stuck-transaction",
     title="A client dies between publish and commit, and consumers wait",
     happens=(
-        "A transaction publishes and is never heard of again, another commits; consumers read with the "
-        "snapshots of a transaction service (its model) in which transactions time out."
+        "The client of a transaction publishes, and then dies. Another transaction commits. Consumers read "
+        "with the snapshots of a model of the transaction service, in which transactions time out."
     ),
-    protects="Its time-out makes it invalid: snapshots then pass over it, and the topic goes on.",
+    protects="The time-out makes the transaction invalid: snapshots then skip it, and the topic goes on.",
     mutant="in-progress",
-    without="A poll that passes over what is open shows messages of transactions that may never commit.",
+    without="A poll skips open transactions, and shows messages of transactions that may never commit.",
     violations=frozenset({"dirty_read"}),
     where=CaseTarget.ALONE,
     play=stuck,

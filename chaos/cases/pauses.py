@@ -1,8 +1,8 @@
-"""Leaders that sleep: frozen for longer than ZooKeeper waits, they wake and believe that they lead.
+"""The case of a paused leader: after a pause longer than its session, it resumes and believes that it leads.
 
-Frozen with requests in its sockets, a leader wakes and writes before anybody tells it otherwise: of three
-tries with a naive lock two got one or two writes through before the first word from ZooKeeper. So it is
-tried until it happened.
+A paused leader with requests in its sockets resumes and writes before ZooKeeper tells it of its successor.
+With a naive lock, two of three attempts got one or two writes through before ZooKeeper's first message. So the
+case repeats the pause until a write happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LATE: Final = 5
 
 
 async def zombie(scene: Scene) -> None:
-    """Freeze a leader, let another lead, wake it with requests in its sockets."""
+    """Pause a leader, let another node lead, and resume the old leader with requests in its sockets."""
     topic = await scene.topic()
     happened, late = False, 0
     for number in range(ROUNDS):
@@ -54,7 +54,7 @@ async def zombie(scene: Scene) -> None:
 def _late(
     scene: Scene, topic: TopicTarget, old: LeaderSighting, name: str
 ) -> list[asyncio.Task[Published | None]]:
-    """Ask a node that does not answer."""
+    """Start publishes through a paused node."""
     return [
         asyncio.create_task(publish_at(scene, topic, old.node, f"{name}-{one}"))
         for one in range(LATE)
@@ -64,14 +64,17 @@ def _late(
 ZOMBIE_LEADER = Case(
     number=1,
     name="zombie-leader",
-    title="A leader wakes from a long pause and goes on writing",
+    title="A leader resumes after a long pause, and goes on writing",
     happens=(
-        "The leader is frozen (SIGSTOP) until another node has acknowledged, and woken with requests in "
+        "The leader is paused (SIGSTOP) until another node has acknowledged, and resumes with requests in "
         "its sockets."
     ),
-    protects="Its compare-and-set fails on the new head, and only that acknowledges.",
+    protects=(
+        "The old leader acknowledges only after its compare-and-set, which fails because its successor has "
+        "changed the head."
+    ),
     mutant="compare",
-    without="It acknowledges over its successor, and messages of both are gone.",
+    without="The old leader acknowledges although it has a successor, and messages of both are lost.",
     violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"}),
     where=CaseTarget.CLUSTER,
     play=zombie,

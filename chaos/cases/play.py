@@ -1,4 +1,4 @@
-"""Playing a case: the cluster made new, perhaps of mutants, the history judged."""
+"""Play a case: renew the cluster, with or without a mutant, run the case, and judge its history."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def play(
     """Play a case.
 
     Args:
-        case: Which.
-        cluster: A running one, if the case is played on one; it is made new.
-        mutant: Which clause to drop; "" none.
+        case: The case.
+        cluster: A running cluster, if the case needs one; this function renews it.
+        mutant: The mutant to put in force; "" for none.
         keep: A folder for its history.
 
-    A case that does not come to its end, in time or at all, is judged by what there is, and never valid.
+    A case that fails or takes too long is judged by its history so far, and is never valid.
     """
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"case-{case.name}-"))
@@ -50,7 +50,7 @@ async def play(
                 async with asyncio.timeout(CASE_S):
                     await case.play(scene)
             except FAILURES as error:
-                # What was done so far is in the history; a cluster of mutants may do anything.
+                # A cluster with a mutant may fail in any way. The history so far is judged.
                 scene.evidence["ended_by"] = repr(error)
         _judge(scene, played)
         if keep is not None:
@@ -68,7 +68,7 @@ async def _scene(case: Case, folder: Path, cluster: ChaosCluster | None, mutant:
     try:
         await cluster.renew({"logs.log_format": "json", **case.settings}, mutant=mutant)
     except ServerFailed:
-        # On a busy machine a node may lose its session while it starts, and end: a supervisor would
+        # On a busy machine, a node may lose its session while it starts, and exit. A supervisor would
         # start it again.
         await cluster.mend()
     return Scene(folder, mutant, cluster)

@@ -1,4 +1,4 @@
-"""Leaders that nobody told: cut off from ZooKeeper, or back with a lock that was given away meanwhile."""
+"""Cases of leaders that do not know their successor: cut off from ZooKeeper, or back with a lost lock."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOST: Final = frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs
 async def cut_off(
     scene: Scene, topic: TopicTarget
 ) -> AsyncIterator[tuple[LeaderSighting, LeaderSighting, int]]:
-    """Cut a topic's leader off from ZooKeeper until another leads, and for the block.
+    """Cut a topic's leader off from ZooKeeper until another node leads, and during the block.
 
-    Yields the old leader, the new one, and where the old one's log was.
+    Yields the old leader, the new leader, and the length of the old leader's log before the cut.
     """
     old = await scene.led(topic)
     place = len(scene.log_of(old.node))
@@ -40,7 +40,7 @@ async def cut_off(
 async def until_fenced(
     scene: Scene, old: LeaderSighting, place: int, *asked: asyncio.Task[Any]
 ) -> bool:
-    """Wait until storage has told the old leader, or all that it was asked is answered."""
+    """Wait until storage has fenced the old leader, or all requests to it are answered."""
 
     async def told() -> bool | None:
         tried = scene.tried_in(old.epoch, scene.log_of(old.node, place))
@@ -51,7 +51,7 @@ async def until_fenced(
 
 
 async def split_brain(scene: Scene) -> None:
-    """Publish to both sides of a cluster that is split between a leader and ZooKeeper."""
+    """Publish through both nodes while the old leader is cut off from ZooKeeper."""
     topic = await scene.topic()
     async with cut_off(scene, topic) as (old, new, place):
         asked = [
@@ -74,7 +74,7 @@ async def split_brain(scene: Scene) -> None:
 async def publish_at(
     scene: Scene, topic: TopicTarget, node: str, name: str, **settings: Any
 ) -> Published | None:
-    """Publish through one node under a name of its own."""
+    """Publish through one node, as a process of this name."""
     async with scene.process(name, node, **settings) as process:
         return await scene.attempt(process, topic)
 
@@ -84,12 +84,12 @@ SPLIT_BRAIN = Case(
     name="split-brain",
     title="Two nodes lead one topic",
     happens=(
-        "The leader alone is cut off from ZooKeeper, where its session ends; another claims and acknowledges; "
-        "both are published to."
+        "Only the leader is cut off from ZooKeeper, where its session ends. Another node claims the log and "
+        "acknowledges. Clients publish through both."
     ),
-    protects="Both may try, and only one epoch can commit: the compare-and-set of the last page's head decides.",
+    protects="Both may try, but only one epoch can commit: the compare-and-set of the last page's head decides.",
     mutant="compare",
-    without="Both acknowledge, and messages of either are gone.",
+    without="Both acknowledge, and messages of both are lost.",
     violations=_LOST,
     where=CaseTarget.CLUSTER,
     play=split_brain,
@@ -97,7 +97,7 @@ SPLIT_BRAIN = Case(
 
 
 async def stale_lock(scene: Scene) -> None:
-    """Wake a leader with nothing to do, and publish through it when it has a new session."""
+    """Resume a paused leader without requests, and publish through it when it has a new session."""
     topic = await scene.topic()
     old = await scene.led(topic)
     before = await asyncio.to_thread(session_of, scene, old.node)
@@ -125,7 +125,7 @@ async def stale_lock(scene: Scene) -> None:
 
 
 def session_of(scene: Scene, node: str) -> str | None:
-    """Return a node's session, if it says that it has contact."""
+    """Return a node's session if the node reports contact with ZooKeeper, else None."""
     view = scene.cluster.own_view(node)
     if view is None or view["zookeeper"]["contact"] != "connected":
         return None
@@ -138,12 +138,15 @@ STALE_LOCK = Case(
     name="stale-lock",
     title="A lock object still says that it is held, after LOST and CONNECTED",
     happens=(
-        "The leader is frozen until another leads, woken with nothing to do, and published through once it has "
-        "contact again, under a new session."
+        "The leader is paused until another node leads, and resumes without requests. When it has contact "
+        "again, with a new session, clients publish through it."
     ),
-    protects="Leading is an epoch that storage confirms; a lease is a hint, of one session, and never used again.",
+    protects=(
+        "Storage confirms the epoch of each write. A lease is only a hint; it belongs to one session, and is "
+        "never used after it."
+    ),
     mutant="compare",
-    without="The old leader acknowledges under its old epoch, after its successor has.",
+    without="The old leader acknowledges in its old epoch, after its successor has acknowledged.",
     violations=_LOST,
     where=CaseTarget.CLUSTER,
     play=stale_lock,
@@ -151,7 +154,7 @@ STALE_LOCK = Case(
 
 
 async def late_rollback(scene: Scene) -> None:
-    """Send a rollback to a leader that has been succeeded, of what was published since."""
+    """Send a rollback of a later publish to a leader that has a successor."""
     topic = await scene.topic()
     async with cut_off(scene, topic) as (old, new, place):
         async with scene.process("transactions", new.node) as process:
@@ -162,7 +165,7 @@ async def late_rollback(scene: Scene) -> None:
         tried = await until_fenced(scene, old, place, asked)
     await asked
     scene.fault(
-        "a rollback came to a node that had led before what it names was published",
+        "a rollback came to an earlier leader, which had never seen the rolled-back messages",
         happened=tried or asked.result(),
         old_leader_was_fenced_by_it=tried,
     )
@@ -172,7 +175,7 @@ async def late_rollback(scene: Scene) -> None:
 
 
 async def _roll_back(scene: Scene, topic: TopicTarget, node: str, published: Published) -> bool:
-    """Roll a publish back through one node; whether that was acknowledged."""
+    """Roll a publish back through one node; return True if that was acknowledged."""
     assert published.rollback is not None
     rows = avro.decode_publish_response(published.rollback)
     asked = {
@@ -194,17 +197,17 @@ async def _roll_back(scene: Scene, topic: TopicTarget, node: str, published: Pub
 LATE_ROLLBACK = Case(
     number=13,
     name="late-rollback",
-    title="An abort arrives late, by another connection",
+    title="A rollback arrives late, by another connection",
     happens=(
-        "The leader is cut off from ZooKeeper; two transactions publish through its successor; the rollback of "
+        "The leader is cut off from ZooKeeper. Two transactions publish through its successor. The rollback of "
         "the first comes to the old leader, which has never seen its messages."
     ),
     protects=(
-        "A rollback names its pointer and its ids, so it can hit no other transaction; and it is answered only "
-        "after a compare-and-set, even where there is nothing to undo."
+        "A rollback names its pointer and its ids, so it can't affect another transaction. The leader answers "
+        "it only after a compare-and-set, even if there is no message to roll back."
     ),
     mutant="last-step",
-    without="The old leader says that it is done, and transactions are shown what was rolled back.",
+    without="The old leader answers that the rollback is done, and readers see the rolled-back messages.",
     violations=frozenset({"rolled_back", "dirty_read"}),
     where=CaseTarget.CLUSTER,
     play=late_rollback,
