@@ -27,7 +27,7 @@ import orjson
 from broker.api.leadership import epoch_of
 from broker.api.publish import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
-from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
+from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, ChunkedReply, Reply
 from broker.http.request import Request
@@ -215,9 +215,15 @@ class Routed:
 
         Raises:
             Forbidden: it comes from no node.
+            ClockSkew: its deadline passed by this node's clock, which is wrong.
             BrokerError: what the handler raises, and what Receiving does.
         """
-        told, deadline = self.receiving.parse(request.headers)
+        try:
+            told, deadline = self.receiving.parse(request.headers)
+        except Overloaded:
+            # The request is late, or this node's clock is ahead: storage's clock tells, once a minute.
+            await self.topics.compare_clock()
+            raise
         request.forwarded = True
         request.deadline = deadline
         # A write that names no epoch is told the one of now: a late copy must not be taken for new.

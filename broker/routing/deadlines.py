@@ -9,7 +9,8 @@ wall clock: absolute, so that a copy that arrives late is refused however long i
 The clocks of a cluster differ by ``clock_skew_ms_max`` at most, so a leader may begin that much after
 the sender has given up, which then has answered *unknown*, never *refused*. The other way round, a request
 with less time than the leader's clock is ahead is refused, though nobody has given it up: nothing is lost
-by that, and a leader that were patient with late copies would take some that are.
+by that, and a leader that were patient with late copies would take some that are. Such a leader compares
+its clock with the storage's (api/routed.py): one whose clock is wrong by more leaves the membership.
 """
 
 from __future__ import annotations

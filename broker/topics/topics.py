@@ -413,6 +413,15 @@ class Topics:
 
     # Ends.
 
+    async def compare_clock(self) -> None:
+        """Compare this node's clock with the storage's, if that was not done in the last minute.
+
+        Raises:
+            ClockSkew: this node's clock is too far off.
+            Unavailable: it can't be compared now.
+        """
+        await self.leaders.claims.clocks.compare(is_led_here=False)
+
     async def forget_idle(self) -> None:
         """Hand off and forget the topics that were not used since the last call."""
         await self.leaders.forget_idle()
