@@ -13,7 +13,7 @@ TOPIC = "examples/configuration"
 
 
 async def follow(client: Client, ready: asyncio.Event) -> dict[str, str]:
-    """Keep a configuration current until somebody sets ``stop``."""
+    """Keep a configuration current until a message sets ``stop``."""
     configuration: dict[str, str] = {}
     async for message in client.tail(TOPIC):
         configuration |= json.loads(message.payload)

@@ -13,7 +13,7 @@ CONTAINERS = 3
 
 
 async def container(number: int, url: str | None, since: bytes) -> None:
-    """Obey every message that came after the program's start, until told to stop."""
+    """Print every message after the program's start, until the message ``stop``."""
     async with Client(url) as client:
         # A long poll: the broker answers as soon as there is a message.
         async for message in client.tail(
@@ -25,7 +25,7 @@ async def container(number: int, url: str | None, since: bytes) -> None:
 
 
 async def main() -> None:
-    """Start containers, and tell all of them the same."""
+    """Start containers, and send the same messages to all of them."""
     url = os.environ.get("BROKER_URL")
     async with Client(url) as client:
         await client.create_topic(TOPIC, if_exists="keep")

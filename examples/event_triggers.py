@@ -1,4 +1,4 @@
-"""Triggers on events: a job starts when data has arrived, and only if their transaction was committed.
+"""Triggers on events: a job starts when new data has arrived, and only if the data's transaction was committed.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/event_triggers.py
 """
@@ -13,17 +13,17 @@ TOPIC = "examples/events"
 
 
 def seen_by(pointer: int, *, in_progress: list[int]) -> Snapshot:
-    """Return what a transaction service would tell a consumer that begins now."""
+    """Return the snapshot that a transaction service would give to a consumer that begins now."""
     return Snapshot(transaction_id=pointer, read_pointer=pointer, in_progress=in_progress)
 
 
 async def main() -> None:
-    """Publish events within transactions, and look with the eyes of consumers."""
+    """Publish events in transactions, and read them as consumers with different snapshots."""
     async with Client(os.environ.get("BROKER_URL")) as client:
         await client.create_topic(TOPIC, if_exists="keep")
         pointer = time.time_ns()  # Write pointers are nanoseconds; a service hands them out.
 
-        # A long job stores an event for each partition; consumers see them when one reference is.
+        # A long job stores an event for each partition. One reference then makes all of them visible.
         loading = client.transaction_publisher(pointer)
         await loading.store(TOPIC, "partition 2026-01-30")
         await loading.store(TOPIC, "partition 2026-01-31")

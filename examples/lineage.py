@@ -1,4 +1,4 @@
-"""Dataset accesses for lineage: programs report what they read and write, without waiting for it.
+"""Dataset accesses for lineage: programs report their reads and writes, and do not wait for the broker.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/lineage.py
 """

@@ -1,4 +1,4 @@
-"""Metadata changes: applied by one consumer, each once and in order, also after it was restarted.
+"""Metadata changes: one consumer applies each change once and in order, also after a restart.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/metadata_changes.py
 """
@@ -12,7 +12,7 @@ TOPIC = "examples/metadata"
 
 
 class Store:
-    """What the consumer keeps: the metadata, and in the same place the last change that it applied."""
+    """The consumer's state: the metadata, and in the same place the id of the last change that it applied."""
 
     def __init__(self) -> None:
         self.tags: dict[str, set[str]] = {}
@@ -29,7 +29,7 @@ class Store:
 
 
 def catch_up(client: SyncClient, store: Store) -> int:
-    """Apply everything that came after the last change that the store knows."""
+    """Apply all changes after the last one that the store knows; return their number."""
     messages = client.poll(TOPIC, store.last_id, inclusive=False)
     for message in messages:
         store.apply(message.id, json.loads(message.payload))
@@ -37,7 +37,7 @@ def catch_up(client: SyncClient, store: Store) -> int:
 
 
 def change(do: str, entity: str, tag: str) -> str:
-    """Return a change as it is published."""
+    """Return the payload of a change."""
     return json.dumps({"do": do, "entity": entity, "tag": tag})
 
 
@@ -45,7 +45,7 @@ with SyncClient(os.environ.get("BROKER_URL")) as client:
     client.create_topic(TOPIC, if_exists="keep")
     store = Store()
 
-    # Several messages in one call are stored all or not at all, next to each other.
+    # The broker stores all messages of one call or none, next to each other.
     client.publish(TOPIC, [change("add", "table-1", "pii"), change("add", "table-1", "daily")])
     print(f"applied {catch_up(client, store)} changes: {sorted(store.tags['table-1'])}")
 

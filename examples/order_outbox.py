@@ -1,8 +1,8 @@
-"""An outbox: an order and its notification are one SQL transaction, and a relay that dies publishes nothing twice.
+"""An outbox: an order and its notification are one SQL transaction. A relay that dies publishes nothing twice.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/order_outbox.py
 
-It needs the extra ``sql``. The relay of this program stands for one in a process of its own: ``outbox.relay``.
+It needs the extra ``sql``. This program runs the relay itself; in production a separate process runs ``outbox.relay``.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ outbox = Outbox(metadata)
 
 
 class Died(Exception):
-    """What a kill does to a relay, for this program."""
+    """Ends the relay as a kill would."""
 
 
 async def main() -> None:
@@ -44,7 +44,10 @@ async def main() -> None:
 
         async with Client(os.environ.get("BROKER_URL")) as client:
             await client.create_topic(TOPIC, if_exists="keep")
-            forget, outbox.forget = outbox.forget, die  # Published, and not yet deleted.
+            forget, outbox.forget = (
+                outbox.forget,
+                die,
+            )  # Die after the publish, and before the delete.
             try:
                 await outbox.relay_all(client, engine)
             except Died:

@@ -1,8 +1,8 @@
-"""Triggers of one's own: an application publishes events, a handler reacts, and survives restarts.
+"""Your own triggers: an application publishes events, and a handler reacts to them, also after restarts.
 
-The broker keeps the handler's place, by the name of its subscriber. If the handler's process dies in between, the
-last events come again: a reaction must bear being repeated. (``broker tail --exec CMD --cursor FILE`` does the same
-for commands, with the place in a file.)
+The broker keeps the handler's place under the name of its subscriber. If the handler's process dies before its place
+is kept, the last events come again. So it must be safe to repeat a reaction. (``broker tail --exec CMD --cursor FILE``
+does the same for commands, and keeps the place in a file.)
 
     BROKER_URL=http://127.0.0.1:8080 python examples/own_triggers.py
 """
@@ -16,7 +16,7 @@ NAME = "reactions"
 
 
 class Crash(BaseException):
-    """What happens to programs: no error of the handler, which would be tried again."""
+    """A crash of the program. It is no error of the handler, which the subscriber would retry."""
 
 
 def handle(client: SyncClient, dies_at: bytes | None = None) -> None:

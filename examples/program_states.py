@@ -1,4 +1,4 @@
-"""Program states: each reported once, however often the report is repeated.
+"""Program states: the topic has each state once, even if a program repeats its report.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/program_states.py
 """
@@ -12,7 +12,7 @@ TOPIC = "examples/states"
 
 
 def report(client: SyncClient, run: str, state: str) -> None:
-    """Report a state. The key makes it safe to repeat, whatever became of an earlier attempt."""
+    """Report a state. The idempotency key makes a repetition safe, also after an unknown outcome."""
     client.publish(
         TOPIC, json.dumps({"run": run, "state": state}), idempotency_key=f"{run}-{state}"
     )

@@ -1,4 +1,4 @@
-"""Notifications to users: shown to users that look in time, gone by themselves afterwards.
+"""Notifications to users: users see them until they expire.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/user_notifications.py
 """
@@ -12,7 +12,7 @@ TOPIC = "examples/notifications"
 
 
 def unread(client: SyncClient, user: str, last_seen: bytes | None) -> list[str]:
-    """Return the texts for a user that came after the last one that the user saw."""
+    """Return a user's notifications after the last message that the user saw."""
     messages = client.poll(TOPIC, last_seen, inclusive=False, limit=100)
     notices = [json.loads(message.payload) for message in messages]
     return [notice["text"] for notice in notices if notice["user"] == user]
@@ -23,7 +23,7 @@ with SyncClient(os.environ.get("BROKER_URL")) as client:
 
     client.publish(TOPIC, json.dumps({"user": "alice", "text": "Your export is ready."}))
     client.publish(TOPIC, json.dumps({"user": "bob", "text": "Your job failed."}))
-    # This one is of no use tomorrow: it lives for an hour, though the topic keeps a week.
+    # This notification is of no use tomorrow. It lives for an hour, though the topic's ttl is a week.
     client.publish(TOPIC, json.dumps({"user": "alice", "text": "Maintenance at noon."}), ttl_s=3600)
 
     for text in unread(client, "alice", None):

@@ -1,7 +1,8 @@
-"""The main job, shown on real input: publish a log, tail it meanwhile, compare, browse, restart, read again.
+"""Show the broker's main job on real input: publish a log file, tail it in parallel, browse, restart, read again.
 
-Every line of a log of this machine becomes a message, byte for byte. Exits 0 if what came back is what
-went in, each time; 1 otherwise. ``INPUT=file`` takes another file, ``STAY=yes`` leaves the broker up.
+Every line of a log file of this machine becomes a message, byte for byte. The script exits with 0 if every read
+returns exactly the published lines, and with 1 if not. ``INPUT=file`` takes another file. ``STAY=yes`` leaves the
+broker running.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TAIL_S = 120.0
 
 
 class DemoError(Exception):
-    """The demonstration can't go on; the text says why and what to do."""
+    """The demonstration can't go on; the text gives the reason and a remedy."""
 
 
 def read_lines() -> tuple[Path, list[bytes]]:
@@ -51,16 +52,16 @@ def read_lines() -> tuple[Path, list[bytes]]:
 
 
 class Broker:
-    """A standalone broker as a process of its own."""
+    """A standalone broker in its own process."""
 
     def __init__(self, data_dir: Path) -> None:
-        """Keep where its data lies."""
+        """Keep the folder of its data."""
         self.data_dir = data_dir
         self.url = ""
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, port: int = 0) -> None:
-        """Start it and wait for the line that says that it serves."""
+        """Start the broker, and wait for its ready line."""
         command = [sys.executable, "-m", "broker.cli", "serve"]
         options = ["--port", str(port), "--data-dir", str(self.data_dir / "data")]
         with (self.data_dir / "broker.log").open("a") as log:
@@ -79,14 +80,14 @@ class Broker:
         self.url = line.removeprefix(READY).strip()
 
     def kill(self) -> None:
-        """End it at once: something went wrong already."""
+        """Kill the broker, after an error."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
     def stop(self) -> None:
-        """Ask it to stop, and see that it did so in good order."""
+        """Ask the broker to stop, and check that it stopped cleanly."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -98,7 +99,7 @@ class Broker:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of loopback."""
+    """Return whether a port of loopback is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -108,12 +109,12 @@ def is_free(port: int) -> bool:
 
 
 def say(text: str) -> None:
-    """Tell what was done."""
+    """Print a line at once."""
     print(text, flush=True)
 
 
-def check(what: str, expected: list[bytes], found: list[bytes]) -> None:
-    """Compare byte for byte."""
+def check(name: str, expected: list[bytes], found: list[bytes]) -> None:
+    """Compare byte for byte. Raises DemoError if there is a difference."""
     if found == expected:
         return
     place = next(
@@ -121,7 +122,7 @@ def check(what: str, expected: list[bytes], found: list[bytes]) -> None:
         min(len(expected), len(found)),
     )
     raise DemoError(
-        f"{what}: differs from the input at line {place + 1} "
+        f"{name}: differs from the input at line {place + 1} "
         f"({len(expected)} lines went in, {len(found)} came back)"
     )
 
@@ -147,7 +148,7 @@ async def tail(url: str, count: int, started: asyncio.Event) -> list[bytes]:
 
 
 async def publish_and_tail(url: str, lines: list[bytes]) -> None:
-    """Publish while a second consumer follows, and compare what it saw."""
+    """Publish while a second consumer follows, and compare its messages."""
     async with Client(url) as client:
         await client.create_topic(TOPIC)
         following = asyncio.Event()
@@ -165,7 +166,7 @@ async def publish_and_tail(url: str, lines: list[bytes]) -> None:
 
 
 async def read_back(url: str, lines: list[bytes], when: str) -> None:
-    """Poll everything from the beginning, and compare."""
+    """Poll all messages from the beginning, and compare."""
     async with Client(url) as client:
         began = time.perf_counter()
         found = [message.payload for message in await client.poll(TOPIC)]
@@ -176,7 +177,7 @@ async def read_back(url: str, lines: list[bytes], when: str) -> None:
 
 
 async def browse_by_time(url: str, lines: list[bytes]) -> None:
-    """Ask for the messages from one moment on, and compare with what must be there."""
+    """Read the messages from one moment on, and compare with the expected ones."""
     async with Client(url) as client:
         messages = await client.poll(TOPIC)
         middle = messages[len(messages) // 2]
@@ -190,7 +191,7 @@ async def browse_by_time(url: str, lines: list[bytes]) -> None:
 
 @asynccontextmanager
 async def running(broker: Broker, port: int = 0) -> AsyncIterator[str]:
-    """Give the address of a broker that runs meanwhile."""
+    """Run a broker inside the block, and give its address."""
     broker.start(port)
     try:
         yield broker.url
@@ -201,7 +202,7 @@ async def running(broker: Broker, port: int = 0) -> AsyncIterator[str]:
 
 
 async def demonstrate(broker: Broker) -> None:
-    """Do the whole job."""
+    """Run all steps of the demonstration."""
     path, lines = read_lines()
     say(f"input: {path}, {len(lines):,} lines")
     async with running(broker) as url:
@@ -214,7 +215,7 @@ async def demonstrate(broker: Broker) -> None:
 
 
 def farewell(broker: Broker, *, stays: bool) -> None:
-    """Say what to try next."""
+    """Print commands to try next."""
     url, data_dir = broker.url, broker.data_dir
     pid = broker.process.pid if broker.process is not None else None
     if stays:
@@ -242,7 +243,7 @@ def main() -> int:
 
 
 def run(broker: Broker, *, stays: bool) -> int:
-    """Run everything with one broker; return the exit code."""
+    """Run the demonstration with one broker; return the exit code."""
     try:
         asyncio.run(demonstrate(broker))
         if stays:

@@ -1,4 +1,4 @@
-"""Write the pages that are made from the code: ``make docs``. A test checks that they are current."""
+"""Write the pages that are generated from the code: ``make docs``. A test checks that they are current."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ MADE = "<!-- Made by scripts/gen_docs.py (make docs): change the code, not this 
 _CONFIG_HEAD = """
 # Configuration
 
-A value comes from, later ones winning: the default, a TOML file (`broker serve --config FILE`; a table
-per section), the environment, a flag. Unknown keys are errors, and so is a variable
-that begins with `BROKER_` and names none. `broker config` prints what is in force and where each value came from.
+A value comes from one of these sources. A later source overrides an earlier one:
+
+1. the default;
+2. a TOML file (`broker serve --config FILE`), with a table for each section;
+3. the environment;
+4. a flag.
+
+An unknown key is an error, and so is a variable that begins with `BROKER_` and names no key. `broker config` prints
+the values in force and the source of each.
 
 ```toml
 [server]
@@ -39,12 +45,14 @@ body_bytes_max = 1048576
 _ERRORS_HEAD = """
 # Errors
 
-Each code leads to what it means and what to do.
+Each code links to its meaning and the remedy.
 
-A request that names `application/json` or `avro/json` in `Accept`, or is of that type, gets errors as
-`{"code", "message", "retriable", "outcome"}`; all others get the message as plain text. *Refused* means
-that the request has had no effect and never will; *unknown* that it may have been done or not. *Retriable* means that
-the same request, sent again unchanged, is both safe and useful.
+A request that names `application/json` or `avro/json` in `Accept`, or has that content type, gets errors as
+`{"code", "message", "retriable", "outcome"}`. All other requests get the message as plain text.
+
+* *Refused*: the request has had no effect, and will have none.
+* *Unknown*: the request may have been done or not.
+* *Retriable*: the same request, sent again unchanged, is both safe and useful.
 
 | code | status | outcome | retriable | meaning |
 |---|---|---|---|---|
@@ -53,44 +61,47 @@ the same request, sent again unchanged, is both safe and useful.
 _BUDGETS_HEAD = """
 # Budgets
 
-A node counts the memory and the work of requests before it takes them: for the connection, for its
-caller (an address, with all its connections), and for the node.
+A node counts the memory and the work of a request before it accepts the request. It counts for the connection, for
+the caller (an address, with all its connections), and for the node.
 
-* A request that takes its connection over the bound is refused: 413 `body_too_large`, or 503 `overloaded`.
-* When a caller or the node has no more, the largest holder makes room: of the caller that holds the most, the
-  connection that holds the most. If that is the one that asks, it is refused with 503; if not, it is cut (while its
-  request is still read, with a 503), and the one that asks goes on.
+* If a request would exceed the bound of its connection, the node refuses it: 413 `body_too_large`, or 503 `overloaded`.
+* If a request would exceed the bound of its caller or of the node, the largest holder gives way. That is the
+  connection that holds the most, of the caller that holds the most. If it is the requesting connection, the node
+  refuses the request with 503. If not, the node closes the largest holder (with a 503 while its request is still
+  being read), and accepts the request.
 
-`broker_budget_held{budget}` shows what is held, `broker_budget_refused_total{budget}` how often there was no more.
+`broker_budget_held{budget}` shows the amount in use. `broker_budget_refused_total{budget}` counts refusals.
 
 | budget | of | a connection | a caller | a node |
 |---|---|--:|--:|--:|
 """
 
 _BUDGETS_FOOT = """
-`body_bytes` is counted from 1 KiB on, and a head from 1 KiB on: smaller ones are part of the cost of a connection, of
-which there are `server.connections_max`. `waiting` of a caller and a node is `limits.waiting_polls_max`. `log_lines` is
-by the second: further lines are dropped. Beside these, publishes that wait for the disk have bounds of their own
-(`limits.queued_bytes_max`, `limits.queued_requests_max`).
+* A body or a head counts from 1 KiB on. Smaller ones are part of the cost of a connection, and
+  `server.connections_max` limits the connections.
+* The bounds of `waiting` for a caller and a node are `limits.waiting_polls_max`.
+* `log_lines` counts lines per second; the node drops further lines.
+* Publishes that wait for the disk have their own bounds: `limits.queued_bytes_max` and `limits.queued_requests_max`.
 """
 
 _GUARDS_HEAD = """
 # Guards
 
-A guard is a rule that a careless change could drop, and with it a promise. The product has no switch for any.
-For each there is a **mutant** in the test kit (`broker/testing/mutants.py`): one function of the product, swapped for
-one that lacks the rule. A guard whose absence nothing notices is not tested: so tests put each mutant in force, and
-the checkers, which see nothing but what clients were told, must name what goes wrong.
+A guard is a rule that keeps a promise. A careless change could drop it. The product has no switch for a guard.
 
-They do so in random runs of one log (`tests/kit/logs`), in the [simulated cluster](simulation.md), and in real
-processes ([failure cases](../reference/failure-cases.md)). The model that the rules were found with has the same mutants
-(`tests/model`).
+For each guard there is a **mutant** in the test kit (`broker/testing/mutants.py`): it replaces one function of the
+product with a function that lacks the rule. If no test fails without a guard, the guard is not tested. So tests put
+each mutant in force, and the checkers must name the violation. The checkers see only the answers that clients got.
+
+The tests run mutants in random runs of one log (`tests/kit/logs`), in the [simulated cluster](simulation.md), and in
+real processes ([failure cases](../reference/failure-cases.md)). The model by which the rules were found has the same
+mutants (`tests/model`).
 
 ```sh
-python -m broker.testing.mutants                                      their names
-python -m broker.testing.mutants dedupe serve --port 8080             a broker without one
+python -m broker.testing.mutants                                      the names of all mutants
+python -m broker.testing.mutants dedupe serve --port 8080             a broker with a mutant in force
 python -m tests.kit.logs.exploration --plan storm --mutant tokens --runs 100
-python -m tests.kit.seeds.directed dedupe                   what its schedule shows in the cluster
+python -m tests.kit.seeds.directed dedupe                   the result of its schedule in the cluster
 python -m tests.kit.seeds.directed dedupe --with            the same with the guard
 ```
 
@@ -99,8 +110,8 @@ python -m tests.kit.seeds.directed dedupe --with            the same with the gu
 """
 
 _ELSEWHERE_HEAD = """
-A schedule of the cluster is about a minute of virtual time, in which what is rare happens soon. The seed that shows
-the mutant must show nothing wrong without it. The violations, as a client sees them:
+A schedule of the cluster is about a minute of virtual time, in which rare faults happen often. With the mutant the
+seed must show the violation; without the mutant it must show none. The violations, as a client sees them:
 
 | guard | without it |
 |---|---|
@@ -160,7 +171,7 @@ def _guard(name: str, row: dict[str, Any] | None) -> str:
 
 
 def _schedule(row: dict[str, Any]) -> str:
-    """Return what a schedule does, in a few words."""
+    """Return the workload, the seed and the faults of a schedule."""
     faults = [*row.get("faults", ()), *(kind for kind, *_ in row.get("script", ()))]
     storage = [name for name in row["bias"] if not name.endswith("_ms")]
     workload = row.get("workload", "log")
@@ -170,28 +181,27 @@ def _schedule(row: dict[str, Any]) -> str:
 _CASES_HEAD = """
 # Failure cases
 
-Failures that trusted brokers have had. The verifier plays each of them on purpose. A case proves
-that its fault happened (if it did not, the result is unknown: exit 2) and passes (exit 0). Without the protection it fails
-(exit 1), and the verdict names the violation: a test that can't fail shows nothing.
+These are failures that trusted brokers have had. The verifier causes each of them on purpose. A case proves that its
+fault happened, and passes (exit 0). If the fault did not happen, the result is unknown (exit 2). Without the
+protection the case fails (exit 1), and the verdict names the violation. So each case shows that it can fail.
 
 ```
-python -m chaos cases                                list them; --json
-python -m chaos case zombie-leader                   play one
-python -m chaos case zombie-leader --mutant          the same without the protection
-python -m chaos case all                             all of them, on one cluster
+python -m chaos cases                                list the cases; --json
+python -m chaos case zombie-leader                   run one case
+python -m chaos case zombie-leader --mutant          run it without the protection
+python -m chaos case all                             run all cases, on one cluster
 ```
 
 A case runs in one of three places:
 
-* *Cluster*: three nodes, ZooKeeper and HBase. Every connection goes through Toxiproxy, and each case has tables of its own.
-* *Alone*: a broker, or its store, over LevelDB, as processes.
-* *Inside*: the logs of several nodes in the verifier's own process, over a table that fails at a chosen moment, as no real
-  server can be made to.
+* *Cluster*: three nodes, ZooKeeper and HBase. Every connection goes through Toxiproxy, and each case has own tables.
+* *Alone*: a broker, or its store, on LevelDB, in its own process.
+* *Inside*: the logs of several nodes in the verifier's own process, on a table that fails at a chosen moment. A real
+  server can't be made to fail so.
 
-A **mutant** takes the protection away: the product with one function swapped
-(`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
-[guards](../internals/guards.md). `chaos/checkers/` explains the names of violations. The last results are those of
-[23 November 2026](../results/2026-11-23-cases.md).
+A **mutant** takes the protection away: it replaces one function of the product (`broker/testing/mutants.py`; the
+product itself has no switch). [Guards](../internals/guards.md) lists the rules that mutants drop. `chaos/checkers/`
+explains the names of violations. The last results are those of [23 November 2026](../results/2026-11-23-cases.md).
 """
 
 
@@ -209,7 +219,7 @@ def errors_page() -> str:
 
 
 def answered_errors() -> list[type[BrokerError]]:
-    """Return what a request can be answered with: the leaves of the tree, and its root."""
+    """Return the errors that a request can get: the leaves of the tree of classes, and its root."""
     own = [error for error in registry() if error.__module__ == BrokerError.__module__]
     leaves = [error for error in own if not set(error.__subclasses__()) & set(own)]
     return [*leaves, BrokerError]

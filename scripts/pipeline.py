@@ -1,12 +1,12 @@
-"""A data pipeline, whole: events are published, a Spark job counts them, its results are tailed, a batch job checks.
+"""Run a whole data pipeline: publish events, count them by a Spark job, tail the counts, check them by a batch job.
 
 ::
 
     events.py ──> audit/events ──> counts.py (streaming) ──> audit/counts ──> printed here
                        └─────────> report.py (batch, the same time range) ──> must count the same
 
-All runs on this machine, in a folder that is removed. Exits 0 if both jobs counted the same, 1 otherwise.
-``WINDOWS=n`` waits for so many windows of counts.
+All of it runs on this machine, in a temporary folder. The script exits with 0 if both jobs counted the same, and with
+1 if not. ``WINDOWS=n`` sets how many windows of counts the script waits for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STOP_S = 30.0
 
 @contextmanager
 def running(name: str, folder: Path, variables: dict[str, str]) -> Iterator[None]:
-    """Run one of the example's programs meanwhile. Raises DemoError if it ended by itself."""
+    """Run one of the example's programs inside the block. Raises DemoError if it ended by itself."""
     log = folder / f"{name}.log"
     with (
         log.open("w") as told,
@@ -57,9 +57,9 @@ def running(name: str, folder: Path, variables: dict[str, str]) -> Iterator[None
 
 
 def tail(client: SyncClient) -> list[dict[str, str]]:
-    """Print the counts as they come, until those of enough windows are there; return them.
+    """Print the counts as they come, until there are enough windows; return the counts.
 
-    The job publishes windows that are complete, all that it has at once, and a poll shows all of it.
+    The job publishes all complete windows of a micro-batch at once, and one poll returns all of them.
     """
     counts: list[dict[str, str]] = []
     last: bytes | None = None
@@ -76,7 +76,7 @@ def tail(client: SyncClient) -> list[dict[str, str]]:
 
 
 def reported(url: str, counts: list[dict[str, str]]) -> Counter[str]:
-    """Return what the batch job counts in the time range of the windows. Raises DemoError."""
+    """Return the batch job's counts for the time range of the windows. Raises DemoError."""
     ends = [min(row["start"] for row in counts), max(row["end"] for row in counts)]
     times_ms = [str(int(datetime.fromisoformat(end).timestamp() * 1000)) for end in ends]
     say(f"the batch job over the same time range, {ends[0]} to {ends[1]}:")

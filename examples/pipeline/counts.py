@@ -2,8 +2,8 @@
 
     BROKER_URL=http://127.0.0.1:8080 CHECKPOINT=./counts python examples/pipeline/counts.py
 
-A window is published when an event of a later one was read. The publish time of a message rises with its
-place in the topic, so no event comes late. Stopped or killed, the job goes on from its checkpoint.
+The job publishes a window when it has read an event of a later window. The publish time of a message rises with its
+place in the topic, so no event is late. After a stop or a crash the job goes on from its checkpoint.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Audit events as a few programs write them, published to the topic audit/events until it is stopped.
+"""Publish audit events, like those of several programs, to the topic audit/events until this program is stopped.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/pipeline/events.py
 """
@@ -27,7 +27,7 @@ ENTITIES = ["orders", "customers", "payments", "shipments", "prices"]
 
 
 def event(draw: random.Random) -> str:
-    """Return one event: which program did what, for which user, to what."""
+    """Return one event: a program, its action, the user and the entity."""
     (program,) = draw.choices(list(PROGRAMS), PROGRAMS.values())
     return json.dumps(
         {
@@ -43,7 +43,7 @@ def event(draw: random.Random) -> str:
 
 
 def main() -> None:
-    """Publish events, so many a second, without an end."""
+    """Publish events at a fixed rate, without end."""
     draw = random.Random(7)  # noqa: S311 - Every run is the same.
     pause = threading.Event()
     with SyncClient(os.environ.get("BROKER_URL")) as client:

@@ -1,1 +1,1 @@
-"""Lily's repository, small: links are kept by a WAL, full text is indexed through an MQ."""
+"""A small version of Lily's repository: a WAL updates links, and an MQ feeds a full-text index."""

@@ -1,4 +1,4 @@
-"""Run Lily's repository: over rows in memory, or over a real HBase.
+"""Run Lily's repository on rows in memory, or on a real HBase.
 
 python -m examples.rowlog
 python -m examples.rowlog --hbase localhost:9090 --zookeeper localhost:2181
@@ -14,7 +14,7 @@ from examples.rowlog.repository import Repository
 
 
 async def run(given: dict[str, Any]) -> None:
-    """Save some records, change one, and look at what became of it."""
+    """Save some records, change one, and print its links and the search results."""
     index = sqlite3.connect(":memory:")
     async with Repository(index, given) as repository:
         for table in (b"records", b"links"):
@@ -42,7 +42,7 @@ def main() -> None:
         stored: dict[bytes, Any] = {b"records": {}, b"links": {}}
         asyncio.run(run({"pool": None, "rows": MemoryRows(stored)}))
         return
-    import happybase  # noqa: PLC0415 - Rows in memory do without.
+    import happybase  # noqa: PLC0415 - Rows in memory don't need it.
 
     host, _, port = words.hbase.rpartition(":")
     pool = happybase.ConnectionPool(8, host=host, port=int(port), timeout=30_000)

@@ -1,4 +1,4 @@
-"""Records in HBase, their links in the WAL's first action, their words in SQLite's full-text index through the MQ.
+"""Records in HBase: the WAL's first action updates their links, and the MQ feeds SQLite's full-text index.
 
 ::
 
@@ -9,8 +9,8 @@
       ▼
     MQ ── elected processor ──▶ indexer: SQLite FTS5, some time later, at least once
 
-A process that dies after its put loses nothing: what its WAL has left is worked off before the row's next change,
-or by the WAL's processor.
+A process that dies after its put loses nothing. The remaining actions of the WAL run before the row's next change, or
+the WAL's processor runs them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Repository:
     """Records that have a title, a text, and links to other records."""
 
     def __init__(self, index: sqlite3.Connection, given: dict[str, Any]) -> None:
-        """Use a full-text index; ``given`` is how the rowlogs reach HBase and ZooKeeper."""
+        """Use a full-text index; ``given`` are the arguments by which the rowlogs reach HBase and ZooKeeper."""
         self._index = index
         self.wal = RowLog(table="records", id="wal", log_byte=3, settings=WAL, **given)
         self.mq = RowLog(table="records", id="mq", log_byte=4, **given)
@@ -42,7 +42,7 @@ class Repository:
             index.execute("CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(row, title, text)")
 
     async def __aenter__(self) -> Self:
-        """Open both rowlogs and listen; this process is a candidate for processing them."""
+        """Open both rowlogs and listen; this process is a candidate for their processors."""
         for log in (self.wal, self.mq):
             await self._open.enter_async_context(log)
         await self.wal.subscribe(Subscription("links", order=10))
@@ -56,7 +56,7 @@ class Repository:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close both."""
+        """Close both rowlogs."""
         await self._open.aclose()
 
     @property
@@ -75,13 +75,13 @@ class Repository:
         await self.wal.process(message)
 
     async def read(self, row: str) -> dict[str, Any]:
-        """Return a record; empty: there is none."""
+        """Return a record; an empty dict if there is none."""
         found = await self.rows.get(b"records", [row.encode()], [b"d:record"])
         cells = found.get(row.encode())
         return json.loads(cells[b"d:record"]) if cells else {}
 
     async def update_links(self, message: Message) -> bool:
-        """Keep, for each record, which others link to it. To do it twice does no harm."""
+        """Update the table of links, by target. It is safe to repeat."""
         event, column = json.loads(message.payload), b"d:" + message.row
         for target in set(event["gone"]) - set(event["links"]):
             await self.rows.delete(b"links", [(target.encode(), [column])])
@@ -92,12 +92,12 @@ class Repository:
         return True
 
     async def linked_from(self, row: str) -> list[str]:
-        """Return which records link to one."""
+        """Return the records that link to a record."""
         found = await self.rows.get(b"links", [row.encode()], [b"d:"])
         return sorted(column[2:].decode() for column in found.get(row.encode(), {}))
 
     async def index(self, message: Message) -> bool:
-        """Put a record into the full-text index, as it is now. To do it twice does no harm."""
+        """Put the present content of a record into the full-text index. It is safe to repeat."""
         row = message.row.decode()
         record = await self.read(row)
         with self._index:
@@ -109,7 +109,7 @@ class Repository:
         return True
 
     async def until_found(self, words: str, row: str) -> None:
-        """Wait until a search for words has a record."""
+        """Wait until a search for these words finds a record."""
         while row not in self.search(words):
             self._indexed.clear()
             await self._indexed.wait()

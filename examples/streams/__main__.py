@@ -38,7 +38,7 @@ def session() -> SparkSession:
 
 
 def show(name: str, url: str) -> None:
-    """Run an example, and print what it has published."""
+    """Run an example, and print its output."""
     print(running.example(name).job().explain())
     with tempfile.TemporaryDirectory() as checkpoint, SyncClient(url) as client:
         spark = session()

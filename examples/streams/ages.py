@@ -1,4 +1,4 @@
-"""Users are counted by age. The values are of a class, with a serde of their own; what it can't read is kept."""
+"""Count users by age. The values are objects with their own serde. Messages that it can't read go to a topic."""
 
 from dataclasses import dataclass
 

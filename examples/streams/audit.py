@@ -1,8 +1,8 @@
-"""What a data platform does with its events: lineage and usage of datasets, and programs that start others.
+"""Use the events of a data platform: lineage and usage of datasets, and programs that start others.
 
-Audit events say which program has read or written which dataset. The job joins each reader of a dataset with its newest
-writer, and counts accesses by dataset and minute. Reports of program states say when a run is completed: then the
-job publishes, once for each run, which program is to be started next.
+An audit event has a program, a dataset, and whether the program read or wrote it. The job joins each reader of a
+dataset with its newest writer, and counts accesses by dataset and minute. A report of a program's state may say that a
+run is completed. Then the job publishes, once for each run, the program to start next.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 class Once(Processor[Event, Event]):
-    """Gives a trigger for the first report that a run is completed; a report may be repeated."""
+    """Gives a trigger for the first report that a run is completed, and none for repeated reports."""
 
     @override
     def process(self, key: str, value: Event, time_ms: int, state: State) -> Iterable[Event]:
@@ -36,7 +36,7 @@ class Once(Processor[Event, Event]):
 
 
 def job() -> Job:
-    """Return the job: three ends, each of which goes on by itself."""
+    """Return the job. It has three ends, with one query each."""
     builder = StreamBuilder("audit")
     accesses = builder.source(ACCESSES, Json()).select_timestamp(time_of)
     writes, reads = accesses.branch(

@@ -1,4 +1,4 @@
-"""Views of an advertisement are joined with the clicks on it within 10 seconds: all pairs of a window."""
+"""Join the views of an advertisement with the clicks on it: all pairs of a window of 10 seconds."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, tumbling

@@ -1,4 +1,4 @@
-"""Prices and stocks of articles are joined: whatever changes, with the newest of the other side."""
+"""Join prices and stocks of articles: each change with the newest value of the other side."""
 
 from typing import Any
 
@@ -39,5 +39,5 @@ def publish(client: SyncClient) -> None:
         (STOCKS, {"article": "jam", "pieces": 1}),
     ]:
         publish_json(client, topic, change)
-        # Two topics have no order within a millisecond: wait for a few, for a value that does not come.
+        # Two topics have no order within a millisecond. So wait a few ms, by a poll of an empty topic.
         client.poll(VALUES, wait_s=0.005)

@@ -1,4 +1,4 @@
-"""Orders are counted by customer for 30 seconds, every 10 seconds; their amounts are added by 100 seconds.
+"""Count orders by customer in windows of 30 seconds, one every 10 seconds; add their amounts in windows of 100 seconds.
 
 The sums are by customer and type of order.
 """
@@ -27,7 +27,7 @@ def job() -> Job:
 
 
 def publish(client: SyncClient) -> None:
-    """Publish the sample; its last order closes the windows before it. 12:00 begins a window of 100 s."""
+    """Publish the sample; its last order closes the windows before it. A window of 100 s begins at 12:00."""
     orders = [
         ("ann", "book", 5, 10),
         ("ann", "book", 25, 20),

@@ -1,4 +1,4 @@
-"""Orders are joined with their payments of the same minute; an order without one is found to be open."""
+"""Join orders with their payments of the same minute; an order without a full payment stays open."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ OPEN = "examples/orders-open"
 
 
 def job() -> Job:
-    """Return the job. A left join gives each order with each payment, or with None when the minute is over."""
+    """Return the job. A left join pairs each order with each payment, or with None when the minute is over."""
     builder = StreamBuilder("orders-payments")
     orders = builder.source(ORDERS, Json()).select_timestamp(time_of)
     payments = builder.source(PAYMENTS, Json()).select_timestamp(time_of)
@@ -36,7 +36,7 @@ def _state(order: dict[str, Any], payment: dict[str, Any] | None) -> dict[str, A
 
 
 def publish(client: SyncClient) -> None:
-    """Publish the sample: order 2 is not paid in full, order 3 not at all. The last of both close the minute."""
+    """Publish the sample: order 2 is not paid in full, order 3 not at all. The last messages close the minute."""
     orders = [(1, 1, 50), (2, 2, 80), (3, 3, 20), (4, 180, 1)]
     payments = [(2, 10, 30), (1, 20, 50), (4, 181, 1)]
     publish_json(

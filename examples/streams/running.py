@@ -1,4 +1,4 @@
-"""Runs one example: makes its topics, publishes its sample, runs its job, and reads what the job has published."""
+"""Run one example: make its topics, publish its sample, run its job, and read the job's output."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -39,9 +39,9 @@ def topics(job: Job) -> tuple[list[str], list[str]]:
 def run(
     name: str, spark: SparkSession, client: SyncClient, url: str, checkpoint: str
 ) -> dict[str, list[Message]]:
-    """Return what an example publishes, by topic. Its topics are removed at the end.
+    """Run an example, and return its output by topic. Delete its topics at the end.
 
-    Raises TopicExists if one of them is there already.
+    Raises TopicExists if one of them exists already.
     """
     chosen = example(name)
     job = chosen.job()

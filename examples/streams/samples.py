@@ -1,4 +1,4 @@
-"""What the examples' samples have in common: values as JSON, and times on one day."""
+"""Common functions for the samples: values as JSON, and times on one day."""
 
 import json
 from datetime import UTC, datetime
@@ -16,12 +16,12 @@ def publish_json(client: SyncClient, topic: str, *values: Any) -> None:
 
 
 def after_noon(seconds: int) -> str:
-    """Return the time so many seconds after noon, such as 2026-01-01T12:00:05Z."""
+    """Return a time ``seconds`` after noon, such as 2026-01-01T12:00:05Z."""
     return text_of(round(NOON.timestamp() * 1000) + seconds * 1000)
 
 
 def start_of(window: Window | None) -> str:
-    """Return when a window begins, as text."""
+    """Return the start of a window, as text."""
     assert window is not None
     return text_of(window.start_ms)
 
@@ -32,5 +32,5 @@ def text_of(time_ms: int) -> str:
 
 
 def time_of(value: dict[str, Any]) -> datetime:
-    """Return the time that a value has in its field ``time``."""
+    """Return the time from a value's field ``time``."""
     return datetime.fromisoformat(value["time"])

@@ -1,4 +1,4 @@
-"""Page views are counted by user and session: a session ends after 5 seconds without a view."""
+"""Count page views by user and session: a session ends after 5 seconds without a view."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, session

@@ -1,4 +1,4 @@
-"""Clicks are counted by user for 5 seconds, every 2 seconds."""
+"""Count clicks by user in windows of 5 seconds, one every 2 seconds."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, sliding

@@ -1,4 +1,4 @@
-"""Visits of users: the pages of each session, in their order, by an accumulator of one's own."""
+"""Visits of users: collect the pages of each session in order, with a custom accumulator."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Visit = dict[str, Any]
 
 
 class Pages(Accumulator[Visit, Visit]):
-    """The views of one session. A view that comes between two sessions makes them one: ``merge``."""
+    """The views of one session. A view between two sessions makes them one by ``merge``."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -22,12 +22,12 @@ class Pages(Accumulator[Visit, Visit]):
 
     @override
     def add(self, value: Visit) -> None:
-        """Take a view."""
+        """Add a view."""
         self.views.append((value["time"], value["page"]))
 
     @override
     def merge(self, other: "Pages") -> None:
-        """Take the views of another session."""
+        """Add the views of another session."""
         self.views += other.views
 
     @override
@@ -47,7 +47,7 @@ def job() -> Job:
 
 
 def publish(client: SyncClient) -> None:
-    """Publish the sample: ann's view at 25 s comes last, and makes two sessions one."""
+    """Publish the sample: ann's view at 25 s comes last of hers, and makes two sessions one."""
     views = [
         ("ann", 0, "home"),
         ("ann", 50, "cart"),

@@ -1,4 +1,4 @@
-"""Grades are averaged by subject and minute."""
+"""Average grades by subject and minute."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, tumbling

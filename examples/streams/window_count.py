@@ -1,4 +1,4 @@
-"""Events are counted by user and 10 seconds, by the time that an event says. What comes too late is kept."""
+"""Count events by user in windows of 10 seconds, by the time in the event. Late events go to a topic."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LATE = "examples/events-late"
 
 
 def job() -> Job:
-    """Return the job. It reads one publish after the other, so that the sample's last event is late."""
+    """Return the job. It reads one event in each micro-batch, so that the sample's last event is late."""
     builder = StreamBuilder("window-count", lateness="2s")
     events = builder.source(EVENTS, Json(), maxOffsetsPerTrigger="1")
     users = events.select_timestamp(time_of).key_by(lambda event: event["user"])
@@ -26,9 +26,9 @@ def _count(user: str, count: int, window: Any) -> dict[str, Any]:
 
 
 def publish(client: SyncClient) -> None:
-    """Publish the sample. At 11 s the first window is open for one more second; at 60 s it is over.
+    """Publish the sample. At 11 s the first window stays open for one more second; at 60 s it is over.
 
-    A window is closed by the read that follows.
+    The next micro-batch closes a window.
     """
     events = [("a", 1), ("b", 4), ("a", 11), ("a", 9), ("c", 60), ("c", 61), ("a", 8)]
     for user, seconds in events:

@@ -1,4 +1,4 @@
-"""The cheapest and the dearest offer of each article and minute, as a whole; of equal ones the first."""
+"""Find the cheapest and the dearest whole offer of each article and minute; of equal ones the first."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, tumbling

@@ -1,4 +1,4 @@
-"""Amounts are added by account and 10 seconds."""
+"""Add amounts by account in windows of 10 seconds."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, tumbling

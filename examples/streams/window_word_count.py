@@ -1,4 +1,4 @@
-"""Words are counted by 15 seconds. The functions are SQL, which Spark runs by itself."""
+"""Count words in windows of 15 seconds. The functions are SQL, which Spark runs by itself."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, tumbling

@@ -1,4 +1,4 @@
-"""Words are counted: whenever a word comes, its count so far is published."""
+"""Count words, and publish a word's count so far each time the word comes."""
 
 from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, Text
@@ -8,7 +8,7 @@ COUNTS = "examples/word-counts"
 
 
 def job(offsets: str = "earliest", *, prints: bool = False) -> Job:
-    """Return the job. It begins with the topic's first message, or only with what comes (``latest``)."""
+    """Return the job. It begins with the topic's first message, or with the next one (``latest``)."""
     builder = StreamBuilder("word-count")
     words = builder.source(LINES, Text(), startingOffsets=offsets).flat_map(str.split)
     counts = words.key_by(str.lower).count().to_stream()
