@@ -1,7 +1,7 @@
 """``python -m benchmarks [a b c d e f] [--runs N] [--attempts N] [--json FILE] [--quick]``.
 
-Exits with 1 if a figure is below what it must be, else with 0. What could not be measured, or gave no
-result, is said so and is neither.
+Exits with 1 if a figure misses its bound, else with 0. A figure that was not measured, or gave no result, is reported
+as such. It neither meets nor misses its bound.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = machine.described()
     results |= {"quick": options.quick, "raw_sync": [], "questions": []}
     uvloop.run(_measure(options.questions or list(QUESTIONS), plan, results, options.json))
-    say(f"`python -m benchmarks.report {options.json}` makes the page of this")
+    say(f"`python -m benchmarks.report {options.json}` makes the page of these results")
     missed = [
         ratio
         for question in results["questions"]
@@ -79,7 +79,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 async def _measure(letters: Sequence[str], plan: Plan, results: dict[str, Any], file: Path) -> None:
-    """Answer one question after the other; what is known is written after each."""
+    """Answer one question after the other; write the results after each."""
     bench = Bench(plan)
     results["raw_sync"].append(_raw_sync())
     try:

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.assignment``: what it costs to know who should lead a topic.
+"""``python -m benchmarks.assignment``: measure the cost of finding a topic's assigned leader.
 
-256 nodes and a million topics. An assignment is made once per change of the membership, then asked for
-every topic; at the goal of 10 µs a topic, a node finds its place among a million in ten seconds. The
-properties themselves are tests, with 5,000 topics: tests/unit/coordination/test_assignment.py.
+There are 256 nodes and a million topics. A node makes an assignment once for each change of the membership, and then
+looks up every topic in it. At the goal of 10 µs a topic this takes ten seconds for a million topics. Tests check the
+properties of assignments with 5,000 topics: tests/unit/coordination/test_assignment.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOPIC_US_MAX = 10.0
 
 
 def main() -> int:
-    """Measure and print; return 1 if a topic costs more than it may."""
+    """Measure and print; return 1 if a topic costs more than the bound."""
     topics = [TopicId(f"namespace{number % 100}", f"topic-{number}") for number in range(TOPICS)]
     before, first_s = _made(range(NODES - 1))
     after, made_s = _made(range(NODES))

@@ -1,7 +1,7 @@
-"""LevelDB alone: synced write batches of rows like ours, opened with the options of our server.
+"""LevelDB alone: synced write batches of rows like this broker's, with the options of its server.
 
-Batches go to the topics in turn, as with us. To one topic alone LevelDB writes much faster: its files
-never overlap then, and nothing is ever merged.
+Batches go to the topics in turn, as in the broker. To a single topic LevelDB writes much faster: then its files never
+overlap, and it never merges any.
 
 ``python -m benchmarks.bare_leveldb ROWS SECONDS TOPICS`` prints JSON: rows written, seconds, and the
 nanoseconds of each batch.
@@ -24,7 +24,7 @@ _OURS = Options()
 
 
 def main(rows: int, seconds: float, topics: int) -> None:
-    """Write for so many seconds."""
+    """Write for ``seconds``."""
     prefixes = [b"mdefault:bench-c%d:" % topic + bytes(4) for topic in range(topics)]
     payloads = [_HEAD + payload for payload in prepared.payloads(4096)]
     taken: list[int] = []

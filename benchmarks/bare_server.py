@@ -1,6 +1,6 @@
 """A bare aiohttp server: it reads each body, does nothing, and answers 200.
 
-What (b) is measured against besides the original: the least that aiohttp's low-level server costs.
+Question (b) uses it as a third side: it shows the least cost of aiohttp's low-level server.
 ``python -m benchmarks.bare_server PORT``
 """
 

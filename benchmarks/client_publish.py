@@ -1,9 +1,10 @@
 """(a) 64 concurrent single-message publishes, each awaited, through each Python client.
 
-Each client as its documentation says that it is fast: ours with awaited publishes travelling together
-(its default; and once more with that switched off); aiokafka with ``acks=all``
-and no linger, which sends what has gathered; redis-py's asyncio client on hiredis with a connection for
-each publisher. All of them on uvloop.
+Each client runs in the fastest way of its documentation, on uvloop:
+
+* Ours sends concurrent publishes together, which is its default. A second side has this switched off.
+* aiokafka uses ``acks=all`` and no linger, and sends the messages that have gathered.
+* redis-py's asyncio client uses hiredis, and a connection for each publisher.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Publish = Callable[[bytes], Awaitable[Any]]
 
 
 async def _publishers(publish: Publish, seconds: float) -> Load:
-    """Let all publishers publish, each message awaited, until the time is over."""
+    """Run all publishers, each of which awaits each message, until the time is over."""
     payloads = prepared.payloads(512)
     latencies = array("q")
     clock, note = time.perf_counter_ns, latencies.append
@@ -89,7 +90,7 @@ async def _redis(server: RedisServer, seconds: float) -> Load:
 
 
 async def measure(bench: Bench) -> Question:
-    """Ask the question."""
+    """Measure all sides, and return their figures."""
     question = Question(
         letter="a", title=f"{PUBLISHERS} concurrent single-message publishes, Python clients"
     )
@@ -120,7 +121,7 @@ async def measure(bench: Bench) -> Question:
 
 
 def judge(question: Question) -> None:
-    """Relate us to the peers."""
+    """Compare our figures with those of the peers."""
     ours = question.named(OURS)
     rivals = [question.named(KAFKA), question.named(REDIS)]
     fastest = best(rivals)

@@ -1,16 +1,17 @@
-"""Figures and what may be concluded from them; pure.
+"""Figures, and the conclusions that they allow. Pure.
 
-A *series* is what one side gave in one question, run by run. Only kept runs count; fewer than asked
-or than half of all, or kept runs that lie more than half their median apart, are no result by themselves.
+A *series* is the figures of one side in one question, run by run. Only kept runs count. A series alone is no result
+if it has fewer kept runs than wanted, or fewer than half of all runs. It is no result, either, if the spread of its
+kept runs is more than half their median.
 
-A *ratio* relates two sides that took turns, and is the median of their ratios turn by turn: a virtual
-machine may be twice as fast as it was a minute ago, for whoever runs on it, and that leaves a turn's ratio
-alone. It may have a least value that must be reached. Where the middle half of the turns lies on both
-sides of that, and is wider than a quarter of the median, it is no result::
+A *ratio* compares two sides that took turns. It is the median of the ratios of all turns. A virtual machine may be
+twice as fast as a minute ago, but then it is so for both sides of a turn, and their ratio stays the same. A ratio may
+have a bound (``must``). If the middle half of the turns lies on both sides of the bound, and is wider than a quarter of
+the median, the ratio is no result. The verdicts::
 
-    met      it is at least the must (or at most, where less is better)
-    missed   it is not
-    no result, not measured      nothing can be said, and why
+    met                        the ratio is at least its bound (or at most, if less is better)
+    missed                     it is not
+    no result, not measured    the figures allow no verdict; ``why`` says why
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 SPREAD_MAX = 0.5
-"""Kept runs whose highest and lowest differ by more than this part of the median are no result."""
+"""The largest spread of kept runs, as a part of their median, that is still a result."""
 
 RATIO_SPREAD_MAX = 0.25
-"""A middle half of turns that is wider than this part of the median, around a bound, is no result."""
+"""The largest width of the middle half of turns around a bound, as a part of the median, that is still a result."""
 
 Verdict = Literal["met", "missed", "no result", "not measured", "for information"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One timed run. ``apart`` says why it does not count, and is empty if it does."""
+    """One timed run. ``apart`` says why it does not count; it is empty if the run counts."""
 
     value: float
     p50_ms: float | None = None
@@ -63,12 +64,12 @@ class Series:
 
     @property
     def median_of_all(self) -> float | None:
-        """The median of all runs, kept or not: shown, never judged by."""
+        """The median of all runs, kept or not. It is shown, and never judged."""
         return statistics.median(run.value for run in self.runs) if self.runs else None
 
     @property
     def spread(self) -> float | None:
-        """How far the kept runs lie apart, as a part of their median."""
+        """The spread of the kept runs, as a part of their median."""
         values = [run.value for run in self.kept]
         return (max(values) - min(values)) / statistics.median(values) if values else None
 
@@ -80,7 +81,7 @@ class Series:
 
     @property
     def missing(self) -> str:
-        """Why there is too little of it; empty if there is enough."""
+        """Why there are too few kept runs; empty if there are enough."""
         if self.absent:
             return f"not measured: {self.name}: {self.absent}"
         if len(self.kept) < self.runs_wanted:
@@ -94,7 +95,7 @@ class Series:
 
     @property
     def unusable(self) -> str:
-        """Why nothing may be concluded from it by itself; empty if something may."""
+        """Why this series alone allows no conclusion; empty if it does."""
         if self.missing:
             return self.missing
         if self.spread is not None and self.spread > SPREAD_MAX:
@@ -102,7 +103,7 @@ class Series:
         return ""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything known, runs kept apart included."""
+        """Return all figures, also those of runs that do not count."""
         return {
             "name": self.name,
             "unit": self.unit,
@@ -121,7 +122,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A relation between two figures, and what it must be."""
+    """The ratio of two figures, its bound, and the verdict."""
 
     text: str
     value: float | None
@@ -132,13 +133,13 @@ class Ratio:
     why: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return all fields."""
         return asdict(self)
 
 
 @dataclass(slots=True, kw_only=True)
 class Question:
-    """What one question gave."""
+    """One question with its series and ratios."""
 
     letter: str
     title: str
@@ -151,7 +152,7 @@ class Question:
         return next(series for series in self.series if series.name == name)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the question with all its figures."""
         return {
             "letter": self.letter,
             "title": self.title,
@@ -169,7 +170,7 @@ def compare(
     aim: float | None = None,
     at_most: bool = False,
 ) -> Ratio:
-    """Relate us to them, turn by turn. A bound that can't be judged is not met and not missed."""
+    """Compare our series with theirs, turn by turn. A bound that can't be judged is neither met nor missed."""
     text = f"{ours.name} / {theirs.name}"
     ratios = _of_turns(ours, theirs)
     why = ours.missing or theirs.missing or _too_few_or_far_apart(ratios, ours.runs_wanted, must)
@@ -217,12 +218,12 @@ def judged(
 
 
 def best(series: Sequence[Series]) -> Series | None:
-    """Return the fastest of several sides that were measured, usable ones first."""
+    """Return the fastest of the measured series; prefer those with enough kept runs."""
     measured = [one for one in series if one.median_of_all is not None]
     usable = [one for one in measured if not one.missing]
     return max(usable or measured, key=lambda one: one.median_of_all or 0.0, default=None)
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Return a percentile of values in order; ``part`` is between 0 and 1."""
+    """Return a percentile of sorted values; ``part`` is between 0 and 1."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

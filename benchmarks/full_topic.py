@@ -1,7 +1,7 @@
-"""(f) Does a topic get slower when it is full? Two brokers in turn, both started anew when filled.
+"""(f) Measure if a full topic is slower: two brokers take turns, both restarted after they were filled.
 
-One has a topic with 5 M messages; the other has an empty topic, and one with just as many messages as
-polls must find. Old messages then lie in LevelDB alone. Three pairs:
+One broker has a topic with 5 M messages. The other has an empty topic, and one with just enough messages for the
+polls. After the restart old messages are in LevelDB alone. There are three pairs:
 
     publishing         one message a request, 64 connections
     polling, recent    by time, pages of 100, of messages published since the start
@@ -33,7 +33,7 @@ _SETTLE_S_MAX = 45.0
 
 
 class _Filled(NamedTuple):
-    """A broker, its topic to publish to, and when (ms) its old messages were published."""
+    """A broker, its topic for publishes, and the times (ms) between which its old messages were published."""
 
     server: peers.OurServer
     publish_to: str
@@ -45,7 +45,7 @@ _Make = Callable[[_Filled], Awaitable[list[list[bytes]]]]
 
 
 async def measure(bench: Bench) -> Question:
-    """Ask the question."""
+    """Measure all pairs, and return their figures."""
     count = bench.plan.stored_messages
     question = Question(letter="f", title=f"{count:,} stored messages beside an empty topic")
     if count < 5_000_000:
@@ -88,7 +88,7 @@ async def _publishing(filled: _Filled) -> list[list[bytes]]:
 
 
 async def _recent(filled: _Filled) -> list[list[bytes]]:
-    """Publish some messages, and poll by times at which there are enough behind."""
+    """Publish some messages, and return polls by times behind which there are enough messages."""
     wire = await connect(filled.server.port)
     began_ms = _now_ms()
     for request in prepared.publishes(STORED, messages=10, requests=200):
@@ -102,7 +102,7 @@ async def _old(filled: _Filled) -> list[list[bytes]]:
 
 
 def _polls(began_ms: int, ended_ms: int, part: float, limit: int) -> list[list[bytes]]:
-    """Return polls from random times in the first part of an interval."""
+    """Return polls from random times in the first ``part`` of an interval."""
     rng = random.Random(began_ms)
     latest_ms = began_ms + int((ended_ms - began_ms) * part)
     times = [rng.randint(began_ms, latest_ms) for _ in range(1_000)]
@@ -110,7 +110,7 @@ def _polls(began_ms: int, ended_ms: int, part: float, limit: int) -> list[list[b
 
 
 async def _filled(bench: Bench, name: str, *, messages: int, per_request: int) -> _Filled:
-    """Start a broker, fill it, and start it anew."""
+    """Start a broker, fill it, and restart it."""
     server = await bench.server(name, peers.OurServer)
     assert isinstance(server, peers.OurServer)
     async with bench.awake(server):
@@ -129,7 +129,7 @@ async def _filled(bench: Bench, name: str, *, messages: int, per_request: int) -
 
 
 async def fill(port: int, messages: int, per_request: int, topic: str = STORED) -> None:
-    """Publish so many messages as fast as that goes."""
+    """Publish a number of messages as fast as possible."""
     requests = prepared.publishes(topic, messages=per_request, requests=10)
     wires = [await connect(port) for _ in range(2)]
     left = messages // per_request
@@ -146,7 +146,7 @@ async def fill(port: int, messages: int, per_request: int, topic: str = STORED) 
 
 
 async def settled(pid: int) -> None:
-    """Wait until the server rests: LevelDB compacts for a while after much was written."""
+    """Wait until the server is idle: LevelDB compacts for a while after many writes."""
     deadline = time.monotonic() + _SETTLE_S_MAX
     used_s = occupancy.process_s(pid)
     while time.monotonic() < deadline:

@@ -1,12 +1,12 @@
-"""How runs are made: servers warmed, one at a time, in turn A-B-C-A-B-C, each judged for company.
+"""Make the runs of a question: warm the sides, let them take turns A-B-C-A-B-C, and check each run for other load.
 
-A question describes its *sides*: a name, a server, and a load that can be run for some seconds. The
-harness warms each side once, then lets them take turns until each has enough runs in which nothing else
-used the processor, or until it has tried three times as often.
+A question describes its *sides*: a name, a server, and a load that can run for some seconds. The harness warms each
+side once. Then the sides take turns until each has enough runs in which no other program used the processor. The
+harness gives up after three times as many turns.
 
-Nothing spins to keep the cores from halting. On Linux 6.18 a spinner of the lowest priority
-keeps a core until the next tick, because what wakes up beside it belongs to another scheduling group:
-every sync then takes 4 ms instead of 0.1, for whoever syncs.
+No process spins to keep the cores from halting. On Linux 6.18 a spinning process keeps a core until the next tick, even
+with the lowest priority: a process that wakes up beside it belongs to another scheduling group. Then every sync of any
+process takes 4 ms instead of 0.1 ms.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ATTEMPTS_PER_RUN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long and how often.
+    """The number and length of runs.
 
-    CDAP's server needs the longest warming, once for each kind of request: after 20 s its runs still lay
-    80% apart. Where LevelDB compacts what was written in the same breath, or a collection of garbage takes a
-    good part of a second, a run is long, so that each holds its share of both. Of short ones there are more.
+    CDAP's server needs the longest warm-up, once for each kind of request: after 20 s the spread of its runs was still
+    80%. Runs are long if LevelDB compacts the data of the run, or if garbage collections take a good part of a second.
+    Then each run has its share of both. There are more runs if they are short.
     """
 
     runs: int = 11
@@ -52,7 +52,7 @@ class Plan:
 
     @classmethod
     def quick(cls) -> Plan:
-        """Figures in a minute or two, for those who work on the code: not for conclusions."""
+        """Return a plan for a quick look in a minute or two, while you work on the code: not for conclusions."""
         return cls(
             runs=3,
             long_runs=3,
@@ -73,7 +73,7 @@ Runner = Callable[[float], Awaitable[Load]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One thing to be measured in a question. ``figure`` makes a run's value; a rate by default."""
+    """One side of a question. ``figure`` makes a run's value of its load; the default is a rate."""
 
     name: str
     run: Runner
@@ -85,7 +85,7 @@ class Side:
 
 
 class Bench:
-    """Starts servers, makes runs, says how it goes."""
+    """Starts servers, makes runs, and prints its progress."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -94,7 +94,7 @@ class Bench:
         self._absent: dict[str, str] = {}
         self._exit = ExitStack()
         self.companions: Callable[[], Sequence[int]] = tuple
-        """Gives further processes that belong to what is measured."""
+        """Returns further processes that belong to the measured system."""
 
     def close(self) -> None:
         """End all servers."""
@@ -103,7 +103,7 @@ class Bench:
     # Servers.
 
     async def server(self, name: str, make: Callable[[], ServerProcess]) -> ServerProcess | None:
-        """Return a started server, the same one for the same name; None if it can't be had."""
+        """Return a started server, the same one for the same name; None if it can't be started."""
         if name in self._absent:
             return None
         if name not in self._servers:
@@ -119,7 +119,7 @@ class Bench:
         return self._servers[name]
 
     def absent(self, name: str) -> str:
-        """Return why a server can't be had."""
+        """Return why a server can't be started."""
         return self._absent.get(name, "")
 
     def stop(self, name: str) -> None:
@@ -130,14 +130,14 @@ class Bench:
             server.close()
 
     def freeze_all(self) -> None:
-        """Let no server run."""
+        """Freeze all servers."""
         for server in self._servers.values():
             if server.running:
                 server.suspend()
 
     @asynccontextmanager
     async def awake(self, server: ServerProcess | None) -> AsyncIterator[None]:
-        """Let one server run, and no other."""
+        """Let only one server run inside the block."""
         self.freeze_all()
         if server is not None:
             server.resume()
@@ -152,7 +152,7 @@ class Bench:
     async def measure(
         self, question: Question, sides: Sequence[Side], *, run_s: float | None = None
     ) -> None:
-        """Warm all sides, let them take turns, and put what they gave into the question."""
+        """Warm all sides, let them take turns, and put their figures into the question."""
         plan = self.plan
         runs, run_s = (plan.runs, plan.run_s) if run_s is None else (plan.long_runs, run_s)
         warm_s = sum(plan.warm_s if side.warm_s is None else side.warm_s for side in sides)
@@ -162,7 +162,7 @@ class Bench:
         for side in sides:
             await self._warm(side, series[side.name])
         for turn in range(runs * plan.attempts_per_run):
-            # Everybody runs in every turn: only what ran side by side is compared.
+            # Every side runs in every turn: only runs of the same turn are compared.
             for side in sides:
                 one = series[side.name]
                 one.runs.append(await self._run(side, run_s))
@@ -188,13 +188,13 @@ class Bench:
                 )
 
     def snapshot(self) -> occupancy.Snapshot:
-        """Return what the machine and our processes have done so far."""
+        """Return the processor time of the machine and of our processes so far."""
         servers = (server.pid for server in self._servers.values())
         pids = [os.getpid(), *servers, *self.companions()]
         return occupancy.snapshot(time.monotonic(), pids)
 
     def objection(self, before: occupancy.Snapshot) -> str:
-        """Return why what was measured since ``before`` does not count; empty if it does."""
+        """Return why a measurement since ``before`` does not count; empty if it counts."""
         after = occupancy.snapshot(time.monotonic(), before.processes_s)
         return occupancy.objection(before, after)
 
@@ -222,18 +222,18 @@ class Bench:
 
 
 def kept_turns(sides: Iterable[Series]) -> int:
-    """Return in how many turns everybody's run was kept."""
+    """Return the number of turns in which the runs of all sides were kept."""
     turns = zip(*(side.runs for side in sides), strict=True)
     return sum(not any(run.apart for run in turn) for turn in turns)
 
 
 def p50_ms(latencies_ns: Sequence[int]) -> float:
-    """A run's figure where the time of one request is the question."""
+    """Return the p50 in ms: the figure of a run if the question is about the time of one request."""
     return percentile(sorted(latencies_ns), 0.50) / 1e6
 
 
 def not_measured(question: Question, name: str, unit: str, why: str) -> Series:
-    """Put a side into the question that could not be had."""
+    """Put a side into the question that could not be measured."""
     series = Series(name=name, unit=unit, absent=why)
     question.series.append(series)
     return series
@@ -249,6 +249,6 @@ def _line(run: Run, unit: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line at once; who reads may be a pipe that was closed."""
+    """Print a line at once; ignore a closed pipe."""
     with contextlib.suppress(BrokenPipeError):
         print(line, flush=True)

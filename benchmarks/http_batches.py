@@ -1,10 +1,9 @@
-"""(c) 100 messages per request over 4 topics: us, CDAP's own server, and what LevelDB itself can do.
+"""(c) 100 messages per request over 4 topics: our server, CDAP's own server, and LevelDB alone.
 
-LevelDB itself is plyvel in a process on the servers' core: rows of our keys and values for as many
-topics, one write batch after the other, each synced; the same without topics, for what it costs that
-topics lie side by side. A batch of 100 rows is what one request would be alone; our server joins
-what arrives during a sync, so batches of 1,600 (a topic's 16 connections) are measured, too. We are
-judged by the faster of them.
+LevelDB alone is plyvel in a process on the servers' core. It writes rows like ours for as many topics, in one synced
+write batch after the other. A further side writes to one topic, and shows the cost of several topics side by side. A
+batch of 100 rows is one request. Our server joins requests that arrive during a sync. So there are also batches of
+1,600 rows (a topic's 16 connections). Our server is judged by the faster of the two.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ONE_LOG = f"plyvel, {ROWS[-1]:,} rows a sync, to one topic"
 
 
 async def measure(bench: Bench) -> Question:
-    """Ask the question."""
+    """Measure all sides, and return their figures."""
     question = Question(
         letter="c",
         title=f"{MESSAGES} messages per request over {len(TOPICS)} topics, "

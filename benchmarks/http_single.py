@@ -1,4 +1,4 @@
-"""(b) One message per HTTP request at 64 connections: us, CDAP's own server, and a bare aiohttp."""
+"""(b) One message per HTTP request at 64 connections: our server, CDAP's own server, and a bare aiohttp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS, CDAP, BARE = "ours", "CDAP's server", "bare aiohttp, nothing stored"
 
 
 async def measure(bench: Bench) -> Question:
-    """Ask the question."""
+    """Measure all sides, and return their figures."""
     question = Question(
         letter="b", title=f"one message per HTTP request, {CONNECTIONS} connections"
     )

@@ -1,7 +1,7 @@
-"""(e) From the moment a publish is sent until the consumer that waits for it has the message.
+"""(e) The time from the send of a publish until the waiting consumer has the message.
 
-The bound is made of what can't be avoided, measured between the same publishes: a sync of 256 bytes, and
-one HTTP round trip to the same server (``GET /ping``). The round trip follows the consumer's poll, so the
+The bound comes from the unavoidable parts: a sync of 256 bytes, and one HTTP round trip to the same server
+(``GET /ping``). Both are measured between the same publishes. The round trip comes after the consumer's poll. So the
 poll waits at the server before the message is published.
 """
 
@@ -25,7 +25,7 @@ _WAIT_S = 30
 
 
 class Meter:
-    """Measures all three in turn, and hands each side its own times."""
+    """Measures delivery, sync and round trip in turn, and keeps the times of each."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -70,7 +70,7 @@ class Meter:
 
 
 async def measure(bench: Bench) -> Question:
-    """Ask the question."""
+    """Measure, and return the figures."""
     question = Question(letter="e", title="publish to waiting consumer, one message at a time")
     server = await bench.server("ours", peers.OurServer)
     assert isinstance(server, peers.OurServer)

@@ -1,9 +1,9 @@
-"""HTTP load that costs little: a protocol of our own on raw connections.
+"""HTTP load at a low cost: a small protocol on raw connections.
 
-It must not be what limits the rate. A connection sends a prepared request, and on the last byte of the
-answer the next; an empty answer that arrives in one piece, which nearly all are, is recognized by three
-looks at its bytes, any other goes through httptools, and of large
-chunked ones only the framing is looked at. Every answer's status is checked.
+The load generator must not limit the rate. A connection sends a prepared request, and at the last byte of the answer
+it sends the next. Nearly all answers are empty and arrive in one piece. Three comparisons of bytes recognize such an
+answer. httptools parses all others. Of large chunked answers only the framing is read. The status of every answer is
+checked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class LoadFailed(Exception):
-    """An answer was not what a successful request gets."""
+    """An answer was not that of a successful request."""
 
 
 class Load(NamedTuple):
-    """What a run gave: ``units`` acknowledged (messages) in ``seconds``, and each request's time."""
+    """The result of a run: ``units`` acknowledged (messages) in ``seconds``, and each request's time."""
 
     units: int
     seconds: float
@@ -40,7 +40,7 @@ class Load(NamedTuple):
 
 
 class Wire(asyncio.Protocol):
-    """One keep-alive connection; ``answered`` is called with each answer's body size, or the body."""
+    """One keep-alive connection. It calls ``answered`` with the size of each answer's body."""
 
     def __init__(self, *, keep_body: bool = False) -> None:
         self._transport: asyncio.Transport | None = None
@@ -56,7 +56,7 @@ class Wire(asyncio.Protocol):
         return await self.begin(request)
 
     def begin(self, request: bytes) -> asyncio.Future[int]:
-        """Send a request; the future is done with the size of the answer's body."""
+        """Send a request; the future gets the size of the answer's body."""
         self._waiting = asyncio.get_running_loop().create_future()
         self.write(request)
         return self._waiting
@@ -77,7 +77,7 @@ class Wire(asyncio.Protocol):
             self._waiting.set_result(size)
 
     def failed(self, error: Exception) -> None:
-        """Take the end of all hope."""
+        """Fail the request in flight."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
 
@@ -114,9 +114,9 @@ class Wire(asyncio.Protocol):
 
 
 class Skimmer(asyncio.BufferedProtocol):
-    """A connection for large chunked answers: it looks at the framing and skips the bytes between.
+    """A connection for large chunked answers: it reads the framing, and skips the content.
 
-    Bytes are received into one buffer and copied nowhere else::
+    It receives bytes into one buffer, and copies them nowhere else::
 
         head CRLF CRLF | size CRLF bytes CRLF | size CRLF bytes CRLF | 0 CRLF CRLF
     """
@@ -173,7 +173,7 @@ class Skimmer(asyncio.BufferedProtocol):
         self._filled = end - at
 
     def _framing(self, at: int, end: int) -> int:
-        """Take a head or a chunk's size; return the place after it."""
+        """Parse a head or a chunk's size; return the place after it."""
         if self._in_head:
             head = bytes(self._buffer[at:end])
             if head[9:12] != b"200" or b"chunked" not in head.lower():
@@ -251,7 +251,7 @@ async def skim(port: int) -> Skimmer:
 
 
 async def ask(port: int, request: bytes) -> bytes:
-    """Make one request on a connection of its own and return the answer's body."""
+    """Make one request on a new connection, and return the answer's body."""
     wire = await connect(port, keep_body=True)
     try:
         await wire.exchange(request)
@@ -261,9 +261,9 @@ async def ask(port: int, request: bytes) -> bytes:
 
 
 async def drive(port: int, lanes: Sequence[Sequence[bytes]], *, units: int, seconds: float) -> Load:
-    """Send without end on one connection per lane, each its own requests in turn.
+    """Send requests for ``seconds``, on one connection for each lane, one request after the other.
 
-    ``units`` is what one request counts for. Answers after the deadline are awaited, not counted.
+    One request counts as ``units``. Answers after the deadline are awaited, but not counted.
 
     Raises:
         LoadFailed: an answer was an error, or a connection broke.
@@ -273,7 +273,7 @@ async def drive(port: int, lanes: Sequence[Sequence[bytes]], *, units: int, seco
     deadline_ns = began_ns + int(seconds * 1e9)
     senders: list[_Sender] = []
     for number, lane in enumerate(lanes):
-        # Each connection starts at another place of its requests.
+        # Each connection starts with another of its requests.
         requests = islice(cycle(lane), number % len(lane), None)
         sender = _Sender(requests, deadline_ns)
         await loop.create_connection(lambda sender=sender: sender, HOST, port)  # type: ignore[misc]
@@ -296,10 +296,10 @@ async def drive(port: int, lanes: Sequence[Sequence[bytes]], *, units: int, seco
 async def pace(
     lanes: Sequence[tuple[int, Sequence[bytes]]], *, rate: float, units: int, seconds: float
 ) -> Load:
-    """Send about ``rate`` requests a second, at random moments, however soon the answers come.
+    """Send about ``rate`` requests a second, at random moments that do not depend on the answers.
 
-    ``lanes`` are ports, each with requests; they take turns, and so do PACED_CONNECTIONS of each. The
-    moments are the same in every call. ``units`` is what one request counts for.
+    ``lanes`` are ports, each with requests. Lanes take turns, and so do the PACED_CONNECTIONS of each. The moments are
+    the same in every call. One request counts as ``units``.
 
     Raises:
         LoadFailed: an answer was an error, or a connection broke.

@@ -1,4 +1,4 @@
-"""What was measured where: versions, processor, kernel, date."""
+"""Describe the measurement: versions, processor, kernel, date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("tms-broker", "aiohttp", "uvloop", "plyvel", "aiokafka", "redis", "
 
 
 def described() -> dict[str, Any]:
-    """Return what belongs beside every figure."""
+    """Return the description of machine and software, which belongs beside every figure."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": _said("git", "rev-parse", "--short", "HEAD"),

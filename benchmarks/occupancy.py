@@ -1,13 +1,13 @@
-"""Did something else use the processor while a run was timed?
+"""Find out if other programs used the processor during a timed run.
 
-The kernel counts what all cores did (``/proc/stat``) and what each process did. What is left when our
-own processes are taken off is somebody else's::
+The kernel counts the time of all cores (``/proc/stat``) and of each process. The time of all cores without that of our
+own processes is the time of other programs::
 
     others = (user + nice + system) of the machine - ours - kernel threads
     stolen = time in which another guest of the same host had a core of ours
 
-Interrupts are left out: disk and loopback traffic of a run cause them. Kernel threads are taken off for
-the same reason: they write our pages back.
+Interrupts do not count, as the disk and loopback traffic of a run causes them. Kernel threads do not count for the same
+reason: they write our pages to disk.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 OTHERS_MAX = 0.10
-"""Cores (of all together) that others may have used on average in a kept run."""
+"""The most cores that other programs together may use on average in a kept run."""
 STOLEN_MAX = 0.10
-"""Cores that may have been stolen on average in a kept run."""
+"""The most cores that the host may steal on average in a kept run."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KERNEL_PARENT = 2
@@ -50,13 +50,13 @@ def snapshot(elapsed_s: float, processes: Iterable[int]) -> Snapshot:
 
 
 def process_s(pid: int) -> float:
-    """Return the seconds of processor time of a process and its ended children; 0 if it is gone."""
+    """Return the processor time of a process and its ended children, in seconds; 0 if it is gone."""
     fields = _stat_fields(pid)
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
 def objection(before: Snapshot, after: Snapshot) -> str:
-    """Return why a run between two snapshots does not count; empty if it does."""
+    """Return why a run between two snapshots does not count; empty if it counts."""
     elapsed_s = after.elapsed_s - before.elapsed_s
     ours_s = sum(after.processes_s[pid] - before.processes_s[pid] for pid in after.processes_s)
     kernel_s = after.kernel_threads_s - before.kernel_threads_s

@@ -1,6 +1,6 @@
-"""The servers that are measured: ours, the peers, and a bare one; all on core 0, data side by side.
+"""The measured servers: ours, the peers, and a bare one. All run on core 0, with data on the same file system.
 
-One is under load at a time. The others are frozen meanwhile (SIGSTOP), so that they cost nothing and
+Only one is under load at a time. The others are frozen meanwhile (SIGSTOP), so that they use no processor time and
 stay warm.
 """
 
@@ -26,11 +26,11 @@ _HEAP = ("-Xms1g", "-Xmx1g")
 
 @runtime_checkable
 class HttpServer(Protocol):
-    """A server that is spoken to over HTTP."""
+    """A server that answers HTTP requests."""
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port on which it listens."""
 
 
 class OurServer(ServerProcess):
@@ -87,20 +87,20 @@ class BareServer(ServerProcess):
 
 
 def data_folder() -> Path:
-    """Where the servers' folders lie: the same file system for all."""
+    """Return the folder of the servers' folders: the same file system for all."""
     return Path(tempfile.gettempdir())
 
 
 def cdap() -> TmsServer:
-    """CDAP's own server; on one core, the serial collector is the one that costs least."""
+    """Return CDAP's own server. On one core the serial garbage collector costs least."""
     return TmsServer(jvm_options=(*_HEAP, "-XX:+UseSerialGC"), cpu=SERVER_CPU)
 
 
 def kafka() -> KafkaServer:
-    """One Kafka broker that syncs each appended batch."""
+    """Return one Kafka broker that syncs each appended batch."""
     return KafkaServer(jvm_options=(*_HEAP, "-XX:+UseG1GC"), cpu=SERVER_CPU)
 
 
 def redis() -> RedisServer:
-    """A Redis that syncs before it answers."""
+    """Return a Redis that syncs before it answers."""
     return RedisServer(cpu=SERVER_CPU)

@@ -1,9 +1,9 @@
 """(d) Polls of 100,000 messages by one consumer: whole, and by pages of 1,000.
 
-Our server answers from its cache, and once more, started without one, from LevelDB (whose files the
-operating system has in memory, as those of CDAP's server). Pages are asked for one after the other, each
-from the last message of the one before; where those are is found out beforehand, so that the load
-generator decodes nothing while the clock runs. A reply must have at least the bytes of its messages.
+Our server has two sides: one answers from its cache, and one runs without a cache and answers from LevelDB. The
+operating system has LevelDB's files in memory, as it has those of CDAP's server. Pages follow one another, each from
+the last message of the previous page. The starts of pages are found before the run, so the load generator decodes
+nothing during it. A reply must have at least the bytes of its messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SOURCES = (
 
 
 async def measure(bench: Bench) -> Question:
-    """Ask the question."""
+    """Measure all sides, and return their figures."""
     question = Question(letter="d", title=f"polls of {MESSAGES:,} messages of 256 B, one consumer")
     sides: list[Side] = []
     for source, key, make in _SOURCES:
@@ -80,7 +80,7 @@ async def _fill(port: int) -> list[tuple[bytes, int]]:
 
 
 def decoded(body: bytes) -> list[Message]:
-    """Return the messages of a poll's reply. Raises if it is cut off."""
+    """Return the messages of a poll's reply. Raises an error if it is cut off."""
     decoder = PollDecoder()
     messages = decoder.feed(body)
     decoder.finish()

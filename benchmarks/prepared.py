@@ -1,4 +1,4 @@
-"""Requests made before the clock runs: payloads of 256 random bytes, which do not compress."""
+"""Make requests before a timed run: payloads are 256 random bytes, which do not compress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def create_topic(port: int, topic: str) -> None:
 
 
 def publishes(topic: str, *, messages: int, requests: int) -> list[bytes]:
-    """Return publish requests of so many messages each, all different."""
+    """Return publish requests of ``messages`` messages each, all different."""
     pool = payloads(max(512, min(messages * requests, 4096)))
     made = []
     for number in range(requests):
@@ -47,7 +47,7 @@ def poll(
     limit: int | None = None,
     wait_s: int = 0,
 ) -> bytes:
-    """Return a poll request; it begins after ``start`` if that is a message."""
+    """Return a poll request; it begins behind ``start`` if that is a message id."""
     body = avro.encode_poll(Poll(start, limit=limit, inclusive=False))
     query = f"?wait={wait_s}" if wait_s else ""
     return http_request("POST", _path(topic, "/poll") + query, body)

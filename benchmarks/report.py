@@ -1,4 +1,4 @@
-"""The results as text, and as docs/results/benchmarks.md with a plot: ``python -m benchmarks.report FILE``."""
+"""Show results as text, and write docs/results/benchmarks.md with a plot: ``python -m benchmarks.report FILE``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _INTRODUCTION = """\
 Measured by `make bench` on {date}: {processor}, {cores} cores, Linux {kernel}, Python {python}; the
 commit was {commit}. Peers: CDAP's own messaging server {cdap} on LevelDB and Kafka {kafka}
 (`flush.messages=1`, aiokafka {aiokafka} with `acks=all`), both on Java {java}, and Redis {redis}
-(`appendfsync always`, redis-py {redispy}). Everybody acknowledges after a sync to disk. Payloads are 256
-random bytes. The server has one core, the load the other. Servers are warm, and take turns; while one is
-measured, the others are frozen.
+(`appendfsync always`, redis-py {redispy}). All servers acknowledge after a sync to disk. Payloads are 256 random bytes.
+The server has one core, and the load has the other. Servers are warm, and take turns. While one is measured, the others
+are frozen.
 
-The machine's own figure, which stands beside every other: appending 256 bytes and syncing them, one after
-the other, went **{syncs:,.0f} times a second** (p50 {sync_p50:.3f} ms, p99 {sync_p99:.3f} ms).
+For comparison, the machine itself appends and syncs 256 bytes **{syncs:,.0f} times a second**, one after the other (p50
+{sync_p50:.3f} ms, p99 {sync_p99:.3f} ms).
 
-Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and no
-more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A
-ratio is the median of the ratios turn by turn; where their middle half lies around its bound and is wider
-than {spread:.0%} of it, it is no result. Where too few runs were kept, the median of all stands in brackets.
-*Server* is the processor time of the server for each message or poll. *Acks a sync* were counted with
-strace in a run of its own.
+Each figure is a median of kept runs. A run is kept if other programs used at most {others} of a core, and the host
+took away at most {stolen} of a core. *Spread* is the distance between the highest and the lowest kept run. A ratio is
+the median of the ratios of all turns. If the middle half of the turns lies on both sides of the bound, and is wider
+than {spread:.0%} of the median, the ratio is no result. If too few runs were kept, the median of all runs is in
+brackets. *Server* is the processor time of the server for each message or poll. *Acks a sync* were counted with strace
+in a separate run.
 """
 
 
@@ -124,7 +124,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def section(question: dict[str, Any]) -> Iterator[str]:
-    """Give the parts of one question's section of a page."""
+    """Yield the parts of one question's section of a page."""
     yield f"## ({question['letter']}) {question['title']}"
     rows = [_HEADINGS, *(_row(series) for series in question["series"])]
     ruler = "|" + "|".join(["---", *["--:"] * (len(_HEADINGS) - 1)]) + "|"
@@ -144,11 +144,11 @@ def section(question: dict[str, Any]) -> Iterator[str]:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Draw every judged ratio beside its bound."""
-    import matplotlib as mpl  # noqa: PLC0415 - Only who draws needs it.
+    import matplotlib as mpl  # noqa: PLC0415 - Only plots need it.
 
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "benchmarks"
-    from matplotlib import pyplot as plt  # noqa: PLC0415 - After the choice of what draws.
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - It must come after the choice of the backend.
 
     judged = [
         (f"({question['letter']}) {ratio['text']}", ratio)
@@ -168,13 +168,13 @@ def plot(results: dict[str, Any], path: Path) -> None:
     axes.set_yticks(range(len(judged)), [text for text, _ in judged])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.3 * max((ratio["value"] for _, ratio in judged), default=1.0))
-    axes.set_xlabel("ratio; the triangle is what it must be at least (>) or at most (<)")
+    axes.set_xlabel("ratio; the triangle is its bound: at least (>) or at most (<)")
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
 def main(source: Path) -> None:
-    """Write the page, its plot, and the figures that they are made of."""
+    """Write the page, its plot, and their figures."""
     results = json.loads(source.read_text())
     (RESULTS / "benchmarks.md").write_text(as_markdown(results))
     plot(results, RESULTS / "benchmarks.svg")
@@ -186,5 +186,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         "python -m benchmarks.report", description="Write the page of the benchmarks, and its plot."
     )
-    parser.add_argument("file", type=Path, help="what `make bench ARGS='--json FILE'` wrote")
+    parser.add_argument("file", type=Path, help="the JSON file of `make bench ARGS='--json FILE'`")
     main(parser.parse_args().file)

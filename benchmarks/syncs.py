@@ -1,4 +1,4 @@
-"""Syncs: how many the machine can do, and how many a server does for what it acknowledges."""
+"""Count syncs: how many the machine can do, and how many messages a server acknowledges for each sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNTED = re.compile(r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(\d+)\s+(?:\d+\s+)?(\w+)$", 
 
 
 class SyncFile:
-    """A file that is appended to and synced, as every log is."""
+    """A file for appends and syncs, like a log."""
 
     def __init__(self, folder: Path) -> None:
         self._handle, name = tempfile.mkstemp(dir=folder)
@@ -29,7 +29,7 @@ class SyncFile:
         self._payload = os.urandom(PAYLOAD_BYTES)
 
     def sync(self) -> int:
-        """Append and sync; return the nanoseconds that it took."""
+        """Append and sync; return the time in nanoseconds."""
         began_ns = time.perf_counter_ns()
         os.write(self._handle, self._payload)
         os.fdatasync(self._handle)
@@ -57,16 +57,16 @@ def raw_syncs(folder: Path, seconds: float) -> Load:
 async def acks_per_sync(
     pid: int, load: Callable[[float], Awaitable[Load]], seconds: float
 ) -> float | None:
-    """Run a load while strace counts the server's syncs; None where that can't be counted.
+    """Run a load while strace counts the server's syncs; return units a sync, None if strace can't count.
 
-    Such a run is slower, so it is none of the timed ones.
+    Such a run is slower, so it is not one of the timed runs.
     """
     if shutil.which("strace") is None:
         return None
     command = ("strace", "-f", "-c", "-e", f"trace={_CALLS}", "-p", str(pid))
     tracer = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert tracer.stderr is not None
-    said = await tracer.stderr.readline()  # It has attached, or says why it may not.
+    said = await tracer.stderr.readline()  # strace has attached, or prints why it can't.
     if b"attached" not in said:
         tracer.kill()
         await tracer.wait()

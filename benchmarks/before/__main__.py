@@ -1,8 +1,8 @@
 """``python -m benchmarks.before --before PATH [questions…] [--json FILE] [--quick] [--page]``.
 
-Questions: publish polls small time expiry disk cluster moves kafka; all of them if none is named. Those
-of a cluster start ZooKeeper and HBase, and a cluster of each checkout on them. Exits with 1 if a figure
-misses what it must be, else with 0. A question without a result says so, and is neither.
+Questions: publish polls small time expiry disk cluster moves kafka; all of them if none is named. The questions about
+clusters (cluster, moves, kafka) start ZooKeeper and HBase, and on them a cluster of each checkout. Exits with 1 if a
+figure misses its bound, else with 0. A question without a result is reported as such; it neither meets nor misses.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _ended(results: dict[str, Any], options: argparse.Namespace) -> int:
     if options.page:
         page.main(options.json)
     else:
-        say(f"`python -m benchmarks.before.report {options.json}` makes the page of this")
+        say(f"`python -m benchmarks.before.report {options.json}` makes the page of these results")
     missed = [
         ratio["text"]
         for question in results["questions"]
@@ -104,7 +104,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--before", type=Path, required=True, help="a checkout of the commit to compare with"
     )
     parser.add_argument("--runs", type=int, help="kept runs a side")
-    parser.add_argument("--messages", type=int, help="messages that are stored (5,000,000)")
+    parser.add_argument("--messages", type=int, help="number of stored messages (5,000,000)")
     parser.add_argument("--quick", action="store_true", help="short runs, no conclusions")
     parser.add_argument("--page", action="store_true", help="write the page in docs as well")
     parser.add_argument("--json", type=Path, default=Path("data/benchmarks-storage.json"))

@@ -1,7 +1,7 @@
-"""A cluster of each checkout on the same HBase and ZooKeeper, with tables and a root of their own.
+"""A cluster of each checkout on the same HBase and ZooKeeper, each with its own tables and root.
 
-The nodes of the one that does not take its turn are not frozen, since they would lose their sessions; they
-have nothing to do. All nodes are without a cache, so that polls read from HBase.
+While one cluster has its turn, the nodes of the other are idle. They are not frozen, as they would lose their sessions.
+All nodes run without a cache, so that polls read from HBase.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GroundBefore(Ground):
 
 
 class Grounds(NamedTuple):
-    """Both clusters, and the checkout of the one."""
+    """The shared servers, and the cluster of each side."""
 
     cluster: LocalCluster
     by_side: dict[str, Ground]
@@ -113,7 +113,7 @@ async def _measure(
 
 
 async def _rates(bench: Bench, grounds: Grounds) -> Question:
-    """Ask how fast clusters take messages, what that costs, and how fast they are read again."""
+    """Measure how fast clusters store messages, at which cost, and how fast consumers read them."""
     question = Question(letter="cluster", title="cluster: publishing and reading")
     led = {
         side: await ground.topics("before", 8, ground.nodes[0].instance)
@@ -198,7 +198,7 @@ async def _polled(port: int, lane: Sequence[bytes], seconds: float) -> Load:
 
 
 async def _moves(bench: Bench, grounds: Grounds) -> Question:
-    """Ask how long a topic pauses while it moves, and how long 1,000 topics take to fail over."""
+    """Measure how long a topic pauses while it moves, and how long 1,000 topics take to fail over."""
     question = Question(letter="moves", title="cluster: planned handoffs, and a failover")
     for side, ground in grounds.by_side.items():
         gaps, apart = await pauses.moved(bench, ground, 1)
@@ -218,7 +218,7 @@ async def _moves(bench: Bench, grounds: Grounds) -> Question:
 
 
 async def _beside_kafka(bench: Bench, grounds: Grounds) -> Question:
-    """Ask for 8 topics x 100 messages through Python clients, beside three Kafka brokers."""
+    """Measure 8 topics x 100 messages through Python clients, beside three Kafka brokers."""
     ground = grounds.by_side[NOW]
     names = await ground.topics("kafka", 8, ground.nodes[0].instance)
     urls = [str(node.process.url) for node in ground.nodes]
@@ -226,4 +226,4 @@ async def _beside_kafka(bench: Bench, grounds: Grounds) -> Question:
 
 
 QUESTIONS: dict[str, Ask] = {"cluster": _rates, "kafka": _beside_kafka, "moves": _moves}
-"""In this order: the last one leaves nodes dead."""
+"""The order matters: the last question leaves nodes dead."""

@@ -1,4 +1,4 @@
-"""What it costs to remove what has expired, and how many bytes messages and topics take, now and before."""
+"""Measure the cost of removing expired messages, and the size of messages and topics on disk, now and before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNT_MUST, P99_MUST, IDLE_MUST = 0.05, 1.5, 1024.0
 
 
 async def measure(bench: Bench, before: Path) -> Question:
-    """Ask for the processor time of removing messages, and publishes meanwhile beside quiet ones."""
+    """Measure the processor time of removing messages, and the latency of publishes meanwhile."""
     count = bench.plan.stored_messages
     question = Question(letter="expiry", title=f"LevelDB: removing {count:,} expired messages")
     servers = await both(bench, before, *SWEEPS)
@@ -51,7 +51,10 @@ _WHEN = ("while removing", "quiet")
 async def _removed(
     bench: Bench, question: Question, name: str, server: OurServer, count: int
 ) -> None:
-    """Fill a topic, let it all expire, and count what its removal took above publishing alone."""
+    """Fill a topic, let all its messages expire, and measure the processor time of their removal.
+
+    Publishes to another topic run all the time; their processor time is subtracted.
+    """
     async with bench.awake(server):
         for topic in (TOPIC, BESIDE):
             await prepared.create_topic(server.port, topic)
@@ -71,7 +74,7 @@ async def _removed(
             load, cpu_s = await _published(server, slice_s)
             taken.append(cpu_s - per_slice_s)
             p99s.append(_p99(load))
-            # Work goes on while this takes more than a tenth of a core above what publishing takes.
+            # The removal goes on while the server uses more than a tenth of a core above publishing alone.
             busy = taken[-1] > slice_s / 10
             still = 0 if busy or _bytes(server) > full / 2 else still + 1
     say(f"  {name}: {sum(taken):.1f} s of processor time in {len(taken) * slice_s:.0f} s")
@@ -94,7 +97,7 @@ async def _published(server: OurServer, seconds: float) -> tuple[Load, float]:
 
 
 async def _expire(port: int, topic: str) -> None:
-    """Give a topic the shortest life."""
+    """Set the shortest ttl on a topic."""
     path = f"/v1/namespaces/{prepared.NAMESPACE}/topics/{topic}/properties"
     body = json.dumps({"ttl": "1"}).encode()
     await ask(port, http_request("PUT", path, body, "application/json"))
@@ -105,7 +108,7 @@ def _p99(load: Load) -> float:
 
 
 async def disk(bench: Bench, before: Path) -> Question:
-    """Ask how many bytes on disk a message of 256 B takes, and a topic that got one message."""
+    """Measure the bytes on disk of a message of 256 B, and of a topic with one message."""
     question = Question(letter="disk", title="LevelDB: bytes on disk")
     count = min(bench.plan.stored_messages, 1_000_000)
     flags = ("--sweep-interval", "3600")
@@ -136,7 +139,7 @@ async def disk(bench: Bench, before: Path) -> Question:
 
 
 async def _at_rest(server: OurServer) -> int:
-    """Return the bytes on disk after a restart, which leaves none of it in LevelDB's log alone."""
+    """Return the bytes on disk after a restart. After it no data is in LevelDB's log alone."""
     await settled(server.pid)
     await asyncio.to_thread(server.stop)
     await asyncio.to_thread(server.start)

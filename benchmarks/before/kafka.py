@@ -1,7 +1,7 @@
-"""Three Kafka brokers beside three of our nodes, each through its own Python client.
+"""Compare three Kafka brokers with three of our nodes, each through its own Python client.
 
-Eight topics, each with one producer that awaits one batch of 100 messages after the other. Kafka: one
-partition each, three replicas, ``acks=all``, ``flush.messages=1``, so that each replica syncs each batch.
+There are eight topics. Each has one producer that awaits one batch of 100 messages after the other. Kafka has one
+partition for each topic, three replicas, ``acks=all`` and ``flush.messages=1``. So each replica syncs each batch.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Publish = Callable[[str, Sequence[bytes]], Awaitable[Any]]
 
 
 class Broker(KafkaServer):
-    """One of three."""
+    """One of three Kafka brokers."""
 
     def __init__(self, number: int) -> None:
-        """Be the broker with this number; ``voters`` is to be set before the start."""
+        """Make the broker with this number; set ``voters`` before the start."""
         super().__init__(jvm_options=_HEAP)
         self.number = number
         self.voters = ""
 
     @property
     def vote(self) -> str:
-        """How the others find it."""
+        """The address at which the other brokers find it."""
         return f"{self.number}@127.0.0.1:{self._controller_port}"
 
     @override
@@ -65,7 +65,7 @@ class Broker(KafkaServer):
         super()._format(class_path, configuration)
 
     def _configure(self) -> None:
-        """Put the own settings behind those of a broker alone: the last ones count."""
+        """Append this broker's settings to those of a single broker: the last ones count."""
         with (self.folder / "server.properties").open("a") as file:
             file.write(_OWN.format(number=self.number, voters=self.voters))
 
@@ -136,7 +136,7 @@ async def _ours(urls: Sequence[str], topics: Sequence[str], seconds: float) -> L
 
 
 async def _published(publish: Publish, topics: Sequence[str], seconds: float) -> Load:
-    """Let each topic have one batch after the other until the time is over."""
+    """Publish one batch after the other to each topic, until the time is over."""
     pool = prepared.payloads(1_000)
     latencies = array("q")
     clock = time.perf_counter_ns

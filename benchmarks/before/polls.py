@@ -1,4 +1,4 @@
-"""Reading from LevelDB's files, now and before: both are started without a cache."""
+"""Measure reads from LevelDB's files, now and before: both servers run without a cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Polls = Sequence[tuple[bytes, int]]
 
 
 async def measure(bench: Bench, before: Path) -> Question:
-    """Ask for polls of messages that were published 1,000 at a time, beside CDAP's server."""
+    """Measure polls of messages that were published 1,000 at a time, beside CDAP's server."""
     question = Question(letter="polls", title="LevelDB: polls from disk, now and before")
     servers: dict[str, peers.HttpServer] = dict(await both(bench, before, *NO_CACHE))
     cdap = await bench.server(CDAP, peers.cdap)
@@ -51,7 +51,7 @@ async def measure(bench: Bench, before: Path) -> Question:
 
 
 async def small(bench: Bench, before: Path) -> Question:
-    """Ask for polls of messages that were committed one at a time."""
+    """Measure polls of messages that were committed one at a time."""
     question = Question(letter="small", title="LevelDB: polls of messages committed one at a time")
     servers = await both(bench, before, *NO_CACHE)
     count = SMALL_MESSAGES if bench.plan.stored_messages >= 5_000_000 else QUICK_SMALL_MESSAGES
@@ -72,7 +72,7 @@ async def small(bench: Bench, before: Path) -> Question:
 
 
 async def by_time(bench: Bench, before: Path) -> Question:
-    """Ask for polls by times at which old messages were published, and end the servers."""
+    """Measure polls by the publish times of old messages; end the servers."""
     count = bench.plan.stored_messages
     question = Question(letter="time", title=f"LevelDB: polls by old time, {count:,} messages")
     servers = await both(bench, before, *NO_CACHE)
@@ -130,7 +130,7 @@ async def _filled(bench: Bench, name: str, server: peers.HttpServer) -> Mapping[
 
 
 async def _requests(port: int, topic: str, count: int) -> Mapping[str, Polls]:
-    """Return the polls of each kind, and how many messages each gives."""
+    """Return the polls of each kind, each with the number of messages that it returns."""
     ids = [message.id for message in decoded(await ask(port, prepared.poll(topic)))]
     assert len(ids) == count, f"{len(ids)} messages came back of {count}"
     rng = random.Random(2)

@@ -1,4 +1,4 @@
-"""Publishing to a standalone node, now and before."""
+"""Measure publishes to a standalone node, now and before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MUST, AIM_HUNDRED = 0.95, 1.4
 
 
 async def measure(bench: Bench, before: Path) -> Question:
-    """Ask how fast both take messages: questions (a), (b), (c) and (e) of ``python -m benchmarks``."""
+    """Measure how fast both store messages: questions (a), (b), (c) and (e) of ``python -m benchmarks``."""
     question = Question(letter="publish", title="LevelDB: publishing, now and before")
     servers = await both(bench, before)
     for server in servers.values():
@@ -41,7 +41,7 @@ async def measure(bench: Bench, before: Path) -> Question:
     ]
     await bench.measure(question, clients)
     await _latency(bench, question, servers)
-    # Last: the faster side stores more in the same time, and has more to merge afterwards.
+    # This comes last: the faster side stores more in the same time, and LevelDB has more to merge afterwards.
     await _rates(bench, question, servers, HUNDRED, hundred * each, 100)
     related(question, CLIENT, must=MUST)
     related(question, ONE, must=MUST)

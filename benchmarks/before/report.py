@@ -1,7 +1,7 @@
-"""docs/results/benchmarks-storage.md: ``python -m benchmarks.before.report FILE…``.
+"""Write docs/results/benchmarks-storage.md: ``python -m benchmarks.before.report FILE…``.
 
-Questions may be asked in several runs. Of a question that several files answer the last answer counts, and each part
-of the page says which commit it is of.
+Several runs may answer the questions. If several files answer a question, the last answer counts. Each part of the
+page names its commit.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _MADE = "<!-- Made by `python -m benchmarks.before.report`: measure anew, don't 
 
 _INTRODUCTION = """\
 Measured by `python -m benchmarks.before` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
-{python}, Java {java}. *Now* is commit {commit}, *before* is commit {before};
-their servers took turns in one run, on the same machine, with the same load. Payloads are 256 random bytes. A
-standalone server has one core and the load the other; a cluster of each is three nodes on the same ZooKeeper
-and HBase {hbase} (one region server, one Thrift-2 gateway), with tables of its own.
+{python}, Java {java}. *Now* is commit {commit}, *before* is commit {before}. Their servers took turns in one run, on
+the same machine, with the same load. Payloads are 256 random bytes. A standalone server has one core, and the load has
+the other. Each cluster is three nodes on the same ZooKeeper and HBase {hbase} (one region server, one Thrift-2
+gateway), with its own tables.
 
-Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and no
-more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is the
-median of the ratios turn by turn; where their middle half lies around its bound and is wider than
-{spread:.0%} of it, it is no result. Where too few runs were kept, the median of all stands in brackets. The
-machine appends and syncs 256 bytes {syncs:,.0f} times a second.
+Each figure is a median of kept runs. A run is kept if other programs used at most {others} of a core, and the host
+took away at most {stolen} of a core. *Spread* is the distance between the highest and the lowest kept run. A ratio is
+the median of the ratios of all turns. If the middle half of the turns lies on both sides of the bound, and is wider
+than {spread:.0%} of the median, the ratio is no result. If too few runs were kept, the median of all runs is in
+brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
 """
 
 
@@ -56,7 +56,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answers of several runs as those of one."""
+    """Merge the answers of several runs into one."""
     answers: dict[str, dict[str, Any]] = {}
     for run in runs:
         for question in run["questions"]:
@@ -72,7 +72,7 @@ def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(*sources: Path) -> None:
-    """Write the page and the figures that it is made of."""
+    """Write the page and its figures."""
     runs = [json.loads(source.read_text()) for source in sources]
     results = runs[0] if len(runs) == 1 else together(runs)
     (RESULTS / PAGE).write_text(as_markdown(results))
@@ -85,6 +85,6 @@ if __name__ == "__main__":
         description="Write the page of the storage's benchmarks.",
     )
     parser.add_argument(
-        "files", nargs="+", type=Path, help="what `python -m benchmarks.before` wrote"
+        "files", nargs="+", type=Path, help="the JSON files of `python -m benchmarks.before`"
     )
     main(*parser.parse_args().files)

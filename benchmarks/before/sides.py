@@ -1,4 +1,4 @@
-"""The servers of both checkouts, alone on LevelDB."""
+"""The standalone servers of both checkouts, on LevelDB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_CACHE = ("--cache-bytes-max", "0")
 
 
 def environment_of(checkout: Path) -> dict[str, str]:
-    """Return the variables under which Python takes its modules from a checkout, and not from here."""
+    """Return the environment variables by which Python imports the modules of a checkout, and not this one's."""
     return {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
 
 
@@ -34,7 +34,7 @@ class ServerBefore(peers.OurServer):
 
 
 async def both(bench: Bench, before: Path, *flags: str) -> Mapping[str, peers.OurServer]:
-    """Return both servers, each started once for the same flags."""
+    """Return both servers; start each once for the same flags."""
     makers: dict[str, Callable[[], ServerProcess]] = {
         NOW: partial(peers.OurServer, *flags),
         BEFORE: partial(ServerBefore, before, *flags),
@@ -49,7 +49,7 @@ async def both(bench: Bench, before: Path, *flags: str) -> Mapping[str, peers.Ou
 
 
 def end_both(bench: Bench, *flags: str) -> None:
-    """End the servers that ``both`` gave."""
+    """End the servers of ``both``."""
     for name in (NOW, BEFORE):
         bench.stop(" ".join((name, *flags)))
 
@@ -62,7 +62,7 @@ def related(
     aim: float | None = None,
     at_most: bool = False,
 ) -> Ratio:
-    """Relate now to before and put the ratio into the question."""
+    """Compare now with before, and put the ratio into the question."""
     now, before = (question.named(named(side, what)) for side in (NOW, BEFORE))
     ratio = compare(now, before, must=must, aim=aim, at_most=at_most)
     question.ratios.append(ratio)

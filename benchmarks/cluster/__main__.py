@@ -1,7 +1,7 @@
 """``python -m benchmarks.cluster [i g h k j] [--runs N] [--json FILE] [--quick] [--page]``.
 
-Starts a cluster of its own, in a temporary folder, and ends it. Exits with 1 if a figure misses what it
-must be, else with 0. What gave no result is said so and is neither.
+Starts its own cluster in a temporary folder, and ends it. Exits with 1 if a figure misses its bound, else with 0. A
+figure without a result is reported as such; it neither meets nor misses its bound.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ QUESTIONS: dict[str, Ask] = {
     "k": shares.measure,
     "j": failover.measure,
 }
-"""In this order: pauses before HBase has a minute of full load to digest; the last one leaves a node dead."""
+"""The order matters: pauses come first, before HBase must compact the data of full load; the last leaves a node dead."""
 PLAN = Plan(runs=3, long_runs=9, run_s=2.5, settle_s=0.3, attempts_per_run=2)
 QUICK = Plan(runs=1, long_runs=1, run_s=1.0, settle_s=0.2, attempts_per_run=1)
 WARM_S, QUICK_WARM_S = 9.0, 2.0
-"""Of each of four kinds of load: a JVM's first seconds are a tenth of its speed."""
+"""The warm-up time of each of four kinds of load: in its first seconds a JVM has a tenth of its speed."""
 RAW_S = 1.5
 
 
@@ -52,14 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = replace(plan, runs=options.runs, long_runs=options.runs)
     results = machine.described() | {"quick": options.quick, "raw_sync": [], "questions": []}
     began = time.monotonic()
-    # The cluster is started and ended where no event loop waits for it.
+    # Start and end the cluster outside of the event loop, as this blocks.
     with LocalCluster(SIZES, own_settings=ALONE, report=say) as cluster:
         uvloop.run(_measure(cluster, plan, results, options))
     say(f"took {time.monotonic() - began:.0f} s")
     if options.page:
         page.main(options.json)
     else:
-        say(f"`python -m benchmarks.cluster.report {options.json}` makes the page of this")
+        say(f"`python -m benchmarks.cluster.report {options.json}` makes the page of these results")
     missed = [
         ratio["text"]
         for question in results["questions"]
@@ -105,7 +105,7 @@ async def _measure(
 
 
 async def _warm(ground: Ground, seconds: float) -> None:
-    """Let every process do what it will be asked, until it does it as fast as it can."""
+    """Run every kind of load on every process, until the processes have their full speed."""
     say(f"warming for {4 * seconds:.0f} s")
     node = ground.nodes[0]
     names = await ground.topics("warm", 8, node.instance)
@@ -119,7 +119,7 @@ async def _warm(ground: Ground, seconds: float) -> None:
 
 
 async def _bare(ground: Ground) -> dict[str, float]:
-    """Return what bare commits do now."""
+    """Return the present rates of bare commits."""
     alone = await ground.bare(1, 1, RAW_S)
     batched = await ground.bare(8, 100, RAW_S)
     return {

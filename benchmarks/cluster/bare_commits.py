@@ -1,13 +1,13 @@
-"""Commits to HBase with nothing around them: one compare-and-set of a head that carries the messages with it.
+"""Commits to HBase without a broker: one compare-and-set of a head, together with the messages.
 
 ``python -m benchmarks.cluster.bare_commits GATEWAY TABLE LANES MESSAGES SECONDS`` prints JSON: messages, seconds,
-and the nanoseconds of each commit. Each lane is a thread with a connection and a topic of its own, which
-does one commit after the other::
+and the nanoseconds of each commit. Each lane is a thread with its own connection and topic. It does one commit after
+the other::
 
     checkAndPut    the head of the topic's page, and MESSAGES messages as entries    FSYNC_WAL
 
-This is what a leader must have on disk before it acknowledges a batch; what a node makes beside it is what
-the broker costs. It speaks through thriftpy2, by the gateway's own definition.
+A leader must have this commit on disk before it acknowledges a batch. So the difference to a node's figures is the
+broker's cost. This module uses thriftpy2, with the gateway's own interface definition.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from broker.storage.keys import LogId, page_key
 IDL = thriftpy2.load(
     str(Path(__file__).parents[2] / "tests" / "data" / "hbase2.thrift"), module_name="hbase2_thrift"
 )
-_PROTOCOL: Any = TBinaryProtocolFactory  # It has no types.
+_PROTOCOL: Any = TBinaryProtocolFactory  # The package has no types.
 _TRANSPORT: Any = TBufferedTransportFactory
 _FSYNC = IDL.TDurability.FSYNC_WAL
 _HEAD_BYTES = 130
-"""As long as a page's head is."""
+"""The length of a page's head."""
 _PAGE_COMMITS = 500
-"""So many commits go to one row, as to a page."""
+"""The number of commits to one row, as to a page."""
 
 
 class Lane:
@@ -60,12 +60,12 @@ class Lane:
         self._payloads = [payloads[number % len(payloads)] for number in range(messages)]
         self._committed: bytes | None = None
         self._ms = time.time_ns() // 1_000_000
-        """Ids rise over all runs, so that none is written twice."""
+        """The time in ids. Ids rise over all runs, so that no id is written twice."""
         self._commits = 0
         self._row = b""
 
     def commit(self) -> None:
-        """Write entries and the head."""
+        """Write entries and the head in one commit."""
         self._ms += 1
         if self._commits % _PAGE_COMMITS == 0:
             key = page_key(self._log, row_id(self._ms, 0))
@@ -90,7 +90,7 @@ def _cell(family: bytes, column: bytes, value: bytes) -> Any:
 
 
 def main(gateway: str, table: str, lanes: int, messages: int, seconds: float) -> None:
-    """Commit for so many seconds; exit with 1 if a lane could not."""
+    """Commit for ``seconds``; exit with 1 if a lane failed."""
     host, _, port = gateway.rpartition(":")
     run = time.time_ns()
     made = [

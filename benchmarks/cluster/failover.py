@@ -1,4 +1,4 @@
-"""A node that leads 1,000 topics is killed: when does every one of them take messages again?"""
+"""Kill a node that leads 1,000 topics, and measure the time until all of them accept messages again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPICS, LANES = 1000, 64
 
 
 async def measure(_: Bench, ground: Ground) -> Question:
-    """Ask when 1,000 topics of a killed node go on. The node stays down."""
+    """Measure when 1,000 topics of a killed node accept messages again. The node stays down."""
     question = Question(letter="j", title=f"failover of {TOPICS:,} led topics")
     victim, survivor = ground.nodes[2], ground.nodes[0]
     names = ground.names("many", TOPICS, victim.instance)
@@ -47,7 +47,7 @@ async def measure(_: Bench, ground: Ground) -> Question:
 
 
 async def answered(port: int, requests: Sequence[bytes], began: float) -> list[float]:
-    """Have every request succeed, repeating what fails; return when each did, in seconds."""
+    """Send all requests, and retry those that fail; return the seconds from ``began`` to each success."""
     left = iter(requests)
     taken: list[float] = []
     async with asyncio.timeout(3 * WAIT_S):
@@ -57,7 +57,7 @@ async def answered(port: int, requests: Sequence[bytes], began: float) -> list[f
 
 async def _lane(port: int, left: Iterator[bytes], began: float, taken: list[float]) -> None:
     wire: Wire | None = None
-    for request in left:  # All lanes share it.
+    for request in left:  # All lanes share this iterator.
         while True:
             try:
                 wire = wire or await connect(port)

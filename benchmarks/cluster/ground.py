@@ -1,6 +1,6 @@
-"""The cluster that is measured: ZooKeeper, HBase with one gateway, three nodes, each a process.
+"""The measured cluster: ZooKeeper, HBase with one gateway, and three nodes, each in its own process.
 
-Nothing is pinned to a core: a commit goes through four processes, more than there are cores.
+No process is pinned to a core: a commit goes through four processes, and there may be fewer cores.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ALONE = {
     }
     for number in range(SIZES.nodes + 1, SIZES.nodes + SIZES.spares + 1)
 }
-"""Settings of the spare nodes, by which each is a cluster by itself on the same servers."""
+"""The settings of the spare nodes. With them each spare node is a cluster by itself, on the same servers."""
 
 
 class Node(NamedTuple):
-    """One node, by the number that it has in the cluster."""
+    """One node, with its instance id in the cluster."""
 
     instance: int
     port: int
@@ -49,20 +49,20 @@ class Node(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Calls to the storage, and requests that were passed on to other nodes."""
+    """The numbers of storage calls, and of requests that nodes forwarded."""
 
     calls: float
     forwarded: float
 
 
 class Ground:
-    """What can be asked of, and done to, the cluster."""
+    """The cluster, with requests to it and changes of it."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         """Use a cluster that has started."""
         self.cluster = cluster
         self.nodes: list[Node] = []
-        """In the order of their numbers."""
+        """The nodes, in the order of their instance ids."""
         self._made: set[str] = set()
 
     @property
@@ -71,7 +71,7 @@ class Ground:
         return self.cluster.nodes
 
     async def look(self) -> None:
-        """Learn which number each node has."""
+        """Find the instance id of each node."""
         member = self.members[0]
         told = await self.get(_port(member), "/v1/cluster")
         numbers = {node["url"]: node["node"] for node in told["nodes"]}
@@ -80,17 +80,17 @@ class Ground:
         )
 
     async def get(self, port: int, path: str) -> Any:
-        """Return what a node answers."""
+        """Return the JSON of a node's answer."""
         return json.loads(await ask(port, http_request("GET", path)))
 
     async def leader(self, topic: str, port: int) -> int | None:
-        """Return which node leads a topic, as the node at ``port`` finds out."""
+        """Return the leader of a topic, as the node at ``port`` sees it."""
         path = f"/v1/namespaces/{prepared.NAMESPACE}/topics/{topic}/leader"
         node: int | None = (await self.get(port, path))["node"]
         return node
 
     async def until_led(self, topics: Sequence[str], instance: int | None, port: int) -> None:
-        """Wait until ``instance``, or whoever is assigned if that is None, leads the topics."""
+        """Wait until ``instance`` leads the topics; None: until the assigned node of each leads it."""
         assigned = Assignment([node.instance for node in self.nodes])
         for topic in topics:
             wanted = assigned.leader_of(_id(topic)) if instance is None else instance
@@ -105,7 +105,7 @@ class Ground:
         return names_led_by(prefix, count, instance, [node.instance for node in self.nodes])
 
     async def topics(self, prefix: str, count: int, instance: int) -> list[str]:
-        """Create topics that ``instance`` leads; the same call again gives the same ones."""
+        """Create topics that ``instance`` leads. A repeated call returns the same topics."""
         names = self.names(prefix, count, instance)
         port = next(node.port for node in self.nodes if node.instance == instance)
         for name in names:
@@ -115,13 +115,13 @@ class Ground:
         return names
 
     async def pin(self, topic: str, instance: int, port: int) -> None:
-        """Have a topic led by a node."""
+        """Pin a topic to a node."""
         body = json.dumps({"node": instance}).encode()
         path = f"/v1/cluster/pins/{prepared.NAMESPACE}/{topic}"
         await ask(port, http_request("PUT", path, body, "application/json"))
 
     async def drain(self, instance: int, *, back: bool = False) -> None:
-        """Take a node's topics away, or give it back what it should lead."""
+        """Drain a node, or undrain it with ``back``."""
         port = self.nodes[0].port
         what = "undrain" if back else "drain"
         await ask(port, http_request("POST", f"/v1/cluster/nodes/{instance}/{what}"))
@@ -137,7 +137,7 @@ class Ground:
         return [Node(0, _port(node), node) for node in spares]
 
     def end_alone(self) -> None:
-        """End them. Blocks."""
+        """End the spare nodes. Blocks."""
         for node in self.cluster.spares:
             node.stop()
 
@@ -148,24 +148,24 @@ class Ground:
 
     @staticmethod
     async def counted(nodes: Sequence[Node]) -> Counted:
-        """Return what nodes have counted so far."""
+        """Return the nodes' counters so far."""
         texts = [(await ask(node.port, http_request("GET", "/metrics"))).decode() for node in nodes]
         return Counted(
             *(sum(summed(text, name) for text in texts) for name in (_CALLS, _FORWARDED))
         )
 
     def pids(self) -> list[int]:
-        """Return the processes of the cluster that live."""
+        """Return the running processes of the cluster."""
         return [member.pid for member in self.cluster.members if member.running]
 
     async def bare(self, lanes: int, messages: int, seconds: float) -> Load:
-        """Let a client of its own make bare commits."""
+        """Run bare commits in a separate process."""
         gateway = self.cluster.gateways[0].place.address
         return await _made_by("bare_commits", gateway, TABLE, lanes, messages, seconds)
 
 
 async def publishes(port: int, topics: Sequence[str], messages: int, seconds: float) -> Load:
-    """Let a client like that of the bare commits publish to a node."""
+    """Publish to a node in a separate process, like that of the bare commits."""
     return await _made_by("publishes", port, messages, seconds, *topics)
 
 
@@ -187,8 +187,8 @@ class Publisher:
     """Publishes to one topic, one request at a time, and goes on when a request fails.
 
     Attributes:
-        acks: When each acknowledgement came, in ``perf_counter`` seconds, from the first on.
-        failed: How many requests got another answer, or none.
+        acks: The time of each acknowledgement so far, in ``perf_counter`` seconds.
+        failed: The number of requests that got an error, or no answer.
     """
 
     def __init__(self, port: int, topic: str) -> None:
@@ -218,7 +218,7 @@ class Publisher:
                 await asyncio.sleep(AGAIN_S)
 
     async def more(self, count: int, state: Callable[[], str]) -> None:
-        """Wait for so many more acknowledgements."""
+        """Wait for ``count`` more acknowledgements."""
         wanted = len(self.acks) + count
 
         async def came() -> bool:
@@ -227,7 +227,7 @@ class Publisher:
         await until(came, f"{count} more acknowledgements ({self.failed} failed)", state)
 
     async def end(self) -> None:
-        """Stop after the request that is under way."""
+        """Stop after the request in flight."""
         self._ended = True
         await self._task
         if self._wire is not None:
@@ -235,23 +235,23 @@ class Publisher:
 
 
 async def until(ask_it: Callable[[], Any], what: str, state: Callable[[], str]) -> None:
-    """Ask again until it is so. Raises TimeoutError that tells how everything is."""
+    """Call ``ask_it`` until it returns true. Raises TimeoutError with the text of ``state``."""
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
             if await ask_it():
                 return
         except (LoadFailed, OSError):
-            pass  # Whoever was asked has just been killed, or knows no leader yet.
+            pass  # The node has just been killed, or knows no leader yet.
         if time.monotonic() > deadline:
             raise TimeoutError(f"not after {WAIT_S:.0f} s: {what}; {state()}")
         await asyncio.sleep(AGAIN_S)
 
 
 def longest_gap_s(acks: Sequence[float], began: float, ended: float) -> float:
-    """Return the longest time between two acknowledgements that is not over before ``began``.
+    """Return the longest time between two acknowledgements in ``[began, ended]``.
 
-    The first gap looked at is the one in which ``began`` lies, the last that in which ``ended`` lies.
+    This includes the gap in which ``began`` lies, and the one in which ``ended`` lies.
     """
     gaps = (
         after - before
@@ -262,7 +262,7 @@ def longest_gap_s(acks: Sequence[float], began: float, ended: float) -> float:
 
 
 def names_led_by(prefix: str, count: int, instance: int, instances: Collection[int]) -> list[str]:
-    """Return names of topics that one of several nodes should lead."""
+    """Return names of topics that are assigned to one of several nodes."""
     assigned = Assignment(instances)
     names: list[str] = []
     number = 0

@@ -1,9 +1,9 @@
-"""How long a topic takes no messages while its leadership moves.
+"""Measure the pause of a topic while its leadership moves.
 
-Publishers send one request after the other; a pause is the longest time between two acknowledgements of
-one publisher around the change. They stay with their node whoever leads: a single one with a node that leads
-every second time, and after a kill with one that never led. Moves come in sets: one in which others used the
-processors is kept apart and done again, and so is a kill.
+Publishers send one request after the other. A pause is the longest time between two acknowledgements of one publisher
+around the move. A publisher stays with its node, even if another node leads. A single publisher uses a node that leads
+after every second move. For kills it uses a node that never leads. Moves come in sets. A set or a kill in which other
+programs used the processors does not count, and is repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACKS_BETWEEN = 3
 
 
 async def measure(bench: Bench, ground: Ground) -> Question:
-    """Ask how long a topic takes nothing while its leadership moves."""
+    """Measure how long a topic accepts no messages while its leadership moves."""
     question = Question(letter="i", title="the pause of a topic while its leadership moves")
     for publishers in (1, 4):
         gaps, apart = await moved(bench, ground, publishers)
@@ -38,25 +38,25 @@ async def measure(bench: Bench, ground: Ground) -> Question:
     must = SESSION_TIMEOUT_MS + AFTER_SESSION_MS
     judge(question, "kill -9 of the leader", gaps, must, apart, part=1.0)
     question.notes.append(
-        f"Of handoffs the 99th percentile must be at most {HANDOFF_MUST_MS:.0f} ms, "
-        f"{HANDOFF_AIM_MS:.0f} is the aim; after a kill the longest of all must be at most the "
-        f"session's time-out ({SESSION_TIMEOUT_MS:.0f} ms) and {AFTER_SESSION_MS:.0f} ms."
+        f"The 99th percentile of handoffs must be at most {HANDOFF_MUST_MS:.0f} ms; the aim is "
+        f"{HANDOFF_AIM_MS:.0f} ms. The longest pause after a kill must be at most the session's "
+        f"time-out ({SESSION_TIMEOUT_MS:.0f} ms) and {AFTER_SESSION_MS:.0f} ms more."
     )
     return question
 
 
 class Sets:
-    """Pauses, and which of them count: those of sets in which nobody else used the processors."""
+    """Pauses of sets. A set counts if no other program used the processors."""
 
     def __init__(self, wanted: int) -> None:
-        """Want so many that count."""
+        """Collect until ``wanted`` pauses count."""
         self._wanted = wanted
         self._kept: list[float] = []
         self._others: list[float] = []
         self._apart = ""
 
     def add(self, gaps: Sequence[float], objection: str) -> None:
-        """Take a set; ``objection``: why it does not count, empty if it does."""
+        """Add a set; ``objection`` is why it does not count, empty if it counts."""
         say(
             f"  longest of {len(gaps)}: {max(gaps) * 1e3:.0f} ms   {objection and 'APART: '}{objection}"
         )
@@ -65,19 +65,19 @@ class Sets:
 
     @property
     def are_enough(self) -> bool:
-        """Whether so many count."""
+        """Return whether enough pauses count."""
         return len(self._kept) >= self._wanted
 
     @property
     def judged(self) -> tuple[list[float], str]:
-        """Those that count, if they are enough; else all, and why some do not."""
+        """The pauses that count, if they are enough; else all pauses, and why some do not count."""
         return (self._kept, "") if self.are_enough else (self._kept + self._others, self._apart)
 
 
 async def moved(bench: Bench, ground: Ground, publishers: int) -> tuple[list[float], str]:
-    """Move a topic to and fro; return each move's pause, of the publisher that waited longest.
+    """Move a topic between two nodes, and return the pauses as ``Sets.judged`` gives them.
 
-    As ``Sets`` judges them.
+    The pause of a move is that of the publisher with the longest one.
     """
     topic = (await ground.topics(f"moved-{publishers}", 1, ground.nodes[0].instance))[0]
     here, there, third = ground.nodes
@@ -85,7 +85,7 @@ async def moved(bench: Bench, ground: Ground, publishers: int) -> tuple[list[flo
     makers = [Publisher(port, topic) for port in ports[:publishers]]
     await _go_on(ground, makers, 20)
     sets = Sets(MOVES)
-    # The first ones meet servers that have never done this: their code is not compiled yet.
+    # The first moves do not count: the servers have not compiled this code yet.
     for to in itertools.islice(itertools.cycle((there, here)), MOVES_A_SET):
         await _move(ground, topic, makers, to)
     for _ in range(SETS_MAX):
@@ -109,7 +109,7 @@ async def _move(ground: Ground, topic: str, makers: Sequence[Publisher], to: Nod
 
 
 async def _killed(bench: Bench, ground: Ground) -> tuple[list[float], str]:
-    """Kill the leader and start it again, several times; return the pauses likewise."""
+    """Kill the leader and start it again, several times; return the pauses as ``Sets.judged`` gives them."""
     victim, survivor = ground.nodes[2], ground.nodes[0]
     topic = (await ground.topics("killed", 1, victim.instance))[0]
     maker = Publisher(survivor.port, topic)
@@ -155,7 +155,10 @@ def judge(
     *,
     part: float,
 ) -> None:
-    """Put pauses into a question. Company only lengthens them: what is met in spite of it is met."""
+    """Put pauses into a question, and judge them.
+
+    Other programs only make pauses longer. So a bound that is met in spite of them is met.
+    """
     ordered = sorted(gap * 1e3 for gap in gaps_s)
     run = Run(value=ordered[-1], p50_ms=percentile(ordered, 0.5), p99_ms=percentile(ordered, 0.99))
     question.series.append(Series(name=f"{name}, longest", unit="ms", runs=[run], runs_wanted=1))

@@ -1,8 +1,8 @@
-"""Publishes to a node with nothing around them, as the bare commits beside them are made.
+"""Publish to a node, in the same way as the bare commits beside it.
 
 ``python -m benchmarks.cluster.publishes PORT MESSAGES SECONDS TOPIC…`` prints JSON: messages, seconds, and the
-nanoseconds of each request. Each topic has a lane, a thread with a connection that waits for one answer after
-the other. An event loop at this end would add its own wake-ups to the times of one side only.
+nanoseconds of each request. Each topic has a lane: a thread with a connection that waits for one answer after the
+other. An event loop in this client would add its wake-ups to the times of only one side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.load import HOST
 _ANSWER_S = 30.0
 _READ_BYTES = 1 << 16
 _REQUESTS_BYTES = 1 << 16
-"""Of one lane's prepared requests, if it has more than two: there are many lanes."""
+"""The size of a lane's prepared requests. A lane has at least two requests. The limit is low as there are many lanes."""
 
 
 class Lane:
@@ -38,8 +38,8 @@ class Lane:
         """Send a request and wait for its answer, which has no body.
 
         Raises:
-            RuntimeError: it is another answer.
-            OSError: there is none.
+            RuntimeError: the answer is not that of a successful publish.
+            OSError: there is no answer.
         """
         self._socket.sendall(self._requests[self._sent % len(self._requests)])
         self._sent += 1
@@ -51,13 +51,13 @@ class Lane:
 
 
 def requests(topic: str, messages: int) -> list[bytes]:
-    """Return a few requests, which a lane sends in turn."""
+    """Return a few requests; a lane sends them in turn."""
     count = _REQUESTS_BYTES // (messages * prepared.PAYLOAD_BYTES)
     return prepared.publishes(topic, messages=messages, requests=min(16, max(2, count)))
 
 
 def main(port: int, messages: int, seconds: float, topics: list[str]) -> None:
-    """Publish for so many seconds; exit with 1 if a lane could not."""
+    """Publish for ``seconds``; exit with 1 if a lane failed."""
     lanes = [Lane(port, topic, messages) for topic in topics]
     try:
         measure([lane.publish for lane in lanes], messages, seconds)

@@ -1,8 +1,8 @@
-"""Publishes through a node beside bare commits, and forwarded publishes beside direct ones.
+"""Compare publishes through a node with bare commits, and forwarded publishes with direct ones.
 
-Each topic has one connection, on which one request follows the other; the bare client has as many lanes.
-So both have as many commits under way, and neither can join two of them into one. Both are made by a process
-of its own with a thread for each lane, which blocks.
+Each topic has one connection, on which one request follows the other. The bare client has as many lanes. So both have
+the same number of commits in flight, and neither can merge two commits into one. Each side runs in its own process,
+with a blocking thread for each lane.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from benchmarks.figures import Question, Ratio, Series, compare, judged
 from benchmarks.harness import Bench, Side
 
 POINTS = ((1, 1), (1, 100), (8, 1), (8, 10), (8, 100), (8, 1000), (64, 100))
-"""How many topics, how many messages a request."""
+"""Pairs: the number of topics, and the messages in a request."""
 RATE_AT, RATE_MUST = (8, 100), 0.6
 P50_AT, P50_MUST_MS = (1, 1), 1.0
 WARM_S = 1.5
 
 
 async def through_a_node(bench: Bench, ground: Ground) -> Question:
-    """Ask how much of what bare commits can do is left through a node that leads the topics."""
+    """Measure publishes through a node that leads the topics, as a part of the rate of bare commits."""
     question = Question(letter="g", title="publishes through a node, beside bare commits")
     node = ground.nodes[0]
     names = await ground.topics("rates", max(topics for topics, _ in POINTS), node.instance)
@@ -35,8 +35,8 @@ async def through_a_node(bench: Bench, ground: Ground) -> Question:
             Side(name=_named("bare", topics, messages), run=bare, warm_s=WARM_S),
         ]
 
-    # A difference of half a millisecond, and not just after what keeps HBase's disk busy: by itself, in
-    # more turns.
+    # The difference is only half a millisecond. So measure it separately with more turns, before the load that
+    # keeps HBase's disk busy.
     await bench.measure(question, sides_of(*P50_AT), run_s=bench.plan.run_s)
     others = [side for point in POINTS if point != P50_AT for side in sides_of(*point)]
     await bench.measure(question, others)
@@ -50,7 +50,7 @@ async def through_a_node(bench: Bench, ground: Ground) -> Question:
 
 
 async def forwarded(bench: Bench, ground: Ground) -> Question:
-    """Ask what it costs to ask a node that does not lead the topic."""
+    """Measure the cost of a publish through a node that does not lead the topic."""
     question = Question(letter="h", title="forwarded publishes beside direct ones")
     leader, other = ground.nodes[0], ground.nodes[1]
     names = await ground.topics("rates", 8, leader.instance)
@@ -71,7 +71,7 @@ async def forwarded(bench: Bench, ground: Ground) -> Question:
 
 
 def p50_above(ours: Series, theirs: Series, *, must_ms: float | None = None) -> Ratio:
-    """Say by how many milliseconds our times are above theirs, turn by turn."""
+    """Return the median difference of our p50 and theirs over all turns, in ms."""
     text = f"p50 of {ours.name} - p50 of {theirs.name}, ms"
     above = [
         mine.p50_ms - other.p50_ms

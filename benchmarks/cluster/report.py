@@ -1,4 +1,4 @@
-"""docs/results/benchmarks-cluster.md: ``python -m benchmarks.cluster.report FILE``."""
+"""Write docs/results/benchmarks-cluster.md: ``python -m benchmarks.cluster.report FILE``."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ _MADE = "<!-- Made by `python -m benchmarks.cluster.report`: measure anew, don't
 _INTRODUCTION = """\
 Measured by `make bench-cluster` on {date}: {processor}, {cores} cores, Linux {kernel}, Python {python},
 Java {java}; the commit was {commit}. ZooKeeper, HBase {hbase} (master, one region server, one Thrift-2
-gateway, on the local file system, which syncs) and three nodes were processes of one machine, and so was
-the load: eight processes share its cores, so rates are no measure of what machines of their own can do.
-Relations are. Each figure stands beside a **bare commit**: a client makes the same
-conditional write over the same kind of connection to the same gateway, and the region server syncs it
-(`FSYNC_WAL`); as many of them at a time as there are topics. It serves nobody, orders nothing
-between writers, and takes no requests.
+gateway, on the local file system, which syncs), three nodes and the load ran on one machine. Eight processes share its
+cores. So the rates do not show what separate machines can do, but the ratios do.
 
-Payloads are 256 random bytes. Each topic has one connection, on which one request follows the other, so
-nothing is joined into larger batches. Publishes beside bare commits are made as those are: by a process with
-a thread for each topic, which blocks until it is answered. Servers are warm, and sides take turns.
+Each figure is compared with a **bare commit**. A client makes the same conditional write over the same kind of
+connection to the same gateway, and the region server syncs it (`FSYNC_WAL`). It makes as many commits at a time as
+there are topics. The bare client takes no requests, serves no consumers, and orders no writers.
 
-Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and
-no more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is
-the median of the ratios turn by turn; where their middle half lies around its bound and is wider than
-{spread:.0%} of it, it is no result. Where too few runs were kept, the median of all stands in brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
+Payloads are 256 random bytes. Each topic has one connection, on which one request follows the other. So the node joins
+no requests into larger batches. The publishes run like the bare commits: in a process with a thread for each topic,
+which blocks until it has the answer. Servers are warm, and sides take turns.
+
+Each figure is a median of kept runs. A run is kept if other programs used at most {others} of a core, and the host
+took away at most {stolen} of a core. *Spread* is the distance between the highest and the lowest kept run. A ratio is
+the median of the ratios of all turns. If the middle half of the turns lies on both sides of the bound, and is wider
+than {spread:.0%} of the median, the ratio is no result. If too few runs were kept, the median of all runs is in
+brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
 """
 
 _RAW = (
-    "Beside it, just after: bare commits of one row, one after the other, went {alone:,.0f} times a second "
-    "(p50 {p50:.2f} ms), and 8 at a time of 100 rows {batched:,.0f} messages a second."
+    "Just afterwards, single bare commits of one row reached {alone:,.0f} a second (p50 {p50:.2f} ms), and 8 at a "
+    "time of 100 rows reached {batched:,.0f} messages a second."
 )
 
 
@@ -64,7 +65,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def main(source: Path) -> None:
-    """Write the page and the figures that it is made of."""
+    """Write the page and its figures."""
     (RESULTS / PAGE).write_text(as_markdown(json.loads(source.read_text())))
     if source.resolve() != (RESULTS / FIGURES).resolve():
         shutil.copyfile(source, RESULTS / FIGURES)
@@ -76,6 +77,6 @@ if __name__ == "__main__":
         description="Write the page of a cluster's benchmarks.",
     )
     parser.add_argument(
-        "file", type=Path, help="what `make bench-cluster ARGS='--json FILE'` wrote"
+        "file", type=Path, help="the JSON file of `make bench-cluster ARGS='--json FILE'`"
     )
     main(parser.parse_args().file)

@@ -1,20 +1,20 @@
-"""What a message costs when three nodes lead the topics, beside what it costs at one.
+"""Compare the cost of a message on three nodes of a cluster with its cost on one node.
 
 ::
 
-    three nodes    one cluster: 9 topics, 3 led by each
-    alone          three nodes that know nothing of each other, each a cluster by itself with 3 topics; they
-                   share the servers of ZooKeeper and of HBase, with a root and tables of their own
-    one node       the first of the three, with 9 other topics
+    three nodes    one cluster: 9 topics, each node leads 3
+    alone          three separate clusters of one node, each with 3 topics; they share the servers of ZooKeeper
+                   and HBase, and each has its own root and tables
+    one node       the first node of the cluster, with 9 other topics
 
-All get the same requests at the same moments, by a clock and not by the last answer, each at its topic's
-leader, so that nothing is forwarded. Between runs nothing moves: a side has topics of its own.
+All sides get the same requests at the same moments. A clock sets the moments, and not the last answer. Each request
+goes to the leader of its topic, so no node forwards any. Each side has its own topics, so no topic moves between runs.
 
-What a cluster costs is what its nodes need more than *nodes alone that have as much to do each*: that is
-judged. Beside one node that does it all there is another difference, and no work that a cluster does more. A
-busy process finds several answers whenever it looks, and what it takes to wake up is shared by them; and the
-more processes take turns on two processors, the less each finds in their caches. How much that is on the
-machine that measures, the nodes alone show: their ratio to the one node is told too.
+The cost of a cluster is the difference between its nodes and *nodes alone with the same work*. This difference is
+judged. One node with all the work is cheaper for another reason, and not because a cluster does more work. A busy
+process finds several answers each time it wakes up, and they share the cost of the wake-up. And the more processes take
+turns on two processors, the less of its data each finds in the processors' caches. The ratio of the nodes alone to the
+one node shows how much this is on the measuring machine. It is reported, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.load import pace
 
 EACH, MUST = 3, 1.2
 SPARE = 2
-"""Turns beyond those that are wanted, for those in which the host took a processor away."""
+"""Extra turns, in place of turns in which the host took a processor away."""
 
 
 class Shape(NamedTuple):
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the load."""
         return f"{self.rate} requests/s of {self.messages}"
 
 
@@ -54,27 +54,27 @@ LOADS = (
     Shape(500, 1),
 )
 NOTE = (
-    "All sides get the same requests at the same moments, spread over nine topics. *Alone* are three nodes "
-    "that know nothing of each other, each a cluster by itself, with three topics: as many processes with as "
-    "much to do each, so what the three of a cluster need more is what the cluster costs. One node that "
-    "does it all gets cheaper with the load, whether it is compared with a cluster or with nodes alone: it "
-    "finds more answers whenever it wakes up, and more of itself in the caches of the machine that all share."
+    "All sides get the same requests at the same moments, spread over nine topics. *Alone* are three separate "
+    "clusters of one node with three topics each. They are as many processes as the three nodes, and each has the "
+    "same work. So the difference is the cost of the cluster. One node with all the work gets cheaper as the load "
+    "grows, compared with a cluster and also with nodes alone. It finds more answers each time it wakes up, and "
+    "more of its data in the processors' caches."
 )
 THREE, ALONE, ONE = "three nodes", "alone", "one node"
 CPU, CALLS = "processor time", "storage calls"
 
 
 class _Side(NamedTuple):
-    """Whose topics are published to, and which nodes are counted."""
+    """A side: the topics that get the publishes, and the nodes whose cost counts."""
 
     name: str
     topics: Sequence[tuple[int, str]]
-    """The port of each one's leader, and its name."""
+    """For each topic the port of its leader, and its name."""
     counted: Sequence[Node]
 
 
 async def measure(bench: Bench, ground: Ground) -> Question:
-    """Ask what a message costs with three nodes, beside three alone and beside one."""
+    """Measure the cost of a message with three nodes, beside three nodes alone and beside one."""
     question = Question(
         letter="k", title="three nodes beside three alone, and beside one: what a message costs"
     )
@@ -87,7 +87,7 @@ async def measure(bench: Bench, ground: Ground) -> Question:
 
 @asynccontextmanager
 async def _sides(ground: Ground) -> AsyncIterator[Sequence[_Side]]:
-    """Give all sides, each with topics that are led; the nodes alone run until the end."""
+    """Give all sides; each topic has its leader. The nodes alone run until the end of the block."""
     first = ground.nodes[0]
     shared = [
         (node.port, name)
@@ -149,13 +149,13 @@ async def _run(bench: Bench, ground: Ground, side: _Side, shape: Shape) -> tuple
         apart = f"{now.forwarded - counted.forwarded:.0f} requests were forwarded: a leader moved"
     return (
         Run(value=1e6 * cpu_s / count, apart=apart),
-        # Company changes times, and not how often storage is asked.
+        # Other programs change times, but not the number of storage calls. So this run always counts.
         Run(value=1e3 * (now.calls - counted.calls) / count),
     )
 
 
 async def _load(side: _Side, shape: Shape, seconds: float) -> int:
-    """Publish to all topics at their leaders; return how many messages were acknowledged."""
+    """Publish to all topics at their leaders; return the number of acknowledged messages."""
     lanes = [
         (port, prepared.publishes(name, messages=shape.messages, requests=8))
         for port, name in side.topics

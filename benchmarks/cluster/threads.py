@@ -1,4 +1,4 @@
-"""What several clients do at a time, each in a thread that waits for one answer after the other."""
+"""Run several clients at a time, each in a thread that waits for one answer after the other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 
 class Thread:
-    """Does one thing again and again, and notes how long it took."""
+    """Repeats one call, and records the time of each."""
 
     def __init__(self, once: Callable[[], None], until_ns: int) -> None:
-        """Do ``once`` until then; what ends later does not count."""
+        """Repeat ``once`` until ``until_ns``; a call that ends later does not count."""
         self.latencies_ns = array("q")
         self.has_ended = False
-        """Whether it went on until then; else it has said why not."""
+        """True if it went on until ``until_ns``; else the thread has printed an error."""
         self._once = once
         self._until_ns = until_ns
         self.thread = threading.Thread(target=self._run)
@@ -34,9 +34,9 @@ class Thread:
 
 
 def measure(each: Sequence[Callable[[], None]], messages: int, seconds: float) -> None:
-    """Do all of these for so long, ``messages`` at a time, and print what came of it as JSON.
+    """Repeat all calls for ``seconds``, each in its own thread, and print the times as JSON.
 
-    Each is done once before, not timed. Exits with 1 if one of them fails.
+    Each call stands for ``messages`` messages. Each runs once before, untimed. Exits with 1 if a thread fails.
     """
     for once in each:
         once()

@@ -1,1 +1,1 @@
-"""How fast a rowlog is beside what HBase does alone."""
+"""Compare the speed of a rowlog with that of HBase alone."""

@@ -1,11 +1,11 @@
-"""Puts, processing, wake-ups and idling of a rowlog, beside bare puts of the same rows through the same pool.
+"""Measure puts, processing, wake-ups and idling of a rowlog, beside bare puts of the same rows by the same pool.
 
     python -m benchmarks.rowlog [--puts 3000] [--rounds 3] [--kills 10] [--json FILE]
 
-HBase and ZooKeeper are started for it, in JVMs that are warmed first. Bare puts and those of the rowlog take turns, with
-as many threads; of the rounds the medians are told. A put of a rowlog with two subscriptions is four writes and an
-increment: what makes up for it is that what waits travels together. Failover is failover.py; the exit status is 1 if it
-takes longer than is promised.
+It starts HBase and ZooKeeper, and warms their JVMs first. Bare puts and puts of the rowlog take turns, with the same
+number of threads. The figures are medians over the rounds. A put of a rowlog with two subscriptions is four writes and
+an increment. The rowlog makes up for it, as it sends waiting writes together. failover.py measures failover. The exit
+status is 1 if a failover takes longer than the promised time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bench:
         return [b"%08x" % (next(self._numbers) * 2_654_435_761 % 2**32) for _ in range(count)]
 
     def log(self, name: str, **options: Any) -> RowLog:
-        """Return a rowlog, whose log byte is of its own."""
+        """Return a rowlog; ``options`` give it its own log byte."""
         return RowLog(
             self.pool,
             "rows",
@@ -69,7 +69,7 @@ class Bench:
         )
 
     def bare(self, threads: int) -> float:
-        """Return puts a second, each of one row in a call of its own."""
+        """Return puts a second; each call puts one row."""
         rows = self._rows(self._puts)
 
         def put(row: bytes) -> None:
@@ -82,7 +82,7 @@ class Bench:
             return len(rows) / (time.perf_counter() - began)
 
     async def puts(self, log: RowLog, tasks: int) -> float:
-        """Return messages put a second, by many tasks."""
+        """Return the rowlog's puts a second, by many tasks."""
         rows = iter(self._rows(self._puts))
 
         async def work(rows: Iterator[bytes]) -> None:
@@ -94,7 +94,7 @@ class Bench:
         return self._puts / (time.perf_counter() - began)
 
     async def processed(self, count: int) -> float:
-        """Return messages that ten listeners process a second."""
+        """Return the number of messages that ten listeners process in a second."""
         async with self.log("processed", log_byte=5) as log:
             await log.subscribe(Subscription("a", parallel=10))
             await asyncio.gather(*(log.put(row, payload=VALUE) for row in self._rows(count)))
@@ -114,7 +114,7 @@ class Bench:
             return count / (time.perf_counter() - began)
 
     async def wakeups(self) -> list[float]:
-        """Return the seconds from the end of a put in one process to its listener in another."""
+        """Return the seconds from the end of a put by one rowlog to the call of a listener of another."""
         seconds: list[float] = []
         async with (
             self.log("wakeups", log_byte=6) as log,
@@ -136,7 +136,7 @@ class Bench:
         return sorted(seconds[10:])
 
     async def idle(self) -> dict[str, float]:
-        """Return what a processor of two subscriptions costs while nothing happens."""
+        """Return the cost of an idle processor with two subscriptions."""
         async with self.log("idle", log_byte=7) as log:
             for name in ("a", "b"):
                 await log.subscribe(Subscription(name))

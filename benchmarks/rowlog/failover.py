@@ -1,12 +1,12 @@
-"""How long a rowlog is without a processor after the one that it has was killed: promised, the session time-out and 1 s.
+"""Measure how long a rowlog has no processor after a kill. The promise is the session time-out and 1 s.
 
     python -m benchmarks.rowlog.failover [--kills 10] [--json FILE]
 
-Two processes are candidates (chaos/rowlog_worker.py). The one that processes is killed with SIGKILL, a message
-is put, and the time is taken from the kill until the listener of the other process is called with that message. Then
-the killed one is started again. So ZooKeeper has to notice the death, by nothing but silence; the other has to take the
-lease and raise the epoch, and to scan the index. The kill comes at a random moment between two signs of life of the
-session. The exit status is 1 if the longest time is beyond the promise.
+Two processes are candidates (chaos/rowlog_worker.py). The benchmark kills the processing one with SIGKILL, and puts a
+message. It measures the time from the kill until the listener of the other process gets that message. Then it starts
+the killed process again. In this time ZooKeeper must notice the death, by silence alone. The other process must take
+the lease, raise the epoch, and scan the index. The kill comes at a random moment between two heartbeats of the session.
+The exit status is 1 if the longest time is above the promise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from chaos.rowlog_workers import Workers
 HOST: Final = "127.0.0.1"
 SESSION_TIMEOUT_MS: Final = 4_000
 BEYOND_S: Final = 1.0
-"""What is promised beyond the session time-out."""
+"""The promised time after the session time-out."""
 KILLS: Final = 10
 TABLE: Final = "failover"
 NAMES: Final = ("one", "two")
@@ -97,12 +97,12 @@ async def _measured(hbase: HBaseServer, zookeeper: ZooKeeperServer, kills: int) 
 
 
 def measure(hbase: HBaseServer, zookeeper: ZooKeeperServer, kills: int = KILLS) -> dict[str, Any]:
-    """Kill so many processors, and return the figures."""
+    """Kill a processor ``kills`` times, and return the figures."""
     return figures_of(asyncio.run(_measured(hbase, zookeeper, kills)))
 
 
 def figures_of(seconds: Sequence[float]) -> dict[str, Any]:
-    """Return the figures, and under ``within_bound`` whether the promise was kept each time."""
+    """Return the figures; ``within_bound`` is True if the promise was kept each time."""
     bound_s = SESSION_TIMEOUT_MS / 1000 + BEYOND_S
     return {
         "kills": len(seconds),

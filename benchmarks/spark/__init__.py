@@ -1,1 +1,1 @@
-"""Spark over topics, beside Spark over Kafka, files, and a source that has nothing to wait for."""
+"""Compare Spark on topics with Spark on Kafka, on files, and on a source in memory."""

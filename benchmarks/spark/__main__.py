@@ -1,8 +1,8 @@
 """``python -m benchmarks.spark [questions…] [--rows N] [--runs N] [--json FILE] [--page]``.
 
 Questions: noop count copy latency; all of them if none is named. The sides take turns in one Spark session with
-two threads; servers, Spark and its Python processes share the machine's cores. Exits with 1 if a figure misses
-what it must be.
+two threads. Servers, Spark and its Python processes share the machine's cores. Exits with 1 if a figure misses its
+bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from broker.local.servers import KafkaServer
 QUESTIONS = ("noop", "count", "copy", "latency")
 PAYLOAD_BYTES = 100
 SHARES = 5
-"""Micro-batches of a reading; the first one does not count."""
+"""The number of micro-batches of a run; the first one does not count."""
 PARTS = 2
 KAFKA_MUST, KAFKA_AIM, BARE_MUST, BARE_AIM = 0.5, 1.0, 0.6, 0.8
 LATENCY_MUST, LATENCY_AIM = 1.2, 1.0
@@ -44,10 +44,10 @@ Turn = Callable[[], Run]
 
 
 class Benchmark:
-    """One session, and the servers on which it runs."""
+    """One Spark session, and the servers that it uses."""
 
     def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
-        """Start everything, and fill the topics."""
+        """Start session and servers, and fill the topics."""
         self._runs = options.runs
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._at_once = options.rows // SHARES
@@ -146,7 +146,7 @@ class Benchmark:
         return question
 
     def _take_turns(self, question: Question, turns: dict[str, Turn], unit: str) -> None:
-        """Run each side in turn, once to warm it up and then as often as is wanted."""
+        """Run each side in turn: once to warm it up, and then the wanted number of times."""
         series = {name: Series(name=name, unit=unit, runs_wanted=self._runs) for name in turns}
         question.series += series.values()
         for number in range(self._runs + 1):
@@ -203,7 +203,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], metavar="questions")
     parser.add_argument(
-        "--rows", type=int, default=2_500_000, help="rows that are read (2,500,000)"
+        "--rows", type=int, default=2_500_000, help="number of rows to read (2,500,000)"
     )
     parser.add_argument("--runs", type=int, default=3, help="turns of each side that count (3)")
     parser.add_argument("--page", action="store_true", help="write the page in docs as well")

@@ -1,6 +1,6 @@
-"""A Python source that makes the same Arrow batches from memory: the most that Spark takes from Python.
+"""A Python source that makes the same Arrow batches from memory. It shows the most that Spark can read from Python.
 
-Its ids count: an offset is a number of messages.
+An offset is a number of messages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BareSource(DataSource):
 
 
 class BareReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads so many rows, some of them in each micro-batch."""
+    """Reads ``rows`` rows, ``at_once`` of them in each micro-batch."""
 
     def __init__(self, *, rows: int, at_once: int, payload_bytes: int) -> None:
         self._rows = rows

@@ -1,4 +1,4 @@
-"""From a publish to the arrival of what a query makes of it: ten messages a second."""
+"""Measure the time from a publish to the arrival of the query's result, at ten messages a second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRIVAL_S = 60.0
 
 
 def measure(spark: SparkSession, side: Tms | Kafka, folder: Path, messages: int) -> Run:
-    """Copy messages from one topic into another as they come; return how long each took, in ms."""
+    """Copy messages from one topic to another as they come; return p50 and p99 of their times."""
     into, out = fresh("into"), fresh("out")
     for topic in (into, out):
         asyncio.run(side.create(topic))
@@ -35,7 +35,7 @@ def measure(spark: SparkSession, side: Tms | Kafka, folder: Path, messages: int)
 
 
 async def _times_ms(side: Tms | Kafka, into: str, out: str, count: int) -> list[float]:
-    """Publish so many messages into one topic, and return how long each took to arrive in the other."""
+    """Publish ``count`` messages to one topic, and return the times until they arrive in the other."""
     took_ms: list[float] = []
     async with side.ends(into, out) as ends:
 

@@ -1,4 +1,7 @@
-"""docs/results/benchmarks-spark.md: ``python -m benchmarks.spark.page FILE…``. Questions may be asked in several runs."""
+"""Write docs/results/benchmarks-spark.md: ``python -m benchmarks.spark.page FILE…``.
+
+Several runs may answer the questions.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,21 @@ _MADE = "<!-- Made by `python -m benchmarks.spark.page`: measure anew, don't edi
 
 _INTRODUCTION = """\
 Measured by `python -m benchmarks.spark` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
-{python}, Java {java}; the commit was {commit}. One Spark session with two threads; the servers, Spark's own
-processes and those of Python share the cores. {rows:,} messages of 100 bytes lie in one topic, on LevelDB, and in one
-topic of Kafka with one partition, and are read in five micro-batches, of which the first does not count. Kafka's side
-is Spark's own source and sink, in Java. Spark speaks to Python through Unix sockets (`docs/guides/spark.md`).
+{python}, Java {java}; the commit was {commit}. There is one Spark session with two threads. The servers, Spark's own
+processes and its Python processes share the cores. {rows:,} messages of 100 bytes are in one topic on LevelDB, and in
+one topic of Kafka with one partition. Spark reads them in five micro-batches, and the first does not count. Kafka's
+side is Spark's own source and sink, in Java. Spark talks to Python through Unix sockets (`docs/guides/spark.md`).
 
-The sides take turns. A ratio is the median of the ratios turn by turn; where their middle half lies around its bound
-and is wider than {spread:.0%} of it, it is no result. *Spread* is how far apart runs lie. *Server* is the broker's
-processor time for each row that Spark read, and in a copy wrote.
+The sides take turns. A ratio is the median of the ratios of all turns. If the middle half of the turns lies on both
+sides of the bound, and is wider than {spread:.0%} of the median, the ratio is no result. *Spread* is the distance
+between the highest and the lowest run. *Server* is the broker's processor time for each row that Spark read, and in a
+copy also wrote.
 """
 
 _NOTES = """\
-*Copy*: this sink stores in stages and publishes once, synced, so that each row is there exactly once. Kafka's sink
-is at least once: a batch that is repeated is there twice. By default Kafka acknowledges from the page cache; the
-third side syncs each batch, as this broker does.
+*Copy*: this broker's sink stores in stages and publishes once, synced. So each row is stored exactly once. Kafka's sink
+is at least once: a repeated batch is stored twice. By default Kafka acknowledges from the page cache. The third side
+syncs each batch, as this broker does.
 """
 
 
@@ -48,7 +52,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def main(*sources: Path) -> None:
-    """Write the page, the plot, and the figures that they are made of."""
+    """Write the page, the plot, and their figures."""
     runs = [json.loads(source.read_text()) for source in sources]
     results = runs[0] if len(runs) == 1 else together(runs)
     (RESULTS / PAGE).write_text(as_markdown(results))
@@ -58,7 +62,5 @@ def main(*sources: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "sources", nargs="+", type=Path, help="figures, as benchmarks.spark wrote them"
-    )
+    parser.add_argument("sources", nargs="+", type=Path, help="the JSON files of benchmarks.spark")
     main(*parser.parse_args().sources)

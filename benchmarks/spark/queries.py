@@ -1,4 +1,4 @@
-"""The queries that are measured, each run to the end of what there is."""
+"""The measured queries. Each runs until it has read all rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Write = Callable[[DataFrame], DataStreamWriter]
 
 
 def to_noop(frame: DataFrame) -> DataStreamWriter:
-    """Read every row, and nothing else."""
+    """Only read every row."""
     return frame.writeStream.format("noop")
 
 
@@ -30,9 +30,9 @@ def to_count(frame: DataFrame) -> DataStreamWriter:
 
 
 def run(frame: DataFrame, write: Write, server: ServerProcess | None, folder: Path) -> Run:
-    """Run a query; return rows a second of all micro-batches but the first, and the server's time a row.
+    """Run a query; return its rows a second, and the server's processor time a row.
 
-    The first micro-batch begins processes and compiles code.
+    The rate leaves out the first micro-batch, which starts processes and compiles code.
     """
     before_s = occupancy.process_s(server.pid) if server is not None else 0.0
     checkpoint = tempfile.mkdtemp(dir=folder)

@@ -9,5 +9,5 @@ KEY = f"substring(cast(value as string), 1, {KEY_DIGITS})"
 
 
 def payload(number: int, size: int) -> bytes:
-    """Return a payload: its key, its number, and what makes it ``size`` bytes long."""
+    """Return a payload: its key, its number, and a filler up to ``size`` bytes."""
     return (b"%04d %d " % (number % KEYS, number)).ljust(size, b"x")[:size]

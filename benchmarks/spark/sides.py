@@ -1,4 +1,4 @@
-"""What is read and written: a topic of this broker, one of Kafka with one partition, files, memory."""
+"""The sources and sinks of the sides: a topic of this broker, a Kafka topic with one partition, files, memory."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Source(Protocol):
 
     @property
     def server(self) -> ServerProcess | None:
-        """The server that serves it; None: it has none."""
+        """The server of the source; None: it has none."""
 
     def fill(self, spark: SparkSession, rows: int, size: int) -> None:
-        """Make so many rows with payloads of ``size`` bytes."""
+        """Make ``rows`` rows with payloads of ``size`` bytes."""
 
     def read(self, spark: SparkSession, at_once: int) -> DataFrame:
         """Return a stream of all rows, ``at_once`` in each micro-batch."""
 
 
 class Tms:
-    """A topic, read in so many parts at the same time."""
+    """A topic of this broker; Spark reads ``parts`` parts at the same time."""
 
     def __init__(self, server: OurServer, parts: int) -> None:
         self.name = f"tms, {parts} parts" if parts > 1 else "tms, 1 part"
@@ -68,7 +68,7 @@ class Tms:
         return reader.load()
 
     def follow(self, spark: SparkSession, topic: str) -> DataFrame:
-        """Read what comes into a topic."""
+        """Read the messages of a topic as they come."""
         options = {"url": self.server.url, "topic": topic, "startingOffsets": "earliest"}
         return spark.readStream.format("tms").options(**options).load()
 
@@ -84,7 +84,7 @@ class Tms:
 
     @asynccontextmanager
     async def ends(self, into: str, out: str) -> AsyncIterator[Ends]:
-        """Give what publishes into one topic and follows another."""
+        """Give a publisher to one topic and a consumer of another."""
         async with Client(self.server.url) as client:
             yield _OurEnds(client, into, out)
 
@@ -140,7 +140,7 @@ class Kafka:
         return reader.options(subscribe=topic, startingOffsets="earliest")
 
     def follow(self, spark: SparkSession, topic: str) -> DataFrame:
-        """Read what comes into a topic."""
+        """Read the messages of a topic as they come."""
         frame: DataFrame = self._reader(spark, topic).load()
         return frame
 
@@ -151,7 +151,7 @@ class Kafka:
 
     @asynccontextmanager
     async def ends(self, into: str, out: str) -> AsyncIterator[Ends]:
-        """Give what publishes into one topic and follows another."""
+        """Give a publisher to one topic and a consumer of another."""
         producer = self._client("AIOKafkaProducer", acks="all", linger_ms=0)
         consumer = self._client("AIOKafkaConsumer", out, auto_offset_reset="earliest")
         await producer.start()
@@ -167,10 +167,10 @@ class Ends(Protocol):
     """The publisher before a query and the consumer behind it."""
 
     async def publish(self, payload: bytes) -> None:
-        """Publish a message to what the query reads."""
+        """Publish a message to the query's topic."""
 
     def arrivals(self) -> AsyncIterator[bytes]:
-        """Give what the query writes, as it comes."""
+        """Yield the query's output, as it comes."""
 
 
 class _OurEnds:
@@ -208,7 +208,7 @@ class Files:
         self._rows = self._size = 0
 
     def fill(self, spark: SparkSession, rows: int, size: int) -> None:
-        """Remember how many: the files are made for the micro-batches of the first reading."""
+        """Keep the numbers. The first read makes the files, for the size of its micro-batches."""
         self._rows, self._size = rows, size
 
     def read(self, spark: SparkSession, at_once: int) -> DataFrame:
@@ -234,7 +234,7 @@ class Bare:
         self._rows = self._size = 0
 
     def fill(self, spark: SparkSession, rows: int, size: int) -> None:
-        """Remember how many."""
+        """Keep the numbers."""
         self._rows, self._size = rows, size
 
     def read(self, spark: SparkSession, at_once: int) -> DataFrame:
@@ -246,7 +246,7 @@ class Bare:
 
 
 class FreeServer(OurServer):
-    """``broker serve`` on any core, as Kafka and Spark are."""
+    """``broker serve`` on any core, like Kafka and Spark."""
 
     def __init__(self, *flags: str) -> None:
         super().__init__(*flags)
@@ -254,7 +254,7 @@ class FreeServer(OurServer):
 
 
 def fresh(name: str) -> str:
-    """Return the name of a topic that was not there before."""
+    """Return a new topic name."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 

@@ -1,1 +1,1 @@
-"""Stream jobs beside the same jobs written by hand in PySpark."""
+"""Compare stream jobs with the same jobs written by hand in PySpark."""

@@ -1,8 +1,8 @@
 """``python -m benchmarks.streams [questions…] [--scale X] [--runs N] [--json FILE] [--page]``.
 
 Questions: sql window join keyed python; all of them if none is named. The sides take turns in one Spark session
-with two threads; the broker, Spark and its Python processes share the machine's cores. Exits with 1 if a figure
-misses what it must be, or if the sides of a question publish different numbers of messages.
+with two threads. The broker, Spark and its Python processes share the machine's cores. Exits with 1 if a figure misses
+its bound. Fails if the sides of a question publish different numbers of messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from broker.client import SyncClient
 from broker.streams import Job
 
 SHARES: Final = 3
-"""Micro-batches of a run; the first one begins processes and compiles code, and does not count."""
+"""The number of micro-batches of a run. The first one starts processes and compiles code, and does not count."""
 MUST: Final = 0.9
 MESSAGES_AT_ONCE: Final = 5_000
 HERE, BY_HAND = "here", "by hand"
@@ -44,7 +44,7 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 @dataclass(frozen=True)
 class Asked:
-    """A question: its sides, and how many messages each of its topics has."""
+    """A question: its sides, and the number of messages in each of its topics."""
 
     title: str
     messages: int
@@ -53,7 +53,7 @@ class Asked:
     written: dict[str, Callable[..., DataStreamWriter]]
     must: float | None
     equal: Sequence[str] = (BY_HAND,)
-    """The sides by hand that publish as many messages."""
+    """The sides by hand that must publish the same number of messages as the job."""
 
 
 QUESTIONS: Final = {
@@ -101,7 +101,7 @@ QUESTIONS: Final = {
 
 
 class Timed(NamedTuple):
-    """A run, and how many messages it published; None: they were not counted."""
+    """A run, and the number of messages that it published; None: they were not counted."""
 
     run: Run
     published: int | None
@@ -111,7 +111,7 @@ class Benchmark:
     """One session and one broker."""
 
     def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
-        """Start both."""
+        """Start the session and the broker."""
         self._runs = options.runs
         self._scale = options.scale
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -194,9 +194,9 @@ class Benchmark:
 
 
 def _seconds(checkpoint: Path) -> float:
-    """Return how long the micro-batches took behind the first, from one commit to the next.
+    """Return the time of all micro-batches after the first: from the first commit to the last.
 
-    One that has no records, and gives what the last one's watermark closes, does not count.
+    A last micro-batch without records, which only closes windows, does not count.
     """
     first, last = (checkpoint / "commits" / str(number) for number in (0, SHARES - 1))
     return (last.stat().st_mtime_ns - first.stat().st_mtime_ns) / 1e9

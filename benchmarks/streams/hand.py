@@ -1,6 +1,6 @@
-"""The same jobs as a person would write them in PySpark, over the same format ``tms``.
+"""The same jobs, written by hand in PySpark with the same format ``tms``.
 
-Each gives a writer that lacks its checkpoint and its trigger alone.
+Each function returns a writer, which still needs a checkpoint and a trigger.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from broker.spark import publish
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job reads and writes."""
+    """The place where a job reads and writes."""
 
     spark: SparkSession
     url: str

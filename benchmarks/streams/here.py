@@ -1,4 +1,4 @@
-"""The jobs as ``broker.streams`` has them. Each takes a topic or two and the topic of its results."""
+"""The jobs, written with ``broker.streams``. Each takes one or two topics, and the topic of its results."""
 
 from __future__ import annotations
 

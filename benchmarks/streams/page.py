@@ -1,4 +1,4 @@
-"""docs/results/benchmarks-streams.md: ``python -m benchmarks.streams.page FILE``."""
+"""Write docs/results/benchmarks-streams.md: ``python -m benchmarks.streams.page FILE``."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ _MADE = "<!-- Made by `python -m benchmarks.streams.page`: measure anew, don't e
 
 _INTRODUCTION = """\
 Measured by `python -m benchmarks.streams` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
-{python}, Java {java}; the commit was {commit}. One Spark session with two threads; the broker, Spark's own processes
-and those of Python share the cores.
+{python}, Java {java}; the commit was {commit}. There is one Spark session with two threads. The broker, Spark's own
+processes and its Python processes share the cores.
 
 {alone}
 
-*Here* is a job of `broker.streams` (`benchmarks/streams/here.py`), *by hand* the same job as a person would write it
-in PySpark (`benchmarks/streams/hand.py`). Both read the same topics, of JSON of about 100 bytes, and publish to topics
-of the same broker, through the format `tms`. In the first turn, which does not count, the numbers of messages that
-they publish are compared. Each run reads a prepared topic in {shares} micro-batches; a figure is that of all but
-the first, from commit to commit.
+*Here* is a job of `broker.streams` (`benchmarks/streams/here.py`). *By hand* is the same job, written by hand in PySpark
+(`benchmarks/streams/hand.py`). Both read the same topics, with JSON of about 100 bytes, and publish to topics of the
+same broker by the format `tms`. The first turn does not count; it compares the numbers of published messages. Each run
+reads a prepared topic in {shares} micro-batches. Its figure is for all micro-batches but the first, from commit to
+commit.
 
-The sides take turns. A ratio is the median of the ratios turn by turn; where their middle half lies around its bound
-and is wider than {spread:.0%} of it, it is no result. *Spread* is how far apart runs lie. *Server* is the broker's
-processor time for each record that was read.
+The sides take turns. A ratio is the median of the ratios of all turns. If the middle half of the turns lies on both
+sides of the bound, and is wider than {spread:.0%} of the median, the ratio is no result. *Spread* is the distance
+between the highest and the lowest run. *Server* is the broker's processor time for each record that was read.
 """
 
 _SHARED = (
-    "**Other work ran on the machine at the time** (load {before:.1f} before and {after:.1f} after, of {cores} cores): "
-    "the ratios of sides that take turns are fair\nstill, the figures themselves are too low."
+    "**Other work ran on the machine at the time** (load {before:.1f} before and {after:.1f} after, of {cores} cores). "
+    "The ratios are\nstill fair, as the sides take turns. The figures themselves are too low."
 )
 _ALONE = "Little else ran (load {before:.1f} before)."
 
 _NOTES = {
     "python": """\
-Here each record has its id, its time and its place in the job, and one that makes a function raise is told apart from
-the others. By hand a function over whole frames has none of it. So this ratio has no bound.
+Here each record has its id, its time and its place in the job. If a function raises, the job knows the record. By hand
+a function works on whole frames, and has none of this. So this ratio has no bound.
 """,
     "keyed": """\
-Both sides give a result for each record, which Spark has no operator of its own for: by hand it is a
-`transformWithState`, and what it costs is mostly Spark's for each key and micro-batch, not for each record.
-`groupBy by hand` is `groupBy().count()` in update mode, published by `foreachBatch`: it gives one result for each key
-and micro-batch, so it does less.
+Both sides give a result for each record. Spark has no operator for this, so by hand it is a `transformWithState`. Most
+of the cost is Spark's own for each key and micro-batch, and not for each record. `groupBy by hand` is
+`groupBy().count()` in update mode, published by `foreachBatch`. It gives one result for each key and micro-batch, so it
+does less work.
 """,
 }
 
 _ROCKETMQ = """\
 ## RocketMQ Streams
 
-No figures of RocketMQ Streams were found, in records a second, for any of these jobs: a search of its documentation,
-issues and articles gave none. An article on the line before its rewrite (segmentfault.com, 1190000041453016) says
-"2-5 times faster than other big data" of jobs that filter most of what they read, without a rate, a machine or a way
-to repeat it. Figures of RocketMQ itself, the broker below it, say nothing about jobs.
+A search of the documentation, issues and articles of RocketMQ Streams found no figures in records a second for any of
+these jobs. An article on the version before its rewrite (segmentfault.com, 1190000041453016) says "2-5 times faster
+than other big data", for jobs that filter out most of their records. It gives no rate, no machine and no way to repeat
+it. Figures of RocketMQ itself, the broker below, say nothing about jobs.
 """
 
 
@@ -83,7 +83,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def main(source: Path) -> None:
-    """Write the page, and the figures that it is made of."""
+    """Write the page and its figures."""
     results = json.loads(source.read_text())
     (RESULTS / PAGE).write_text(as_markdown(results))
     (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
@@ -91,5 +91,5 @@ def main(source: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path, help="figures, as benchmarks.streams wrote them")
+    parser.add_argument("source", type=Path, help="the JSON file of benchmarks.streams")
     main(parser.parse_args().source)

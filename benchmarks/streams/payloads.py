@@ -9,11 +9,11 @@ USERS = 1000
 BYTES = 100
 BEGAN_MS = 1_700_000_000_000
 STEP_MS = 1
-"""Event time between one message and the next: a topic is some minutes long."""
+"""The event time between two messages: a topic has some minutes of event time."""
 
 
 def payload(number: int) -> bytes:
-    """Return a message: every user in turn, every second amount above 500."""
+    """Return a message. Users take turns, and about every second amount is above 500."""
     value = {
         "user": f"u{number * 7919 % USERS:04d}",
         "number": number,

@@ -1,1 +1,1 @@
-"""Short transactions per second, and the time from their commit to a consumer that sees them."""
+"""Measure short transactions per second, and the time from a commit until a consumer has its message."""

@@ -4,8 +4,8 @@
 (service) start and commit alone through Tephra's interface, beside Tephra's own server;
 (seen) the time from the return of a commit until a transactional subscriber has the message.
 
-One node with LevelDB, on core 0; the clients are in processes of their own. Sides take turns. Exits with 1 if a
-figure misses what it must be.
+There is one node with LevelDB, on core 0. The clients run in separate processes. Sides take turns. Exits with 1 if a
+figure misses its bound.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROCESSES: Final = 2
 SEEN_MS_MAX: Final = 20.0
 LIGHT_PAUSE_S: Final = 0.1
 WARM_PART: Final = 0.25
-"""The part at the start of each run that is not counted."""
+"""The part of each run, at its start, that does not count."""
 TRANSACTIONS, PUBLISHES = "a transaction with one publish", "the same publish alone"
 OURS, TEPHRA = "ours, start and commit", "Tephra's server, start and commit"
 LIGHT, BUSY = "light load (1 client, ten a second)", f"{CLIENTS} clients without a pause"
@@ -44,7 +44,7 @@ LIGHT, BUSY = "light load (1 client, ten a second)", f"{CLIENTS} clients without
 
 @dataclass(frozen=True)
 class Plan:
-    """How often, how long, and with how many clients."""
+    """The number and length of runs, and the number of clients."""
 
     runs: int = 5
     run_s: float = 3.0
@@ -56,7 +56,7 @@ QUICK: Final = Plan(runs=1, run_s=0.5, clients=4, processes=1)
 
 
 class Worker:
-    """A process of clients, ready to begin."""
+    """A process of clients."""
 
     def __init__(self, task: Task) -> None:
         command = [sys.executable, "-m", "benchmarks.transactions.worker", task.as_json()]
@@ -70,19 +70,19 @@ class Worker:
             os.sched_setaffinity(self._process.pid, {LOAD_CPU})
 
     def wait_ready(self) -> None:
-        """Wait until its clients are connected. Raises RuntimeError: it ended."""
+        """Wait until its clients are connected. Raises RuntimeError if the process ended."""
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             raise RuntimeError(f"A process of clients ended with {self._process.wait()}.")
 
     def say(self, line: str) -> None:
-        """Let it begin; or tell one that follows how many messages there are."""
+        """Send it a line: to start its clients, or with the number of messages for a follower."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def times(self) -> Times:
-        """Return what it measured. Raises RuntimeError: it failed."""
+        """Return its times. Raises RuntimeError if the process failed."""
         told, _ = self._process.communicate()
         if self._process.returncode:
             raise RuntimeError(f"A process of clients ended with {self._process.returncode}.")
@@ -90,14 +90,14 @@ class Worker:
         return times
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
 
 
 def together(stack: ExitStack, tasks: Sequence[Task]) -> list[Worker]:
-    """Begin tasks at the same moment."""
+    """Start tasks at the same moment."""
     workers = [Worker(task) for task in tasks]
     for worker in workers:
         stack.callback(worker.close)
@@ -109,10 +109,10 @@ def together(stack: ExitStack, tasks: Sequence[Task]) -> list[Worker]:
 
 
 class Benchmark:
-    """One node, and Tephra's own server if it is there."""
+    """One node, and Tephra's own server if it is installed."""
 
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
-        """Start them."""
+        """Start the servers."""
         self._plan = plan
         (self._thrift_port,) = free_ports(1)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -132,7 +132,7 @@ class Benchmark:
         self._topics = 0
 
     def rate(self) -> Question:
-        """Transactions, and publishes without."""
+        """Measure short transactions, and publishes without transactions."""
         question = self._question(
             "rate", f"short transactions, {self._plan.clients} clients", PUBLISHES, TRANSACTIONS
         )
@@ -143,7 +143,7 @@ class Benchmark:
         return question
 
     def service(self) -> Question:
-        """Start and commit alone."""
+        """Measure start and commit alone."""
         title = f"the service alone, through Tephra's interface, {self._plan.clients} clients"
         question = self._question("service", title, OURS, TEPHRA)
         question.named(TEPHRA).absent = self._absent
@@ -155,7 +155,7 @@ class Benchmark:
         return question
 
     def seen(self) -> Question:
-        """From a commit's return until a subscriber has the message."""
+        """Measure the time from a commit's return until a subscriber has the message."""
         question = self._question(
             "seen", "from the return of commit to the handler of a subscriber", LIGHT, BUSY
         )
@@ -208,7 +208,7 @@ class Benchmark:
         ]
 
     def _add(self, series: Series, tasks: Sequence[Task]) -> None:
-        """Run tasks and keep their rate."""
+        """Run tasks, and add their rate to a series."""
         with ExitStack() as stack:
             workers = together(stack, tasks)
             before_s = occupancy.process_s(self._server.pid)
@@ -218,7 +218,7 @@ class Benchmark:
         say(f"  {series.name}: {series.runs[-1].value:,.0f} {series.unit}")
 
     def _followed(self, tasks: Sequence[Task], topic: str) -> Run:
-        """Run tasks while a subscriber follows. Raises RuntimeError: it has not seen all."""
+        """Run tasks while a subscriber follows. Raises RuntimeError if it did not get all messages."""
         with ExitStack() as stack:
             (follower,) = together(stack, [self._task("follow", topic)])
             returned = [each for worker in together(stack, tasks) for each in worker.times()]
@@ -228,7 +228,7 @@ class Benchmark:
         if missing:
             raise RuntimeError(f"The subscriber has not seen {len(missing)} committed messages.")
         counts_ns = _counts_ns(returned, self._plan.run_s)
-        # The handler may have it before the commit's answer arrives: that is no time below 0.
+        # The handler may have the message before the commit's answer arrives. Count this as 0.
         waits = sorted(
             max(seen[number] - ended_ns, 0)
             for _, ended_ns, number in returned
@@ -244,7 +244,7 @@ def _counts_ns(times: Times, run_s: float) -> int:
 
 
 def _rate(times: Times, run_s: float, cpu_s: float | None) -> Run:
-    """Return the rate of the calls that returned while the run counted."""
+    """Return the rate of the calls that returned in the counted part of the run."""
     from_ns = _counts_ns(times, run_s)
     through_ns = from_ns + int(run_s * (1 - WARM_PART) * 1e9)
     took = sorted(ended - began for began, ended, _ in times if from_ns <= ended < through_ns)

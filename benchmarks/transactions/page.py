@@ -1,4 +1,4 @@
-"""docs/results/benchmarks-transactions.md: ``python -m benchmarks.transactions.page FILE``."""
+"""Write docs/results/benchmarks-transactions.md: ``python -m benchmarks.transactions.page FILE``."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ _MADE = "<!-- Made by `python -m benchmarks.transactions.page`: measure anew, do
 
 _INTRODUCTION = """\
 Measured by `python -m benchmarks.transactions` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
-{python}, Java {java}; the commit was {commit}. One node with LevelDB on one core; the clients are in processes of their
-own, on the other core, each client with connections of its own. Payloads have 256 bytes.
+{python}, Java {java}; the commit was {commit}. There is one node with LevelDB on one core. The clients run in separate
+processes on the other core, and each client has its own connections. Payloads have 256 bytes.
 
 {alone}
 
-The sides take turns. A ratio is the median of the ratios turn by turn. *Spread* is how far apart runs lie. p50 and p99
-are times of one call from the client's side. *Server* is the node's processor time for each call.
+The sides take turns. A ratio is the median of the ratios of all turns. *Spread* is the distance between the highest and
+the lowest run. p50 and p99 are times of one call, measured by the client. *Server* is the node's processor time for each
+call.
 """
 
 _SHARED = (
-    "**Other work ran on the machine at the time** (load {load:.1f} before, of {cores} cores): the ratios of sides that\n"
-    "take turns are fair still, the figures themselves are too low."
+    "**Other work ran on the machine at the time** (load {load:.1f} before, of {cores} cores). The ratios are still\n"
+    "fair, as the sides take turns. The figures themselves are too low."
 )
 _ALONE = "Little else ran (load {load:.1f} before)."
 
 _NOTES = {
     "rate": """\
-A transaction is `client.transaction()` with one `publish`: four requests (start, publish, can-commit, commit), of
-which start, commit and publish are each answered after a sync, one after the other.
+A transaction is `client.transaction()` with one `publish`: four requests, one after the other (start, publish,
+can-commit, commit). The node answers start, publish and commit after a sync each.
 """,
     "service": """\
-Start, can-commit and commit without changes, by thriftpy2's client in 64 threads of two processes, the same for both.
-**Tephra's server keeps nothing on disk here**, as our tests run it; ours syncs its journal at start and at commit. So
-the ratio says what the journal and Python cost, not that the two do the same. The client's processes share one core.
+The calls are start, can-commit and commit without changes, by thriftpy2's client in 64 threads of two processes, the
+same for both. **Tephra's server keeps nothing on disk here**, as in our tests; ours syncs its journal at start and at
+commit. So the ratio shows the cost of the journal and of Python, and the two servers do not do the same work. The
+client's processes share one core.
 """,
     "seen": """\
-The subscriber (`client.subscriber(…, transactional=True)`) is in a process of its own and takes a fresh snapshot for
-each poll. While nothing is new its poll waits at the broker. A publish of an open transaction ends that wait; then the
-subscriber takes snapshots, with pauses of an eighth of the time for which that transaction holds it, 5 ms at least. A
-message that the handler has before the answer to the commit arrives counts as 0 ms.
+The subscriber (`client.subscriber(…, transactional=True)`) runs in its own process, and takes a new snapshot for each
+poll. While there is no new message, its poll waits at the broker. A publish of an open transaction ends that wait. Then
+the subscriber takes snapshots until the transaction has ended. It pauses between them for an eighth of the time that it
+has waited for the transaction, and for 5 ms at least. If the handler has a message before the commit's answer arrives,
+the message counts as 0 ms.
 
-With 64 clients without a pause both cores are busy all the time. The commit's answer waits its turn in the client's
-process, too, so the handler often has the message first; and a message waits until every transaction before it in the
-topic has ended. That figure shows a node and clients at their limit, and has no bound.
+With 64 clients without a pause both cores are busy all the time. The commit's answer waits in the client's process,
+too, so the handler often has the message first. And a message waits until every transaction before it in the topic has
+ended. So this figure shows a node and clients at their limit, and has no bound.
 """,
 }
 
@@ -71,7 +74,7 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def main(source: Path) -> None:
-    """Write the page, and the figures that it is made of."""
+    """Write the page and its figures."""
     results = json.loads(source.read_text())
     (RESULTS / PAGE).write_text(as_markdown(results))
     (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
@@ -79,5 +82,5 @@ def main(source: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path, help="figures, as benchmarks.transactions wrote them")
+    parser.add_argument("source", type=Path, help="the JSON file of benchmarks.transactions")
     main(parser.parse_args().source)

@@ -1,12 +1,12 @@
 """One process of clients: ``python -m benchmarks.transactions.worker JSON``, where JSON is a ``Task``.
 
-It prints ``ready`` once its clients are connected, begins at a line on its input, and ends with one line of JSON::
+It prints ``ready`` once its clients are connected. It begins at a line on its input, and ends with one line of JSON::
 
     transact, publish    [[moment when the call began, moment when it returned, number], …]
-    follow               [[moment when the handler had the message, number], …], as many as a second line says
+    follow               [[moment when the handler had the message, number], …]; a second line sets how many
     thrift               as transact: start, can-commit and commit of a transaction without changes
 
-Moments are those of the machine's monotonic clock, in ns: all processes have the same.
+Moments are from the machine's monotonic clock, in ns. All processes share this clock.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ PAYLOAD_BYTES = 256
 HOST = "127.0.0.1"
 NUMBER_BYTES = 8
 LAST_S = 30.0
-"""How long the last messages may take."""
+"""The longest time to wait for the last messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process does.
+    """The task of a process.
 
     Attributes:
         kind: ``transact``, ``publish``, ``follow`` or ``thrift``.
-        where: the broker's address, or for ``thrift`` a port.
-        topic: which.
-        clients: how many, each with connections of its own.
+        where: the broker's address, or a port for ``thrift``.
+        topic: the topic.
+        clients: the number of clients, each with its own connections.
         first: the number of the first message; each client counts on from there in steps of ``clients``.
-        seconds: how long to go on.
-        pause_s: how long each client pauses between two calls.
+        seconds: the length of the run.
+        pause_s: the pause of each client between two calls.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Task:
     pause_s: float = 0.0
 
     def as_json(self) -> str:
-        """Return it as the argument of a process."""
+        """Return the task as the argument of a process."""
         return json.dumps(asdict(self))
 
 
@@ -69,7 +69,7 @@ Times = list[list[int]]
 
 
 def payload(number: int) -> bytes:
-    """Return the message of that number."""
+    """Return the payload of the message with a number."""
     return number.to_bytes(NUMBER_BYTES, "big").ljust(PAYLOAD_BYTES, b".")
 
 
@@ -83,7 +83,7 @@ async def _publish(client: Client, topic: str, number: int) -> None:
 
 
 async def _lane(task: Task, lane: int, call: Callable[[int], Awaitable[None]]) -> Times:
-    """Call one after the other until the time is over."""
+    """Make one call after the other until the time is over."""
     until_ns = time.monotonic_ns() + int(task.seconds * 1e9)
     times, number = [], task.first + lane
     while (began_ns := time.monotonic_ns()) < until_ns:
@@ -136,13 +136,13 @@ async def _follow(task: Task) -> Times:
 
 
 async def _begin() -> None:
-    """Say that all is ready, and wait for the line that begins it."""
+    """Print ``ready``, and wait for the line that starts the run."""
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
 
 
 def _thrift(task: Task) -> Times:
-    """Start and commit through Tephra's interface, each client in a thread of its own."""
+    """Start and commit through Tephra's interface, each client in its own thread."""
     with resources.as_file(resources.files("broker.transactions") / "tephra.thrift") as path:
         interface = thriftpy2.load(str(path), module_name="tephra_thrift")
     ready = threading.Barrier(task.clients + 1)
@@ -178,7 +178,7 @@ def _thrift(task: Task) -> Times:
 
 
 def main() -> None:
-    """Do the task."""
+    """Run the task."""
     task = Task(**json.loads(sys.argv[1]))
     if task.kind == "thrift":
         times = _thrift(task)
