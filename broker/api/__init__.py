@@ -1,11 +1,11 @@
-"""HTTP in, domain calls out; no decisions.
+"""Translate HTTP requests into calls of the domain. This package makes no decisions.
 
 ::
 
-    bytes --aiohttp--> shell --> router --> authorize --> handler --> topics
-                         |                                   |
-                         `--- bytes <--- Reply or Stream <---'
+    bytes --> broker.http --> dispatch: router --> authorize --> handler --> topics
+                  |                                                |
+                  `-- bytes <-------- Reply or ChunkedReply <------'
 
-Handlers take a ``Request`` value and return a ``Reply`` or a ``Stream`` value, so that they can be
-called without a socket; only ``shell`` and ``connection`` know aiohttp.
+Handlers take a ``Request`` value and return a ``Reply`` or a ``ChunkedReply`` value, so they can be called
+without a socket. Only ``broker.http`` knows aiohttp.
 """

@@ -1,4 +1,4 @@
-"""Waiting on behalf of a caller who may go away."""
+"""Wait for a client that may go away."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 async def unless_abandoned(
     work: Coroutine[Any, Any, T], abandoned: asyncio.Future[None]
 ) -> T | None:
-    """Return what ``work`` returns, or None, with ``work`` cancelled, once ``abandoned`` is done.
+    """Return the result of ``work``. If ``abandoned`` is done first, cancel ``work`` and return None.
 
-    Only for work without effects: it may be cancelled anywhere. It runs in the caller's task, as under
-    ``asyncio.timeout``, which costs a third of a task of its own and a wait for either.
+    ``work`` must have no effects, since it may be cancelled at any point. It runs in the caller's task, like under
+    ``asyncio.timeout``. That costs a third of a separate task with a wait for both.
     """
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"

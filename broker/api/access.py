@@ -1,4 +1,7 @@
-"""Who may do what: the question is asked before every handler; until there are rules, all may."""
+"""Access control: ``Dispatch`` calls an ``Authorize`` function before every handler.
+
+There are no access rules yet, so ``allow_all`` is the only implementation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from broker.http.request import PathNames
 
 
 class Action(enum.StrEnum):
-    """The kinds of thing that can be allowed."""
+    """The kinds of action that a rule can allow."""
 
     ADMIN = "admin"
     PUBLISH = "publish"
@@ -20,11 +23,11 @@ class Action(enum.StrEnum):
 
 
 Authorize = Callable[[str | None, Action, PathNames], None]
-"""Asked with the principal (None: unknown), the action and what the path names.
+"""Takes the principal (None: unknown), the action, and the names in the path.
 
-Returns if it is allowed, raises Forbidden if not.
+Returns if the action is allowed. Raises Forbidden if not.
 """
 
 
 def allow_all(principal: str | None, action: Action, resource: PathNames) -> None:
-    """Allow everything to everyone."""
+    """Allow every action."""

@@ -7,24 +7,27 @@
     key       binary                 null: none
     headers   map<string, binary>    null: none
 
-Readers go by the names of columns; more may come. No Python object is made of a message: the items of a page are joined, as a poll's are, and what lies in them is
-computed for all messages at once, from where items begin::
+Readers must find columns by name, since later versions may add columns. This module makes no Python object per
+message. It joins the items of a page, as a poll does, and computes all columns at once from the places where
+items begin::
 
     items     28 | row | zero | length | payload | 28 | row | …       of the message log
     pieces    └──────── header ────────┴─payload─┴─── header …        as Arrow's offsets: each item, each payload
     id        20 bytes of the header
     value     every second piece
 
-How long the length of a payload is follows from the item's, since Avro writes a number in one way only. Items of
-payload logs have no lead, and half of the id: the other half is the row of their reference.
+Avro encodes a number in one way only. So the size of an item determines how many bytes the length of its payload
+takes. Items of payload logs have no lead byte, and only half of the id. The other half is the row of their
+reference.
 
-Keys and headers are made for each message that has any. Where none has, as in most pages, both columns are
-nulls, whose buffers are parts of the same zeros.
+Keys and headers are built one by one for the messages that have any. In most pages no message has any. Then both
+columns are null, and their buffers are slices of one shared buffer of zeros.
 
-Large buffers are pyarrow's, whose allocator keeps the memory of those before. Python's and numpy's come from the
-system and go back to it, a page fault for each 4 KiB: that costs ten times as much as all of the above.
+Large buffers come from pyarrow, whose allocator reuses the memory of earlier buffers. Python and numpy get
+buffers from the system and return them, with a page fault for each 4 KiB. That costs ten times as much as all
+of the above.
 
-pyarrow and numpy are an extra and slow to import, so they are imported when the first bulk read comes.
+pyarrow and numpy are an extra, and slow to import. The first bulk read imports them.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 _LEAD_BYTES: Final = 1
 _INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
-"""The bytes before the length in an item of the message log. An item of a payload log has a row's id there."""
+"""The bytes before the length in an item of the message log. An item of a payload log has a row id before it."""
 _PAYLOADS_MAX: Final = ((1 << 6) - 1, (1 << 13) - 1, (1 << 20) - 1, (1 << 27) - 1)
 """The longest payloads whose length takes 1, 2, 3 and 4 bytes."""
 _APART_BYTES: Final = 16 * 1024
-"""A buffer of this size is sent as it is; smaller ones are joined."""
+"""A buffer of at least this size is sent without a copy. Smaller buffers are joined."""
 _MISSING: Final = (
     "This node can't answer in Arrow's format: pyarrow or numpy is missing. "
     "Install the extra at the node, pip install 'tms-broker[arrow]', or poll."
@@ -55,10 +58,10 @@ _MISSING: Final = (
 
 
 class ArrowMaker:
-    """Makes batches of pages."""
+    """Converts pages into record batches."""
 
     def __init__(self) -> None:
-        """Import what it needs. Raises NotInstalled."""
+        """Import pyarrow and numpy. Raises NotInstalled."""
         try:
             import numpy as np  # noqa: PLC0415 - An extra, and slow to import.
             import pyarrow as pa  # noqa: PLC0415 - The same.
@@ -79,7 +82,7 @@ class ArrowMaker:
         self._no_entries = pa.array([], pa.struct(entry))
         self._zeros = pa.py_buffer(b"")
         self._nothing: tuple[int, list[Any]] = (-1, [])
-        """The columns of the last page without attributes, and its length: the next one is often as long."""
+        """The length of the last page without attributes, and its columns. The next page often has the same length."""
 
     def stream(self) -> ArrowStream:
         """Begin a stream."""
@@ -87,15 +90,15 @@ class ArrowMaker:
         return ArrowStream(self, self._pa.ipc.new_stream(sink, self._schema), sink)
 
     def batch(self, page: PollPage) -> Any:
-        """Return a page, which has messages, as a record batch."""
+        """Return a page as a record batch. The page must have messages."""
         columns = [*self._columns(page.runs, page.count), *self._attributes(page)]
         return self._pa.record_batch(columns, schema=self._schema)
 
     def _attributes(self, page: PollPage) -> list[Any]:
-        """Return the keys and the headers."""
+        """Return the columns of keys and of headers."""
         pa, found = self._pa, page.attributes()
         if not found:
-            known = self._nothing  # Other threads may put in others meanwhile.
+            known = self._nothing  # Read once: another thread may replace it.
             if known[0] != page.count:
                 self._nothing = known = (page.count, self._nulls(page.count))
             return known[1]
@@ -109,7 +112,7 @@ class ArrowMaker:
         return [pa.array(keys, pa.binary()), self._headers(counts, names, values)]
 
     def _headers(self, counts: list[int], names: list[bytes], values: list[bytes]) -> Any:
-        """Return the headers of messages that have so many each; null where there is none."""
+        """Return the column of headers. Message i has ``counts[i]`` headers, and is null if that is 0."""
         np, pa, kind = self._np, self._pa, self._schema.types[-1]
         offsets = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
@@ -120,7 +123,7 @@ class ArrowMaker:
         return pa.Array.from_buffers(kind, len(counts), buffers, children=[entries])
 
     def _nulls(self, count: int) -> list[Any]:
-        """Return the keys and the headers of messages that have none; all of that is zeros."""
+        """Return the columns of keys and of headers for messages without any: their buffers are all zeros."""
         pa = self._pa
         offsets_bytes = 4 * (count + 1)
         zeros, (*_, key, headers) = self._zeros, self._schema.types
@@ -133,7 +136,7 @@ class ArrowMaker:
         ]
 
     def _columns(self, runs: Sequence[Run], count: int) -> list[Any]:
-        """Return the ids and the payloads."""
+        """Return the columns of ids and of payloads."""
         np = self._np
         counts = np.array([stop - first for _, first, stop, _ in runs])
         data, starts = self._joined(runs, counts)
@@ -154,11 +157,18 @@ class ArrowMaker:
         return [self._binary(offsets, ids), values]
 
     def _values(self, data: Any, starts: Any, sizes: Any, payloads: Any) -> Any:
-        """Return the payloads, given where they begin, and where their items begin and how long these are."""
+        """Return the column of payloads.
+
+        Args:
+            data: all items, joined.
+            starts: where each item begins, and the end of the last one.
+            sizes: the length of each item.
+            payloads: where each payload begins.
+        """
         np, count = self._np, len(sizes)
         size, payload = int(sizes[0]), int(starts[1] - payloads[0])
         if payload and (sizes == size).all() and (payloads - starts[:-1] == size - payload).all():
-            # Payloads are often of one size: half the work.
+            # Payloads are often all of one size. This path does half the work.
             rows = np.ndarray((count,), f"V{payload}", data, size - payload, (size,))
             offsets = np.arange(0, payload * count + 1, payload, dtype=np.int32)
             found = self._pa.allocate_buffer(payload * count)
@@ -170,13 +180,13 @@ class ArrowMaker:
         return self._binary(pieces, data).take(every_second)
 
     def _binary(self, offsets: Any, data: Any) -> Any:
-        """Return a column whose values lie between the offsets."""
+        """Return a column whose values are the parts of ``data`` between the offsets."""
         pa = self._pa
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
     def _joined(self, runs: Sequence[Run], counts: Any) -> tuple[Any, Any]:
-        """Return the items of all runs, and where each begins and the last one ends."""
+        """Return the items of all runs joined, and where each item begins, then the end of the last one."""
         np = self._np
         items = [entry.run(first, stop) for entry, first, stop, _ in runs]
         sizes = np.array([len(item) for item in items], np.int32)
@@ -193,7 +203,7 @@ class ArrowMaker:
         return data, starts
 
     def _starts(self, runs: Sequence[Run]) -> list[Any]:
-        """Return where the items of runs begin in their entries, one run after the other."""
+        """Return where the items of each run begin in its entry, one run after the other."""
         np = self._np
         found: list[Any] = []
         for are_stored, some in groupby(runs, _has_stored_starts):
@@ -211,7 +221,7 @@ class ArrowMaker:
         return found
 
     def _ids(self, data: Any, begins: Any, heads: Any, references: Any) -> Any:
-        """Return the ids of messages of which some, or all, lie in payload logs."""
+        """Return the ids of a page that has messages in payload logs."""
         ids = self._np.empty((len(begins), 2), references.dtype)
         ids[:, 0] = references
         is_inline = heads == _INLINE_BYTES
@@ -220,11 +230,11 @@ class ArrowMaker:
         return ids
 
     def _taken(self, data: Any, places: Any, size: int) -> Any:
-        """Return ``size`` bytes from each of the places on."""
+        """Return ``size`` bytes from each place."""
         return self._np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[places]
 
     def _length_bytes(self, sizes: Any) -> Any:
-        """Return how long the lengths before payloads are, given how long each is with its payload."""
+        """Return how many bytes each payload's length takes. ``sizes`` counts the length and the payload together."""
         longest = int(sizes.max())
         found: Any = 1
         for length_bytes, payload_max in enumerate(_PAYLOADS_MAX, start=1):
@@ -235,7 +245,7 @@ class ArrowMaker:
 
 
 class ArrowStream:
-    """One stream: batch by batch, each in pieces that are sent one after the other, then its end."""
+    """One Arrow stream: record batches, then the end marker. A batch is a list of pieces, sent in their order."""
 
     def __init__(self, maker: ArrowMaker, writer: Any, sink: _ArrowSink) -> None:
         self._maker = maker
@@ -243,18 +253,18 @@ class ArrowStream:
         self._sink = sink
 
     def batch(self, page: PollPage) -> list[Piece]:
-        """Return what a page, which has messages, adds. Large columns are pieces that were not copied."""
+        """Return the bytes of a page as a batch. The page must have messages. Large columns are not copied."""
         self._writer.write_batch(self._maker.batch(page))
         return self._sink.pieces()
 
     def end(self) -> bytes:
-        """Return the end. A stream without it was cut off."""
+        """Return the end marker. A stream without it was cut off."""
         self._writer.close()
         return self._sink.rest()
 
 
 class _ArrowSink:
-    """Where pyarrow writes to, as to a file: bytes, which it makes, and buffers, which it only passes on."""
+    """The file that pyarrow writes to. It gets bytes that pyarrow made, and buffers that pyarrow only passes on."""
 
     closed = False
 
@@ -266,12 +276,12 @@ class _ArrowSink:
         return len(part)
 
     def flush(self) -> None:
-        """Do nothing: what was written is there."""
+        """Do nothing: this sink keeps all parts in memory."""
 
     def pieces(self) -> list[Piece]:
-        """Return what was written since: large buffers as they are, and what is small between them joined.
+        """Return the parts written since the last call. Join small parts; don't copy large buffers.
 
-        No piece is empty: in a reply that would be the chunk that ends it.
+        No piece is empty, since an empty chunk ends a reply.
         """
         pieces: list[Piece] = []
         parts, small = self._parts, 0
@@ -284,7 +294,7 @@ class _ArrowSink:
         return [piece for piece in pieces if piece]
 
     def rest(self) -> bytes:
-        """Return what was written since."""
+        """Return the parts written since the last call, joined."""
         return b"".join(self._parts)
 
 

@@ -1,4 +1,4 @@
-"""Blockers and pruning in the OpenAPI document: their values and operations."""
+"""The schemas and operations of blockers and pruning, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _BLOCKER: Final[Spec] = record(
     waiting=INTEGER,
     state={
         **_STATE,
-        "description": "What the service says; null: it does not answer; unknown: it has ended, or is another's.",
+        "description": "The transaction's state in the service. null: the service does not answer. unknown: the "
+        "transaction has ended, or another service gave its number.",
     },
     type=nullable(STRING),
     client=nullable(STRING),
@@ -62,7 +63,9 @@ _PLAN: Final[dict[str, Spec]] = {
     ),
 }
 
-_THROUGH: Final = query("through", "None above this pointer.", {**INT64, "minimum": 0})
+_THROUGH: Final = query(
+    "through", "Prune no transaction above this write pointer.", {**INT64, "minimum": 0}
+)
 
 BLOCKER_SCHEMAS: Final[dict[str, Spec]] = {
     "Blockers": record(
@@ -78,12 +81,12 @@ BLOCKER_SCHEMAS: Final[dict[str, Spec]] = {
 
 BLOCKER_OPERATIONS: Final[dict[str, Spec]] = {
     "blockers": {
-        "summary": "Show which transactions hold a consumer back, the first at the head.",
+        "summary": "Show which transactions hold a consumer back, the first one first.",
         "parameters": [
             query(
                 "transaction",
-                "The consumer reads in this transaction of the service. Absent, and without a body: "
-                "with a snapshot of now.",
+                "The transaction of the service in which the consumer reads. Absent, and no body: "
+                "the consumer reads with a snapshot of now.",
                 INT64,
             ),
             query(
@@ -91,23 +94,25 @@ BLOCKER_OPERATIONS: Final[dict[str, Spec]] = {
             ),
             query(
                 "limit",
-                "How many transactions are looked for.",
+                "How many transactions to look for.",
                 {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
             ),
         ],
         "requestBody": body((JSON, of("Snapshot")), (THRIFT, BYTES), required=False),
-        "responses": {"200": ok("None blocks if the list is empty.", (JSON, of("Blockers")))},
+        "responses": {
+            "200": ok("If the list is empty, no transaction blocks.", (JSON, of("Blockers")))
+        },
         "errors": ("404",),
     },
     "prune_plan": {
-        "summary": "Show how many invalid transactions may be forgotten, and why not more.",
+        "summary": "Show how many invalid transactions the service may forget, and why not more.",
         "parameters": [_THROUGH],
-        "responses": {"200": ok("Nothing was changed.", (JSON, of("PrunePlan")))},
+        "responses": {"200": ok("The plan. Nothing was changed.", (JSON, of("PrunePlan")))},
     },
     "prune_transactions": {
-        "summary": "Let the service forget the invalid transactions of which nothing is left in any topic.",
+        "summary": "Let the service forget the invalid transactions that have no messages left in any topic.",
         "parameters": [_THROUGH],
-        "responses": {"200": ok("What was forgotten.", (JSON, of("Pruned")))},
+        "responses": {"200": ok("The forgotten transactions.", (JSON, of("Pruned")))},
         "errors": ("507",),
     },
 }

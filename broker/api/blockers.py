@@ -1,4 +1,4 @@
-"""The blockers of a topic: which transactions hold a consumer back, and what an operator can do."""
+"""The blockers of a topic: the transactions that hold a consumer back, with advice for the operator."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ LISTED_MAX: Final = 10_000
 
 
 class BlockersApi:
-    """The handler."""
+    """The handler of blockers."""
 
     def __init__(self, topics: Topics, service: AnyService, clock: Clock) -> None:
-        """Ask the service for transactions' states."""
+        """Keep the topics, the transaction service that knows the states, and the clock."""
         self._topics = topics
         self._service = service
         self._clock = clock
 
     async def blockers(self, request: Request) -> Answer:
-        """Answer which transactions hold a consumer back, the first at the head."""
+        """Answer which transactions hold a consumer back, the first one first."""
         query = request.query
         limit = whole_number(query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_DEFAULT)
         start = query.get("from")
@@ -55,11 +55,11 @@ class BlockersApi:
         )
 
     async def _snapshot(self, request: Request) -> tuple[Snapshot, str]:
-        """Return the consumer's snapshot, and where it comes from. Raises BadRequest, NotFound."""
+        """Return the consumer's snapshot, and its source. Raises BadRequest, NotFound."""
         text = request.query.get("transaction")
         if request.body.strip():
             if text is not None:
-                raise BadRequest("transaction: give it, or a snapshot in the body, not both.")
+                raise BadRequest("transaction: give it, or a snapshot in the body, but not both.")
             if media_type(request.headers) == THRIFT:
                 steps = transaction_steps(request.body, take=body_reader.counting(request))
                 return await body_reader.read(request, steps), "request"
@@ -67,19 +67,19 @@ class BlockersApi:
         if text is None:
             return await self._service.snapshot(), "now"
         if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-            raise BadRequest(f"transaction: the id of a transaction, a number, not {text!r:.80}.")
+            raise BadRequest(f"transaction: must be the number of a transaction, not {text!r:.80}.")
         number = min(int(text), POINTER_MAX)
         shown = await self._service.show(number)
         if shown["state"] not in ("in_progress", "committing"):
             raise BadRequest(
-                f"transaction: {number} is {shown['state']}; it reads nothing any more."
+                f"transaction: {number} is {shown['state']}, so it can't read any more."
             )
         now, checkpoints = await self._service.snapshot(), list(shown.get("checkpoints", ()))
         is_long = shown.get("type") == "long"
         return as_transaction(now, number, checkpoints, long=is_long), "transaction"
 
     async def _known(self, blockers: list[Blocker]) -> tuple[dict[int, dict[str, Any]], str | None]:
-        """Return by write pointer what the service knows, and why it can't be asked if it can't."""
+        """Return the service's answers by write pointer; if it does not answer, none and the reason."""
         try:
             listed = await self._service.list(limit=LISTED_MAX)
             known = {
@@ -127,13 +127,13 @@ def advice(state: str | None, transaction: int, expires_ms: int | None) -> str:
         until = "" if expires_ms is None else f" It ends by itself at {rfc3339(expires_ms)}."
         return (
             f"It is in progress.{until} If its client is gone, end it: broker tx invalidate {transaction}. "
-            "Consumers skip its messages then."
+            "Consumers then skip its messages."
         )
     if state == "invalid":
-        return "It is invalid by now: consumers with a newer snapshot skip its messages. Begin a new transaction."
+        return "It is now invalid. Consumers with a newer snapshot skip its messages. Begin a new transaction."
     if state == "unknown":
         return (
-            "The service knows nothing of it: it has ended, and a newer snapshot shows how; or another service gave its "
-            "number. If it blocks a snapshot of now, too, roll its messages back (POST …/rollback), or wait until they expire."
+            "The service does not know it. Either it has ended, and a newer snapshot shows how; or another service gave its "
+            "number. If it also blocks a snapshot of now, roll its messages back (POST …/rollback), or wait until they expire."
         )
-    return "The transaction service does not answer. Ask again when it does: broker tx list."
+    return "The transaction service does not answer. Ask again when it answers: broker tx list."

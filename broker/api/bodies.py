@@ -1,7 +1,7 @@
-"""Which types a body may have, and the error that tells what to add.
+"""The content types that a body may have, and the error for all others.
 
-The original takes exactly ``avro/binary``, no parameters, no other case. Its word stands for that type;
-ours are the common ones, read as the world reads them.
+For ``avro/binary`` this module follows the original, which takes exactly that text: no parameters, no other
+case. All other types are read as HTTP says: without regard to case, and with parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from broker.http.reply import AVRO, AVRO_JSON, JSON, MESSAGES, media_type
 
 
 class BodyType(enum.Enum):
-    """How a body is to be read."""
+    """How to read a body."""
 
     AVRO = AVRO
     MESSAGES = MESSAGES
@@ -25,25 +25,26 @@ class BodyType(enum.Enum):
 
 
 JSON_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The largest body in JSON. Text that compresses well would else inflate to much that is then refused."""
+"""The largest body in JSON. Without it, a small compressed body could inflate to a very large text that the broker
+then refuses."""
 _RAW = ("text/plain", "application/octet-stream")
 _JSONS = (JSON, AVRO_JSON)
 
 
 def bytes_max(headers: Mapping[str, str], most: int | None) -> int | None:
-    """Return how many bytes a body of its type may have, inflated, where its route takes ``most``."""
+    """Return how many bytes an inflated body may have. ``most`` is the limit of the route."""
     if headers.get("Content-Type") == AVRO or media_type(headers) not in _JSONS:
         return most
     return JSON_BYTES_MAX if most is None else min(most, JSON_BYTES_MAX)
 
 
 def body_type(headers: Mapping[str, str], *, raw: bool = False, writes: bool = False) -> BodyType:
-    """Return how to read the body. Raises BadRequest for a type that is not read.
+    """Return how to read the body. Raises BadRequest for any other type.
 
     Args:
-        headers: the request's.
-        raw: whether a body may be one message as it is.
-        writes: whether a body has messages, which may have keys and headers.
+        headers: the request's headers.
+        raw: True if the route takes a body that is one message, as raw bytes.
+        writes: True if the body carries messages to publish; these may have keys and headers.
     """
     sent = headers.get("Content-Type", "")
     if sent == AVRO:

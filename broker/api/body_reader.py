@@ -1,6 +1,6 @@
-"""Reads the bodies of requests: small ones at once, larger ones in slices of time, with other requests between.
+"""Read request bodies: small ones at once, larger ones in slices of time, with other requests in between.
 
-The items of a larger body are counted as held for its request before they are read.
+Before the items of a larger body are read, they are counted in the request's budget.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.snapshotjson import body_steps
 
 AT_ONCE_BYTES_MAX: Final = 4 * 1024
-"""Bodies up to this long are read at once: it takes 2 ms at most, and mostly a hundredth of that."""
+"""Bodies up to this length are read at once. That takes at most 2 ms, and mostly a hundredth of that."""
 
 _Value = TypeVar("_Value")
 
 
 def counting(request: Request) -> Take:
-    """Return what counts the items of a request's body."""
+    """Return the function that counts the items of a request's body in its budget. Small bodies are not counted."""
     if len(request.body) <= AT_ONCE_BYTES_MAX:
         return free
     return partial(request.hold.take, BudgetKind.ITEMS)
 
 
 async def read(request: Request, steps: Steps[_Value]) -> _Value:
-    """Take the steps that read a request's body and return what they return. Raises what they raise."""
+    """Run the steps that read a request's body, and return their result. Their exceptions pass through."""
     if len(request.body) <= AT_ONCE_BYTES_MAX:
         return finish(steps)
-    # Others may begin in this round, too: together they get one slice.
+    # Other large reads may begin in this round of the loop, too. All of them share one slice.
     await Slice().next()
     return await in_slices(steps)
 
 
 async def read_snapshot(request: Request) -> Snapshot:
-    """Read a request's body that has a snapshot alone. Raises BadRequest, BodyTooLarge."""
+    """Read a request's body that is a snapshot. Raises BadRequest, BodyTooLarge."""
     return await read(request, body_steps(request.body, take=counting(request)))

@@ -27,7 +27,7 @@ _OPENING: Final = b'{"messages":'
 
 
 class Browsing:
-    """The handlers that look."""
+    """The handlers of browse."""
 
     def __init__(self, topics: Topics, *, messages_max: int) -> None:
         """Keep the service; ``messages_max`` bounds one page."""
@@ -35,11 +35,11 @@ class Browsing:
         self._messages_max = messages_max
 
     async def browse(self, request: Request) -> Answer:
-        """Answer a page of messages and where the next one begins."""
+        """Answer a page of messages, and the place where the next page begins."""
         return await self._page(request, None)
 
     async def browse_with_snapshot(self, request: Request) -> Answer:
-        """Answer a page that also says what a transaction could consume."""
+        """Answer a page that also says which messages the transaction of the snapshot could consume."""
         return await self._page(request, await read_snapshot(request))
 
     async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
@@ -54,7 +54,7 @@ class Browsing:
             ),
             descending=one_of(query, "order", ("asc", "desc")) == "desc",
             snapshot=snapshot,
-            # One byte more tells that there are more.
+            # The extra byte shows whether the payload is longer than the preview.
             payload_bytes_max=None if bytes_max is None else bytes_max + 1,
         )
         page = await self._topics.browse(request.topic, wanted, request.hold)
@@ -69,7 +69,7 @@ class Browsing:
 async def _chunks(
     page: EntryPage, out: JsonList[BrowseEntry], hold: Hold
 ) -> AsyncGenerator[Piece, None]:
-    """Yield a page, some of its messages at a time; what was taken of them is let go."""
+    """Yield a page in pieces, some messages at a time. Give back the budget of the messages already sent."""
     entries, mine = page.entries[::-1], Slice()
     page.entries.clear()
     yield _OPENING
@@ -93,7 +93,7 @@ def _end(page: EntryPage) -> bytes:
 
 
 def _list(bytes_max: int | None) -> JsonList[BrowseEntry]:
-    """Return a list of messages, of each at most so many bytes of its payload."""
+    """Return a list that shows at most ``bytes_max`` bytes of each payload."""
 
     def together(entries: Sequence[BrowseEntry]) -> bytes:
         return orjson.dumps([_shown(entry, bytes_max) for entry in entries])[1:-1]
@@ -120,7 +120,7 @@ def _in_pieces(entry: BrowseEntry) -> Iterator[bytes]:
 
 
 def _before(entry: BrowseEntry) -> dict[str, Any]:
-    """Return what is shown before the payload."""
+    """Return the fields before the payload."""
     time_ms = timestamp_of(entry.id)
     return {
         "id": entry.id.hex(),
@@ -135,6 +135,6 @@ def _before(entry: BrowseEntry) -> dict[str, Any]:
 
 
 def _after(entry: BrowseEntry) -> dict[str, Any]:
-    """Return what is shown behind the payload."""
+    """Return the fields behind the payload."""
     beside = shown_beside(*attributes.decode(entry.attributes))
     return beside if entry.consumable is None else {**beside, "consumable": entry.consumable}

@@ -1,7 +1,7 @@
 """Bulk reads: all messages of a range, in Arrow's format.
 
-A reply is a stream of batches, and ends with a marker. If reading fails after the status line, the node sends no marker
-and cuts the connection, as it does for polls.
+A reply is a stream of batches that ends with a marker. If reading fails after the status line was sent, the node
+sends no marker and cuts the connection, as it does for polls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from broker.topics.topics import Topics
 
 THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
 THREAD_ATTRIBUTES_BYTES_MIN: Final = 16 * 1024
-"""From so many bytes of payloads, or of keys and headers, on, making a batch would keep others waiting, so a thread
-does it."""
+"""A page with at least so many bytes of payloads, or of keys and headers, is converted in a thread. On the loop it
+would delay other requests."""
 
 
 class BulkReading:
@@ -41,17 +41,17 @@ class BulkReading:
         return await self._read(request, None)
 
     async def arrow_with_snapshot(self, request: Request) -> Answer:
-        """Answer the messages of a range up to the first that holds a transaction."""
+        """Answer the messages of a range, up to the first one that holds the reading transaction back."""
         return await self._read(request, await read_snapshot(request))
 
     async def _read(self, request: Request, snapshot: Snapshot | None) -> Answer:
         after, through = request.query.get("after"), request.query.get("through")
         if through is None:
-            raise BadRequest("through: name the last id of the range, such as `range` tells.")
+            raise BadRequest("through: give the last id of the range; `range` returns it.")
         last = message_id_from_hex(through)
         first = None if after is None else message_id_from_hex(after)
         if self._maker is None:
-            self._maker = await asyncio.to_thread(ArrowMaker)  # Importing takes long.
+            self._maker = await asyncio.to_thread(ArrowMaker)  # The import takes long.
         rows = await self._topics.rows(request.topic, first, last, snapshot, request.hold)
         headers = blocked_by(rows.blocked_by)
         return ChunkedReply(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
@@ -64,7 +64,7 @@ async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece,
             pieces = await asyncio.to_thread(stream.batch, page)
         else:
             pieces = stream.batch(page)
-        del page  # While the reader is slow, only what it has not taken yet is held.
+        del page  # Free the memory of each piece as soon as a slow reader has taken it.
         while pieces:
             for piece in cut(pieces.pop(0)):
                 yield piece

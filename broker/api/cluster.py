@@ -1,8 +1,8 @@
-"""What a cluster says of itself: each node of itself alone, and any node of all.
+"""The views of a cluster: one node's view of itself, and one node's view of all nodes.
 
-A node's own view costs it nothing: no storage, no coordinator, no other node is asked for it. The view
-of all asks every member for its own, at once and with a bound; a node that does not answer is shown as
-such. So it is worth most when something does not work, and it works then.
+A node makes its own view from memory: it asks no storage, no coordinator and no other node. For the view of all
+nodes, it asks all members for their own views in parallel, within a bounded time. A node that does not answer is
+shown as silent. So the view works also while parts of the cluster fail, when operators need it most.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from broker.topics.reserved import is_reserved
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0
 TOPICS_NAMED_MAX: Final = 2_000
-"""Topics that a node names of those that it leads: the first by name."""
+"""A node names at most so many of the topics that it leads, the first by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What these handlers need of a node of a cluster. Functions are called for each request.
+    """The parts of a cluster node that these handlers need. They call the functions for each request.
 
     Attributes:
-        me: this node as it was announced last.
-        members: the nodes that live, as last heard of, this one among them.
-        contact: whether the coordinator can be asked just now.
-        session: the name of the session with the coordinator; None if there is none.
-        slots_led: how many slots this node has the lease of.
-        topics_led: the topics whose logs this node holds, and in which epoch.
-        storage: how the storage has been answering.
-        clock_skew_ms: by how much this node's clock was ahead of the storage's when they were compared last.
+        me: this node, as last announced.
+        members: the live nodes, as last heard, with this node.
+        contact: whether this node can reach the coordinator now.
+        session: the name of the session with the coordinator; None without a session.
+        slots_led: the number of slots whose lease this node has.
+        topics_led: the topics whose logs this node holds, each with its epoch.
+        storage: the counts of calls and errors of the storage.
+        clock_skew_ms: how far this node's clock was ahead of the storage's at the last comparison.
         ask: GET a path (the second argument) from the node at a URL (the first) within so many
             seconds; returns the body of a 200. Raises BrokerError, OSError or TimeoutError.
-        hint: tells all nodes to read something again; never raises for want of contact.
-        records: where pins and drained nodes lie.
-        clock: the node's.
+        hint: tells all nodes to read a record again; does not raise if the coordinator is out of contact.
+        records: the store of pins and drained nodes.
+        clock: the node's clock.
         started_at: when the node started, in monotonic seconds.
-        answer_s_max: how long other nodes and the records may take for a view of all.
+        answer_s_max: how long other nodes and the records may take for a view of all nodes.
     """
 
     me: Callable[[], NodeInfo]
@@ -72,7 +72,7 @@ class ClusterView:
 
 
 class NodeReport(NamedTuple):
-    """What came of asking one node: its view of itself, or why there is none."""
+    """The result of asking one node: its view of itself, or the problem."""
 
     view: dict[str, Any] | None
     problem: str | None = None
@@ -86,18 +86,18 @@ def member(view: ClusterView | None) -> ClusterView:
 
 
 class ClusterViewHandlers:
-    """The handlers that tell; ``view`` None is a standalone node."""
+    """The handlers of the views. ``view`` is None on a standalone node."""
 
     def __init__(self, view: ClusterView | None) -> None:
-        """Keep where the answers come from."""
+        """Keep the view."""
         self._view = view
 
     async def node(self, request: Request) -> Answer:
-        """Answer what this node knows of itself."""
+        """Answer this node's view of itself."""
         return json_reply(own_view(member(self._view), _wanted(request)))
 
     async def status(self, request: Request) -> Answer:
-        """Answer what all nodes say of themselves."""
+        """Answer the views of all nodes."""
         view = member(self._view)
         wanted = _wanted(request)
         me = view.me()
@@ -116,9 +116,9 @@ class ClusterViewHandlers:
 
 
 def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
-    """Return what a node says of itself, as JSON has it.
+    """Return a node's view of itself, as values for JSON.
 
-    ``wanted`` says which of the topics led are named: no, yes, or one ``ns/topic``.
+    ``wanted`` selects the led topics to name: no (none), yes (all), or one ``ns/topic``.
     """
     me, storage = view.me(), view.storage()
     led = {topic: epoch for topic, epoch in view.topics_led().items() if not is_reserved(topic)}
@@ -173,15 +173,15 @@ async def _ask(view: ClusterView, info: NodeInfo, patience_s: float, wanted: str
 
 
 def _believed(info: NodeInfo, answer: Any) -> NodeReport:
-    """Take an answer for the node's only if it says that it is that node."""
+    """Accept an answer only if it names the asked node: another node may listen at that URL by now."""
     told = answer.get("node") if isinstance(answer, dict) else None
     if told != info.instance:
-        return NodeReport(None, f"what answered there says that it is node {told}")
+        return NodeReport(None, f"the answer came from node {told}")
     return NodeReport(answer)
 
 
 async def _placement(view: ClusterView, patience_s: float) -> Placement | BrokerError:
-    """Return what operators said, or why it can't be read now: the rest is worth telling without."""
+    """Return pins and drained nodes, or the error: the status is still useful without them."""
     try:
         async with asyncio.timeout(patience_s):
             return await read_placement(view.records)
@@ -235,7 +235,7 @@ def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> dict[
 
 
 def _wanted(request: Request) -> str:
-    """Return which topics shall be named. Raises BadRequest."""
+    """Return which topics the request wants named. Raises BadRequest."""
     wanted = request.query.get("topics", "no")
     if wanted not in {"no", "yes"}:
         namespace, slash, topic = wanted.partition("/")
@@ -246,7 +246,7 @@ def _wanted(request: Request) -> str:
 
 
 def _patience_s(view: ClusterView, request: Request) -> float:
-    """Return how long others may take: the view's bound, and less than what the request has left."""
+    """Return how long other nodes may take: at most the view's bound, and half of the request's remaining time."""
     if request.deadline is None:
         return view.answer_s_max
     left_s = request.deadline - view.clock.monotonic()

@@ -1,7 +1,7 @@
-"""From the parts of a node to its view of the cluster: what each of them is asked, in one place.
+"""Build a node's ``ClusterView`` from the parts of the node.
 
-The routes are made before the node listens, and it joins only when it does; so what comes with joining is
-asked for when it is needed::
+The node makes its routes before it listens, and joins the cluster only after it listens. So parts that exist only
+after joining are passed as functions, and called for each request::
 
     health = CallHealth(clock.now_ms)
     stores = await open_hbase(config.hbase, clock, lambda end: health.ended(end.kind, end.message))
@@ -36,7 +36,7 @@ _ANSWER_JSON: Final = {"Accept": JSON}
 
 
 class Get(NamedTuple):
-    """A request for what a path shows."""
+    """A GET request for a path, in the form that ``Exchange`` takes."""
 
     path: str
     method: str = "GET"
@@ -55,7 +55,7 @@ def cluster_view(  # noqa: PLR0913 - The parts of a node, each by name.
     health: CallHealth,
     clock: Clock,
 ) -> ClusterView:
-    """Return the view of a node that starts now; ``membership`` gives None until it has joined."""
+    """Return the view of a node that starts now. ``membership`` returns None until the node has joined."""
 
     def joined() -> Membership:
         found = membership()

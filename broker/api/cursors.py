@@ -1,4 +1,4 @@
-"""Named cursors of topics: list, show, put, delete. Any node answers; none passes such a request on."""
+"""Handlers of named cursors: list, show, put, delete. Any node answers these requests; none forwards them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CursorHandlers:
         return json_reply(await self._with_lag(topic, cursor))
 
     async def put(self, request: Request) -> Answer:
-        """Move a cursor, or create it, if it is at the version that the request expects."""
+        """Move or create a cursor, if its version is the one that the request expects."""
         name = check_cursor(request.names.cursor)
         after, expected, data = _wanted(request.body)
         topic = await self._topics.get(request.topic)
@@ -82,19 +82,19 @@ class CursorHandlers:
 
 
 def _wanted(body: bytes) -> tuple[MessageId | None, str | None, str]:
-    """Return what a put wants: the place, the version that it expects, the data. Raises BadRequest."""
+    """Return the new place, the expected version, and the data of a put. Raises BadRequest."""
     try:
         told = orjson.loads(body)
     except ValueError as error:
-        raise BadRequest(f"The body is no JSON: {error}") from error
+        raise BadRequest(f"The body is not JSON: {error}") from error
     if not isinstance(told, dict) or not {"after", "expected"} <= told.keys() <= _FIELDS:
         raise BadRequest(
-            'The body of a cursor is {"after": message id or null, "expected": the version that is there, null '
-            'for none, "data": text of your own, optional}.'
+            'The body of a cursor is {"after": message id or null, "expected": the current version, or null if '
+            'there is no cursor, "data": text of your own, optional}.'
         )
     after, expected, data = told["after"], told["expected"], told.get("data", "")
     if not isinstance(after, str | None) or not isinstance(expected, str | None):
-        raise BadRequest("after and expected are strings, or null.")
+        raise BadRequest("after and expected must be strings, or null.")
     if not isinstance(data, str) or len(data.encode("utf-8")) > DATA_BYTES_MAX:
-        raise BadRequest(f"data is text of at most {DATA_BYTES_MAX} bytes.")
+        raise BadRequest(f"data must be text of at most {DATA_BYTES_MAX} bytes.")
     return None if after is None else message_id_from_hex(after), expected, data

@@ -1,9 +1,9 @@
-"""The way of a request from its head to an answer: admit, authorize, handle, turn errors into replies.
+"""Take a request from its head to its answer: admit, authorize, handle, turn errors into replies.
 
-There is one place for this, so that no handler can be reached without being authorized and no error
-leaves without a code. What nobody foresaw is *unknown*: it is logged once, with the request's id, and
-answered so. What is refused is a line at the level debug, an unknown outcome a warning: whoever asks
-after a request by its id finds what became of it.
+This is the only way to a handler, so no request reaches one without authorization, and every error has a code.
+An unexpected exception has the outcome *unknown*: it is logged once, with the request's id, and the reply says
+unknown. A refusal is logged at level debug, an unknown outcome as a warning. So an operator who has the id of a
+request finds its outcome in the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INTERNAL = BrokerError.code
 
 log = logs.get_logger()
 monotonic: Callable[[], float] = time.perf_counter
-"""Measures how long answers take; nothing is decided by it."""
+"""Measures how long answers take, for metrics only. No decision depends on it."""
 
 
 class Dispatch:
@@ -46,21 +46,22 @@ class Dispatch:
         *,
         authorize: Authorize = allow_all,
     ) -> None:
-        """Keep the table of routes, the rules of access, and where answers are counted."""
+        """Keep the table of routes, the access rules, and the metrics."""
         config = config or Config()
         self.router = router
         self._origins = Origins.of(config, socket.gethostname())
         self._deadline_s = config.server.request_deadline_s
-        # What is sent again under a key must find its first answer, however long that took.
+        # A publish repeated under its idempotency key must still find the first answer. So no request may last
+        # nearly as long as the window of the keys.
         self._timeout_s_max = config.topics.idempotency_window_s / 2
         self._metrics = metrics
         self._authorize = authorize
 
     def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
-        """Return what is to be done for a request that comes by HTTP; or the reply to a preflight.
+        """Return how to serve a request that came by HTTP, or the reply to a preflight.
 
         Raises:
-            Forbidden: a page made a browser send it, and may not.
+            Forbidden: a browser sent it for a page whose origin is not allowed.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
             BadRequest: its Request-Timeout can't be read.
         """
@@ -76,11 +77,11 @@ class Dispatch:
         return Admitted(found, found.names, timeout_s, most)
 
     def lines(self, headers: Mapping[str, str]) -> str:
-        """Return what the head of each reply has for a page: lines with their ends, or nothing."""
+        """Return the header lines for the page of a browser, with line ends; empty if there are none."""
         return self._origins.lines(headers)
 
     async def answer(self, found: RouteMatch, request: Request) -> Answer:
-        """Return the handler's answer, or the reply that tells its error."""
+        """Return the handler's answer, or the reply for its error."""
         started = monotonic()
         route = found.route
         code = OK
@@ -95,15 +96,15 @@ class Dispatch:
                 self._metrics.unknown(route.name)
             return self.failure(error, request.headers, request.id)
         except Cut as error:
-            refusal = Overloaded(str(error))  # Its connection has gone: no client reads this.
+            refusal = Overloaded(str(error))  # The connection is closed: no client reads this.
             code = refusal.code
             return self.failure(refusal, request.headers, request.id)
-        except Exception as error:  # noqa: BLE001 - The last resort: nothing ends in silence.
+        except Exception as error:  # noqa: BLE001 - Every exception becomes a reply and a log line.
             code = INTERNAL
             self._metrics.unknown(route.name)
             return self.failure(error, request.headers, request.id)
         else:
-            # From here on the answer is sent, to a reader that may take its time.
+            # Sending the answer may take long if the client reads slowly, and needs no body.
             request.let_go_of_body()
             return answer
         finally:
@@ -111,7 +112,7 @@ class Dispatch:
 
     @staticmethod
     def failure(error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
-        """Return the reply that tells an error, and log those that nobody should get."""
+        """Log an error and return the reply for it. An error that should never occur is logged at level error."""
         if not isinstance(error, BrokerError):
             log.error("unexpected error", request_id=request_id, exc_info=error)
             return unexpected_reply(headers, request_id)
@@ -128,7 +129,7 @@ class Dispatch:
     ) -> Reply:
         """Return the reply to a request that reaches no handler.
 
-        The connection ends with it, as in the original, unless a name was all that was wrong.
+        The reply closes the connection, as in the original, except for a bad name.
         """
         self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
         log.debug("request refused", request_id=request_id, path=path, **_told(error))
@@ -138,7 +139,7 @@ class Dispatch:
         return error_reply(error, headers, allow, close=not isinstance(error, BadName))
 
     def _preflight(self, path: str) -> Reply:
-        """Return the answer to a browser that asks what a page may send to a path."""
+        """Return the answer to a preflight: the methods that a page may send to a path."""
         methods = self.router.methods(path)
         if not methods:
             self.router.find("OPTIONS", path)
@@ -155,9 +156,9 @@ class Dispatch:
         deadline: float | None = None,
         source: object | None = None,
     ) -> Answer:
-        """Answer a request that comes from this very process, as if it had come by HTTP.
+        """Answer a request from this process as if it had come by HTTP.
 
-        ``target`` is a raw path and query; ``headers`` must be case-insensitive.
+        ``target`` is a raw path and query. ``headers`` must be case-insensitive.
         """
         path, _, query_string = target.partition("?")
         try:

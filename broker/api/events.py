@@ -2,25 +2,25 @@
 
 ::
 
-    id: 0000019aa4…                    an id without an event: what the stream begins behind
-    : default:t                        a comment: the stream is there
+    id: 0000019aa4…                    an id without an event: the stream begins behind it
+    : default:t                        a comment: the stream has begun
     id: 0000019aa5…                    one event is one message; its id is the message's, so that a
     data: {"id":"…","payload":"…",     client that comes back with Last-Event-ID goes on exactly
       "key":"…","headers":{…},…}       behind it (the data are one line)
-    : keep-alive                       a comment, when there was nothing for a while
+    : keep-alive                       a comment, sent after a time without events
     : leader http://b:8082;node=2      a comment: from now on that node should lead the topic
 
-An id without an event shows nothing, and is sent back all the same: whoever follows from ``now`` on and
-loses the stream before its first event finds what was published meanwhile. For a topic that was empty it
-is an id below all others. It comes before everything else, also before the comment: a client that came
-to the wrong node takes it along to the right one, and need not wait for it where none is sent.
+A browser shows no event for an id alone, but sends it back as Last-Event-ID. So a client that follows from
+``now``, and loses the stream before its first event, misses no message published meanwhile. If the topic was
+empty, this id is below all others. It comes before everything else, even before the comment. So a client that
+reached the wrong node can take the id to the right node, and does not wait for it if the stream sends none.
 
-In a cluster the head names the node that leads the topic (``Broker-Leader``), and where that moves away a
-comment names the next: what another node serves is forwarded page by page, for as long as the stream lives.
-Whoever does not care where it comes from need not know.
+In a cluster the head of the reply names the node that leads the topic (``Broker-Leader``). When the topic moves,
+a comment names the next leader. If another node leads the topic, this node forwards the polls page by page, as
+long as the stream lives. A client may ignore the leader's name.
 
-A stream reads as a consumer without a transaction does, page after page, each from the last id sent.
-It ends after a whole event: when the client goes, when the node drains, when the topic is deleted.
+A stream reads like a consumer without a transaction: page after page, each from the last id sent. It ends after
+a whole event, when the client goes, the node drains, or the topic is deleted.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ KEEP_ALIVE_S = 15.0
 PAGE_MESSAGES = 500
 CHUNK_BYTES = 64 * 1024
 BEFORE_ALL: MessageId = bytes(MESSAGE_ID_BYTES)
-"""An id that no message has, and that is below all that have one."""
+"""An id below the ids of all messages. No message has it."""
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventPage(Protocol):
-    """What a poll found."""
+    """The page that a poll found."""
 
     def messages(self) -> AsyncIterator[list[Message]]:
         """Yield the messages."""
 
 
 PollNext = Callable[[Request, Poll, float], Awaitable[EventPage | None]]
-"""Polls on behalf of a stream's request, waiting at most so many seconds; None if nobody waits."""
+"""Polls for a stream's request, and waits at most so many seconds. Returns None if the client has gone."""
 
 
 class Events:
@@ -73,7 +73,7 @@ class Events:
         poll: PollNext | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """Keep the service, by which way it polls, and how long a stream may be silent."""
+        """Keep the service, the function that polls, and the longest time without a byte on a stream."""
         self._topics = topics
         self._poll = poll or self._poll_here
         self._keep_alive_s = keep_alive_s
@@ -83,7 +83,7 @@ class Events:
         return await unless_abandoned(waiting, request.abandoned())
 
     async def stream(self, request: Request) -> Answer:
-        """Answer a stream of events that goes on until somebody ends it."""
+        """Answer a stream of events that goes on until the client, the node or a deletion ends it."""
         await self._topics.get(request.topic)
         poll = await self._start(request)
         leader = self._leader(request.topic)
@@ -93,11 +93,11 @@ class Events:
         return ChunkedReply(chunks, EVENTS, headers, compressible=False)
 
     def _leader(self, topic: TopicId) -> LeaderSeen | None:
-        """Return who should lead; None if nobody may, or this node stands alone."""
+        """Return the node that should lead. None if no node may, or on a standalone node."""
         place = self._topics.around.tenure.place(topic)
         if place.node is None:
             return None
-        # That of another node is not known; a log that is still here, to be handed over, is of an old one.
+        # The epoch of another node is unknown here. A log that this node still has to hand over is in an old epoch.
         epoch = epoch_of(self._topics, topic) if place.here else None
         return LeaderSeen(place.node.url, place.node.instance, epoch)
 
@@ -147,22 +147,23 @@ class Events:
 
 
 def _opening(topic: TopicId, poll: Poll) -> bytes:
-    """Return what a stream begins with: the id behind which it does, if it is one, and a comment."""
+    """Return the first bytes of a stream: the id behind which it begins, if it begins at an id, and a comment."""
     told = f"id: {poll.start.hex()}\n\n" if isinstance(poll.start, bytes) else ""
     return f"{told}: {topic}\n\n".encode("ascii")
 
 
 def _moved(former: LeaderSeen | None, leader: LeaderSeen | None) -> bytes:
-    """Return the comment that names the next leader, if it is another node."""
+    """Return the comment that names the new leader; nothing if the leader did not change."""
     if leader is None or (former is not None and former.url == leader.url):
         return b""
     return f": leader {leader.format()}\n\n".encode()
 
 
 def _event_chunks(messages: list[Message]) -> Iterator[tuple[bytes, bool]]:
-    """Yield events, joined up to about CHUNK_BYTES; of a large one the parts. With each, whether an event ends there.
+    """Yield chunks, each with True if an event ends there.
 
-    Empty ones are steps at which other work may go on.
+    Small events are joined up to about CHUNK_BYTES. A large event is split into parts. An empty chunk marks a step
+    at which other work may go on.
     """
     chunk = bytearray()
     for message in messages:

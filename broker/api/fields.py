@@ -1,4 +1,4 @@
-"""The fields of JSON objects that people write, and errors that name what was meant."""
+"""Check the fields of JSON objects that people write. For a wrong name, the error suggests the right one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AVRO_NAMES: Final = {
     "transaction": "snapshot",
     "rollbackRange": "first_id and last_id",
 }
-"""Avro's names, and how the same is called here."""
+"""Field names of the Avro schemas, and their names in this JSON."""
 _MEANT: Final = {
     "payload": "value",
     "data": "value",
@@ -22,11 +22,11 @@ _MEANT: Final = {
     "text": "value",
     "from": "start",
 }
-"""Names that say the same, but are spelled too differently to be found as near."""
+"""Common other names for a field, spelled too differently for ``get_close_matches``."""
 
 
 def record(value: object, known: Sequence[str], told: Sequence[str]) -> dict[str, Any]:
-    """Return an object that has no other fields than ``known``. Raises BadRequest, with those in ``told``."""
+    """Return the object if it has no fields beside ``known``. Raises BadRequest, which lists the names in ``told``."""
     if not isinstance(value, dict):
         raise BadRequest(f"The body must be a JSON object with {', '.join(told)}.")
     refuse_unknown(value, known)
@@ -34,24 +34,24 @@ def record(value: object, known: Sequence[str], told: Sequence[str]) -> dict[str
 
 
 def refuse_unknown(given: Iterable[str], names: Sequence[str], before: str = "") -> None:
-    """Raise BadRequest, with the name that was meant, for one that is not known."""
+    """Raise BadRequest for the first unknown name, and suggest the right one."""
     for name in given:
         if name not in names:
             raise BadRequest(f"{before}{_advice(name, names)}")
 
 
 def _advice(name: str, names: Sequence[str]) -> str:
-    """Say of an unknown name which one was meant."""
+    """Return the error text for an unknown name, with the name that was probably meant."""
     shown_name = f"{name!a:.80}"
     if name in _AVRO_NAMES:
         return (
             f"{shown_name} is called {_AVRO_NAMES[name]} in application/json. "
-            "The names of Avro belong to Content-Type avro/json."
+            "Use Avro's names only with Content-Type avro/json."
         )
     meant = _MEANT.get(name)
     near = [meant] if meant in names else get_close_matches(name[:80], names, n=1)
     hint = f"did you mean {near[0]}? There are" if near else "there are"
     told = f"{shown_name}: there is no such field; {hint} {', '.join(names)}."
     if "messages" in names:
-        told += " To publish a JSON value as one message, send it as text/plain, or its text as a string in messages."
+        told += " To publish a JSON value as one message, send it as text/plain, or put its text as a string into messages."
     return told

@@ -1,4 +1,4 @@
-"""What machines ask a node: is it alive, may it get requests, what does it count, what can it do."""
+"""Handlers for machines: liveness, readiness, metrics, and the OpenAPI document of a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATUS_OK = Reply(200, b'{"status":"OK"}', JSON)
 
 
 class Health:
-    """The handlers about the node itself."""
+    """The handlers that tell about the node itself."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Health:
         metrics: Callable[[], bytes],
         openapi: Callable[[], bytes],
     ) -> None:
-        """Keep where the answers come from; ``not_ready`` gives the reason, or None."""
+        """Keep the sources of the answers. ``not_ready`` returns the reason, or None if the node is ready."""
         self._version = version
         self._not_ready = not_ready
         self._metrics = metrics
@@ -36,7 +36,7 @@ class Health:
         return _PONG
 
     async def service_status(self, _: Request) -> Answer:
-        """Answer as the original does, whatever service is asked for."""
+        """Answer as the original does, for any service name."""
         return _STATUS_OK
 
     async def healthz(self, _: Request) -> Answer:
@@ -44,16 +44,16 @@ class Health:
         return json_reply({"status": "ok", "version": self._version})
 
     async def readyz(self, _: Request) -> Answer:
-        """Answer that requests may be sent here. Raises Unavailable if they should not."""
+        """Answer that this node takes requests. Raises Unavailable if it does not."""
         reason = self._not_ready()
         if reason is not None:
             raise Unavailable(f"This node is not ready: {reason}")
         return _READY
 
     async def metrics(self, _: Request) -> Answer:
-        """Answer all counts in Prometheus' text format."""
+        """Answer all metrics in Prometheus' text format."""
         return Reply(200, self._metrics(), CONTENT_TYPE)
 
     async def openapi(self, _: Request) -> Answer:
-        """Answer the description of this interface."""
+        """Answer the OpenAPI document."""
         return Reply(200, self._openapi(), JSON)

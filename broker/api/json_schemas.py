@@ -1,4 +1,4 @@
-"""The JSON values of the interface, as schemas, and the replies that many operations share."""
+"""The schemas of the interface's JSON values, and the error replies that many operations share."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CODE_POINTS: Final[Spec] = {
 
 
 def nullable(schema: Spec) -> Spec:
-    """Allow null, too."""
+    """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def record(**properties: Spec) -> Spec:
-    """Return an object with exactly these properties."""
+    """Return the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -45,22 +45,24 @@ def record(**properties: Spec) -> Spec:
 
 
 def array(items: Spec) -> Spec:
-    """Return a list of such items."""
+    """Return the schema of a list of such items."""
     return {"type": "array", "items": items}
 
 
 def _union(branch: str, schema: Spec) -> Spec:
-    """Return a union of null and one branch, wrapped as Avro does or bare."""
+    """Return the schema of a value that may be null, bare, or wrapped under its branch's name as in Avro."""
     return {"anyOf": [record(**{branch: schema}), schema, {"type": "null"}]}
 
 
 def decimals_up_to(most: int) -> str:
-    """Return a pattern of the whole numbers from 1 to ``most``, which has two digits at least."""
+    """Return a pattern for the whole numbers from 1 to ``most``. ``most`` must have at least two digits."""
     digits = str(most)
     ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", digits]
     for place, digit in enumerate(digits):
         least, below = (0 if place else 1), int(digit) - 1
-        if least <= below:  # The same as ``most`` up to here, then a smaller digit, then any.
+        if (
+            least <= below
+        ):  # The digits of ``most`` up to here, then a smaller digit, then any digits.
             rest = len(digits) - place - 1
             ways.append(f"{digits[:place]}[{least}-{below}][0-9]{{{rest}}}")
     return f"^({'|'.join(ways)})$"
@@ -96,11 +98,11 @@ _COUNT = record(value=INTEGER, estimate=BOOLEAN)
 _END = nullable(record(id=MESSAGE_ID, time=MOMENT))
 _NEXT = {
     **nullable(MESSAGE_ID),
-    "description": "Where the following page begins: its `from`, or with `order=desc` its `to`.",
+    "description": "Where the next page begins: send it as `from`, or with `order=desc` as `to`.",
 }
 SHOWN_BYTES: Final[Spec] = {
     "anyOf": [STRING, record(base64=STRING)],
-    "description": "Bytes: as text where they are UTF-8, else in base64.",
+    "description": "Bytes: as text if they are UTF-8, else in base64.",
 }
 _BROWSED = record(
     id=MESSAGE_ID,
@@ -169,7 +171,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
                 **nullable(
                     record(**{name: _CURSOR[name] for name in _CURSOR if name != "generation"})
                 ),
-                "description": "Of `cursor_moved` alone: the cursor that is there; null: there is none.",
+                "description": "Only in `cursor_moved`: the current cursor, or null if there is none.",
             },
         },
         "required": ["code", "message", "retriable", "outcome"],
@@ -177,14 +179,14 @@ SCHEMAS: Final[dict[str, Spec]] = {
     },
     "PropertiesSent": {
         "type": "object",
-        "description": "All properties; what is left out gets its default.",
+        "description": "All properties. A missing property gets its default.",
         "properties": {
             "ttl": {
                 "anyOf": [
                     {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
                     {"type": "string", "pattern": decimals_up_to(TTL_MAX_S)},
                 ],
-                "description": "Seconds that messages live.",
+                "description": "How many seconds messages live.",
             },
             "transactions": {"enum": ["optional", "required", "refused"]},
         },
@@ -344,7 +346,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
 
 
 def of(name: str) -> Spec:
-    """Return a reference to one of SCHEMAS."""
+    """Return a reference to the schema of this name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -359,7 +361,7 @@ def _error(text: str) -> Spec:
                 "schema": STRING,
             },
             "Broker-Outcome": {
-                "description": "Whether it certainly had no effect.",
+                "description": "refused: the request certainly had no effect. unknown: it may have had one.",
                 "required": True,
                 "schema": {"enum": ["refused", "unknown"]},
             },
@@ -371,18 +373,20 @@ def _error(text: str) -> Spec:
 
 RESPONSES: Final[dict[str, Spec]] = {
     "400": _error("The request is malformed, or a name is not valid."),
-    "403": _error("The caller may not do this, or a browser asks for a page of another site."),
+    "403": _error(
+        "The caller may not do this, or a browser sent the request for a page of another site."
+    ),
     "404": _error(
-        "There is no such topic, no such path, no such cursor, no such node, no cluster, or this node does not serve it by its role."
+        "The topic, path, cursor or node does not exist, the node is standalone, or a node of this role does not serve it."
     ),
-    "405": _error("The path has no such method; the header Allow names those it has."),
+    "405": _error("The path does not have this method. The header Allow names its methods."),
     "409": _error(
-        "It exists already, is sealed, is over, conflicts, has moved, or there are too many."
+        "The object exists already, is sealed or over, conflicts, has moved, or there are too many."
     ),
-    "413": _error("The body, one message or their number is over a bound."),
-    "422": _error("The transaction is too old, or the idempotency key had another body."),
-    "500": _error("What became of the request is unknown."),
+    "413": _error("The body, a message, or the number of messages is above its limit."),
+    "422": _error("The transaction is too old, or the idempotency key was used with another body."),
+    "500": _error("The outcome of the request is unknown."),
     "501": _error("This node lacks a package that the answer needs."),
-    "503": _error("Not done; try again later."),
+    "503": _error("The request was not done. Try again later."),
     "507": _error("The disk is full."),
 }

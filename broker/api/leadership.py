@@ -1,4 +1,4 @@
-"""Who leads a topic: the answer of whoever does, so that clients can go there themselves."""
+"""Handler that tells which node leads a topic, so that clients can send requests to it directly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.topics.topics import Topics
 
 
 class Leadership:
-    """The handler that tells the leader. Without ``place`` the node stands alone and leads everything."""
+    """The handler of ``GET …/leader``. Without ``place``, the node is standalone and leads every topic."""
 
     def __init__(
         self,
@@ -22,13 +22,13 @@ class Leadership:
         me: NodeInfo | None = None,
         place: Callable[[TopicId], TopicPlacement] | None = None,
     ) -> None:
-        """Keep the service, who this node is, and who should lead what."""
+        """Keep the service, this node, and the function that tells which node should lead a topic."""
         self._topics = topics
         self._me = me
         self._place = place
 
     async def leader(self, request: Request) -> Answer:
-        """Answer node, URL and epoch; the epoch is null while nobody has claimed the topic."""
+        """Answer node, URL and epoch. The epoch is null until this node has claimed the topic."""
         await self._topics.get(request.topic)
         epoch = epoch_of(self._topics, request.topic)
         if self._me is None or self._place is None:
@@ -46,6 +46,6 @@ class Leadership:
 
 
 def epoch_of(topics: Topics, topic: TopicId) -> int | None:
-    """Return the epoch in which a node leads a topic; None if it does not, or not yet."""
+    """Return the epoch in which this node leads a topic. None if it does not lead it, or not yet."""
     state = topics.leaders.states.get(topic)
     return None if state is None or state.leader is None else state.leader.epoch

@@ -1,7 +1,8 @@
-"""Messages as a list in JSON, made in pieces while it is sent.
+"""Write messages as a JSON list, in pieces, while the list is being sent.
 
-A list may be long, and so may one message. Small messages become JSON some at a time, a large one by itself, part
-by part. So each step is short, no more than a piece is held beside the messages, and no piece is large::
+The list may be long, and one message may be large. Small messages are encoded several at a time. A large message is
+encoded alone, part by part. So each step is short, no piece is large, and at most one piece is in memory beside the
+messages::
 
     [{…},{…},{…}   ,{…"payload":"aaaa   aaaa   aaaa",…}   ,{…},{…}   ]
     └ together ─┘  └────────── apart ────────────────┘   └together┘
@@ -18,7 +19,7 @@ MESSAGES_AT_ONCE: Final = 128
 
 
 class HasPayload(Protocol):
-    """A message, in whatever form; None: it has no payload of its own."""
+    """A message in any form. Its payload is None if it has none of its own."""
 
     @property
     def payload(self) -> bytes | memoryview | None:
@@ -29,10 +30,10 @@ Item = TypeVar("Item", bound=HasPayload)
 
 
 class ItemForm(NamedTuple, Generic[Item]):
-    """How messages look in a list.
+    """How to encode the messages of a list.
 
-    ``together`` gives several with commas between them. ``apart`` gives one in pieces; empty ones are steps at
-    which other work may go on.
+    ``together`` encodes several messages, with commas between them. ``apart`` encodes one message in pieces. An
+    empty piece marks a step at which other work may go on.
     """
 
     together: Callable[[Sequence[Item]], bytes]
@@ -40,15 +41,15 @@ class ItemForm(NamedTuple, Generic[Item]):
 
 
 class JsonList(Generic[Item]):
-    """A list that is written piece by piece."""
+    """A list that is encoded piece by piece."""
 
     def __init__(self, form: ItemForm[Item]) -> None:
-        """Begin; messages look as ``form`` has them."""
+        """Begin an empty list of messages in this form."""
         self._form = form
         self._before = b"["
 
     def pieces(self, messages: Sequence[Item]) -> Iterator[bytes]:
-        """Yield what some more messages add; empty pieces are steps at which other work may go on."""
+        """Yield the pieces of more messages. An empty piece marks a step at which other work may go on."""
         first = size = 0
         for place, message in enumerate(messages):
             size += len(message.payload or b"")
@@ -62,7 +63,7 @@ class JsonList(Generic[Item]):
         yield from self._together(messages[first:])
 
     def end(self) -> bytes:
-        """Return what ends the list."""
+        """Return the end of the list."""
         return b"[]" if self._before == b"[" else b"]"
 
     def _together(self, messages: Sequence[Item]) -> Iterator[bytes]:

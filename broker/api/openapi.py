@@ -1,8 +1,8 @@
-"""The OpenAPI document of this interface, made from the table of routes.
+"""Make the OpenAPI document of this interface from the table of routes.
 
-Each route has one entry in OPERATIONS, by its name; a missing or a superfluous one, or a query parameter
-that its route does not take, is an error when the document is made, so that it can't drift from what is
-served.
+Each route has one entry in OPERATIONS, under its name. A missing entry, an entry without a route, or a query
+parameter that the route does not take fails an assertion when the document is made. So the document always agrees
+with the routes.
 """
 
 from __future__ import annotations
@@ -59,41 +59,48 @@ _NAMES = {
 
 _KEY = header(
     "Idempotency-Key",
-    "Repeating a request under its key has no further effect.",
+    "If a client repeats a request with the same key, it has no further effect.",
     {"type": "string", "pattern": "^[!-~]{1,255}$"},
 )
 _TTL = query(
     "ttl",
-    "Seconds that these messages live; at most the topic's.",
+    "How many seconds these messages live; at most the topic's `ttl`.",
     {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
 )
 _PRODUCER = [
     header(
         "Producer-Id",
-        "Who numbers its publishes: a number at or below its last one in this topic stores nothing.",
+        "The id of a producer that numbers its publishes. A publish whose number is not above the producer's last one "
+        "in this topic stores nothing.",
         {"type": "string", "pattern": "^[!-~]{1,255}$"},
     ),
     header(
         "Producer-Number",
-        "Comes with Producer-Id. 0 to 2^63-1, above the one before; gaps are fine.",
+        "Required with Producer-Id. 0 to 2^63-1, above the number before; gaps are allowed.",
         {"anyOf": [{"const": "0"}, STAGE]},
     ),
 ]
 _REPLAYED = {
     "Idempotency-Replayed": {
-        "description": "It was done before, by its key, its producer's number or its stages.",
+        "description": "The request was done before. The broker knows it by its key, its producer's number or its stages.",
         "schema": {"const": "true"},
     }
 }
 _PUBLISHED = {
     **_REPLAYED,
     "Broker-First-Id": {
-        "description": "The id of the first message that was published, if it is known; of stages and what a "
-        "transaction stored, that of the row that refers to it.",
+        "description": "The id of the first published message, if it is known. For stages, and for messages stored in "
+        "a transaction, the id of the reference.",
         "schema": MESSAGE_ID,
     },
-    "Broker-Last-Id": {"description": "The id of the last one.", "schema": MESSAGE_ID},
-    "Broker-Count": {"description": "How many messages, if it is known.", "schema": INTEGER},
+    "Broker-Last-Id": {
+        "description": "The id of the last published message, in the same way.",
+        "schema": MESSAGE_ID,
+    },
+    "Broker-Count": {
+        "description": "The number of published messages, if it is known.",
+        "schema": INTEGER,
+    },
 }
 _SENT = (
     (AVRO, BYTES),
@@ -102,59 +109,66 @@ _SENT = (
     (AVRO_JSON, of("AvroPublishRequest")),
 )
 _RAW = (("text/plain", STRING), ("application/octet-stream", BYTES))
-_PLACE = "40 hex digits of a message id, milliseconds since 1970, or a moment of RFC 3339"
+_PLACE = "A message id (40 hex digits), milliseconds since 1970, or a moment of RFC 3339"
 _BROWSE_QUERY = [
     query("from", f"{_PLACE}; inclusive.", STRING),
     query("to", f"{_PLACE}; exclusive.", STRING),
     query(
-        "limit", "Messages.", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100}
+        "limit",
+        "The largest number of messages.",
+        {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
     ),
-    query("order", "By message id.", {"enum": ["asc", "desc"], "default": "asc"}),
+    query(
+        "order",
+        "Ascending or descending, by message id.",
+        {"enum": ["asc", "desc"], "default": "asc"},
+    ),
     query(
         "payload",
-        "The first 1024 bytes, or all.",
+        "Show the first 1024 bytes of each payload, or all bytes.",
         {"enum": ["preview", "full"], "default": "preview"},
     ),
 ]
 _TIMEOUT = header(
     "Request-Timeout",
-    "Seconds that it may wait for a leader, another node, or its turn to be stored.",
+    "How many seconds the request may wait for a leader, for another node, or in the queue for storage.",
     {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
 )
 _LEADER = {
     "Broker-Leader": {
-        "description": "In a cluster: URL, number and epoch of the node that leads the topic.",
+        "description": "In a cluster: the URL, the number and the epoch of the node that leads the topic.",
         "schema": {"type": "string", "pattern": r"^[^;]+(;node=\d+)?(;epoch=\d+)?$"},
     }
 }
 _BLOCKED_BY = {
     "Broker-Blocked-By": {
-        "description": "The write pointer of the open transaction that holds the consumer, if there "
-        "is nothing for it.",
+        "description": "Present if the reply is empty because an open transaction holds the consumer back: "
+        "the write pointer of that transaction.",
         "schema": INTEGER,
     }
 }
 _RANGE_QUERY = [
     query(
         "after",
-        "The range begins behind this id: a message of a reference, or the row of any other. "
-        "Absent: with the oldest.",
+        "The range begins behind this id. It is the id of a message of a reference, or of the row of any other message. "
+        "Absent: the range begins with the oldest message.",
         MESSAGE_ID,
     ),
     {
-        **query("through", "It ends with the row of this id, which must be there.", MESSAGE_ID),
+        **query("through", "The range ends with the row of this id, which must exist.", MESSAGE_ID),
         "required": True,
     },
 ]
 _ARROW = ok(
-    "Batches with the columns `id`, `value`, `key` and `headers`; without the end-of-stream marker it was cut.",
+    "Batches with the columns `id`, `value`, `key` and `headers`. A stream without the end-of-stream marker was cut off.",
     (ARROW, BYTES),
     headers=_BLOCKED_BY,
 )
 _DONE = ok("Done.")
 _TOPICS_TOO = query(
     "topics",
-    f"Whether to name the topics led: the first {TOPICS_NAMED_MAX} by name, or one, if it is led.",
+    f"Which led topics to name: none (no), the first {TOPICS_NAMED_MAX} by name (yes), or this one topic, if the node "
+    "leads it.",
     {"anyOf": [{"enum": ["no", "yes"]}, TOPIC_NAME], "default": "no"},
 )
 
@@ -178,7 +192,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     },
     "list_topics": {
         "summary": "List the topics of a namespace.",
-        "responses": {"200": ok("Their names, as keys sort.", (JSON, of("Names")))},
+        "responses": {"200": ok("Their names, sorted by bytes.", (JSON, of("Names")))},
     },
     "namespaces": {
         "summary": "List the namespaces that have topics.",
@@ -190,12 +204,12 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("404",),
     },
     "publish": {
-        "summary": "Publish messages, or the reference to what a transaction stored.",
+        "summary": "Publish messages, or the reference to the messages that a transaction stored.",
         "parameters": [_KEY, *_PRODUCER, _TTL],
         "requestBody": body(*_SENT, *_RAW),
         "responses": {
             "200": ok(
-                "Published. Of Avro empty without a transaction, else what a rollback needs.",
+                "Published. An Avro body is empty without a transaction; in a transaction it is the body of the rollback.",
                 (JSON, of("Published")),
                 (AVRO, BYTES),
                 (AVRO_JSON, of("AvroPublishResponse")),
@@ -212,8 +226,8 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("404", "409", "422", "507"),
     },
     "begin_stage": {
-        "summary": "Begin a stage, into which one writer stores messages that are published later.",
-        "responses": {"200": ok("Its number, and when its life ends.", (JSON, of("Stage")))},
+        "summary": "Begin a stage: one writer stores messages in it, and a later publish shows them.",
+        "responses": {"200": ok("The stage's number and end of life.", (JSON, of("Stage")))},
         "errors": ("404", "507"),
     },
     "store_staged": {
@@ -224,7 +238,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("404", "409", "422", "507"),
     },
     "publish_stages": {
-        "summary": "Publish stages, in the order of the list, at once.",
+        "summary": "Publish stages atomically, in the order of the list.",
         "parameters": [*_PRODUCER, _TTL],
         "requestBody": body((JSON, of("StagesSent"))),
         "responses": {
@@ -239,7 +253,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
             (JSON, of("RollbackRequest")),
             (AVRO_JSON, of("AvroPublishResponse")),
         ),
-        "responses": {"200": ok("Rolled back, also if there was nothing.")},
+        "responses": {"200": ok("Rolled back. Also the answer if there was nothing to roll back.")},
         "errors": ("404", "422", "507"),
     },
     "poll": {
@@ -256,8 +270,8 @@ OPERATIONS: Final[dict[str, Spec]] = {
         ),
         "responses": {
             "200": ok(
-                "Messages, chunk by chunk; an Avro array ends with a zero block, or was cut. "
-                f"With `Accept: {MESSAGES}` with their keys and headers.",
+                "Messages, chunk by chunk. An Avro array without a zero block at its end was cut off. "
+                f"With `Accept: {MESSAGES}`, the messages have their keys and headers.",
                 (AVRO, BYTES),
                 (MESSAGES, BYTES),
                 (JSON, of("Polled")),
@@ -274,31 +288,31 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("404",),
     },
     "browse_as": {
-        "summary": "Look at messages, and whether a transaction could consume them.",
+        "summary": "Look at messages, and see which of them a transaction could consume.",
         "parameters": _BROWSE_QUERY,
         "requestBody": body((JSON, of("Snapshot"))),
         "responses": {"200": ok("A page.", (JSON, of("BrowsePageAs")))},
         "errors": ("404",),
     },
     "purge": {
-        "summary": "Remove what was published before a moment. Nothing brings it back.",
+        "summary": "Remove all messages published before a moment. This can't be undone.",
         "parameters": [
             {
                 **query(
                     "before",
-                    "Milliseconds since 1970 or a moment of RFC 3339, neither in the future; or `now`, for all "
-                    "that is stored. A lower moment than before changes nothing.",
+                    "Milliseconds since 1970 or a moment of RFC 3339, not in the future; or `now`, for all "
+                    "stored messages. A moment earlier than that of the last purge changes nothing.",
                     STRING,
                 ),
                 "required": True,
             }
         ],
-        "responses": {"200": ok("From now on no node shows it.", (JSON, of("Purged")))},
+        "responses": {"200": ok("From now on no node shows them.", (JSON, of("Purged")))},
         "errors": ("404", "507"),
     },
     "stats": {
-        "summary": "Show what a topic holds.",
-        "responses": {"200": ok("Figures; estimates say so.", (JSON, of("Stats")))},
+        "summary": "Show figures about a topic's contents.",
+        "responses": {"200": ok("The figures. Estimates are marked.", (JSON, of("Stats")))},
         "errors": ("404",),
     },
     "lag": {
@@ -306,16 +320,16 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "parameters": [
             {**query("after", "The id of a message, 40 hex digits.", MESSAGE_ID), "required": True}
         ],
-        "responses": {"200": ok("How many.", (JSON, of("Lag")))},
+        "responses": {"200": ok("The number of messages.", (JSON, of("Lag")))},
         "errors": ("400", "404"),
     },
     "cursors": {
         "summary": "List a topic's named cursors, each with its lag, in the order of their names.",
         "parameters": [
-            query("after", "Only cursors behind this name: `next` of the page before.", STRING),
+            query("after", "List only cursors behind this name: `next` of the last page.", STRING),
             query(
                 "limit",
-                "Cursors.",
+                "The largest number of cursors.",
                 {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_MAX},
             ),
         ],
@@ -328,24 +342,38 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("400", "404"),
     },
     "put_cursor": {
-        "summary": "Move a named cursor, or create it, if it is at the version that is expected.",
+        "summary": "Move or create a named cursor, if its version is the expected one.",
         "requestBody": body((JSON, of("CursorSent"))),
-        "responses": {"200": ok("It is there.", (JSON, of("Cursor")))},
+        "responses": {"200": ok("The new cursor.", (JSON, of("Cursor")))},
         "errors": ("400", "404", "409"),
     },
     "delete_cursor": {
         "summary": "Delete a named cursor.",
-        "responses": {"200": ok("It is not there.", (JSON, of("CursorDeleted")))},
+        "responses": {
+            "200": ok("The cursor does not exist any more.", (JSON, of("CursorDeleted")))
+        },
         "errors": ("400", "404"),
     },
     "range": {
-        "summary": "Show where a topic begins and ends, and bound and divide a range of it.",
+        "summary": "Show where a topic begins and ends. Bound a range of it, and divide the range into parts.",
         "parameters": [
-            query("after", "The range begins behind this id. Absent: with the oldest.", MESSAGE_ID),
-            query("through", "It ends with this id. Absent: with the newest.", MESSAGE_ID),
-            query("messages", "It has at most so many messages.", INTEGER),
-            query("bytes", "It has at most about so many bytes of payloads.", INTEGER),
-            query("parts", "In so many parts, or fewer: 1 to 100 (1).", INTEGER),
+            query(
+                "after",
+                "The range begins behind this id. Absent: with the oldest message.",
+                MESSAGE_ID,
+            ),
+            query(
+                "through",
+                "The range ends with this id. Absent: with the newest message.",
+                MESSAGE_ID,
+            ),
+            query("messages", "The range has at most so many messages.", INTEGER),
+            query("bytes", "The range has at most about so many bytes of payloads.", INTEGER),
+            query(
+                "parts",
+                "Divide the range into at most so many parts, 1 to 100 (default 1).",
+                INTEGER,
+            ),
         ],
         "responses": {"200": ok("The range.", (JSON, of("Range")))},
         "errors": ("400", "404"),
@@ -367,11 +395,11 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "Follow a topic as server-sent events.",
         "parameters": [
             query("from", f"{_PLACE}; an id is exclusive. Or `now`. Absent: the oldest.", STRING),
-            header("Last-Event-ID", "Resume behind this message; wins over `from`.", STRING),
+            header("Last-Event-ID", "Resume behind this message. It overrides `from`.", STRING),
         ],
         "responses": {
             "200": ok(
-                "Events whose data is an Event; before them, without one, the id to resume behind.",
+                "Events; the data of each is an Event. Before the first event comes an id alone, to resume behind.",
                 (EVENTS, STRING),
             )
         },
@@ -381,7 +409,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "Ask which node leads a topic.",
         "responses": {
             "200": ok(
-                "That node. Without a cluster it has no number; without an epoch no node has claimed "
+                "That node. Its number is null on a standalone node. The epoch is null until a node has claimed "
                 "the topic.",
                 (JSON, of("Leader")),
             )
@@ -391,25 +419,27 @@ OPERATIONS: Final[dict[str, Spec]] = {
     **TRANSACTION_OPERATIONS,
     **BLOCKER_OPERATIONS,
     "cluster": {
-        "summary": "Show all nodes of the cluster; each is asked.",
+        "summary": "Show all nodes of the cluster. This node asks each of them.",
         "parameters": [_TOPICS_TOO],
-        "responses": {"200": ok("As far as they answer.", (JSON, of("ClusterStatus")))},
+        "responses": {
+            "200": ok("The views of the nodes that answer.", (JSON, of("ClusterStatus")))
+        },
         "errors": ("404",),
     },
     "cluster_node": {
-        "summary": "Show what this node says of itself.",
+        "summary": "Show this node's view of itself. It asks no other node.",
         "parameters": [_TOPICS_TOO],
-        "responses": {"200": ok("Asks no other node.", (JSON, of("ClusterNode")))},
+        "responses": {"200": ok("The view.", (JSON, of("ClusterNode")))},
         "errors": ("404",),
     },
     "drain": {
-        "summary": "Let a node lead nothing, until it is undrained.",
-        "responses": {"200": ok("Its topics move.", (JSON, of("Drained")))},
+        "summary": "Drain a node: it leads no topic until it is undrained.",
+        "responses": {"200": ok("Its topics will move.", (JSON, of("Drained")))},
         "errors": ("404",),
     },
     "undrain": {
-        "summary": "Let a node lead again.",
-        "responses": {"200": ok("Topics move to it.", (JSON, of("Drained")))},
+        "summary": "Undrain a node: it may lead topics again.",
+        "responses": {"200": ok("Topics will move to it.", (JSON, of("Drained")))},
         "errors": ("404",),
     },
     "pins": {
@@ -418,19 +448,19 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("404",),
     },
     "pin": {
-        "summary": "Pin a topic: that node leads it for as long as it lives.",
+        "summary": "Pin a topic to a node: the node leads it as long as the node lives.",
         "requestBody": body((JSON, of("PinSent"))),
-        "responses": {"200": ok("The topic moves.", (JSON, of("Pinned")))},
+        "responses": {"200": ok("The topic will move.", (JSON, of("Pinned")))},
         "errors": ("404",),
     },
     "unpin": {
         "summary": "Let any node lead a topic again.",
-        "responses": {"200": ok("No pin is left.", (JSON, of("Pinned")))},
+        "responses": {"200": ok("The topic has no pin.", (JSON, of("Pinned")))},
         "errors": ("404",),
     },
     "ping": {
-        "summary": "Ask whether anybody is there.",
-        "responses": {"200": ok("Yes.", ("text/plain", STRING))},
+        "summary": "Ask whether the node answers.",
+        "responses": {"200": ok("It does.", ("text/plain", STRING))},
     },
     "service_status": {
         "summary": "Ask for the status of a service.",
@@ -441,12 +471,12 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "responses": {"200": ok("It lives.", (JSON, of("Health")))},
     },
     "readyz": {
-        "summary": "Ask whether requests may be sent here.",
-        "responses": {"200": ok("They may.", (JSON, of("Ready")))},
+        "summary": "Ask whether this node takes requests.",
+        "responses": {"200": ok("It does.", (JSON, of("Ready")))},
     },
     "metrics": {
-        "summary": "Show all counts for Prometheus.",
-        "responses": {"200": ok("Text format.", (CONTENT_TYPE, STRING))},
+        "summary": "Show all metrics for Prometheus.",
+        "responses": {"200": ok("The metrics, in the text format.", (CONTENT_TYPE, STRING))},
     },
     "openapi": {
         "summary": "Show this document.",
@@ -464,7 +494,7 @@ def document() -> bytes:
 def make_document() -> dict[str, Any]:
     """Return the document as a value."""
     names = {shape.name for shape in SHAPES}
-    assert names == set(OPERATIONS), f"routes without or without a route: {names ^ set(OPERATIONS)}"
+    assert names == set(OPERATIONS), f"routes and operations differ: {names ^ set(OPERATIONS)}"
     paths: dict[str, Spec] = {}
     for shape in SHAPES:
         paths.setdefault(shape.template, {})[shape.method.lower()] = _operation(shape)

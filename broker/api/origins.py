@@ -1,17 +1,18 @@
-"""Which pages in browsers may use this node, by the two headers that no page can set itself.
+"""Decide which web pages may use this node, by two headers that no page can set itself.
 
-A browser sends what any page asks to any address that the user's machine reaches, loopback too::
+A browser sends the requests of any page to any address that the user's machine reaches, loopback included::
 
-    Origin: http://other.example      the page's address: refused unless it is the node's own, or configured
-    Host: other.example:8080          the name in the URL: refused unless the node is known by it
+    Origin: http://other.example      the page's origin: refused unless it is the node's own, or configured
+    Host: other.example:8080          the name in the URL: refused unless it is a name of this node
 
-The name counts because its owner may let it lead to 127.0.0.1 once the page is loaded (DNS rebinding): to
-the browser the page and the node then have the same origin. An address in digits leads to no other machine,
-so it always passes. Requests without these headers come from programs, and pass: a browser
-sends ``Host`` always, and ``Origin`` with all that could change something. ``Origin: null`` may be any page's.
+The name in ``Host`` is checked because of DNS rebinding: once the page is loaded, the owner of the name may point it
+to 127.0.0.1, and then the browser takes the page and the node for one origin. A numeric address can't be pointed to
+another machine, so it always passes. Requests without these headers pass, since they come from programs: a browser
+always sends ``Host``, and sends ``Origin`` with each request that could change something. ``Origin: null`` is
+refused, since it may come from any page.
 
-Pages of configured origins (``server.cors_origins``) get what the Fetch standard asks for: an answer to the
-preflight, and headers on every reply, refusals and streams among them. Credentials are never allowed.
+Pages of configured origins (``server.cors_origins``) get the answers of the Fetch standard: a reply to the
+preflight, and headers on every reply, also on refusals and streams. Credentials are never allowed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from broker.http.reply import Reply
 HOST: Final = "Host"
 ORIGIN: Final = "Origin"
 WANTED_METHOD: Final = "Access-Control-Request-Method"
-"""What makes a request with the method OPTIONS a preflight."""
+"""The header that makes an OPTIONS request a preflight."""
 PREFLIGHT_LASTS_S: Final = 600
 HEADERS_TAKEN: Final = (
     "Accept",
@@ -49,33 +50,33 @@ _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]/@\s]+)(:\d{1,5})?")
 
 
 class Origins:
-    """Decides by names; what it keeps beside them is a bounded number of hosts that passed."""
+    """Checks the origin and the host of requests. It remembers a bounded number of hosts that passed."""
 
     def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
-        """Be known by ``names`` (hosts without ports), and serve pages of ``origins`` too."""
+        """Accept these names of the node (hosts without ports), and pages of these other origins."""
         self._names = frozenset(_plain(name) for name in names)
         self._origins = frozenset(canonical(origin) for origin in origins)
         self._passed: set[str] = set()
 
     @classmethod
     def of(cls, config: Config, machine: str) -> Origins:
-        """Decide as configured, on a machine of this name."""
+        """Return the rules for a configuration and the name of the machine."""
         return cls(names_of(config, machine), config.server.cors_origins)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raise Forbidden for what another page than allowed made a browser send."""
+        """Raise Forbidden if a browser sent the request for a page that is not allowed."""
         host = headers.get(HOST)
         if host is not None and host not in self._passed:
             self._check_host(host)
         origin = headers.get(ORIGIN)
         if origin is not None and not self._is_ours(origin, host):
             raise Forbidden(
-                f"A page of {origin!a:.200} may not use this broker. To let it, add its origin to "
+                f"A page of {origin!a:.200} may not use this broker. To allow it, add its origin to "
                 "server.cors_origins at every node."
             )
 
     def lines(self, headers: Mapping[str, str]) -> str:
-        """Return what the head of each reply has for a page: lines with their ends, or nothing."""
+        """Return the CORS header lines of a reply, with line ends; empty without configured origins."""
         if not self._origins:
             return ""
         origin = canonical(headers.get(ORIGIN, ""))
@@ -88,7 +89,7 @@ class Origins:
         )
 
     def is_preflight(self, method: str, headers: Mapping[str, str]) -> bool:
-        """Whether a browser asks if a page of a configured origin may send a request."""
+        """Return whether this is a preflight for a page of a configured origin."""
         return (
             method == "OPTIONS"
             and WANTED_METHOD in headers
@@ -100,7 +101,7 @@ class Origins:
         name = _plain(match[1]) if match else ""
         if name not in self._names and not _is_address(name):
             raise Forbidden(
-                f"This node is not known by the name in Host, {host!a:.200}. If clients reach it by "
+                f"The name in Host is not a name of this node: {host!a:.200}. If clients reach the node by "
                 "that name, add the name to server.host_names."
             )
         if len(self._passed) >= HOSTS_KEPT_MAX:
@@ -112,12 +113,12 @@ class Origins:
         if told in self._origins:
             return True
         scheme, _, authority = told.partition("://")
-        # A proxy in front may speak TLS: then the page's scheme is not the node's.
+        # Compare without the scheme: a proxy in front of the node may speak TLS, and then the schemes differ.
         return host is not None and canonical(f"{scheme}://{host}") == f"{scheme}://{authority}"
 
 
 def names_of(config: Config, machine: str) -> set[str]:
-    """Return the names by which a node is known: its own, and those that are configured."""
+    """Return the names of a node: those of its machine and address, and the configured ones."""
     server, url = config.server, config.cluster.advertised_url
     names = {"localhost", machine, machine.partition(".")[0], *server.host_names}
     if server.host not in EVERY_ADDRESS:
@@ -139,7 +140,7 @@ def preflight_reply(methods: Iterable[str]) -> Reply:
 
 
 def canonical(origin: str) -> str:
-    """Return an origin as browsers write it: in small letters, without the scheme's own port."""
+    """Return an origin as browsers write it: in lower case, without the scheme's default port."""
     origin = origin.lower()
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], "\n"))
 

@@ -1,7 +1,7 @@
-"""The transaction service as this node's own parts ask it: the sweeper, what blocks a topic, pruning.
+"""Access to the transaction service for this node's own parts: the sweeper, the blockers of a topic, pruning.
 
-In a cluster another node may lead the service. So it is asked through the same handlers as a client's request, which
-pass it on.
+In a cluster another node may lead the service. So these calls go through the same handlers as a client's requests,
+which forward them to the leader.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _BY_CODE: Final = {error.code: error for error in reversed(registry()) if error.
 
 
 class AnyService(Protocol):
-    """A transaction service, this cluster's or another one. Every method raises BrokerError."""
+    """A transaction service: this cluster's or another one. Every method may raise BrokerError."""
 
     async def snapshot(self) -> Snapshot:
         """Return a snapshot as of now."""
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
-        """Return what is in progress, as ``GET /v1/transactions`` answers."""
+        """Return the transactions in progress, as ``GET /v1/transactions`` answers."""
 
     async def show(self, transaction_id: int) -> dict[str, Any]:
         """Return one transaction as the service knows it. Raises NotFound."""
@@ -43,15 +43,15 @@ class AnyService(Protocol):
 
 
 class OwnService:
-    """The service of this node or of its cluster. ``bind`` it to its handlers before the first call."""
+    """The service of this node or of its cluster. Call ``bind`` before the first call."""
 
     def __init__(self, clock: Clock) -> None:
-        """Ask by the clock's time."""
+        """Keep the clock, for the deadlines of calls."""
         self._clock = clock
         self._handlers: Mapping[str, Handler] = {}
 
     def bind(self, handlers: Mapping[str, Handler]) -> None:
-        """Ask these handlers, by the names of their routes."""
+        """Call these handlers from now on. Their keys are the names of their routes."""
         self._handlers = handlers
 
     async def snapshot(self) -> Snapshot:
@@ -62,7 +62,7 @@ class OwnService:
         return decode_transaction(bytes(reply.body))
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
-        """Return what is in progress."""
+        """Return the transactions in progress."""
         query = "" if limit is None else f"limit={limit}"
         return _object(await self._ask("list_transactions", "GET", _PATH, query=query))
 
@@ -116,10 +116,10 @@ def _object(reply: Reply) -> dict[str, Any]:
 
 
 def _error_of(reply: Reply) -> BrokerError:
-    """Return the error with which another node answered."""
+    """Return the error in another node's reply."""
     try:
         told = orjson.loads(reply.body)
         kind, message = _BY_CODE.get(told["code"], OutcomeUnknown), str(told["message"])
     except (ValueError, KeyError, TypeError):
-        return OutcomeUnknown("Another node's answer is not legible.")
+        return OutcomeUnknown("Another node's answer can't be read.")
     return NotFound(message) if kind is NotFound else kind(message)

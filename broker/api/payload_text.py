@@ -1,4 +1,4 @@
-"""Bytes inside JSON, payloads, keys and headers: as text where they are text, else in base64."""
+"""Show payloads, keys and headers in JSON: as text if they are UTF-8, else in base64."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 PART_BYTES: Final = 36 * 1024
-"""Larger payloads are shown part by part, each of so many bytes: a multiple of 3, as base64 needs. A part of control
-characters takes six times as much in JSON."""
+"""Larger payloads are encoded part by part, each of so many bytes. It is a multiple of 3, as base64 needs. In JSON, a
+part of control characters takes six times as many bytes."""
 
 
 class ShownPayload(NamedTuple):
-    """What stands in the JSON; ``truncated`` if it is not all."""
+    """A payload as the JSON shows it. ``truncated`` is true if bytes are missing at the end."""
 
     encoding: str
     text: str
@@ -26,9 +26,9 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def shown(payload: bytes | memoryview, bytes_max: int | None = None) -> ShownPayload:
-    """Return at most ``bytes_max`` bytes of a payload as text, if they are UTF-8, or as base64.
+    """Return at most ``bytes_max`` bytes of a payload: as text if they are UTF-8, else as base64.
 
-    A cut never goes through the middle of a character.
+    The text never ends in the middle of a character.
     """
     truncated = bytes_max is not None and len(payload) > bytes_max
     part = payload[:bytes_max] if truncated else payload
@@ -42,9 +42,10 @@ def shown(payload: bytes | memoryview, bytes_max: int | None = None) -> ShownPay
 def in_pieces(
     before: Mapping[str, Any], payload: bytes | memoryview, after: Mapping[str, Any]
 ) -> Iterator[bytes]:
-    """Yield an object in JSON: the fields ``before``, ``encoding`` and ``payload`` as ``shown`` has them, ``after``.
+    """Yield a JSON object in pieces: the fields ``before``, then ``encoding`` and ``payload``, then ``after``.
 
-    Each step takes a part of the payload. Empty pieces are steps that look whether it is text. ``after`` has a field.
+    ``encoding`` and ``payload`` are as ``shown`` makes them. Each step takes a part of the payload. The empty pieces
+    are the steps that check whether the payload is text. ``after`` must have at least one field.
     """
     encoding = "text"
     try:
@@ -63,14 +64,14 @@ def in_pieces(
 
 
 def _decoded(payload: bytes | memoryview) -> Iterator[str]:
-    """Yield the parts of a payload as text. Raises UnicodeDecodeError at the first part that is none."""
+    """Yield the parts of a payload as text. Raises UnicodeDecodeError at the first part that is not UTF-8."""
     decoder = _UTF8()
     for at in range(0, len(payload), PART_BYTES):
         yield decoder.decode(payload[at : at + PART_BYTES], final=at + PART_BYTES >= len(payload))
 
 
 def shown_beside(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return what a message has beside its payload: ``key``, null if it has none, and ``headers``."""
+    """Return the fields ``key`` (null if there is none) and ``headers`` of a message."""
     return {
         "key": None if key is None else _value(key),
         "headers": {name: _value(value) for name, value in headers.items()},
@@ -78,6 +79,6 @@ def shown_beside(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, A
 
 
 def _value(value: bytes) -> str | dict[str, str]:
-    """Return bytes as text, if they are UTF-8, or as ``{"base64": …}``."""
+    """Return bytes as text if they are UTF-8, else as ``{"base64": …}``."""
     whole = shown(value)
     return whole.text if whole.encoding == "text" else {"base64": whole.text}

@@ -1,8 +1,8 @@
-"""Where topics are led, as operators want it: drain and undrain nodes, pin topics and let them go.
+"""Handlers for operators that change where topics are led: drain and undrain nodes, pin and unpin topics.
 
-A handler changes a record and tells all nodes to read it; the nodes move the topics, in good order, by
-themselves. So the answer says what shall be, not that it is so yet: ``/v1/cluster`` shows the rest.
-Every change may be repeated, and says whether there was anything left to change.
+A handler changes a record and tells all nodes to read it. The nodes then hand the topics over by themselves. So the
+answer states the goal, which is not reached yet; ``/v1/cluster`` shows the progress. Every change may be repeated.
+Its answer says whether anything changed.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ NODE_BYTES_MAX: Final = 4 * 1024
 
 
 class Placing:
-    """The handlers that change where topics are led; ``view`` None is a standalone node."""
+    """The handlers that change where topics are led. ``view`` is None on a standalone node."""
 
     def __init__(self, view: ClusterView | None, registry: TopicRegistry) -> None:
-        """Keep the node's view of the cluster, and the topics there are."""
+        """Keep the node's view of the cluster, and the registry of topics."""
         self._view = view
         self._registry = registry
 
     async def drain(self, request: Request) -> Answer:
-        """Let a node lead nothing, also after a restart; it goes on serving by forwarding."""
+        """Drain a node: it leads no topic, also after a restart. It still takes requests and forwards them."""
         view = member(self._view)
         node = live_node(view, request.names.node)
         said = await read_placement(view.records)
         if not any(info.instance != node.instance for info in _leading(view, said)):
             raise BadRequest(
-                f"Node {node.instance} is the last that leads topics: drained, it would leave them "
-                "without a leader. Start or undrain another node first."
+                f"Node {node.instance} is the last node that leads topics. If it were drained, no node would lead them. "
+                "Start or undrain another node first."
             )
         changed = await _told(view, placement.drain(view.records, node.instance))
         return json_reply(_node_json(node.instance, node.url, drained=True, changed=changed))
 
     async def undrain(self, request: Request) -> Answer:
-        """Let a node lead again, also one that does not live now."""
+        """Undrain a node: it may lead again. The node need not live now."""
         view = member(self._view)
         text = request.names.node
         said = await read_placement(view.records)
@@ -82,14 +82,14 @@ class Placing:
         said = await read_placement(view.records)
         if all(info.instance != node.instance for info in _leading(view, said)):
             why = "is drained" if node.instance in said.drained else "is stopping"
-            raise BadRequest(f"Node {node.instance} {why}, and leads nothing. Undrain it first.")
+            raise BadRequest(f"Node {node.instance} {why}, and leads no topic. Undrain it first.")
         if not await self._exists(request.topic):
             raise not_found(request.topic)
         changed = await _told(view, placement.pin(view.records, request.topic, node.instance))
         return json_reply(_pin_json(request.topic, node, changed=changed))
 
     async def unpin(self, request: Request) -> Answer:
-        """Let any node lead a topic again; a pin that outlived its topic goes, too."""
+        """Remove a topic's pin: any node may lead it again. This also removes the pin of a deleted topic."""
         view = member(self._view)
         changed = await _told(view, placement.unpin(view.records, request.topic))
         if not changed and not await self._exists(request.topic):
@@ -97,13 +97,13 @@ class Placing:
         return json_reply(_pin_json(request.topic, None, changed=changed))
 
     async def _exists(self, topic: TopicId) -> bool:
-        """Read the record: what this node remembers may be older than another's change."""
+        """Return whether the topic exists. Read its record, since this node's memory of it may be stale."""
         record = await self._registry.read(topic)
         return record is not None and not record.deleted
 
 
 def live_node(view: ClusterView, text: str) -> NodeInfo:
-    """Return the live node that an instance id or a URL names. Raises NotFound with those there are."""
+    """Return the live node with this instance id or URL. Raises NotFound, which lists the live nodes."""
     nodes = view.members().nodes
     found = nodes.get(int(text)) if _is_instance(text) else _at(nodes.values(), text)
     if found is None:
@@ -122,7 +122,7 @@ def _at(nodes: Iterable[NodeInfo], url: str) -> NodeInfo | None:
 
 
 def _leading(view: ClusterView, said: Placement) -> list[NodeInfo]:
-    """Return the nodes that may lead."""
+    """Return the live nodes that may lead."""
     return [
         info
         for info in view.members().nodes.values()
@@ -131,7 +131,7 @@ def _leading(view: ClusterView, said: Placement) -> list[NodeInfo]:
 
 
 async def _told(view: ClusterView, change: Awaitable[bool]) -> bool:
-    """Make a change and tell all nodes, also if nobody knows whether it was made."""
+    """Make a change and tell all nodes, also if the outcome of the change is unknown."""
     try:
         return await change
     finally:
@@ -140,14 +140,16 @@ async def _told(view: ClusterView, change: Awaitable[bool]) -> bool:
 
 def _wanted_node(body: bytes) -> str:
     if len(body) > NODE_BYTES_MAX:
-        raise BodyTooLarge(f"A body that names a node may have {NODE_BYTES_MAX} bytes.")
+        raise BodyTooLarge(f"A body that names a node may have at most {NODE_BYTES_MAX} bytes.")
     try:
         sent = orjson.loads(body)
     except ValueError as error:
-        raise BadRequest(f"The body is no JSON: {error}") from error
+        raise BadRequest(f"The body is not JSON: {error}") from error
     node = sent.get("node") if isinstance(sent, dict) else None
     if isinstance(node, bool) or not isinstance(node, int | str):
-        raise BadRequest('The body names the node: {"node": 1} or {"node": "http://host:port"}.')
+        raise BadRequest(
+            'The body must name the node: {"node": 1} or {"node": "http://host:port"}.'
+        )
     return str(node)
 
 

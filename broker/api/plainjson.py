@@ -1,21 +1,21 @@
-"""The JSON that people write and read: ``application/json`` of publish, store, rollback and poll.
+"""Read and write ``application/json``, the form for people, of publish, store, rollback and poll.
 
 ::
 
     publish    {"messages": ["café", {"base64": "/w=="}, {"value": "x", "key": "k", "ttl": 60,
                 "headers": {"trace": "7f"}}], "write_pointer": 17}
     answer     {"first_id": "…", "last_id": "…", "count": 3, "replayed": false, "write_pointer": 17}
-    rollback   that answer
+    rollback   the answer of the publish
     poll       {"start": "2026-11-20T12:00:00Z", "inclusive": true, "limit": 10, "snapshot": …}
     reply      [{"id": "…", "time": "…", "timestamp_ms": 1, "encoding": "text", "payload": "café",
                 "key": null, "headers": {}}]
 
-A string is text, and stands for its bytes in UTF-8; bytes that are none are ``{"base64": "…"}``. A publish without a
-write pointer may be the list alone, or one message alone. Ids are 40 hex digits in both directions.
+A string stands for its bytes in UTF-8. Bytes that are not UTF-8 are ``{"base64": "…"}``. A publish without a write
+pointer may be the list alone, or one message alone. Ids are 40 hex digits in both directions.
 
-Names that are not known are refused with the name that was meant, because they are typing errors. The names of Avro
-are such, too: its JSON encoding has a type of its own (wire/avrojson.py). Readers raise BadRequest that begins with
-the place of the error, as ``messages[3].headers.a: …``.
+An unknown field name is refused, since it is probably a typing error; the error suggests the right name. Avro's
+field names are refused, too: Avro's JSON encoding has its own content type (wire/avrojson.py). Readers raise
+BadRequest, whose message begins with the place of the error, like ``messages[3].headers.a: …``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from broker.wire.topics import TTL_MAX_S
 from broker.wire.varint import INT_MAX, LONG_MAX
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
-"""The longest answer of a publish that is read."""
+"""The longest body of a rollback."""
 
 _PUBLISH = ("messages", "write_pointer")
 _MESSAGE = ("value", "key", "headers", "ttl")
@@ -75,7 +75,7 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
 def publish_request_steps(
     body: bytes, *, messages_max: int, take: Take = free
 ) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
+    """Read the body of a publish or a store in steps, like ``decode_publish_request``."""
     read = _Messages(messages_max, take)
     value = yield from read_list(body, "messages", read.add)
     pointer = None
@@ -87,10 +87,10 @@ def publish_request_steps(
         fields.refuse_unknown(value, _PUBLISH)
         pointer = _pointer(value.get("write_pointer"))
         if not isinstance(value.get("messages"), list):
-            raise BadRequest("messages: a list of messages is needed.")
+            raise BadRequest("messages: must be a list of messages.")
     else:
         raise BadRequest(
-            'The body is an object {"messages": […]}, a list of messages, or one message.'
+            'The body must be an object {"messages": […]}, a list of messages, or one message.'
         )
     return read.request(pointer)
 
@@ -100,7 +100,7 @@ def _is_one_message(value: Mapping[str, Any]) -> bool:
 
 
 class _Messages:
-    """The messages of a publish or a store, as they are read."""
+    """Collects the messages of a publish or a store while the body is read."""
 
     def __init__(self, messages_max: int, take: Take) -> None:
         self._messages_max = messages_max
@@ -110,11 +110,11 @@ class _Messages:
         self._ttls_s: list[int | None] = []
 
     def add(self, messages: Sequence[Any]) -> None:
-        """Read messages of the list. Raises BadRequest, TooManyMessages, and what counting them raises."""
+        """Read some messages of the list. Raises BadRequest, TooManyMessages, and the errors of ``take``."""
         before = len(self._payloads)
         if before + len(messages) > self._messages_max:
             raise TooManyMessages(
-                f"messages: a request may have {self._messages_max} messages, not more."
+                f"messages: a request may have at most {self._messages_max} messages."
             )
         self._take(len(messages))
         if {*map(type, messages)} == {str}:
@@ -127,7 +127,7 @@ class _Messages:
                 self._add(_bytes("messages", place, message), b"", None)
 
     def alone(self, message: str | Mapping[str, Any]) -> None:
-        """Read the only message."""
+        """Read the only message of a body."""
         if isinstance(message, str):
             self.add([message])
         else:
@@ -135,7 +135,7 @@ class _Messages:
             self._add_object("the message", message)
 
     def request(self, pointer: int | None) -> PublishRequest:
-        """Return what was read."""
+        """Return the request with all messages read."""
         return PublishRequest(
             pointer,
             self._payloads,
@@ -164,16 +164,16 @@ class _Messages:
 
 
 def _message(message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
-    """Return a message's payload, its attributes, and its seconds.
+    """Return a message's payload, its attributes, and its ttl in seconds.
 
     Raises:
-        BadRequest: it begins with the place within the message, as ``.headers.a: …``.
+        BadRequest: a field is wrong. The error begins with the place in the message, like ``.headers.a: …``.
     """
     if "base64" in message:
         return _bytes_of("", message), b"", None
     fields.refuse_unknown(message, _MESSAGE, ": ")
     if "value" not in message:
-        raise BadRequest(f".value: is missing; it is {_A_VALUE}.")
+        raise BadRequest(f".value: is missing; it must be {_A_VALUE}.")
     payload = _bytes_of(".value", message["value"])
     key, headers = message.get("key"), message.get("headers")
     key = None if key is None else _bytes_of(".key", key)
@@ -185,7 +185,7 @@ def _attributes(key: bytes | None, headers: object) -> bytes:
     if headers is None:
         return attributes.encode(key, NO_HEADERS)
     if not isinstance(headers, dict):
-        raise BadRequest(".headers: an object of names and values is needed.")
+        raise BadRequest(".headers: must be an object of names and values.")
     values = {name: _bytes_of(f".headers.{name:.80}", value) for name, value in headers.items()}
     try:
         return attributes.encode(key, values)
@@ -194,7 +194,7 @@ def _attributes(key: bytes | None, headers: object) -> bytes:
 
 
 def _bytes(field: str, place: int, value: object) -> bytes:
-    """Return what ``_bytes_of`` does; where it is, is put into words only for an error."""
+    """Return the same as ``_bytes_of``, but format the place only for an error, which is faster."""
     if isinstance(value, str):
         try:
             return value.encode()
@@ -209,28 +209,28 @@ def _bytes_of(where: str, value: object) -> bytes:
             return value.encode()
         except UnicodeEncodeError:
             raise BadRequest(
-                f"{where}: is no valid Unicode text; send its bytes as base64."
+                f"{where}: is not valid Unicode text; send its bytes as base64."
             ) from None
     if isinstance(value, dict) and "base64" in value:
         if len(value) > 1:
             raise BadRequest(
-                f'{where}: base64 stands alone. What is more goes beside it: {{"value": {{"base64": "…"}}, …}}.'
+                f'{where}: no other field may stand beside base64. Put them one level up: {{"value": {{"base64": "…"}}, …}}.'
             )
         return _decode_base64(f"{where}.base64", value["base64"])
     if value is None:
-        raise BadRequest(f"{where}: is null; {_A_VALUE} is needed.")
+        raise BadRequest(f"{where}: must be {_A_VALUE}, not null.")
     raise BadRequest(
-        f"{where}: {_A_VALUE} is needed. To send a JSON value, send its text as a string, or as a body of text/plain."
+        f"{where}: must be {_A_VALUE}. To send a JSON value, send its text as a string, or as a body of text/plain."
     )
 
 
 def _decode_base64(where: str, value: object) -> bytes:
     if not isinstance(value, str):
-        raise BadRequest(f"{where}: a string is needed.")
+        raise BadRequest(f"{where}: must be a string.")
     try:
         return binascii.a2b_base64(value, strict_mode=True)
     except ValueError as error:
-        raise BadRequest(f"{where}: is no base64: {error}.") from None
+        raise BadRequest(f"{where}: is not base64: {error}.") from None
 
 
 def _ttl_s(where: str, value: object) -> int | None:
@@ -238,7 +238,7 @@ def _ttl_s(where: str, value: object) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= TTL_MAX_S:
         raise BadRequest(
-            f"{where}: seconds, a whole number from 1 to {TTL_MAX_S}, not {value!a:.80}."
+            f"{where}: must be whole seconds from 1 to {TTL_MAX_S}, not {value!a:.80}."
         )
     return value
 
@@ -248,7 +248,7 @@ def _pointer(value: object) -> int | None:
 
 
 def encode_published(published: PublishedIds) -> bytes:
-    """Return the answer of a publish, which is also the body of its rollback if it has a write pointer."""
+    """Return the answer of a publish. If it has a write pointer, it is also the body of the rollback."""
     known = published.is_known
     told: dict[str, Any] = {
         "first_id": message_id(published.first).hex() if known else None,
@@ -262,7 +262,7 @@ def encode_published(published: PublishedIds) -> bytes:
 
 
 def message_id(row: RowId) -> MessageId:
-    """Return the message id of a row: of its message, or of the row of a reference."""
+    """Return the message id of a row: the id of its message, or of the reference in it."""
     return row + ROW_ID_MIN
 
 
@@ -283,7 +283,7 @@ def decode_rollback(body: bytes) -> RollbackRange:
 def _row(record: Mapping[str, Any], name: str) -> RowId:
     value = record.get(name)
     if not isinstance(value, str):
-        raise BadRequest(f"{name}: a message id is needed, 40 hex digits.")
+        raise BadRequest(f"{name}: must be a message id of 40 hex digits.")
     try:
         return message_id_from_hex(value)[:ROW_ID_BYTES]
     except BadRequest as error:
@@ -299,13 +299,13 @@ def decode_poll(body: bytes) -> Poll:
 
 
 def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll in steps, as ``decode_poll``. ``take`` is told of the snapshot's pointers."""
+    """Read the body of a poll in steps, like ``decode_poll``. ``take`` counts the snapshot's pointers."""
     value = yield from parse_steps(body)
     yield
     record = fields.record(value, _POLL, _POLL)
     inclusive = record.get("inclusive", True)
     if not isinstance(inclusive, bool):
-        raise BadRequest("inclusive: true or false is needed.")
+        raise BadRequest("inclusive: must be true or false.")
     limit = record.get("limit")
     if limit is not None and avrojson.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")
@@ -329,8 +329,8 @@ def _start(value: object) -> MessageId | int | None:
         return parse_place("start", value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIMESTAMP_MAX_MS:
         raise BadRequest(
-            "start: a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, "
-            f"ms since 1970, or null is needed, not {value!a:.80}."
+            "start: must be a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, "
+            f"ms since 1970, or null, not {value!a:.80}."
         )
     try:
         return checked_time_ms(value)
@@ -341,13 +341,13 @@ def _start(value: object) -> MessageId | int | None:
 def encode_items(messages: Iterable[Message]) -> bytes:
     """Return messages as JSON objects with commas between them.
 
-    A reply is ``[``, any number of these that are not empty with commas between them, and ``]``.
+    A reply is ``[``, then such results with commas between them, then ``]``. No result in it is empty.
     """
     return orjson.dumps([_item(message) for message in messages])[1:-1]
 
 
 def item_in_pieces(message: Message) -> Iterator[bytes]:
-    """Yield one message as the same JSON object, part by part; empty pieces are steps."""
+    """Yield one message as the same JSON object, part by part. An empty piece marks a step."""
     beside = shown_beside(message.key, message.headers)
     return in_pieces(_place(message), message.payload, beside)
 

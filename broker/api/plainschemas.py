@@ -1,4 +1,4 @@
-"""The JSON values of plainjson, as schemas."""
+"""The schemas of the JSON that ``plainjson`` reads and writes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ PLAIN_SCHEMAS: Final[dict[str, Spec]] = {
             write_pointer=INT64,
         ),
         "required": ["first_id", "last_id", "count", "replayed"],
-        "description": "What a publish made; null where it is not known any more. It is the body of a rollback.",
+        "description": "The result of a publish; values that are not known any more are null. With a write pointer, "
+        "it is also the body of the rollback.",
     },
     "RollbackRequest": {
         "type": "object",

@@ -1,7 +1,7 @@
-"""Polls: read as a consumer.
+"""Polls: read messages as a consumer.
 
-A reply is a stream of whole Avro blocks with a zero at the end. A consumer that finds the zero missing
-knows that the answer was cut; that is how a failure after the status line is told.
+A reply is a stream of whole Avro blocks with a zero at the end. If the zero is missing, the consumer knows that the
+answer was cut off. In this way the node reports a failure after the status line.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from broker.wire.blocks import END
 
 BLOCKED_BY = "Broker-Blocked-By"
 WHOLE_BYTES_MAX = 16 * 1024
-"""A reply of at most so much is put together and sent at once. To put a larger one together costs more
-than a stream does: each copy is memory that the process fetches from the system and gives back.
+"""A reply of at most so many bytes is joined and sent at once. Joining a larger one costs more than a stream: for
+each copy, the process gets memory from the system and gives it back.
 """
 
 _POLLS: Final = {
@@ -53,31 +53,31 @@ _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
 
 class PollRequest(NamedTuple):
-    """A poll as a request has it."""
+    """A poll, decoded from a request."""
 
     kind: BodyType
     poll: Poll
     wait_s: float
     whole: bool = False
-    """Whether messages are wanted with their attributes (wire.messages)."""
+    """True if the client wants messages with their attributes (wire.messages)."""
 
 
 class Polling:
     """The handler of polls."""
 
     def __init__(self, topics: Topics, *, wait_max_s: float) -> None:
-        """Keep the service; ``wait_max_s`` bounds how long a poll may wait."""
+        """Keep the service. ``wait_max_s`` bounds how long a poll may wait."""
         self._topics = topics
         self._wait_max_s = wait_max_s
 
     async def poll(self, request: Request) -> Answer:
-        """Answer messages, at once or as soon as there are some that this consumer may see."""
+        """Answer messages, at once or as soon as this consumer may see some."""
         asked = await self.asked(request)
         request.let_go_of_body()
         return answer_of(await self.read(request, asked, asked.wait_s), asked)
 
     async def asked(self, request: Request) -> PollRequest:
-        """Read what a request asks for. Raises BadRequest, BodyTooLarge."""
+        """Decode a request's poll. Raises BadRequest, BodyTooLarge."""
         kind = body_type(request.headers)
         whole = request.headers.get("Accept") == MESSAGES
         wait_s = self._wait_s(request)
@@ -87,9 +87,9 @@ class Polling:
     async def read(
         self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool = False
     ) -> PollStream | None:
-        """Return what there is, waiting at most so long; None if nobody waits any more.
+        """Return the messages, and wait for them at most ``wait_s``. Return None if the client has gone.
 
-        ``anywhere``: it may wait also where the topic is not led.
+        With ``anywhere``, the poll may also wait on a node that does not lead the topic.
         """
         topic, poll, hold = request.topic, asked.poll, request.hold
         if wait_s > 0:
@@ -110,7 +110,7 @@ class Polling:
 
 
 def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:
-    """Return the answer that has these messages; None is an empty one."""
+    """Return the answer with these messages. None makes an empty answer."""
     kind, whole = asked.kind, asked.whole
     headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
     if kind is BodyType.JSON:
@@ -119,14 +119,14 @@ def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedR
         return ChunkedReply(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
     form, content_type = (PollPage.whole, MESSAGES) if whole else (PollPage.block, AVRO)
     if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):
-        # Nothing is left to read: one chunk, without the cost of a stream.
+        # All messages are read already: send one chunk, without the cost of a stream.
         first = b"" if stream is None else b"".join(form(stream.first))
         return Reply(200, first + END, content_type, headers, chunked=True)
     return ChunkedReply(_avro_chunks(stream, form), content_type, headers)
 
 
 def blocked_by(pointer: int | None) -> Headers:
-    """Return the header that names the open transaction because of which a reply is empty, if one is why."""
+    """Return the header that names the open transaction that makes a reply empty; nothing for None."""
     return () if pointer is None else ((BLOCKED_BY, str(pointer)),)
 
 

@@ -1,4 +1,4 @@
-"""Pruning invalid transactions: what may be forgotten now and why not more, and letting the service forget it."""
+"""Handlers of pruning: show which invalid transactions the service may forget now, and let it forget them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from broker.transactions.prune import Pruning, PruningPlan
 
 
 class PruningApi:
-    """The handlers. Any node answers: all that is asked lies in records, and with the service."""
+    """The handlers of pruning. Any node answers: the facts lie in the records and in the transaction service."""
 
     def __init__(self, pruning: Pruning) -> None:
-        """Keep what prunes."""
+        """Keep the pruning service."""
         self._pruning = pruning
 
     async def plan(self, request: Request) -> Answer:
-        """Answer what could be pruned; change nothing."""
+        """Answer which transactions can be pruned. Change nothing."""
         return json_reply(told(await self._pruning.plan(_through(request))))
 
     async def prune(self, request: Request) -> Answer:
-        """Prune what may be pruned."""
+        """Prune all transactions that may be pruned."""
         plan, removed = await self._pruning.prune(_through(request))
         return json_reply({**told(plan), "removed": removed})
 
@@ -64,22 +64,22 @@ def _unpassed(plan: PruningPlan) -> dict[str, Any] | None:
 
 
 def reason(plan: PruningPlan) -> str | None:
-    """Say why not more is pruned; None: nothing is left."""
+    """Return why not more transactions can be pruned; None if none is left."""
     if plan.unpassed is not None:
         name = "/".join(plan.unpassed.topic)
         return (
             f"No sweep has passed topic {name} (generation {plan.unpassed.generation}) since transaction "
-            f"{plan.oldest_left} was settled. The node that should lead it passes it with one of its next sweeps, at the "
-            "latest an hour after the last time; its log says why if it does not."
+            f"{plan.oldest_left} was settled. The node that should lead the topic passes it in one of its next sweeps, at "
+            "most an hour after the last one. If it does not, its log says why."
         )
     if plan.in_progress is not None:
         return (
-            f"Transaction {plan.in_progress} began before transaction {plan.oldest_left}, and is still in progress: "
+            f"Transaction {plan.in_progress} began before transaction {plan.oldest_left}, and is still in progress. See "
             f"broker tx show {plan.in_progress}."
         )
     if plan.settled_ms is not None:
         return (
-            f"Transaction {plan.oldest_left} is younger than the longest life of a transaction and the margin, until "
-            f"{rfc3339(plan.settled_ms)}."
+            f"Transaction {plan.oldest_left} is younger than the longest life of a transaction plus the margin. It can be "
+            f"pruned after {rfc3339(plan.settled_ms)}."
         )
     return None

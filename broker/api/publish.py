@@ -1,4 +1,4 @@
-"""Publish, store and rollback."""
+"""Handlers of publish, store and rollback."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ COUNT = "Broker-Count"
 NUMBER_MAX = (1 << 63) - 1
 _INLINE = ROW_ID_MIN.hex()
 NODE_KEY = "\0"
-"""What keys that nodes make begin with; no key of a client does."""
+"""The first character of the idempotency keys that nodes make. No key of a client can begin with it."""
 
 
 class Publishing:
     """The handlers that write messages."""
 
     def __init__(self, topics: Topics, *, messages_max: int) -> None:
-        """Keep the service; ``messages_max`` bounds one request."""
+        """Keep the service. ``messages_max`` bounds one request."""
         self._topics = topics
         self._messages_max = messages_max
 
     async def publish(self, request: Request) -> Answer:
-        """Append messages, or the reference to what a transaction stored."""
+        """Append messages, or the reference to the messages that a transaction stored."""
         wanted, kind = await decoded(request, raw=True, messages_max=self._messages_max)
         options = options_of(request, numbered=True)
         return publish_reply(await self._topics.publish(request.topic, wanted, options), kind)
 
     async def store(self, request: Request) -> Answer:
-        """Put messages of a transaction aside; a later publish of a reference shows them."""
+        """Store messages of a transaction. A later publish of a reference shows them."""
         wanted, _ = await decoded(request, raw=False, messages_max=self._messages_max)
         stored = await self._topics.store(request.topic, wanted, options_of(request))
         return EMPTY_REPLAYED if stored.replayed else EMPTY
 
     async def rollback(self, request: Request) -> Answer:
-        """Take back what one transactional publish showed."""
+        """Take back the messages of one transactional publish."""
         decode = _ROLLBACKS.get(media_type(request.headers), avro.decode_publish_response)
         await self._topics.rollback(request.topic, decode(request.body), options_of(request))
         return EMPTY
 
 
 _ROLLBACKS = {JSON: plainjson.decode_rollback, AVRO_JSON: avrojson.decode_publish_response}
-"""How to read a rollback by its body's type. Any other is Avro, as in the original."""
+"""The decoder of a rollback, by content type. Any other body is read as Avro, as in the original."""
 _AVROS = (BodyType.AVRO, BodyType.MESSAGES)
 _PUBLISHES = {
     BodyType.AVRO: avro.publish_request_steps,
@@ -78,11 +78,11 @@ _PUBLISHES = {
 async def decoded(
     request: Request, *, raw: bool, messages_max: int
 ) -> tuple[PublishRequest, BodyType]:
-    """Return what a request's body asks for, and of which type it is; ``raw``: it may be one message as it is.
+    """Decode a request's body, and return its type with it. With ``raw``, the body may be one message as raw bytes.
 
     Raises:
-        BadRequest, BodyTooLarge, TooManyMessages: it can't be read.
-        BrokerError: there is no room for so many messages.
+        BadRequest, BodyTooLarge, TooManyMessages: the body can't be read.
+        BrokerError: the budget has no room for so many messages.
     """
     body = request.body
     if request.headers.get("Content-Type") == AVRO and len(body) <= body_reader.AT_ONCE_BYTES_MAX:
@@ -96,14 +96,14 @@ async def decoded(
 
 
 def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
-    """Return what a request says beside its messages.
+    """Return the options in a request's headers and query. Raises BadRequest.
 
-    ``numbered``: it may have a producer's number. Raises BadRequest.
+    With ``numbered``, the request may have a producer's number.
     """
     key = request.headers.get(IDEMPOTENCY_KEY)
     producer = _producer(request.headers)
     if producer is not None and not numbered:
-        raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} belong to a publish alone.")
+        raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} are allowed only in a publish.")
     repeat = request.repeat
     if key is None and not request.query_string and repeat is None:
         return PublishOptions(deadline=request.deadline, producer=producer)
@@ -129,18 +129,20 @@ def _producer(headers: Mapping[str, str]) -> Producer | None:
     if identifier is None and text is None:
         return None
     if identifier is None or text is None:
-        raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} come together, or not at all.")
+        raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} must come together.")
     is_number = text.isascii() and text.isdecimal() and len(text) <= 19
     number = int(text) if is_number else -1
     if not 0 <= number <= NUMBER_MAX:
-        raise BadRequest(f"{PRODUCER_NUMBER} is a whole number from 0 to 2^63-1, not {text!r:.80}.")
+        raise BadRequest(
+            f"{PRODUCER_NUMBER} must be a whole number from 0 to 2^63-1, not {text!r:.80}."
+        )
     return Producer(check_producer(identifier), number)
 
 
 def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
-    """Return the answer of a publish: what it made, in headers, and in a body as the request's type has it.
+    """Return the answer of a publish: the ids and the count in headers, and a body in the request's type.
 
-    Avro's body is as the original's: empty, or in a transaction what its rollback needs.
+    The body in Avro is that of the original: empty, or in a transaction the body of its rollback.
     """
     if kind in _AVROS and published.pointer is None and not published.replayed:
         return _plain_reply(published)
@@ -156,7 +158,7 @@ def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
 
 
 def _plain_reply(published: PublishedIds) -> Reply:
-    """Return the answer that is sent most: its head is put together here, at a fourth of the cost."""
+    """Return the most frequent answer. Formatting its head here takes a fourth of the time."""
     first, last = published.first.hex() + _INLINE, published.last.hex() + _INLINE
     count = str(published.messages)
     head = (
@@ -168,7 +170,7 @@ def _plain_reply(published: PublishedIds) -> Reply:
 
 
 def _told(published: PublishedIds) -> Headers:
-    """Return the headers that say what a publish made, as far as it is known."""
+    """Return the headers with the ids and the count of a publish, as far as they are known."""
     told: Headers = ()
     if published.is_known:
         first, last = (

@@ -1,15 +1,15 @@
-"""Handlers in a cluster: each request about a topic is answered by the topic's leader, wherever it is.
+"""Handlers in a cluster: bring each request about a topic to the topic's leader, on any node.
 
-A handler does not know of it. Around each that is bound to a topic stands one of these::
+The handlers themselves know nothing of this. ``Routed.bind`` wraps each handler whose route is about a topic::
 
-    from a node?  ──▶ secret, deadline, lane ──▶ led here? ──▶ handler     else 421: never passed on again
+    from a node?  ──▶ secret, deadline, lane ──▶ led here? ──▶ handler     else 421: never forwarded again
     from a client ──▶ led here? ──▶ handler
                           └──▶ routing: forward, or wait for a leader, until the deadline
 
-Replies tell who leads (``Broker-Leader``), so that clients may go there themselves. A standalone node
-has none of this around its handlers.
+Replies name the leader (``Broker-Leader``), so that clients can send the next request to it directly. A standalone
+node does not wrap its handlers.
 
-How a node uses it::
+A node uses it like this::
 
     leads = lambda topic: epoch_of(topics, topic) is not None
     routing = Routing(tenure, forwarder, clock, metrics, me=me, leads=leads)   # see routing.service
@@ -74,12 +74,12 @@ KINDS: Final = {
     "invalidate_transaction": RepeatEffect.IDEMPOTENT,
     "checkpoint_transaction": RepeatEffect.ONCE,
 }
-"""The routes that the topic's leader answers, beside polls (see ``routed_polls``). Bulk reads any node answers."""
+"""The routes that the topic's leader answers, beside polls (see ``routed_polls``). Any node answers bulk reads."""
 
 REPEATABLE_BY: Final = ("Idempotency-Key", "Producer-Id")
-"""Headers by which a client itself made a write repeatable."""
+"""Headers with which a client makes a write repeatable."""
 PASSED_ON: Final = ("Content-Type", "Accept", *REPEATABLE_BY, "Producer-Number", "Authorization")
-"""Headers of a request that go with it to the leader."""
+"""Request headers that this node forwards to the leader."""
 PASSED_BACK: Final = {
     name.lower(): name
     for name in (
@@ -94,7 +94,7 @@ PASSED_BACK: Final = {
         "Retry-After",
     )
 }
-"""Headers of a leader's reply that go to the client; this node's shell adds those of its own."""
+"""Headers of a leader's reply that this node passes to the client. ``broker.http`` adds this node's own headers."""
 EMPTIES_KEPT_MAX: Final = 1000
 
 
@@ -104,7 +104,7 @@ class Routed:
     def __init__(
         self, routing: Routing, receiving: Receiving, topics: Topics, *, deadline_s: float
     ) -> None:
-        """Route by ``routing``; ``deadline_s`` is for requests that come without a deadline."""
+        """Keep the parts. ``deadline_s`` is for requests without a deadline of their own."""
         self.routing = routing
         self.receiving = receiving
         self.topics = topics
@@ -112,7 +112,7 @@ class Routed:
         self._empties: dict[tuple[bool, str], Reply] = {}
 
     def bind(self, name: str, handler: Handler) -> Handler:
-        """Return what stands around a handler; the handler itself if its route is not about a topic."""
+        """Return a handler that routes to the leader first; the same handler if its route is not about a topic."""
         kind = KINDS.get(name)
         if kind is None:
             return handler
@@ -144,7 +144,7 @@ class Routed:
         return self.passed_back(name, answer) if isinstance(answer, Relayed) else answer
 
     def call(self, name: str, kind: RepeatEffect, request: Request) -> Call:
-        """Return what is sent to the leader."""
+        """Return the call that forwards a request to the leader."""
         headers = {
             header: value
             for header in PASSED_ON
@@ -170,7 +170,7 @@ class Routed:
         )
 
     def passed_back(self, name: str, relayed: Relayed) -> Reply | ChunkedReply:
-        """Return a leader's answer as this node's."""
+        """Return a leader's answer as an answer of this node."""
         reply = relayed.reply
         given = reply.headers
         if given.get(OUTCOME) == "unknown":
@@ -182,10 +182,10 @@ class Routed:
         chunked = "transfer-encoding" in given and bool(reply.body)
         return Reply(reply.status, reply.body, content_type, headers, chunked=chunked)
 
-    # Who leads.
+    # The header Broker-Leader.
 
     def told(self, topic: TopicId, answer: Answer) -> Answer:
-        """Return an answer of this node with the word that it leads the topic, if it does."""
+        """Return this node's answer, with the header that names it as the leader if it leads the topic."""
         epoch = epoch_of(self.topics, topic)
         if epoch is None:
             return answer
@@ -199,7 +199,7 @@ class Routed:
         return answer
 
     def _empty(self, answer: Reply, text: str) -> Reply:
-        """Return one of the two replies that tell nothing, made once for each leader."""
+        """Return one of the two empty replies with the leader's header. It is made once for each leader."""
         key = answer is EMPTY, text
         told = self._empties.get(key)
         if told is None:
@@ -211,22 +211,22 @@ class Routed:
     # From nodes.
 
     async def received(self, kind: RepeatEffect, handler: Handler, request: Request) -> Answer:
-        """Answer a request that another node passed on, or say that this node does not lead.
+        """Answer a request that another node forwarded, or answer that this node does not lead.
 
         Raises:
-            Forbidden: it comes from no node.
-            ClockSkew: its deadline passed by this node's clock, which is wrong.
-            BrokerError: what the handler raises, and what Receiving does.
+            Forbidden: the request does not come from a node.
+            ClockSkew: its deadline has passed by this node's clock, which is wrong.
+            BrokerError: the errors of the handler, and of Receiving.
         """
         try:
             told, deadline = self.receiving.parse(request.headers)
         except Overloaded:
-            # The request is late, or this node's clock is ahead: storage's clock tells, once a minute.
+            # Either the request is late, or this node's clock is ahead. Compare it with storage's clock, once a minute.
             await self.topics.compare_clock()
             raise
         request.forwarded = True
         request.deadline = deadline
-        # A write that names no epoch is told the one of now: a late copy must not be taken for new.
+        # A write without an epoch gets epoch 0, which asks for the current one: a late copy must not look new.
         asks_epoch = told.repeat.protocol >= 1 and told.repeat.epoch is None
         request.repeat = told.repeat._replace(epoch=0) if asks_epoch else told.repeat
         place = self.routing.place(request.topic)
@@ -253,7 +253,7 @@ class Routed:
             return self.told(request.topic, answer)
 
     def _not_leader(self, error: NotLeader) -> Reply:
-        """Return the answer between nodes that sends a request elsewhere, or into another epoch."""
+        """Return the answer to another node that names the leader, or this node's current epoch."""
         is_me = error.url is None and error.epoch is not None
         told = {
             "code": error.code,
@@ -269,12 +269,12 @@ class Routed:
 
 
 def is_repeatable(headers: Mapping[str, str]) -> bool:
-    """Whether a client itself made a write repeatable."""
+    """Return whether the client itself made a write repeatable."""
     return any(name in headers for name in REPEATABLE_BY)
 
 
 async def _chunks(relayed: Relayed) -> AsyncGenerator[bytes, None]:
-    """Yield an answer as it comes. Raises Unavailable if it is cut."""
+    """Yield an answer's chunks as they arrive. Raises Unavailable if it is cut off."""
     assert relayed.relay is not None
     try:
         while chunk := await relayed.relay.chunk(READING_S):

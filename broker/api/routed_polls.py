@@ -1,18 +1,18 @@
-"""Polls in a cluster: answered by the topic's leader, else from storage, and waiting moves along.
+"""Polls in a cluster: the topic's leader answers, or else storage. A waiting poll follows the leader.
 
-A poll that waits does so at the leader, whose commits wake it. While it waits, leadership may move::
+A poll waits at the leader, whose commits wake it. While it waits, leadership may move::
 
     wait at the leader ──messages──▶ answer
         ▲     ├─ 421, or Broker-Moved: it drains, or another leads ──┐
         │     └─ no answer: cut, silent, refused                     │
         │               ▼                                            ▼
-        │        storage here, a second at most            what is left of the wait
+        │        storage here, a second at most            wait for the remaining time
         └──────────────┴──────────────────◀──────────────────────────┘
 
-Nothing is lost or repeated by that: what ends early is empty, and the next one asks for the same.
+No message is lost or repeated by a move: a poll that ends early is empty, and the next poll asks from the same place.
 
-What asks another node needs the poll's body. A poll that waits here keeps a small one; it lets go of a large
-one, and ends early where leadership moves.
+To ask another node, this node needs the poll's body. A poll that waits here keeps a small body. It drops a large
+body, and then ends early if leadership moves.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from broker.topics.waiting_polls import counted
 from broker.wire import avro, messages
 
 AGAIN_S: Final = 0.02
-"""The pause before a poll that ended early is asked again."""
+"""The pause before this node repeats a poll that ended early."""
 ANYWHERE_S: Final = 1.0
-"""How long a poll waits at storage before it looks for a leader again."""
+"""How long a poll waits on storage before this node looks for a leader again."""
 KEPT_BODY_BYTES_MAX: Final = 4 * 1024
-"""The largest body that a poll keeps while it waits here: 10,000 of them are 40 MB, and counted."""
+"""The largest body that a poll keeps while it waits here. 10,000 such bodies take 40 MB, which the budget counts."""
 
 
 class _Polled(NamedTuple):
-    """An answer, and whether there is any use in asking again while time is left."""
+    """An answer. ``is_final`` is false if it is useful to ask again while time is left."""
 
     answer: Reply | ChunkedReply
     is_final: bool
@@ -60,20 +60,20 @@ class RoutedPolls:
     """The handler of polls in a cluster."""
 
     def __init__(self, routed: Routed, polling: Polling) -> None:
-        """Let ``polling`` answer where the topic is led."""
+        """Keep the router, and the handler that answers polls on this node."""
         self._routed = routed
         self._routing = routed.routing
         self._polling = polling
 
     async def poll(self, request: Request) -> Answer:
-        """Answer messages, at once or as soon as there are some that this consumer may see."""
+        """Answer messages, at once or as soon as this consumer may see some."""
         asked = await self._polling.asked(request)
         if nodeheaders.are_there(request.headers):
             return await self._received(request, asked)
         return await self._routed_poll(request, asked)
 
     async def within(self, request: Request, poll: Poll, wait_s: float) -> RoutedPage:
-        """Poll on behalf of a stream of events, whose request this is.
+        """Poll for the request of an event stream.
 
         Raises:
             TopicNotFound: the topic was deleted.
@@ -111,14 +111,14 @@ class RoutedPolls:
             await clock.sleep(min(AGAIN_S, asked.wait_s))
 
     async def _once(self, request: Request, asked: PollRequest, until: float) -> _Polled:
-        """Ask whoever leads now, and wait there."""
+        """Ask the current leader once, and wait there."""
         if self._routing.place(request.topic).here:
             if asked.wait_s > 0 and len(request.body) > KEPT_BODY_BYTES_MAX:
                 request.let_go_of_body()
             try:
                 return await self._here(request, asked, until)
             except NotLeader:
-                # It moved away while the poll waited.
+                # The topic moved away while the poll waited.
                 if not request.body:
                     return _Polled(answer_of(None, asked), is_final=True)
         waits = self._left_s(until) > 0
@@ -142,15 +142,15 @@ class RoutedPolls:
         call = self._routed.call("poll", RepeatEffect.POLL, request)
         deadline = call.deadline
         if asked.wait_s > 0:
-            # Who asks to wait may do so past what is a publish's deadline.
+            # A poll may wait longer than the deadline of a publish.
             deadline = max(deadline, until + READING_S)
-        # Without its query: how long to wait is said with each attempt.
+        # Drop the query: each attempt states the remaining wait itself.
         return call._replace(target=request.path, waits_until=until, deadline=deadline)
 
     async def _local(
         self, _: Repeat | None, request: Request, asked: PollRequest, until: float
     ) -> _Polled:
-        """Answer here after all: the topic came here meanwhile, or nobody answers elsewhere."""
+        """Answer on this node: the topic moved here meanwhile, or no other node answers."""
         if self._routing.place(request.topic).here:
             return await self._here(request, asked, until)
         wait_s = min(self._left_s(until), ANYWHERE_S)
@@ -164,7 +164,7 @@ class RoutedPolls:
         return _Polled(told, is_final=True)
 
     async def _received(self, request: Request, asked: PollRequest) -> Answer:
-        """Answer another node's poll; one that ends since this node drains says so."""
+        """Answer another node's poll. If the poll ends because this node drains, the answer says so."""
         request.let_go_of_body()
 
         async def handler(_: Request) -> Answer:
@@ -178,36 +178,36 @@ class RoutedPolls:
 
 
 class ClusterHandlers:
-    """What a cluster puts around handlers; see ``routes.Around``."""
+    """Wraps the handlers of a cluster node; see ``routes.Around``."""
 
     def __init__(self, routed: Routed) -> None:
-        """Bind by ``routed``."""
+        """Keep the router."""
         self._routed = routed
 
     def bind(self, name: str, handler: Handler) -> Handler:
-        """Return what answers a route; the handler itself if it is not about a topic."""
+        """Return a handler that routes to the leader first; the same handler if its route is not about a topic."""
         return self._routed.bind(name, handler)
 
     def polls(self, polling: Polling) -> tuple[Handler, PollNext]:
-        """Return what answers polls, and by which way streams of events poll."""
+        """Return the handler of polls, and the function with which event streams poll."""
         polls = RoutedPolls(self._routed, polling)
         return polls.poll, polls.within
 
     def leader(self, topics: Topics) -> Handler:
-        """Return what tells who leads."""
+        """Return the handler that names the leader."""
         routing = self._routed.routing
         return Leadership(topics, me=routing.me, place=routing.place).leader
 
 
 class RoutedPage:
-    """What a poll from within this node found."""
+    """The messages that an event stream's poll found."""
 
     def __init__(self, answer: Reply | ChunkedReply) -> None:
-        """Keep an answer to a poll, in Avro with attributes; of an older node without."""
+        """Keep an answer to a poll: in Avro with attributes, or without them from an older node."""
         self._answer = answer
 
     async def messages(self) -> AsyncIterator[list[Message]]:
-        """Yield the messages; an answer that is cut off ends with the last that is whole."""
+        """Yield the messages. An answer that is cut off ends after its last whole message."""
         decoder = messages.decoder(self._answer.content_type)
         if isinstance(self._answer, Reply):
             yield decoder.feed(self._answer.body)
@@ -226,4 +226,4 @@ def _error_of(answer: Reply | ChunkedReply) -> TopicNotFound | Unavailable:
     text = answer.body.decode("utf-8", "replace") if isinstance(answer, Reply) else ""
     if code == TopicNotFound.code:
         return TopicNotFound(text)
-    return Unavailable(f"The leader refused to be read: {code} {text[:200]}")
+    return Unavailable(f"The leader refused the poll: {code} {text[:200]}")

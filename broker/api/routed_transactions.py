@@ -1,7 +1,8 @@
-"""The transaction service as any node of a cluster has it: calls go to the node that leads it, by the way of requests.
+"""The transaction service on any node of a cluster: each call goes to the node that leads the service.
 
-A call is the request that a client would send over HTTP (api/transactions.py). If this node leads, no request is made
-of it. Else it is passed on and decided upon as such a request is (routing/service.py), and its answer is read here.
+If this node leads, it calls the service directly. Otherwise the call becomes the request that a client would send
+over HTTP (api/transactions.py). It is forwarded and retried like such a request (routing/service.py), and this module
+decodes the answer.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ _ERRORS: Final[Mapping[str, type[BrokerError]]] = {
 
 
 class RoutedTransactions:
-    """The service, wherever it is led. Methods raise as those of Transactions, but never NotLeader."""
+    """The service, led by any node. Methods raise the errors of Transactions, but never NotLeader."""
 
     def __init__(self, local: Transactions, routing: Routing, *, deadline_s: float) -> None:
-        """Ask ``local`` where this node leads. ``deadline_s``: how long a call waits for a leader."""
+        """Keep the parts. ``local`` answers if this node leads. ``deadline_s`` bounds the wait for a leader."""
         self._local = local
         self._routing = routing
         self._deadline_s = deadline_s
@@ -87,7 +88,7 @@ class RoutedTransactions:
         return await self._answer(call, here, decode_transaction)
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Tell what a transaction changed. It must not be more than the service takes."""
+        """Tell the service the keys that a transaction changed. They must fit into the service's bound."""
         sent = {"changes": [base64.b64encode(key).decode() for key in changes]}
         call = self._call("can_commit_transaction", f"/{transaction_id}/can-commit", sent)
 
@@ -97,7 +98,7 @@ class RoutedTransactions:
         await self._answer(call, here, _nothing)
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """End a transaction; what it wrote is visible."""
+        """Commit a transaction: its writes become visible."""
         sent = {"write_pointer": write_pointer}
         call = self._call("commit_transaction", f"/{transaction_id}/commit", sent)
 
@@ -107,7 +108,7 @@ class RoutedTransactions:
         await self._answer(call, here, _nothing)
 
     async def abort(self, transaction_id: int) -> None:
-        """End a transaction that undid what it wrote."""
+        """Abort a transaction whose client has undone its writes."""
         call = self._call("abort_transaction", f"/{transaction_id}/abort")
 
         async def here() -> None:
@@ -116,7 +117,7 @@ class RoutedTransactions:
         await self._answer(call, here, _nothing)
 
     async def invalidate(self, transaction_id: int) -> bool:
-        """Make a transaction invalid; whether it was in progress."""
+        """Make a transaction invalid. Return whether it was in progress."""
         call = self._call("invalidate_transaction", f"/{transaction_id}/invalidate")
 
         async def here() -> bool:
@@ -134,7 +135,7 @@ class RoutedTransactions:
         return await self._answer(call, here, decode_transaction)
 
     async def snapshot(self) -> Snapshot:
-        """Return what is visible now."""
+        """Return a snapshot as of now."""
         call = self._call("transactions_snapshot", "/snapshot", method="GET", accept=THRIFT)
 
         async def here() -> Snapshot:
@@ -143,7 +144,7 @@ class RoutedTransactions:
         return await self._answer(call, here, decode_transaction)
 
     async def tephra_snapshot(self) -> bytes:
-        """Return the state as Tephra writes snapshots."""
+        """Return the whole state in Tephra's snapshot format."""
         call = self._call(
             "transactions_snapshot", "/snapshot", method="GET", accept=TEPHRA_SNAPSHOT
         )
@@ -154,7 +155,7 @@ class RoutedTransactions:
         return await self._answer(call, here, lambda body: body)
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
-        """Call pointers invalid no more; how many were."""
+        """Remove pointers from the invalid list. Return how many were in it."""
         call = self._call("truncate_transactions", "/truncate", {"ids": list(ids)})
 
         async def here() -> int:
@@ -163,7 +164,7 @@ class RoutedTransactions:
         return await self._answer(call, here, _removed)
 
     async def truncate_invalid_before(self, before_ms: int) -> int:
-        """Call pointers invalid no more that were given before a moment; how many were."""
+        """Remove pointers given before a moment from the invalid list. Return how many were in it."""
         call = self._call("truncate_transactions", "/truncate", {"before_ms": before_ms})
 
         async def here() -> int:
@@ -172,7 +173,7 @@ class RoutedTransactions:
         return await self._answer(call, here, _removed)
 
     async def invalid_count(self) -> int:
-        """Return how many pointers are invalid."""
+        """Return the number of invalid pointers."""
         call = self._call("list_transactions", "?limit=0", method="GET")
         return await self._answer(
             call, self._local.invalid_count, lambda body: int(orjson.loads(body)["invalid"])
@@ -214,7 +215,7 @@ class RoutedTransactions:
         here: Callable[[], Awaitable[Result]],
         read: Callable[[bytes], Result],
     ) -> Result:
-        """Return the leader's answer, of this node or as another one's is read. Raises BrokerError."""
+        """Return the leader's answer: this node's own, or another node's reply decoded by ``read``. Raises BrokerError."""
 
         async def local(_: object) -> Result:
             return await here()
@@ -228,7 +229,7 @@ class RoutedTransactions:
 
 
 def error_of(reply: HttpAnswer) -> BrokerError:
-    """Return the error that another node's reply tells."""
+    """Return the error in another node's reply."""
     code, refused = reply.headers.get(ERROR, ""), reply.headers.get(OUTCOME) == "refused"
     try:
         message = str(orjson.loads(reply.body)["message"])
@@ -243,7 +244,7 @@ def error_of(reply: HttpAnswer) -> BrokerError:
 
 
 def _nothing(_: bytes) -> None:
-    """Read an answer that says nothing."""
+    """Ignore an empty answer."""
 
 
 def _removed(body: bytes) -> int:

@@ -1,12 +1,11 @@
-"""From a method and a path to a route and the names in the path.
+"""Find the route of a method and a path, and the names in the path.
 
-Paths are few in form and few in number, while requests are many: what was found for a path is kept, so
-that a known path costs one look-up. The memory is emptied when it is full, so that inventing paths
-costs no more than the look-up was worth.
+There are few different paths and many requests. So the router caches its result for each path, and a known path costs
+one look-up. It clears the cache when the cache is full, so a client that sends ever new paths can't fill the memory.
 
-A path is cut at its slashes first and percent-decoded piece by piece, so that ``%2F`` can't make a
-topic's name look like two segments. As in the original, several slashes in a row are one, except
-at the beginning, and one at the end is ignored.
+The router splits a path at its slashes first, and then percent-decodes each segment, so ``%2F`` can't make a topic's
+name look like two segments. As in the original, several slashes in a row count as one, except at the beginning, and a
+slash at the end is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PATHS_KEPT_MAX = 20_000
 KEPT_PATH_CHARACTERS_MAX = 500
 SEGMENTS_MAX = 12
 SHOWN_MAX = 80
-"""Characters of an unknown parameter that an error repeats."""
+"""How many characters of an unknown parameter an error shows."""
 _OF_TRANSACTIONS = ("", "v1", "transactions")
 _SLASHES = re.compile("(?<=.)/{2,}")
 
@@ -36,10 +35,10 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class Route(NamedTuple):
-    """One operation of the interface; ``name`` is its entry in the OpenAPI document.
+    """One operation of the interface. ``name`` is the name of its entry in the OpenAPI document.
 
-    ``query``: the names of the query parameters that it takes. ``body_bytes_max``: the largest body, as sent and
-    as inflated; None: as large as the configuration allows.
+    ``query`` has the names of the query parameters that it takes. ``body_bytes_max`` is the largest body, both as
+    sent and as inflated. None means the configured maximum.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Route(NamedTuple):
     body_bytes_max: int | None = None
 
     def check_query(self, given: Iterable[str]) -> None:
-        """Refuse parameters that would be overlooked. Raises BadRequest, with the nearest name."""
+        """Raise BadRequest, with the nearest name, for a parameter that this route would ignore."""
         for name in given:
             if name not in self.query:
                 raise BadRequest(self._unknown(name))
@@ -68,7 +67,7 @@ class Route(NamedTuple):
 
 
 class RouteMatch(NamedTuple):
-    """A route and the names that the path gave."""
+    """A route, and the names in the path."""
 
     route: Route
     names: PathNames
@@ -88,7 +87,7 @@ class Router:
             methods = shapes.setdefault(shape, {})
             assert route.method not in methods, f"two routes for {route.method} {route.template}"
             methods[route.method] = route
-        # Literal segments sort before parameters, so that the more exact template wins.
+        # Sort literal segments before parameters, so that the more exact template is tried first.
         self._shapes = sorted(
             shapes.items(), key=lambda item: [part[:1] == "{" for part in item[0]]
         )
@@ -99,7 +98,7 @@ class Router:
         Raises:
             NotFound: no template fits.
             MethodNotAllowed: a template fits, but not this method.
-            BadName: the path has a namespace or topic that is no valid name.
+            BadName: the namespace or topic in the path is not a valid name.
         """
         key = f"{method} {path}"
         found = self._kept.get(key)
@@ -137,7 +136,7 @@ def _segments(path: str) -> list[str]:
     segments = path.split("/", SEGMENTS_MAX)
     if "%" not in path:
         return segments
-    # What is no UTF-8 becomes U+FFFD, which no name may have.
+    # Bytes that are not UTF-8 become U+FFFD, which no valid name has.
     return [unquote(segment, errors="replace") for segment in segments]
 
 
@@ -152,7 +151,7 @@ def _names(shape: tuple[str, ...], segments: list[str]) -> PathNames:
     given = dict(zip(shape, segments, strict=True))
     namespace = given.get("{namespace}")
     if shape[:3] == _OF_TRANSACTIONS:
-        # The topic whose leader answers.
+        # The leader of this reserved topic also leads the transaction service.
         return PathNames(topic=TRANSACTIONS, transaction=given.get("{transaction}", ""))
     if namespace is None:
         node = given.get("{node}")

@@ -1,4 +1,4 @@
-"""The table of routes: everything that this interface can be asked, and who answers it."""
+"""The table of routes: all operations of this interface, each with its handler."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from broker.wire import jsontext
 from broker.wire.topics import TTL
 
 SMALL_BYTES_MAX: Final = 1024 * 1024
-"""The largest body where neither messages nor a snapshot are sent."""
+"""The largest body without messages and without a snapshot."""
 SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest body with a snapshot: a million pointers have 8 MB. What is JSON has a smaller bound (wire/jsontext.py)."""
+"""The largest body with a snapshot: a million pointers take 8 MB. JSON has a smaller bound (wire/jsontext.py)."""
 
 CURSOR_BYTES_MAX: Final = 16 * 1024
 """The largest body of a cursor: 1 KiB of data, each byte written as an escape."""
@@ -45,7 +45,7 @@ CURSOR_BYTES_MAX: Final = 16 * 1024
 class Shape(NamedTuple):
     """A route without its handler.
 
-    ``query``: the parameters that it takes; any other is refused. ``body_bytes_max``: see ``Route``.
+    ``query``: the parameters that it takes. It refuses any other. ``body_bytes_max``: see ``Route``.
     """
 
     name: str
@@ -79,7 +79,7 @@ SHAPES = (
     Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH, ("ttl",), None),
     Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
     Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait",), SNAPSHOT_BYTES_MAX),
-    # Beside them.
+    # More about topics.
     Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
     Shape("browse", "GET", _MESSAGES, Action.BROWSE, _PAGE),
     Shape("browse_as", "POST", _MESSAGES, Action.BROWSE, _PAGE, SNAPSHOT_BYTES_MAX),
@@ -168,20 +168,20 @@ SHAPES = (
 
 
 _ROLES: Final = {_NAMESPACES: Role.TOPICS, TRANSACTIONS: Role.TRANSACTIONS}
-"""The role that serves what lies under a path; the rest every node serves."""
+"""The role that serves the routes under a path. Every node serves all other routes."""
 
 
 class Around(Protocol):
-    """What a cluster puts around handlers, so that each request is answered where its topic is led."""
+    """Wraps the handlers of a cluster node, so that the topic's leader answers each request."""
 
     def bind(self, name: str, handler: Handler) -> Handler:
-        """Return what answers a route; the handler itself if it is not about a topic."""
+        """Return a handler that routes to the leader first; the same handler if its route is not about a topic."""
 
     def polls(self, polling: Polling) -> tuple[Handler, PollNext]:
-        """Return what answers polls, and by which way streams of events poll."""
+        """Return the handler of polls, and the function with which event streams poll."""
 
     def leader(self, topics: Topics) -> Handler:
-        """Return what tells who leads."""
+        """Return the handler that names the leader."""
 
 
 def make_routes(  # noqa: PLR0913 - What a node wires, each by its name.
@@ -194,11 +194,16 @@ def make_routes(  # noqa: PLR0913 - What a node wires, each by its name.
     transactions: Transactions | None = None,
     service: AnyService | None = None,
 ) -> list[Route]:
-    """Return all routes, bound to what answers them.
+    """Return all routes, bound to their handlers.
 
-    ``cluster`` and ``around`` None: the node stands alone, and nothing is between routes and handlers.
-    ``transactions`` None: the service has the bounds that are usual. ``service`` is what this node's own parts ask
-    about transactions, None: what answers these routes.
+    Args:
+        topics: the service of topics.
+        config: the node's configuration.
+        health: the handlers about the node itself.
+        cluster: the node's view of its cluster; None on a standalone node.
+        around: wraps the handlers; None on a standalone node, where no handler is wrapped.
+        transactions: the transaction service of this node; None: one with the default bounds.
+        service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
     of_transactions = _transaction_handlers(transactions or Transactions(topics.leaders), around)
     asked = service or OwnService(topics.around.clock)
@@ -222,19 +227,19 @@ def make_routes(  # noqa: PLR0913 - What a node wires, each by its name.
 
 
 def _role_of(shape: Shape) -> Role:
-    """Return the role that serves a route; ALL: every node does."""
+    """Return the role that serves a route. ALL means that every node serves it."""
     if shape.template == _PRUNE:
-        return Role.TOPICS  # What may be pruned is known where the topics are.
+        return Role.TOPICS  # Pruning needs the topics' records: they tell which messages are left.
     roles = (role for prefix, role in _ROLES.items() if shape.template.startswith(prefix))
     return next(roles, Role.ALL)
 
 
 def _refusing(role: Role) -> Handler:
-    """Return what answers requests that a node does not serve by its role."""
+    """Return a handler that refuses each request: a node of this role does not serve it."""
 
     async def refuse(_: Request) -> Answer:
         raise NotFound(
-            f"This node serves {role} alone (server.role = {role}). Ask a node of another role."
+            f"This node serves only {role} (server.role = {role}). Ask a node of another role."
         )
 
     return refuse

@@ -1,4 +1,4 @@
-"""The parts from which operations of the OpenAPI document are made."""
+"""Functions that build the operations of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from broker.api.json_schemas import STRING, Spec
 
 
 def query(name: str, text: str, schema: Spec) -> Spec:
-    """Return a parameter of the query."""
+    """Return a query parameter."""
     return {"name": name, "in": "query", "description": text, "schema": schema}
 
 
 def header(name: str, text: str, schema: Spec) -> Spec:
-    """Return a header of the request."""
+    """Return a request header."""
     return {"name": name, "in": "header", "description": text, "schema": schema}
 
 
 def ok(text: str, *content: tuple[str, Spec], headers: Spec | None = None) -> Spec:
-    """Return the answer that tells a success."""
+    """Return the answer to a successful request."""
     reply: Spec = {
         "description": text,
         "headers": {"X-Request-Id": {"required": True, "schema": STRING}, **(headers or {})},
@@ -27,7 +27,7 @@ def ok(text: str, *content: tuple[str, Spec], headers: Spec | None = None) -> Sp
 
 
 def body(*content: tuple[str, Spec], required: bool = True) -> Spec:
-    """Return the body of a request, by media type."""
+    """Return the body of a request, with a schema for each media type."""
     return {
         "required": required,
         "content": {media: {"schema": schema} for media, schema in content},

@@ -1,4 +1,4 @@
-"""Stages: payloads that several writers store apart, each into a stage of its own, and one publish shows together."""
+"""Handlers of stages: several writers store messages, each in its own stage, and one publish shows them together."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
 
 STAGES_MAX: Final = 5_000
-"""Stages that are published together."""
+"""The largest number of stages in one publish."""
 LIST_BYTES_MAX: Final = 256 * 1024
-"""The longest body with a list of them."""
+"""The largest body with a list of stages."""
 
 
 class Staging:
     """The handlers of stages."""
 
     def __init__(self, topics: Topics, *, messages_max: int) -> None:
-        """Keep the service; ``messages_max`` bounds one store."""
+        """Keep the service. ``messages_max`` bounds one store."""
         self._topics = topics
         self._messages_max = messages_max
 
     async def begin(self, request: Request) -> Answer:
-        """Give a new stage."""
+        """Answer a new stage."""
         stage = await self._topics.begin_stage(request.topic, options_of(request))
         ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
         return json_reply({"stage": str(-stage), "ends_at": rfc3339(ends_ms)})
 
     async def store(self, request: Request) -> Answer:
-        """Put messages into a stage; they keep the order of their stores."""
+        """Store messages in a stage. They keep the order of their stores."""
         wanted, _ = await decoded(request, raw=True, messages_max=self._messages_max)
         if wanted.pointer is not None:
             raise BadRequest("A stage has no write pointer. Give it when the stages are published.")
         if not wanted.payloads:
-            raise BadRequest("Messages are missing: a store puts at least one into the stage.")
+            raise BadRequest("Messages are missing: a store needs at least one.")
         wanted = wanted._replace(stages=(_stage(request.names.stage),))
         stored = await self._topics.store(request.topic, wanted, options_of(request))
         return EMPTY_REPLAYED if stored.replayed else EMPTY
 
     async def publish(self, request: Request) -> Answer:
-        """Publish stages, in the order of the list, at once."""
+        """Publish stages atomically, in the order of the list."""
         wanted = _list_of_stages(request.body)
         options = options_of(request, numbered=True)
         published = await self._topics.publish(request.topic, wanted, options)
@@ -62,25 +62,29 @@ def _stage(text: object) -> int:
         number = int(text)
         if 0 < number <= POINTER_MAX:
             return -number
-    raise BadRequest(f"A stage is the number that the broker gave, as a string, not {text!r:.80}.")
+    raise BadRequest(
+        f"A stage must be the number that the broker gave, as a string, not {text!r:.80}."
+    )
 
 
 def _list_of_stages(body: bytes) -> PublishRequest:
     if len(body) > LIST_BYTES_MAX:
-        raise BodyTooLarge(f"A list of stages may have {LIST_BYTES_MAX} bytes, not {len(body)}.")
+        raise BodyTooLarge(
+            f"A list of stages may have at most {LIST_BYTES_MAX} bytes, not {len(body)}."
+        )
     try:
         given: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is no JSON: {error}") from error
+        raise BadRequest(f"The body is not JSON: {error}") from error
     known = {"stages", "write_pointer"}
     if not isinstance(given, Mapping) or not set(given) <= known:
-        raise BadRequest('The body is an object {"stages": ["…"], "write_pointer": 17…}.')
+        raise BadRequest('The body must be an object {"stages": ["…"], "write_pointer": 17…}.')
     listed, pointer = given.get("stages"), given.get("write_pointer")
     if not isinstance(listed, list) or not 0 < len(listed) <= STAGES_MAX:
-        raise BadRequest(f"stages: a list of 1 to {STAGES_MAX} stages.")
+        raise BadRequest(f"stages: must be a list of 1 to {STAGES_MAX} stages.")
     if pointer is not None and (not isinstance(pointer, int) or isinstance(pointer, bool)):
-        raise BadRequest(f"write_pointer: a whole number, not {pointer!r:.80}.")
+        raise BadRequest(f"write_pointer: must be a whole number, not {pointer!r:.80}.")
     stages = [_stage(each) for each in listed]
     if len(set(stages)) < len(stages):
-        raise BadRequest("stages: each stage is published once.")
+        raise BadRequest("stages: the list has a stage twice.")
     return PublishRequest(pointer, (), stages)

@@ -1,4 +1,4 @@
-"""What there is to say about a topic's contents without reading them."""
+"""Handlers that tell about a topic's contents without reading the messages: stats, lag, range."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from broker.topics.topics import Topics
 
 
 class Stats:
-    """The handler of a topic's figures."""
+    """The handlers of a topic's figures."""
 
     def __init__(self, topics: Topics) -> None:
         """Keep the service."""
         self._topics = topics
 
     async def stats(self, request: Request) -> Answer:
-        """Answer what is known of a topic's contents without reading them."""
+        """Answer the figures of a topic's contents."""
         stats = await self._topics.stats(request.topic)
         return json_reply(
             {
@@ -53,12 +53,12 @@ class Stats:
         """Answer how many messages were published behind an id."""
         after = request.query.get("after")
         if after is None:
-            raise BadRequest("after: name the id behind which messages are counted.")
+            raise BadRequest("after: give the id of a message; the messages behind it are counted.")
         count = await self._topics.lag(request.topic, message_id_from_hex(after))
         return json_reply({"after": after.lower(), "messages": count})
 
     async def range(self, request: Request) -> Answer:
-        """Answer where a topic begins and ends, and how a range of it is bounded and divided."""
+        """Answer where a topic begins and ends, and the bounds and parts of a range of it."""
         query = request.query
         wanted = RangeQuery(
             _row(query, "after"),

@@ -1,4 +1,4 @@
-"""Moments as people write them: RFC 3339, in both directions."""
+"""Read and write moments in RFC 3339, the form for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from broker.model import (
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _MOMENT = re.compile(
-    # A "+" that nobody escaped arrives as a space.
+    # A "+" that the client did not escape arrives as a space.
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+ -])(\d\d:\d\d))",
     re.ASCII,
 )
@@ -25,7 +25,7 @@ _HEX_DIGITS = 2 * MESSAGE_ID_BYTES
 
 
 def rfc3339(time_ms: int) -> str:
-    """Return a moment in UTC with milliseconds; what no calendar has becomes the last that has."""
+    """Return a moment in UTC with milliseconds. A moment outside the calendar becomes its first or last one."""
     moment = _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), _MS_MAX))
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
@@ -38,7 +38,7 @@ def rfc3339_or_none(time_ms: int) -> str | None:
 def parse_moment(text: str) -> int:
     """Return the ms since 1970 of an RFC 3339 moment.
 
-    Raises BadRequest, which names what else may stand where places are asked for.
+    Raises BadRequest, which names all forms of a place.
     """
     match = _MOMENT.fullmatch(text)
     if match:
@@ -60,8 +60,8 @@ def parse_moment(text: str) -> int:
 def parse_place(name: str, text: str) -> MessageId | int:
     """Return a place in a topic: a message id, or ms since 1970.
 
-    40 hex digits are an id, a whole number is ms, and anything else must be a moment. Raises
-    BadRequest, with the parameter's name.
+    40 hex digits are an id, a whole number is ms, and any other text must be a moment. Raises BadRequest, with
+    the parameter's name.
     """
     try:
         if len(text) == _HEX_DIGITS:

@@ -1,4 +1,4 @@
-"""Create, update, purge, show, list and delete topics."""
+"""Handlers that create, update, purge, show, list and delete topics."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from broker.wire.topics import decode_properties, encode_names, encode_propertie
 
 NOW = "now"
 NAMES_AT_ONCE: Final = 1000
-"""A longer list of names is sent while it is read."""
+"""A longer list of names is sent while it is being read from storage."""
 
 
 class TopicsAdmin:
     """The handlers of topics themselves."""
 
     def __init__(self, topics: Topics, *, properties_default: Mapping[str, str]) -> None:
-        """Keep the service, and the properties that a request need not give."""
+        """Keep the service, and the defaults of properties that a request leaves out."""
         self._topics = topics
         self._properties_default = properties_default
 
     async def create(self, request: Request) -> Answer:
-        """Make a topic that does not exist."""
+        """Create a topic that does not exist."""
         properties = decode_properties(request.body, self._properties_default, request.topic)
         await self._topics.create(request.topic, properties)
         return EMPTY
@@ -40,7 +40,7 @@ class TopicsAdmin:
         return EMPTY
 
     async def purge(self, request: Request) -> Answer:
-        """Let nothing be read any more that was published before a moment."""
+        """Remove all messages published before a moment."""
         topic = await self._topics.purge(
             request.topic, _moment(request.query.get("before")), request.deadline
         )
@@ -48,14 +48,14 @@ class TopicsAdmin:
         return json_reply({"purged_before": before, "purged_ms": topic.purged_ms})
 
     def pinned(self, purge: Handler) -> Handler:
-        """Return ``purge`` for requests whose ``now`` becomes the moment at which they came to their first node.
+        """Return ``purge`` with ``now`` replaced by the moment at which the request reached its first node.
 
-        A request whose caller has gone may be carried out late. It must not remove what is published by then.
+        A request may be executed late, after its caller has gone. It must not remove messages published by then.
         """
 
         async def at_arrival(request: Request) -> Answer:
             if request.query.get("before") == NOW:
-                # Ids run ahead of the clock by so much.
+                # The ids of stored messages may be ahead of the clock by so much.
                 around = self._topics.around
                 last_ms = around.clock.now_ms() + around.settings.id_lead_ms_max
                 request.ask(f"before={last_ms + 1}")
@@ -64,12 +64,12 @@ class TopicsAdmin:
         return at_arrival
 
     async def show(self, request: Request) -> Answer:
-        """Answer a topic's properties, flat, every value a string."""
+        """Answer a topic's properties as a flat object; each value is a string."""
         topic = await self._topics.get(request.topic)
         return Reply(200, encode_properties(topic), JSON)
 
     async def list(self, request: Request) -> Answer:
-        """Answer the names of a namespace's topics; an unknown namespace has none."""
+        """Answer the names of a namespace's topics. An unknown namespace has none."""
         names: list[str] = []
         pages = self._topics.names(request.names.namespace)
         async for page in pages:
@@ -84,7 +84,7 @@ class TopicsAdmin:
         return json_reply(await self._topics.namespaces())
 
     async def delete(self, request: Request) -> Answer:
-        """Delete a topic; its messages are gone at once."""
+        """Delete a topic. Its messages are gone at once."""
         await self._topics.delete(request.topic)
         return EMPTY
 
@@ -92,7 +92,7 @@ class TopicsAdmin:
 async def _listing(
     names: list[str], pages: AsyncGenerator[list[str], None]
 ) -> AsyncGenerator[Piece, None]:
-    """Yield a list of names, which come in the order of the list; ``names`` are the first of them."""
+    """Yield a JSON list in pieces: first ``names``, then the names of ``pages``, in this order."""
     yield encode_names(names)[:-1]
     async with aclosing(pages):
         async for page in pages:
@@ -102,11 +102,11 @@ async def _listing(
 
 
 def _moment(text: str | None) -> int:
-    """Return the ms that a purge names. Raises BadRequest."""
+    """Return the moment of a purge, in ms. Raises BadRequest."""
     place = None if text is None else parse_place("before", text)
     if not isinstance(place, int):
         raise BadRequest(
-            "before: name a moment, such as 2026-11-20T12:34:56.789Z or ms since 1970, or `now` for all "
-            "that is stored."
+            "before: give a moment, such as 2026-11-20T12:34:56.789Z or ms since 1970, or `now` for all "
+            "stored messages."
         )
     return place

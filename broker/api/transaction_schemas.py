@@ -1,4 +1,4 @@
-"""Transactions in the OpenAPI document: their values and operations."""
+"""The schemas and operations of transactions, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
     "Transaction": {
         **_PARTS,
         "required": list(_PARTS["properties"]),
-        "description": "What a transaction may see. A snapshot of no transaction has the id 0.",
+        "description": "The snapshot of a transaction. A snapshot without a transaction has the id 0.",
     },
     "TransactionSent": _optional(
         type=_TYPE, timeout_s=nullable({"type": "number", "exclusiveMinimum": 0}), client=STRING
@@ -93,14 +93,16 @@ TRANSACTION_OPERATIONS: Final[dict[str, Spec]] = {
         "parameters": [
             query(
                 "limit",
-                "How many are listed.",
+                "How many transactions to list.",
                 {"type": "integer", "minimum": 0, "maximum": LISTED_MAX, "default": LISTED_DEFAULT},
             )
         ],
-        "responses": {"200": ok("These, and how many there are.", (JSON, of("TransactionList")))},
+        "responses": {
+            "200": ok("The transactions, and the counts of all.", (JSON, of("TransactionList")))
+        },
     },
     "transactions_snapshot": {
-        "summary": "Show what is visible now; no transaction begins. Or the whole state, as Tephra writes snapshots.",
+        "summary": "Show a snapshot as of now, without beginning a transaction; or the whole state in Tephra's snapshot format.",
         "responses": {
             "200": ok(
                 "The snapshot.",
@@ -111,41 +113,43 @@ TRANSACTION_OPERATIONS: Final[dict[str, Spec]] = {
         },
     },
     "truncate_transactions": {
-        "summary": "Call pointers invalid no more, of which nothing is left in any topic.",
+        "summary": "Remove pointers from the invalid list. No topic may have messages of them any more.",
         "requestBody": body((JSON, of("TruncateSent"))),
-        "responses": {"200": ok("How many were invalid.", (JSON, of("Truncated")))},
+        "responses": {"200": ok("How many of them were invalid.", (JSON, of("Truncated")))},
         "errors": ("507",),
     },
     "reset_transactions": {
-        "summary": "Forget all transactions, also those in progress, as if the service were new.",
+        "summary": "Forget all transactions, also those in progress. The service is then as new.",
         "responses": {"200": _DONE},
         "errors": ("507",),
     },
     "show_transaction": {
-        "summary": "Show what is known of a transaction.",
-        "responses": {"200": ok("It.", (JSON, of("TransactionShown")))},
+        "summary": "Show a transaction.",
+        "responses": {"200": ok("The transaction.", (JSON, of("TransactionShown")))},
         "errors": ("404",),
     },
     "can_commit_transaction": {
-        "summary": "Tell what a transaction changed, and hear whether it conflicts.",
+        "summary": "Send the keys that a transaction changed, and learn whether it conflicts.",
         "requestBody": body((JSON, of("ChangesSent"))),
         "responses": {"200": _DONE},
         "errors": ("409", "507"),
     },
     "commit_transaction": {
-        "summary": "End a transaction: what it wrote is visible.",
+        "summary": "Commit a transaction: its writes become visible.",
         "requestBody": body((JSON, of("CommitSent")), required=False),
         "responses": {"200": _DONE},
         "errors": ("409", "507"),
     },
     "abort_transaction": {
-        "summary": "End a transaction that undid what it wrote; a long one is made invalid.",
+        "summary": "Abort a transaction whose client has undone its writes. A long transaction becomes invalid.",
         "responses": {"200": _DONE},
         "errors": ("507",),
     },
     "invalidate_transaction": {
-        "summary": "Make a transaction invalid: what it wrote is never seen.",
-        "responses": {"200": ok("Whether it was in progress.", (JSON, of("Invalidated")))},
+        "summary": "Make a transaction invalid: its writes are never seen.",
+        "responses": {
+            "200": ok("True if the transaction was in progress.", (JSON, of("Invalidated")))
+        },
         "errors": ("507",),
     },
     "checkpoint_transaction": {

@@ -1,4 +1,4 @@
-"""The transaction service over HTTP. A transaction is answered as JSON, or as the bytes of Tephra's TTransaction."""
+"""Handlers of the transaction service. They answer a transaction as JSON, or as the bytes of Tephra's TTransaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TransactionsApi:
     """The handlers of transactions."""
 
     def __init__(self, transactions: Transactions) -> None:
-        """Answer for one service."""
+        """Keep the service."""
         self._service = transactions
 
     async def start(self, request: Request) -> Answer:
@@ -41,19 +41,19 @@ class TransactionsApi:
         sent = await _sent(request, ("type", "timeout_s", "client"))
         kind = sent.get("type", "short")
         if kind not in ("short", "long"):
-            raise BadRequest(f"type: short or long, not {kind!r:.80}.")
+            raise BadRequest(f"type: must be short or long, not {kind!r:.80}.")
         timeout_s, client = sent.get("timeout_s"), sent.get("client", "")
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | None):
-            raise BadRequest(f"timeout_s: a number of seconds, not {timeout_s!r:.80}.")
+            raise BadRequest(f"timeout_s: must be a number of seconds, not {timeout_s!r:.80}.")
         if not isinstance(client, str):
-            raise BadRequest("client: a text.")
+            raise BadRequest("client: must be a string.")
         begun = await self._service.start(
             long=kind == "long", timeout_s=timeout_s, client=client, deadline=request.deadline
         )
         return snapshot_reply(request, begun)
 
     async def can_commit(self, request: Request) -> Answer:
-        """Tell what a transaction changed, and hear whether it may commit."""
+        """Take the keys that a transaction changed, and answer whether it may commit."""
         transaction = transaction_of(request)
         steps = _changes_steps(request.body, body_reader.counting(request))
         changes = await body_reader.read(request, steps)
@@ -62,7 +62,7 @@ class TransactionsApi:
         return json_reply({})
 
     async def commit(self, request: Request) -> Answer:
-        """End a transaction; what it wrote is visible."""
+        """Commit a transaction: its writes become visible."""
         pointer = (await _sent(request, ("write_pointer",))).get("write_pointer")
         if pointer is not None:
             pointer = _pointer("write_pointer", pointer)
@@ -70,7 +70,7 @@ class TransactionsApi:
         return json_reply({})
 
     async def abort(self, request: Request) -> Answer:
-        """End a transaction that undid what it wrote."""
+        """Abort a transaction whose client has undone its writes."""
         await _sent(request, ())
         await self._service.abort(transaction_of(request), request.deadline)
         return json_reply({})
@@ -88,34 +88,34 @@ class TransactionsApi:
         return snapshot_reply(request, found)
 
     async def snapshot(self, request: Request) -> Answer:
-        """Answer what is visible now; or the whole state, as Tephra writes snapshots."""
+        """Answer a snapshot as of now, or the whole state in Tephra's snapshot format."""
         if _accepts(request, TEPHRA_SNAPSHOT):
             state = await self._service.tephra_snapshot(request.deadline)
             return Reply(200, state, TEPHRA_SNAPSHOT)
         return snapshot_reply(request, await self._service.snapshot(request.deadline))
 
     async def list(self, request: Request) -> Answer:
-        """Answer the transactions in progress, the oldest first, and how many there are of each state."""
+        """Answer the transactions in progress, the oldest first, and the counts of each state."""
         limit = whole_number(
             request.query, "limit", least=0, most=LISTED_MAX, default=LISTED_DEFAULT
         )
         return json_reply(await self._service.listing(limit, request.deadline))
 
     async def show(self, request: Request) -> Answer:
-        """Answer what is known of a transaction."""
+        """Answer a transaction's state and details."""
         return json_reply(await self._service.show(transaction_of(request), request.deadline))
 
     async def truncate(self, request: Request) -> Answer:
-        """Call pointers invalid no more."""
+        """Remove pointers from the invalid list."""
         sent = await _sent(request, ("ids", "before_ms"))
         if len(sent) != 1:
-            raise BadRequest('The body is {"ids": [...]} or {"before_ms": ...}.')
+            raise BadRequest('The body must be {"ids": [...]} or {"before_ms": ...}.')
         if "before_ms" in sent:
             before_ms = _pointer("before_ms", sent["before_ms"])
             removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
         else:
             if not isinstance(sent["ids"], list):
-                raise BadRequest("ids: a list of transaction ids.")
+                raise BadRequest("ids: must be a list of transaction ids.")
             ids, piece = [], Slice()
             for each in sent["ids"]:
                 ids.append(_pointer("ids", each))
@@ -132,7 +132,7 @@ class TransactionsApi:
 
 
 def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
-    """Return a transaction as its request wants it."""
+    """Return a transaction in the form that the request accepts."""
     if _accepts(request, THRIFT):
         return Reply(200, encode_transaction(snapshot), THRIFT)
     return json_reply(encode_snapshot(snapshot))
@@ -147,17 +147,19 @@ def transaction_of(request: Request) -> int:
     text = request.names.transaction
     if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= POINTER_MAX:
         return int(text)
-    raise BadRequest(f"A transaction's id is a whole number from 0 to 2^63-1, not {text!r:.80}.")
+    raise BadRequest(
+        f"A transaction's id must be a whole number from 0 to 2^63-1, not {text!r:.80}."
+    )
 
 
 def _pointer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= POINTER_MAX:
-        raise BadRequest(f"{name}: whole numbers from 0 to 2^63-1, not {value!r:.80}.")
+        raise BadRequest(f"{name}: must be a whole number from 0 to 2^63-1, not {value!r:.80}.")
     return value
 
 
 async def _sent(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a body, none if it is empty. Raises BadRequest, BodyTooLarge."""
+    """Return the fields of a body; none if the body is empty. Raises BadRequest, BodyTooLarge."""
     if not request.body.strip():
         return {}
     value = await body_reader.read(
@@ -176,7 +178,7 @@ def _changes_steps(body: bytes, take: Take) -> Steps[list[bytes]]:
     yield
     found = record(value, ("changes",), ("changes",)).get("changes")
     if not isinstance(found, list):
-        raise BadRequest("changes: a list of keys, each in base64.")
+        raise BadRequest("changes: must be a list of keys, each in base64.")
     keys = []
     for at, text in enumerate(found):
         if at % _STEP_KEYS == 0:
@@ -191,4 +193,4 @@ def _key(text: object) -> bytes:
             return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise BadRequest(f"changes: {text!r:.80} is no base64.")
+    raise BadRequest(f"changes: {text!r:.80} is not base64.")

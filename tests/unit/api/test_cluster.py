@@ -133,8 +133,8 @@ async def test_the_status_has_every_nodes_own_word(few: FewNodes, member: Broker
         (ConnectionRefusedError("refused"), "refused"),
         (Unavailable("It is stopping."), "It is stopping."),
         (b"<html>", "unexpected character"),
-        (b'{"node": 2}', "what answered there says that it is node 2"),
-        (b"[]", "what answered there says that it is node None"),
+        (b'{"node": 2}', "the answer came from node 2"),
+        (b"[]", "the answer came from node None"),
     ],
 )
 async def test_a_node_that_does_not_answer_is_shown_as_such(

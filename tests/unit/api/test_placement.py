@@ -96,7 +96,7 @@ async def test_the_last_node_that_leads_is_not_drained(few: FewNodes, member: Br
     assert (await drained(member, 1)).status == 200
     refused = await drained(member, 0)
     assert (refused.status, refused.headers["Broker-Error"]) == (400, "bad_request")
-    assert b"the last that leads" in refused.body
+    assert b"the last node that leads" in refused.body
     assert (await drained(member, 1, "undrain")).status == 200
     assert (await drained(member, 0)).status == 200
 
