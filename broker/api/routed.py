@@ -226,7 +226,7 @@ class Routed:
             raise
         request.forwarded = True
         request.deadline = deadline
-        # A write without an epoch gets epoch 0, which asks for the current one: a late copy must not look new.
+        # Epoch 0 is never current: a write without an epoch is refused with the current one. So no late copy looks new.
         asks_epoch = told.repeat.protocol >= 1 and told.repeat.epoch is None
         request.repeat = told.repeat._replace(epoch=0) if asks_epoch else told.repeat
         place = self.routing.place(request.topic)
