@@ -1,14 +1,15 @@
 """RowLog: a write-ahead log and a message queue tied to rows of HBase tables of the user's own.
 
-After Lily's RowLog. A message is put with the change of the row that it is about, in one atomic step, and
-lies in that row until each subscription is done with it. **The row's own state decides; the index is a hint that
-heals.** See docs/guides/rowlog.md, and docs/internals/rowlog.md for what each file is for::
+It follows Lily's RowLog. An application puts a message together with the change of the row that it is about, in one atomic
+step. The message lies in that row until each subscription is done with it. **The row's own state decides. The index
+only gives hints, and wrong hints are repaired.** See docs/guides/rowlog.md; docs/internals/rowlog.md describes each
+file::
 
     async with RowLog(pool, "records", id="mq", zookeeper=["localhost:2181"]) as log:
         await log.subscribe(Subscription("indexer"))
         log.listen("indexer", index)                      # async def index(message) -> bool
         await log.start()                                 # a candidate for processing
-        await log.put(b"row", {b"data:title": b"A title"}, payload=b"what happened")
+        await log.put(b"row", {b"data:title": b"A title"}, payload=b"created")
 """
 
 from broker.rowlog.feeder import feeder

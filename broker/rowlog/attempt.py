@@ -1,11 +1,11 @@
-"""One attempt at one message for one subscription: claim, listener, mark; and a row's attempts in order.
+"""One attempt at one message for one subscription: claim it, call the listener, mark the result.
 
 The mark is tried until its outcome is known: a listener was called, and only the mark keeps the message from being
 offered again.
 
-A mark that finds its claim gone was fenced, if no earlier attempt at this mark has an unknown outcome. If one has, there are
-two cases: that attempt made the mark, and the state was changed or deleted afterwards; or another took the message
-over. Two readings tell them apart. A claim of a later epoch in the state, or a later epoch of the processor's
+If a mark finds its claim gone, and no earlier attempt at this mark has an unknown outcome, another has taken the message
+over. If an earlier attempt has one, there are two cases: that attempt made the mark, and the state was changed or
+deleted afterwards; or another has taken the message over. Two readings tell them apart. A claim of a later epoch in the state, or a later epoch of the processor's
 resource, means: fenced. A successor raises the epoch before its first claim, so the second reading also finds one whose
 own mark has hidden its claim. Otherwise the processor still leads, and goes on from the state as it is.
 """
@@ -45,24 +45,25 @@ from broker.rowlog.rows import Decide, Found, Message, Rows
 log = logs.get_logger()
 
 MARK_S: Final = 30.0
-"""How long a mark is tried while the table does not answer."""
+"""For how long a mark is tried while the table does not answer."""
 PAUSE_S: Final = 0.2
 REASON_MAX: Final = 300
 _TAKEN_OVER: Final = "Another took this message over before it was marked."
 
 
 class Outcome(NamedTuple):
-    """What came of an attempt."""
+    """The result of an attempt."""
 
     state: State
-    """The message's state after it."""
+    """The message's state after the attempt."""
     is_done: bool
     reason: str = ""
+    """Why the attempt failed; empty if it is done."""
 
 
 @dataclass
 class Tools:
-    """What attempts are made with."""
+    """The parts of a rowlog that attempts use."""
 
     rowlog: str
     rows: Rows
@@ -111,7 +112,7 @@ class Attempts:
         offers: Offers,
         leading: Elected | None = None,
     ) -> Outcome:
-        """Claim a message, offer it, and mark what came of it.
+        """Claim a message, offer it to a listener, and mark the result.
 
         Args:
             row: the key of the message's row.
@@ -121,10 +122,10 @@ class Attempts:
             leading: the elected processor that attempts; None: a ``process`` call attempts.
 
         Raises:
-            Gone, Busy: it was not claimed.
+            Gone, Busy: the message was not claimed.
             Fenced: a later epoch works on it, or another took it over.
-            NoLeader: the processor lost contact between claim and listener.
-            TableError, OutcomeUnknown: the table does not answer; the message will be offered again.
+            NoLeader: the processor lost contact with its coordinator between claim and listener.
+            TableError, OutcomeUnknown: the table does not answer. The message will be offered again.
         """
         tools = self._tools
         setup = await tools.meta.setup()
@@ -143,7 +144,7 @@ class Attempts:
             await self._give_back(claimed)
             raise NoLeader("This processor has lost contact with its coordinator.")
         timeout_s = setup.settings.listener_timeout_s
-        if leading is None:  # Before a processor may take the message over.
+        if leading is None:  # The call must end before a processor may take the message over.
             timeout_s = min(timeout_s, setup.settings.claim_timeout_ms / 1000 * 0.8)
         try:
             reason = await self._offered(message, name, offers, timeout_s)
@@ -166,7 +167,7 @@ class Attempts:
         return Message(self._tools.rowlog, row, seq, timestamp, whole.data, whole.payload or b"")
 
     async def _offered(self, message: Message, name: str, offers: Offers, timeout_s: float) -> str:
-        """Return why it failed; nothing: it is done."""
+        """Offer a message to a listener. Return why that failed, or an empty text if the message is done."""
         figures, began = self._tools.figures, self._tools.clock.monotonic()
         limit = asyncio.timeout(timeout_s)
         try:
@@ -175,7 +176,7 @@ class Attempts:
             reason = "" if is_done else "the listener returned False"
         except NoListener:
             raise
-        except Exception as error:  # noqa: BLE001 - Whatever a listener raises is a failed try.
+        except Exception as error:  # noqa: BLE001 - Any error of a listener is a failed try.
             reason = f"{type(error).__name__}: {error}"[:REASON_MAX]
             if limit.expired():
                 reason = f"the listener took longer than {timeout_s:g} s"
@@ -189,7 +190,7 @@ class Attempts:
         try:
             await self._tools.rows.change(claimed.row, claimed.found.id, decide)
         except (Gone, TableError, OutcomeUnknown):
-            return  # The claim ends by its time, or by the next epoch.
+            return  # The claim ends with its time-out, or when the next epoch claims.
 
     async def _marked(self, claimed: _Claim, reason: str) -> Outcome:
         tools, (row, found, name, token, _) = self._tools, claimed
@@ -209,7 +210,10 @@ class Attempts:
         return Outcome(state, standing is Standing.DONE, reason)
 
     async def _mark(self, claimed: _Claim, mark: Decide, *, is_done: bool) -> State:
-        """Mark a message, for as long as it takes to know. Raises Fenced, TableError, OutcomeUnknown."""
+        """Mark a message. Retry until the outcome is known, for MARK_S at most.
+
+        Raises Fenced, TableError, OutcomeUnknown.
+        """
         clock, rows = self._tools.clock, self._tools.rows
         deadline = clock.monotonic() + MARK_S
         retrying = AsyncRetrying(
@@ -237,17 +241,17 @@ class Attempts:
 
         Raises:
             Fenced: another took the message over, or a later epoch leads.
-            TableError: it is not known yet.
+            TableError: the table did not answer; nothing is known yet.
         """
         row, found, name, _, leading = claimed
         there = await self._tools.rows.one(row, found.id)
-        # Only a message that is done for all is deleted.
+        # Only a message that is done for all subscriptions is deleted.
         state = State(found.state.timestamp, dict.fromkeys(found.state.parts, DONE))
         if there is not None:
             state = there.state
         part = state.parts[name]
         is_later = leading is not None and part.epoch > leading.epoch
-        # Of a mark "done" that was made no open message is left.
+        # If this attempt had made its mark "done", the message would not be open.
         if is_later or (is_done and part.standing is Standing.OPEN):
             raise Fenced(_TAKEN_OVER)
         if leading is not None:
@@ -255,12 +259,12 @@ class Attempts:
         return state
 
     async def finished(self, row: bytes, found: Found, state: State) -> State:
-        """Delete a message that is done for all subscriptions that there are; return its state."""
+        """Delete a message if it is done for all current subscriptions. Return its state."""
         tools = self._tools
         try:
             setup = await tools.meta.setup()
             if not state.is_finished and execution_state.unknown(state, setup):
-                # One that this process does not know yet must not count as removed.
+                # A subscription that this process does not know yet must not count as removed.
                 removed = execution_state.unknown(state, await tools.meta.fresh())
                 if removed:
                     decide = partial(execution_state.without, names=removed)

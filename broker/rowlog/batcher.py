@@ -1,6 +1,7 @@
-"""Puts of many tasks as few calls: what waits while calls are under way goes with the next one.
+"""Batch the puts of many tasks: puts that wait while calls are in flight go together with the next call.
 
-A lone put goes at once. A call that fails is told to all whose rows it carried: each finds out for itself.
+A single put goes at once. If a call fails, each task whose rows it carried gets the error, and finds out by itself
+whether its rows were written.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from broker.rowlog.row_table import RowTable
 ROWS_MAX: Final = 100
 BYTES_MAX: Final = 1 << 20
 WAYS: Final = 2
-"""Calls under way at once."""
+"""How many calls are in flight at once."""
 RowPut = tuple[bytes, Mapping[bytes, bytes]]
 _Waiting = tuple[Sequence[RowPut], int, "asyncio.Future[None]"]
 
 
 class Gathering:
-    """Puts into one table. To be used in one event loop."""
+    """Batched puts into one table. Use it in one event loop."""
 
     def __init__(self, table: RowTable, name: bytes) -> None:
         """Put into the table ``name``."""
@@ -30,9 +31,9 @@ class Gathering:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def put(self, rows: Sequence[RowPut]) -> None:
-        """Put rows, of which none comes twice. Raises TableError.
+        """Put rows, none of them twice. Raises TableError.
 
-        A caller that goes away has put them all the same, or may have.
+        If the caller is cancelled, its rows may be written all the same.
         """
         size = sum(len(value) for _, cells in rows for value in cells.values())
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -51,7 +52,10 @@ class Gathering:
         self._begin()
 
     def _taken(self) -> list[_Waiting]:
-        """Take what one call can carry: a row twice would change in one step, and not in order."""
+        """Take as many puts as one call can carry.
+
+        No call carries a row twice: both puts would change the row in one step, and not in order.
+        """
         taken: list[_Waiting] = []
         left: list[_Waiting] = []
         keys: set[bytes] = set()
@@ -64,7 +68,7 @@ class Gathering:
                 break
             if keys & own:
                 left.append(waiting)
-                keys |= own  # What comes later of the same row stays behind it.
+                keys |= own  # Later puts of the same row stay behind this one.
             else:
                 taken.append(waiting)
                 keys |= own
@@ -75,7 +79,7 @@ class Gathering:
     async def _call(self, taken: list[_Waiting]) -> None:
         try:
             await self._table.put(self._name, [row for rows, _, _ in taken for row in rows])
-        except Exception as error:  # noqa: BLE001 - It is handed to those whose put it was.
+        except Exception as error:  # noqa: BLE001 - The tasks that put these rows get it.
             for _, _, done in taken:
                 if not done.done():
                     done.set_exception(error)

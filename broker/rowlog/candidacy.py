@@ -1,9 +1,10 @@
-"""All that one process processes: which resources it stands in line for, and the processors under each.
+"""The candidacies of one process: for which resources it is a candidate, and the processors of each that it leads.
 
 ::
 
-    one for all (the default)    rowlog/<id>.all           every subscription, by the one that is elected
-    spread                       rowlog/<id>.of.<sub>      each by the node that scores best for it, of those that live
+    one for all (the default)    rowlog/<id>.all         one elected process processes every subscription
+    spread                       rowlog/<id>.of.<sub>    of the live nodes, the one that scores best for a subscription
+                                                         is the only candidate for it
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from broker.rowlog.setup import Setup, Subscription
 log = logs.get_logger()
 
 LOOK_S: Final = 5.0
-"""How often the setup is looked at, if nothing tells that it changed."""
+"""How often the setup is read while no change is announced."""
 
 
 def best_for(subscription: str, instances: Iterable[int]) -> int | None:
-    """Return which instance should process a subscription: rendezvous hashing."""
+    """Return which instance should process a subscription, by rendezvous hashing."""
 
     def score(instance: int) -> bytes:
         return hashlib.blake2b(b"%d/%b" % (instance, subscription.encode())).digest()
@@ -49,7 +50,7 @@ class Processing:
         membership: Callable[[], Membership | None],
         maintain: Callable[[Leading], Awaitable[None]],
     ) -> None:
-        """Stand in no line yet; ``maintain`` is run by one process alone."""
+        """Be no candidate yet. ``maintain`` is run by one process of the rowlog alone."""
         self._means = means
         self._meta = means.tools.meta
         self._rowlog = means.tools.rowlog
@@ -68,7 +69,7 @@ class Processing:
         return self._processors
 
     def look_again(self) -> None:
-        """Look now at what should run: the members changed, or the setup."""
+        """Decide again which processors should run: the members or the setup changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -113,7 +114,7 @@ class Processing:
         return f"{self._rowlog}.of.{quote(subscription, safe='')}"
 
     async def _lead(self, leading: Leading) -> None:
-        """Run the processors of a resource, as the setup has them. Raises Fenced."""
+        """Run the processors of a resource, as the setup lists them. Raises Fenced."""
         running: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
         keeping = asyncio.ensure_future(self._keep(leading))
         self._means.tools.figures.add("leads")
@@ -146,7 +147,7 @@ class Processing:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self, running: dict[str, tuple[Subscription, asyncio.Task[None]]]) -> None:
-        """Wait for a change of the setup. Raises what a processor raised."""
+        """Wait for a change of the setup. Raises the error of a processor that failed."""
         changed = asyncio.ensure_future(self._changed_setup())
         tasks = [changed, *(task for _, task in running.values())]
         try:
@@ -169,7 +170,10 @@ class Processing:
             self._meta.changed.remove(tell)
 
     async def _keep(self, leading: Leading) -> None:
-        """Do what one process does for the whole rowlog: of a spread one, that with the first subscription."""
+        """Maintain the whole rowlog, in one process alone.
+
+        In a spread rowlog it is the process that has the first subscription.
+        """
         while leading.resource not in self._keepers(await self._meta.setup()):
             await self._clock.sleep(LOOK_S)
         await self._maintain(leading)

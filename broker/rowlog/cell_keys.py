@@ -4,7 +4,7 @@ In the user's row, in one family (columns as qualifiers)::
 
     log byte | 01 | seq int64 | timestamp int64      payload
     log byte | 02 | seq int64 | timestamp int64      execution state
-    log byte | 03 | seq int64 | timestamp int64      data, where a message has any: an addition to Lily's
+    log byte | 03 | seq int64 | timestamp int64      data, if a message has any: an addition to Lily's
     log byte | "SEQNR"                               counter, int64
     log byte | "LOCK"                                row lock: an addition to Lily's
 
@@ -17,8 +17,8 @@ In the index table ``rowlog-<id>``, family ``messages``, one row for each messag
 
     ff | name                                                              setup, epochs, positions (meta.py)
 
-The value, in column ``messages:msg``, is the message's data. A scan of what is open stops at 01, so that dead
-letters cost it nothing.
+The value, in column ``messages:msg``, is the message's data. A scan for open messages stops at 01, so dead letters cost
+it nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPEN_END: Final = b"\x00"
 DEAD_END: Final = b"\x01"
 _AFTER: Final = {OPEN_END: DEAD_END, DEAD_END: b"\x02"}
 META: Final = b"\xff"
-"""With which the reserved rows of an index table begin; shards are 0 to 254."""
+"""The first byte of the reserved rows of an index table. Shards are 0 to 254."""
 SHARDS_MAX: Final = 255
 INDEX_FAMILY: Final = b"messages"
 INDEX_COLUMN: Final = b"messages:msg"
@@ -50,11 +50,11 @@ _LOWEST_PRINTED: Final = 0x20
 
 
 class MessageId(NamedTuple):
-    """Which message of a row. Sorts as a row's messages do."""
+    """The id of a message within its row. Ids sort in the order of the row's messages."""
 
     seq: int
     timestamp: int
-    """Wall clock of the process that put it, ms since 1970."""
+    """The wall clock of the process that put the message, ms since 1970."""
 
 
 class Entry(NamedTuple):
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
     @property
     def message(self) -> MessageId:
-        """The message that it is about."""
+        """The message that this entry is about."""
         return MessageId(self.seq, self.timestamp)
 
 
@@ -87,7 +87,7 @@ class Columns:
     """The columns of one rowlog in rows of the user's table."""
 
     def __init__(self, family: bytes, log_byte: int) -> None:
-        """Lie in ``family``, apart from other rowlogs by ``log_byte`` (0 to 255)."""
+        """Use columns of ``family``; ``log_byte`` (0 to 255) tells rowlogs of one family apart."""
         if not 0 <= log_byte <= 255:
             raise BadRequest(f"log_byte is {log_byte}; it is one byte, 0 to 255.")
         self.family = family
@@ -97,14 +97,14 @@ class Columns:
         self.sequence = self._prefix + own + SEQUENCE
         self.lock = self._prefix + own + LOCK
         self.state_prefix = own + bytes([STATE])
-        """Of the qualifiers of states, for a filter."""
+        """The prefix of the qualifiers of states, for a filter."""
 
     def of(self, kind: int, message: MessageId) -> bytes:
         """Return the column of a message's payload, state or data."""
         return self._prefix + _cell.pack(self.log_byte, kind, message.seq, message.timestamp)
 
     def message(self, column: bytes, kind: int = STATE) -> MessageId | None:
-        """Return the message that a column is of; None: it is no column of that kind of this rowlog."""
+        """Return the message of a column; None: it is no column of that kind of this rowlog."""
         if not column.startswith(self._prefix) or len(column) - len(self._prefix) != _cell.size:
             return None
         log_byte, found, seq, timestamp = _cell.unpack_from(column, len(self._prefix))
@@ -136,7 +136,7 @@ def range_stop(shard: int, subscription: str, end: bytes = OPEN_END) -> bytes:
 
 
 def entry_of(key: bytes, data: bytes = b"") -> tuple[Entry, bytes] | None:
-    """Return an entry from its key, and whether it is open or dead (its end); None: it is no entry."""
+    """Return an entry from its key, and its end: open or dead. None: the key is no entry's."""
     if not key or key[:1] == META:
         return None
     at = next((at for at in range(1, len(key)) if key[at] < _LOWEST_PRINTED), 0)

@@ -1,17 +1,18 @@
 """The execution state of a message as bytes, and a row lock. Pure.
 
-Version 1 is Lily's 2.0. It is what a put writes, so it stays readable to whatever reads Lily's::
+Version 1 is Lily's 2.0. A put writes it, so a reader of Lily's cells can read it::
 
     01 | timestamp int64 | n varint | n x ( length int32 | subscription UTF-8 | done 1 byte: 0, 1 )
 
-Version 2 has the same frame. A standing with the bit 80 has more behind it::
+Version 2 has the same frame. More fields follow a standing that has the bit 80::
 
     02 | timestamp int64 | n varint | n x ( length int32 | subscription | standing 1 byte | more )
 
     more   epoch int64 | tries int32 | not before int64 | claimed at int64 | token: length 1, bytes
            | reason: length int16, UTF-8
 
-``timestamp`` is the message's. The varint has its low group of seven bits first; the bit 80: more follow.
+``timestamp`` is the message's. The varint has its low group of seven bits first; the bit 80 says that another group
+follows.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _i64 = struct.Struct(">q")
 
 
 def encode_state(state: State) -> bytes:
-    """Write a state, as version 1 if it has no more than that can say."""
+    """Write a state: as version 1 if that has all its fields, else as version 2."""
     is_plain = all(part.is_plain for part in state.parts.values())
     pieces = [
         bytes([1 if is_plain else 2]),
@@ -54,7 +55,7 @@ def _encode_more(part: Part) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """Read a state of either version. Raises StorageCorrupt: it is none."""
+    """Read a state of either version. Raises StorageCorrupt: the bytes are no state."""
     try:
         return _decode(data)
     except (IndexError, struct.error, ValueError) as error:
@@ -126,7 +127,7 @@ def encode_permit(taken_at: int, chance: bytes) -> bytes:
 
 
 def permit_taken_at(permit: bytes) -> int:
-    """Return when a row lock was taken, ms since 1970. Raises StorageCorrupt: it is none."""
+    """Return when a row lock was taken, ms since 1970. Raises StorageCorrupt: the bytes are no lock."""
     if len(permit) != _permit.size:
         raise StorageCorrupt(f"A row lock can't be read: {permit[:32].hex()}.")
     taken_at, _ = _permit.unpack(permit)

@@ -1,4 +1,4 @@
-"""What a rowlog's process counts, and the text that Prometheus reads. No package is needed for either."""
+"""The metrics of a rowlog's process, and their text for Prometheus. Neither needs a package."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 _HELP = {
     "puts": ("counter", "Messages put by this process."),
-    "processed": ("counter", "Tries that were done."),
+    "processed": ("counter", "Tries after which a message was done."),
     "retries": ("counter", "Tries that failed."),
-    "dead": ("counter", "Messages that died here."),
-    "wakeups": ("counter", "Wake-ups that came."),
+    "dead": ("counter", "Messages that became dead letters in this process."),
+    "wakeups": ("counter", "Wake-ups that this process received."),
     "scans": ("counter", "Scans of the index."),
-    "scan_seconds": ("counter", "Time of these scans."),
-    "listener_seconds": ("counter", "Time that listeners took."),
-    "orphans_removed": ("counter", "Index entries removed that had no message."),
+    "scan_seconds": ("counter", "Time of these scans, seconds."),
+    "listener_seconds": ("counter", "Time that listeners took, seconds."),
+    "orphans_removed": ("counter", "Index entries without a message that were removed."),
     "entries_restored": ("counter", "Index entries that a sweep put back."),
-    "contentions": ("counter", "Messages that were in work elsewhere."),
-    "open_messages": ("gauge", "Open messages, as far as they were counted."),
-    "oldest_open_seconds": ("gauge", "Age of the oldest open message."),
+    "contentions": ("counter", "Messages that another process or call had in work."),
+    "open_messages": ("gauge", "Open messages, counted up to a limit."),
+    "oldest_open_seconds": ("gauge", "Age of the oldest open message, seconds."),
     "dead_messages": ("gauge", "Dead letters."),
     "rows_in_work": ("gauge", "Rows that wait or are in work in this process."),
     "leads": (
@@ -29,7 +29,7 @@ _HELP = {
 
 
 class Figures:
-    """Sums and levels of one rowlog, by subscription."""
+    """Counters and gauges of one rowlog, by subscription."""
 
     def __init__(self, rowlog: str) -> None:
         """Begin at zero."""
@@ -37,12 +37,12 @@ class Figures:
         self.values: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def add(self, name: str, subscription: str = "", by: float = 1) -> None:
-        """Raise a sum."""
+        """Add to a counter or a gauge."""
         assert name in _HELP, name
         self.values[name, subscription] += by
 
     def set(self, name: str, subscription: str, value: float) -> None:
-        """Set a level."""
+        """Set a gauge."""
         assert name in _HELP, name
         self.values[name, subscription] = value
 
@@ -56,7 +56,7 @@ class Figures:
         self.add("dead", subscription)
 
     def text(self) -> str:
-        """Return all of it in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return "\n".join([*self._lines(), ""])
 
     def _lines(self) -> Iterator[str]:

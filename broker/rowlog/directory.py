@@ -1,4 +1,4 @@
-"""Rowlogs by their id alone: for commands, which are not told where a rowlog lies."""
+"""Open rowlogs by their id alone: commands do not know a rowlog's table and family."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ async def all_setups(rows: RowTable) -> list[Setup]:
 
 @asynccontextmanager
 async def opened(rows: RowTable, name: str, zookeeper: Sequence[str] = ()) -> AsyncIterator[RowLog]:
-    """Give the rowlog of an id; if its index is a topic, by the broker at BROKER_URL.
+    """Give the rowlog of an id. If its index is a topic, reach the broker at BROKER_URL.
 
     Raises:
         NotFound: there is no such rowlog.
-        Unavailable: what is needed does not answer.
+        Unavailable: HBase, ZooKeeper or the broker does not answer.
     """
     table = (TABLE_PREFIX + check_id(name)).encode()
     setup = await Meta(rows, table, SystemClock()).fresh()

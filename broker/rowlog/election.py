@@ -1,8 +1,8 @@
-"""Who processes: a lease of the coordinator suggests it, the epoch in the index table decides.
+"""The election of processors: a lease of the coordinator proposes one, the epoch in the index table decides.
 
-As for topics: a lease is waited for, then the epoch is raised, then work begins. A processor that has no contact
-with the coordinator begins nothing new, since its lease may be over; what it has begun it marks. Fenced, it lets go
-of its lease and stands in line again.
+It works as for topics: a candidate waits for the lease, then raises the epoch, then begins to work. A processor without
+contact to the coordinator begins no new message, since its lease may be over. It still marks the messages that it has
+begun. A fenced processor releases its lease and becomes a candidate again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Leading:
         self._elections = elections
 
     def may_begin(self) -> bool:
-        """Whether new work may begin: the lease is good, and there is contact."""
+        """Return whether new work may begin: the lease is valid, and the coordinator answers."""
         return self._lease.valid and self._elections.coordinator.contact is Contact.CONNECTED
 
     async def until_it_may(self) -> None:
@@ -46,7 +46,9 @@ class Leading:
         while not self.may_begin():
             self._elections.moved.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_S):  # Silence is told by nothing but the time.
+                async with asyncio.timeout(
+                    PAUSE_S
+                ):  # No event announces that a coordinator falls silent.
                     await self._elections.moved.wait()
 
     async def check(self, meta: Meta) -> None:
@@ -60,7 +62,7 @@ class Elections:
     """The elections that one process takes part in, with one session."""
 
     def __init__(self, coordinator: Coordinator, meta: Meta, clock: Clock) -> None:
-        """Stand in no line yet."""
+        """Be no candidate yet."""
         self.coordinator = coordinator
         self.moved = asyncio.Event()
         self._meta = meta
@@ -68,7 +70,7 @@ class Elections:
         coordinator.on_contact(lambda _: self.moved.set())
 
     async def lead(self, resource: str, work: Callable[[Leading], Awaitable[None]]) -> None:
-        """Be a candidate until cancelled, and do ``work`` while elected; it ends with the lease."""
+        """Be a candidate until cancelled. Run ``work`` while elected; it is cancelled when the lease ends."""
         while True:
             try:
                 await self._lead_once(resource, work)
@@ -76,7 +78,7 @@ class Elections:
                 continue
             except (BrokerError, TableError) as error:
                 log.info("rowlog processor stops", resource=resource, reason=str(error))
-            except Exception:  # A bug must not end it for ever, and not in silence.
+            except Exception:  # A bug is logged, and must not end the candidacy.
                 log.exception("rowlog processor failed", resource=resource)
             await self._clock.sleep(PAUSE_S)
 
