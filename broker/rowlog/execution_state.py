@@ -6,12 +6,12 @@
      ▲                  │ failed: tries + 1, not before a time ──▶ open, or after the last try: dead
      └── revive ── dead ┘ ── drop ──▶ done
 
-A **claim** has a fresh token, and the epoch of the processor that made it; a ``process`` call has none, and leaves
-the epoch that it finds. Only who finds its own token in the state may change that part. Each change here is
-written by a compare-and-set on the bytes that it was decided from (rows.py).
+A **claim** has a fresh token, and the epoch of the processor that made it. A ``process`` call has no epoch, and keeps the
+one that it finds. A claimer may change a part only while its own token is in it. Each change here is written by a
+compare-and-set on the bytes that it was decided from (rows.py).
 
-If order is respected, a message that dies for a subscription is **held** for all later ones: they wait for what is
-dead. They open again when it is revived or dropped.
+If order is respected, a message that dies for a subscription is **held** for all later ones. They open again when the
+dead letter is revived or dropped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from broker.rowlog.setup import Settings, Setup, Subscription
 
 BY_CALL: Final = b"c"
 BY_PROCESSOR: Final = b"p"
-"""How the token of a claim begins."""
+"""The first byte of a claim's token."""
 
 
 class Standing(enum.IntEnum):
-    """How a message stands with a subscription; as stored."""
+    """The standing of a message with a subscription, as stored."""
 
     OPEN = 0
     DONE = 1
@@ -41,22 +41,22 @@ class Standing(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a state that is about one subscription. Times in ms since 1970."""
+    """The part of a state for one subscription. Times are in ms since 1970."""
 
     standing: Standing = Standing.OPEN
     epoch: int = 0
-    """The highest epoch that claimed it."""
+    """The highest epoch that claimed the message."""
     tries: int = 0
     not_before: int = 0
     claimed_at: int = 0
     token: bytes = b""
-    """Of the claim; empty: nothing has it in work."""
+    """The token of the claim; empty: the message is not claimed."""
     reason: str = ""
     """Why the last try failed."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says no more than open or done."""
+        """True if the part says no more than open or done."""
         more = self.epoch or self.tries or self.not_before or self.claimed_at
         return self.standing <= Standing.DONE and not (more or self.token or self.reason)
 
@@ -72,12 +72,12 @@ class State:
     parts: Mapping[str, Part] = field(default_factory=dict)
 
     def with_part(self, name: str, part: Part) -> State:
-        """Return it with another part."""
+        """Return the state with another part."""
         return State(self.timestamp, {**self.parts, name: part})
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is done for all: its cells may go."""
+        """True if the message is done for all subscriptions: its cells may be deleted."""
         return all(part.standing is Standing.DONE for part in self.parts.values())
 
     @property
@@ -87,20 +87,20 @@ class State:
         return [name for name, part in self.parts.items() if part.standing in gave_up]
 
     def is_open(self, name: str) -> bool:
-        """Whether it waits for a subscription."""
+        """Return whether the message is open for a subscription."""
         part = self.parts.get(name)
         return part is not None and part.standing is Standing.OPEN
 
 
 class Claimer(NamedTuple):
-    """In whose name a message is claimed. ``epoch`` 0: of a ``process`` call."""
+    """The claimer of a message. ``epoch`` 0: a ``process`` call claims."""
 
     token: bytes
     epoch: int = 0
 
 
 class Busy(Exception):
-    """It is in work elsewhere, or must wait; ``until`` ms, 0: not known."""
+    """The message is claimed by another, or must wait: ``until``, ms since 1970; 0: not known."""
 
     def __init__(self, message: str, until: int = 0) -> None:
         """Keep both."""
@@ -109,7 +109,7 @@ class Busy(Exception):
 
 
 class Gone(Exception):
-    """It is not open for the subscription any more, or the claim is another one's by now."""
+    """The message is not open for the subscription any more, or another has claimed it."""
 
 
 def fresh(timestamp: int, names: Iterable[str]) -> State:
@@ -118,12 +118,12 @@ def fresh(timestamp: int, names: Iterable[str]) -> State:
 
 
 def claim(state: State, name: str, by: Claimer, now: int, settings: Settings) -> State:
-    """Take a message into work.
+    """Claim a message.
 
     Raises:
         Gone: it is not open.
-        Busy: another has it, or it is not time yet.
-        Fenced: a later epoch was there.
+        Busy: another has claimed it, or its back-off is not over.
+        Fenced: a later epoch has claimed it.
     """
     part = state.parts.get(name)
     if part is None or part.standing is not Standing.OPEN:
@@ -152,18 +152,18 @@ def _claimed(state: State, name: str, token: bytes) -> Part:
 
 
 def done(state: State, name: str, token: bytes) -> State:
-    """Mark a claimed message as done. Raises Gone: the claim is another one's."""
+    """Mark a claimed message as done. Raises Gone: another has claimed it."""
     _claimed(state, name, token)
     return state.with_part(name, DONE)
 
 
 def given_back(state: State, name: str, token: bytes) -> State:
-    """End a claim without a try. Raises Gone."""
+    """End a claim without counting a try. Raises Gone."""
     return state.with_part(name, replace(_claimed(state, name, token), token=b"", claimed_at=0))
 
 
 class Failure(NamedTuple):
-    """A try that failed: when, why, and a number of [0, 1) by chance, for the jitter."""
+    """A failed try: when (ms since 1970), why, and a random number of [0, 1) for the jitter."""
 
     now: int
     reason: str
@@ -171,7 +171,7 @@ class Failure(NamedTuple):
 
 
 def failed(state: State, name: str, token: bytes, failure: Failure, setup: Setup) -> State:
-    """Count a failed try: the message waits, or is dead after the last. Raises Gone."""
+    """Count a failed try: the message waits for its back-off, or is dead after the last try. Raises Gone."""
     part = _claimed(state, name, token)
     tries = part.tries + 1
     subscription = setup.named(name) or Subscription(name)
@@ -194,18 +194,21 @@ def failed(state: State, name: str, token: bytes, failure: Failure, setup: Setup
 
 
 def backoff_ms(subscription: Subscription, tries: int, chance: float) -> int:
-    """Return how long a message waits after its ``tries``-th try: doubling, of which a half is chance."""
+    """Return how long a message waits after its ``tries``-th try.
+
+    The wait doubles with each try; half of it is random.
+    """
     doubled: int = subscription.backoff_ms_first << min(tries - 1, 32)
     return int(min(doubled, subscription.backoff_ms_max) * (0.5 + chance / 2))
 
 
 def revived(state: State, name: str, setup: Setup) -> State:
-    """Open a dead message again, with all its tries. Raises Gone: it is not dead."""
+    """Open a dead message again, with no tries counted. Raises Gone: it is not dead."""
     return _raised(state, name, Part(epoch=_dead(state, name).epoch), setup)
 
 
 def dropped(state: State, name: str, setup: Setup) -> State:
-    """Give a dead message up: it counts as done. Raises Gone: it is not dead."""
+    """Drop a dead message: it counts as done. Raises Gone: it is not dead."""
     _dead(state, name)
     return _raised(state, name, DONE, setup)
 
@@ -242,7 +245,7 @@ def _later(state: State, subscription: Subscription, setup: Setup) -> list[str]:
 
 
 def unknown(state: State, setup: Setup) -> set[str]:
-    """Return the subscriptions that a message waits for and that a setup does not have."""
+    """Return the subscriptions for which a message is not done, and which a setup does not have."""
     there = {each.id for each in setup.current}
     return {
         name
@@ -252,7 +255,7 @@ def unknown(state: State, setup: Setup) -> set[str]:
 
 
 def without(state: State, names: Iterable[str]) -> State:
-    """Count a message as done for subscriptions that are removed."""
+    """Count a message as done for removed subscriptions."""
     for name in names:
         if name in state.parts:
             state = state.with_part(name, DONE)
@@ -260,14 +263,14 @@ def without(state: State, names: Iterable[str]) -> State:
 
 
 def added(state: State, name: str) -> State:
-    """Open a message for one more subscription. Raises Gone: it is finished, or has that one."""
+    """Open a message for one more subscription. Raises Gone: it is finished, or already has that subscription."""
     if state.is_finished or name in state.parts:
         raise Gone
     return state.with_part(name, Part())
 
 
 def waits_for(state: State, subscription: Subscription, setup: Setup) -> list[str]:
-    """Return the earlier subscriptions that a message must be done for first."""
+    """Return the earlier subscriptions for which a message must be done first."""
     if not setup.settings.respect_order:
         return []
     return [
@@ -278,18 +281,18 @@ def waits_for(state: State, subscription: Subscription, setup: Setup) -> list[st
 
 
 class Turn(enum.Enum):
-    """What a row has for a subscription."""
+    """The next step of a subscription at a row."""
 
     TAKE = "take"
     """The message may be claimed."""
     WAIT = "wait"
-    """Its first open message must wait, and so do all behind it."""
+    """The first open message must wait, and so must all behind it."""
     NOTHING = "nothing"
     """No message is open."""
 
 
 class Choice(NamedTuple):
-    """What to do with a row next; ``until``: for how long to wait at most, ms since 1970."""
+    """The next step at a row; ``until``: when to look at it again at the latest, ms since 1970."""
 
     turn: Turn
     message: MessageId | None = None
@@ -299,7 +302,7 @@ class Choice(NamedTuple):
 def choose(
     messages: Sequence[tuple[MessageId, State]], subscription: Subscription, setup: Setup, now: int
 ) -> Choice:
-    """Choose of a row's messages, sorted, the one that is next: the first open one, or none."""
+    """Choose the next one of a row's sorted messages: the first open one, or none."""
     head = next((each for each in messages if each[1].is_open(subscription.id)), None)
     if head is None:
         return Choice(Turn.NOTHING)
@@ -307,7 +310,7 @@ def choose(
     if waits_for(state, subscription, setup):
         return Choice(Turn.WAIT, message, now + setup.settings.wakeup_timeout_ms)
     part = state.parts[subscription.id]
-    # A writer's clock may be ahead: no message waits longer than the delay from now on.
+    # A writer's clock may be fast, so no message waits longer than the delay, counted from now.
     delay = setup.settings.minimal_process_delay_ms
     ripe = min(message.timestamp, now) + delay if delay and not part.epoch else 0
     until = max(part.not_before, ripe)

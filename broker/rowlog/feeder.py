@@ -1,7 +1,7 @@
-"""A WAL that feeds an MQ: the feeder is a subscription of the WAL, whose listener puts into the MQ.
+"""Feed an MQ from a WAL: the feeder is the listener of a subscription of the WAL, and puts into the MQ.
 
-If the put fails, the message stays open in the WAL and is fed later; if its outcome is unknown, too, so a message may
-be fed twice. The MQ may lie in the same row and family, under another log byte.
+If the put fails, or its outcome is unknown, the message stays open in the WAL and is fed again later. So a message may be
+fed twice. The MQ may lie in the same row and family, under another log byte.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Choose = Callable[[Message], Collection[str] | None]
 def feeder(queue: RowLog, choose: Choose | None = None) -> Listener:
     """Return a listener that copies row, data and payload of each message into ``queue``.
 
-    ``choose`` names the subscriptions of the queue that a message is for: none, and it is not put; None: all
-    whose filter takes it.
+    ``choose`` returns the subscriptions of the queue that a message is for. If it returns none, the message is not put.
+    If it returns None, or ``choose`` is None, the message is for all subscriptions whose filter takes it.
     """
 
     async def feed(message: Message) -> bool:

@@ -1,4 +1,4 @@
-"""Dead letters: listed, shown, revived, dropped. The list in the index is a hint here, too."""
+"""List, revive and drop dead letters. Here, too, the list in the index only gives hints: the rows decide."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LISTED_MAX: Final = 1_000
 
 
 class DeadLetter(NamedTuple):
-    """A dead message: for which subscription, after how many tries, and why the last one failed."""
+    """A dead message: its subscription, its number of tries, and why the last try failed."""
 
     subscription: str
     message: Message
     tries: int
     reason: str
     held: bool
-    """Whether it is dead only because an earlier subscription's part is."""
+    """True if it is held: not dead itself, but dead for an earlier subscription."""
 
 
 class DeadLetters:
@@ -57,7 +57,9 @@ class DeadLetters:
             found = await self.messages.one(entry.row, entry.message)
             part = None if found is None else found.state.parts.get(subscription)
             if found is None or part is None or part.standing not in {Standing.DEAD, Standing.HELD}:
-                await self.table_index.unbury([entry])  # Stale: as an open entry would be.
+                await self.table_index.unbury(
+                    [entry]
+                )  # The row says that it is not dead: a stale entry.
                 continue
             message = await self._attempts.message(entry.row, found)
             held = part.standing is Standing.HELD
@@ -65,11 +67,11 @@ class DeadLetters:
         return letters
 
     async def revive(self, letter: DeadLetter) -> None:
-        """Open a dead message again. It comes after what its row has passed meanwhile. Raises NotFound."""
+        """Open a dead message again. Later messages of its row may have been processed before it. Raises NotFound."""
         await self._raise(letter, execution_state.revived)
 
     async def drop(self, letter: DeadLetter) -> None:
-        """Give a dead message up: it counts as done. Raises NotFound."""
+        """Drop a dead message: it counts as done. Raises NotFound."""
         await self._raise(letter, execution_state.dropped)
 
     async def _raise(

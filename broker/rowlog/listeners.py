@@ -1,7 +1,7 @@
 """Local listeners: async functions of this process, by subscription.
 
-A listener returns True, or nothing: the message is done. False, or an exception: it failed, and is offered again
-later. A message may come again after it was done: at least once is the promise.
+A listener that returns True or None is done with the message. After False or an exception, the message has failed and is
+offered again later. A message may be offered again although it is done: delivery is at least once.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ Listener = Callable[[Message], Awaitable[bool | None]]
 
 
 class NoListener(Exception):
-    """No listener takes messages of a subscription now: that is no failed try."""
+    """No listener takes messages of a subscription now. This is no failed try."""
 
 
 class Offers(Protocol):
-    """Where messages are offered to listeners, local or remote."""
+    """The port through which a processor offers messages to listeners, local or remote."""
 
     def has(self, subscription: str) -> bool:
-        """Whether some listener takes messages of a subscription now."""
+        """Return whether a listener takes messages of a subscription now."""
 
     async def offer(self, subscription: str, message: Message) -> bool:
-        """Offer a message, and return whether it is done. Raises NoListener, and whatever the listener raises."""
+        """Offer a message, and return whether it is done. Raises NoListener, and the errors of the listener."""
 
 
 class LocalListeners:
     """The listeners of this process."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Have no listener yet."""
         self._listeners: dict[str, Listener] = {}
 
     def add(self, subscription: str, listener: Listener) -> None:
-        """Have a listener; one at most for each subscription."""
+        """Add a listener. A subscription has one at most: a second one replaces the first."""
         self._listeners[subscription] = listener
 
     def remove(self, subscription: str) -> None:
-        """Have it no more."""
+        """Remove the listener of a subscription, if it has one."""
         self._listeners.pop(subscription, None)
 
     @property
     def names(self) -> list[str]:
-        """The subscriptions that have one."""
+        """The subscriptions that have a listener."""
         return sorted(self._listeners)
 
     def has(self, subscription: str) -> bool:
-        """Whether there is one."""
+        """Return whether the subscription has a listener."""
         return subscription in self._listeners
 
     async def offer(self, subscription: str, message: Message) -> bool:
-        """Call the listener."""
+        """Call the listener. Raises NoListener, TypeError, and the errors of the listener."""
         listener = self._listeners.get(subscription)
         if listener is None:
             raise NoListener(f"subscription '{subscription}' has no listener in this process")

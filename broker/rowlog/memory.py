@@ -1,7 +1,7 @@
-"""Rows in memory: for tests and the model. Each call is one step, and does at once what it says.
+"""Rows in memory, for tests and the model. A call for several rows is one step for each row.
 
-``before`` is called with the name of each step that changes something: a test may raise there, and so crash
-a process between any two steps.
+``before`` is called with the name of each changing step, before that step. A test may raise there, and so crash a
+process between any two steps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class MemoryRows:
     def __init__(
         self, stored: dict[bytes, dict[bytes, Cells]] | None = None, before: Step | None = None
     ) -> None:
-        """Begin with what is stored: rows by table."""
+        """Begin with the rows that are stored, by table."""
         self.stored = {} if stored is None else stored
         self._before = before
 
     async def _step(self, name: str, table: bytes) -> dict[bytes, Cells]:
-        await asyncio.sleep(0)  # As everywhere else, other tasks come between.
+        await asyncio.sleep(0)  # Other tasks run here, as they do while a real table is asked.
         if self._before is not None:
             self._before(name, table)
         return self._rows(table)
@@ -121,7 +121,7 @@ class MemoryRows:
                 there.pop(row, None)
 
     async def make_table(self, table: bytes, family: bytes, splits: Sequence[bytes]) -> bool:
-        """Note a table."""
+        """Make an empty table, if there is none of that name."""
         del family, splits
         is_new = table not in self.stored
         self.stored.setdefault(table, {})
@@ -132,7 +132,7 @@ class MemoryRows:
         return sorted(self.stored)
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
 
 def _chosen(cells: Cells, columns: Sequence[bytes], prefix: bytes) -> Cells:

@@ -1,11 +1,11 @@
-"""The reserved rows of an index table: the setup, epochs, positions. All of it by compare-and-set.
+"""The reserved rows of an index table: the setup, epochs, positions. The setup and epochs change by compare-and-set.
 
 ::
 
     ff "setup"                messages:msg    the setup, as JSON (setup.py)
-    ff "epochs"               messages:msg    int64: the last epoch that was drawn
-    ff "epoch/" resource      messages:msg    epoch int64 | who, UTF-8
-    ff "position/" sub        messages:msg    timestamp int64: all that is older is settled
+    ff "epochs"               messages:msg    int64: the last epoch that was given out
+    ff "epoch/" resource      messages:msg    epoch int64 | name of its owner, UTF-8
+    ff "position/" sub        messages:msg    timestamp int64: all older messages are settled
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from broker.rowlog.setup import Setup
 
 SETUP: Final = "setup"
 REFRESH_S: Final = 5.0
-"""How old the setup that this process goes by may be, as far as it can be read."""
+"""How old the setup that this process uses may be, while it can be read."""
 ATTEMPTS: Final = 20
 _epoch = struct.Struct(">q")
 
@@ -42,7 +42,7 @@ class Meta:
         self._read_at = 0.0
         self._reading = asyncio.Lock()
         self.changed: list[Callable[[Setup], None]] = []
-        """Called with each setup of a higher version that was read."""
+        """Called with each setup read that has a higher version than the one before."""
 
     async def _get(self, name: str) -> bytes:
         key = meta_key(name)
@@ -50,7 +50,7 @@ class Meta:
         return found.get(key, {}).get(INDEX_COLUMN, b"")
 
     async def _swap(self, name: str, expected: bytes, value: bytes) -> bool:
-        """Compare and set, and find out. Raises TableError: it is not known."""
+        """Compare and set, and return whether the value is set. Raises TableError: that is not known."""
         try:
             done = await self._rows.check_and_put(
                 self._table, meta_key(name), INDEX_COLUMN, expected, value
@@ -64,11 +64,11 @@ class Meta:
     # The setup.
 
     async def setup(self) -> Setup:
-        """Return the setup, at most some seconds old if it can be read.
+        """Return the setup: at most REFRESH_S old, or the last one read if it can't be read now.
 
         Raises:
             NotFound: there is no such rowlog.
-            Unavailable: it was never read, and can't be now.
+            Unavailable: this process has never read it, and can't read it now.
         """
         known = self._setup
         if known is not None and self._clock.monotonic() - self._read_at < REFRESH_S:
@@ -100,18 +100,18 @@ class Meta:
             return found
 
     def forget(self) -> None:
-        """Read the setup anew when it is asked for next."""
+        """Have the next call of ``setup`` read it again."""
         self._read_at = float("-inf")
 
     async def make(self, setup: Setup) -> bool:
-        """Write the first setup; False: there is one."""
+        """Write the first setup. Return False if there is one. Raises OutcomeUnknown."""
         try:
             return await self._swap(SETUP, b"", setups.encode(setup))
         except TableError as error:
             raise OutcomeUnknown(f"Whether the rowlog was made is not known: {error}.") from error
 
     async def change(self, change: Callable[[Setup], Setup]) -> Setup:
-        """Change the setup by compare-and-set; return the new one. Raises what ``change`` raises."""
+        """Change the setup by compare-and-set; return the new one. Raises Unavailable, and the errors of ``change``."""
         for _ in range(ATTEMPTS):
             raw = await self._get(SETUP)
             known = setups.decode(raw) if raw else await self.fresh()
@@ -131,27 +131,27 @@ class Meta:
         return int(_epoch.unpack_from(raw)[0]) if raw else 0
 
     async def raise_epoch(self, resource: str, who: str) -> int:
-        """Take the next epoch, for a resource. Raises TableError.
+        """Take the next epoch for a resource, and return it. Raises TableError.
 
-        All resources of a rowlog draw from one counter: a subscription may pass from one to another.
+        All resources of a rowlog share one counter, since a subscription may pass from one resource to another.
         """
         epoch = await self._rows.increment(self._table, meta_key("epochs"), INDEX_COLUMN)
         name = f"epoch/{resource}"
         while True:
             raw = await self._get(name)
             if raw and _epoch.unpack_from(raw)[0] >= epoch:
-                return epoch  # Another was faster: this one is fenced already.
+                return epoch  # A later epoch is there: this one is fenced already.
             if await self._swap(name, raw, _epoch.pack(epoch) + who.encode()):
                 return epoch
 
     # Positions.
 
     async def position(self, subscription: str) -> int:
-        """Return the time before which all is settled, ms since 1970; 0: from the beginning."""
+        """Return the time before which all messages are settled, ms since 1970; 0: none is known to be."""
         raw = await self._get(f"position/{subscription}")
         return int(_epoch.unpack(raw)[0]) if raw else 0
 
     async def set_position(self, subscription: str, timestamp: int) -> None:
-        """Note it. It is a hint: a full scan does not go by it."""
+        """Store a position. It is a hint: a full scan of a table ignores it."""
         cells = {INDEX_COLUMN: _epoch.pack(timestamp)}
         await self._rows.put(self._table, [(meta_key(f"position/{subscription}"), cells)])

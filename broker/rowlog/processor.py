@@ -1,4 +1,4 @@
-"""The processor of one subscription: it reads the index, looks at rows, and offers their first open messages.
+"""The processor of one subscription: it scans the index, reads rows, and offers their first open messages.
 
 ::
 
@@ -6,8 +6,9 @@
       ▲ wake-up, poll                                             │ must wait: the row waits, others go on
       └──────────────────────────── entry removed ◀── done ───────┘
 
-A scan begins at the end of the one before, less a margin for clocks and late puts: short after a wake-up, the whole
-margin at each poll. What is older was seen, and is settled or in ``work``. Now and then, and first, all is scanned.
+A scan begins at the time of the scan before, less a margin for clock skew and late puts. After a wake-up the margin is
+short; at each poll it is the whole one. Earlier scans have seen all older entries: each is settled or in ``work``. The
+first scan, and one now and then, covers the whole index.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ from broker.rowlog.worklist import Work
 log = logs.get_logger()
 
 NEAR_MS: Final = 2_000
-"""How far back a scan after a wake-up goes."""
+"""The margin of a scan after a wake-up."""
 BUSY_MS: Final = 500
-"""After how long a message is looked at again that is in work elsewhere, if nothing tells."""
+"""After how long a row is read again whose message another has claimed, if no wake-up comes."""
 CORRUPT_MS: Final = 60_000
-"""After how long a row is looked at again that can't be read."""
+"""After how long a corrupt row is read again."""
 PAUSE_S: Final = 0.2
 MESSAGES_MAX: Final = 1_000
-"""How many messages of one row are done before other rows have their turn."""
+"""How many messages of one row a worker processes before it takes another row."""
 
 
 @dataclass
 class Means:
-    """What processors work with."""
+    """The parts of a rowlog that processors use."""
 
     tools: Tools
     index: Index
@@ -64,14 +65,14 @@ class Means:
     offers: Offers
     wakeups: Wakeups
     settled: Callable[[str, bytes], None]
-    """Told of each message that a subscription is done with: later ones may wait for it."""
+    """Called with a subscription and a row when a message of it is settled: later subscriptions may wait for that."""
 
 
 class Processor:
     """Processes one subscription under one epoch."""
 
     def __init__(self, means: Means, subscription: Subscription, leading: Leading) -> None:
-        """Begin nothing yet."""
+        """Process nothing yet."""
         self._means = means
         self._tools = means.tools
         self._name = subscription.id
@@ -83,7 +84,7 @@ class Processor:
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
         self._done: set[Entry] = set()
-        """Settled since the last scan began: the one under way may still show them."""
+        """Entries settled since the last scan began: the current scan may still show them."""
         self._scanned_at = 0
         self._full_at = 0.0
         self._polled_at = 0.0
@@ -118,7 +119,7 @@ class Processor:
         self._woken.set()
 
     def look(self, row: bytes) -> None:
-        """Look at a row again that may have waited for another subscription."""
+        """Read a row again that may have waited for another subscription."""
         self.work.wake(row)
         self._ready.set()
 
@@ -142,7 +143,7 @@ class Processor:
             await self._wait(setup.settings.wakeup_timeout_ms / 1000)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a wake-up."""
+        """Wait for a wake-up, or until the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -214,7 +215,7 @@ class Processor:
                 await self._ready.wait()
 
     async def _visit(self, row: bytes) -> int:
-        """Work off a row; return when to look at it again, 0: not without a new entry."""
+        """Process a row; return when to read it again, ms since 1970. 0: only after a new entry."""
         tools = self._tools
         found, setup, due = await self._read(row)
         for _ in range(MESSAGES_MAX):
@@ -241,12 +242,12 @@ class Processor:
                 tools.figures.add("contentions", self._name)
                 return busy.until or now + BUSY_MS
             await self._after(row, head, outcome.state)
-            # What comes behind it was read, and another's change of it is found by the claim.
+            # The messages behind it were read, too. If another has changed one since, its claim finds out.
             found = [each._replace(state=outcome.state) if each is head else each for each in found]
         return tools.clock.now_ms()
 
     async def _read(self, row: bytes) -> tuple[list[Found], Setup, int]:
-        """Return a row's messages, and when to look at it again if none is open."""
+        """Return a row's messages, the setup, and when to read the row again if no message is open."""
         now = self._tools.clock.now_ms()
         entries = self.work.entries(row)
         found = await self._tools.rows.open(row)
@@ -255,7 +256,7 @@ class Processor:
         return found, setup, await self._heal(row, entries, found, setup, now)
 
     async def _known(self, found: Sequence[Found]) -> Setup:
-        """Return a setup that is newer than any put of these messages went by."""
+        """Return a setup that has all subscriptions of these messages, except removed ones."""
         setup = await self._tools.meta.setup()
         if any(unknown(each.state, setup) for each in found):
             return await self._tools.meta.fresh()
@@ -264,7 +265,7 @@ class Processor:
     async def _without_removed(
         self, row: bytes, found: Sequence[Found], setup: Setup
     ) -> list[Found]:
-        """Count messages as done for removed subscriptions, and delete what is then finished."""
+        """Count messages as done for removed subscriptions, and delete those that are then finished."""
         left = []
         for each in found:
             removed = unknown(each.state, setup)
@@ -286,7 +287,7 @@ class Processor:
         setup: Setup,
         now: int,
     ) -> int:
-        """Remove entries that the row does not bear out; return when to look at young ones again."""
+        """Remove entries that contradict the row; return when to look at young ones again, 0: there are none."""
         states = {each.id: each.state for each in found}
         due = 0
         stale: list[Entry] = []
@@ -294,7 +295,7 @@ class Processor:
             state = states.get(entry.message)
             if state is None:
                 old_at = entry.timestamp + setup.settings.orphaned_message_delay_ms
-                if old_at > now:  # Its put may be under way.
+                if old_at > now:  # Its put may be in flight.
                     due = min(due or old_at, old_at, now + setup.settings.wakeup_timeout_ms)
                     continue
                 self._tools.figures.add("orphans_removed", self._name)
@@ -309,7 +310,7 @@ class Processor:
         return due
 
     async def _after(self, row: bytes, head: Found, state: State) -> None:
-        """Remove the entries of a message that is done or dead; let others look."""
+        """Remove the entries of a message that is done or dead, and tell other subscriptions."""
         if state.is_open(self._name):
             return
         mine = [each for each in self.work.entries(row) if each.message == head.id]
