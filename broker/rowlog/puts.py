@@ -1,4 +1,4 @@
-"""Putting messages: number, index entries, then one put of the row with all that belongs together.
+"""Put messages: draw a number, add the index entries, then change the row in one atomic step.
 
 ::
 
@@ -7,9 +7,9 @@
     3  the row            the user's cells, payload, data and state: one atomic put
     4  wake-up
 
-A crash after 2 leaves entries without a message, which go after a while. After 3 all is there. The puts of one
-process into one row go one after the other, so they appear in the order of their numbers; those of several
-processes do if the rowlog has row locks.
+A crash after 2 leaves entries without a message: a processor removes them later. After 3 the message is complete. The
+puts of one process into one row run one after the other, so messages appear in the order of their numbers. With row
+locks this also holds for the puts of several processes.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _working_off: ContextVar[frozenset[tuple[int, bytes]]] = ContextVar(
 
 
 class Put(NamedTuple):
-    """One message to put: the row's change (values by ``family:qualifier``; None: the column goes)."""
+    """One message to put, and the row's change: values by ``family:qualifier``; None deletes the column."""
 
     row: bytes
     cells: Mapping[bytes, bytes | None] = {}
     payload: bytes = b""
     data: bytes = b""
     subscriptions: Collection[str] | None = None
-    """Of these alone; None: of all whose filter takes it."""
+    """For these subscriptions alone; None: for all whose filter takes the message."""
 
 
 @dataclass
 class Parts:
-    """What puts are made with."""
+    """The parts of a rowlog that puts use."""
 
     rowlog: str
     table: RowTable
@@ -78,7 +78,7 @@ WorkOff = Callable[[bytes], Awaitable[None]]
 
 @dataclass
 class _Turns:
-    """Who waits for a row."""
+    """The order of the puts into one row."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -87,7 +87,7 @@ class Putting:
     """Puts messages of one rowlog."""
 
     def __init__(self, parts: Parts, work_off: WorkOff) -> None:
-        """Use the parts; ``work_off`` is called before a change, if the setup wants it."""
+        """Use the parts. ``work_off`` is called before a change if the setup says ``work_off_first``."""
         self._parts = parts
         self._work_off = work_off
         self._gathering = Gathering(parts.table, parts.rows.table)
@@ -99,10 +99,10 @@ class Putting:
         """Put one message.
 
         Raises:
-            NotFound: a subscription that is named is unknown.
-            BadRequest, BodyTooLarge: it can't be put.
+            NotFound: a named subscription is unknown.
+            BadRequest, BodyTooLarge: the message can't be put.
             MessagesOpen, RowLocked, Unavailable: nothing was written.
-            OutcomeUnknown: the row may have been changed, or may be yet.
+            OutcomeUnknown: the row may have been changed, or may be changed later.
         """
         parts = self._parts
         setup = await parts.meta.setup()
@@ -203,7 +203,10 @@ class Putting:
         permit: Permit | None,
         message: MessageId | None,
     ) -> None:
-        """Change the row in one step, and find out whether it was."""
+        """Change the row in one step.
+
+        Raises RowLocked, Unavailable: nothing was written. OutcomeUnknown.
+        """
         parts = self._parts
         together = bool(gone) or (permit is not None and parts.table.changes_together)
         change = partial(self._gathering.put, [(row, cells)])
@@ -223,7 +226,7 @@ class Putting:
             await self._resolve(row, message, error)
 
     async def _resolve(self, row: bytes, message: MessageId | None, error: Exception) -> None:
-        """Return if the message is there: then the row was changed. Raises OutcomeUnknown."""
+        """Return if the message is in the row: then the row was changed. Else raise OutcomeUnknown."""
         try:
             if message is not None and await self._parts.rows.one(row, message) is not None:
                 return

@@ -1,4 +1,4 @@
-"""Why a rowlog refuses a change of a row. Nothing was written, and the same call may succeed later."""
+"""The refusals of a change of a row. Nothing was written, and the same call may succeed later."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from broker.errors import UnavailableError
 
 
 class RowLocked(UnavailableError):
-    """Another has the lock on the row."""
+    """The lock on the row belongs to another, can't be reached, or was lost."""
 
     code: ClassVar[str] = "row_locked"
 
 
 class MessagesOpen(UnavailableError):
-    """Messages of the row are open, and could not be worked off before its next change."""
+    """Messages of the row are open: they could not be worked off before the change."""
 
     code: ClassVar[str] = "messages_open"

@@ -1,8 +1,8 @@
 """Remote listeners: the processor offers messages by HTTP to any node of the rowlog that listens.
 
-A node that listens serves the broker's own protocol, with its errors and codes, and is a member of the rowlog under
-its URL. The processor asks each member which subscriptions it listens to, and offers each message to the one that has
-the fewest of its messages in work; its own listeners count as one more node::
+A listening node serves the broker's own protocol, with its errors and codes. It is a member of the rowlog, under its URL.
+The processor asks each member which subscriptions it listens to. It offers each message to the listening member that has the
+fewest of this processor's messages in work. The processor's own listeners count as one more member::
 
     GET  /v1/rowlogs/{rowlog}                  {"rowlog": "mq", "listeners": ["indexer"]}
     POST /v1/rowlogs/{rowlog}/{subscription}   body: a message          {"done": true}, {"done": false, "reason": "..."}
@@ -10,8 +10,9 @@ the fewest of its messages in work; its own listeners count as one more node::
 
     message    01 | timestamp int64 | seq int64 | row: length int32, bytes | data: length int32, bytes | payload
 
-A member that is gone is offered nothing more. One that does not answer in time has failed: the message is offered again
-later, perhaps to another node. A listener whose processor goes away is cancelled.
+The processor offers nothing more to a member that left. If a member does not answer in time, the try has failed: the
+message is offered again later, perhaps to another node. If the processor's connection ends, its call of the listener is
+cancelled.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ log = logs.get_logger()
 
 PREFIX: Final = "/v1/rowlogs/"
 LOOK_S: Final = 2.0
-"""How often members are asked what they listen to."""
+"""How often members are asked for their listeners."""
 ASK_S: Final = 5.0
 CONNECT_S: Final = 2.0
 IDLE_S: Final = 30.0
 CONNECTIONS_MAX: Final = 64
 OFFER_S: Final = 300.0
-"""The longest that a node lets a listener take; the processor's own time-out is shorter."""
+"""How long a node lets a listener run. It is a bound: the processor's own time-out is meant to be shorter."""
 _head = struct.Struct(">Bqq")
 _length = struct.Struct(">i")
 
@@ -102,7 +103,7 @@ class ListenerNode:
         clock: Clock,
         payload_bytes_max: int,
     ) -> None:
-        """Serve ``listeners``; nothing listens before ``start``."""
+        """Serve ``listeners`` once ``start`` is called."""
         self._rowlog = rowlog
         self._listeners = listeners
         self._figures = figures
@@ -115,13 +116,13 @@ class ListenerNode:
         return self._server.port
 
     async def close(self) -> None:
-        """End it."""
+        """Stop serving."""
         await self._server.close(1.0)
 
-    # The Application that the server asks.
+    # The Application that the server calls.
 
     def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
-        """Find what a request is about. Raises NotFound, Forbidden."""
+        """Return the target of a request. Raises NotFound, Forbidden."""
         if "Origin" in headers:
             raise Forbidden("No page may call listeners.")
         if method == "GET" and path in {"/metrics", PREFIX + quote(self._rowlog, safe="")}:
@@ -132,7 +133,7 @@ class ListenerNode:
         return Admitted((unquote(path[len(begin) :]),), NO_NAMES, OFFER_S, self._body_bytes_max)
 
     async def answer(self, found: Any, request: Request) -> Answer:
-        """Call a listener; or tell which there are."""
+        """Call a listener, or answer with the list of listeners or the metrics."""
         if found == "/metrics":
             return Reply(200, self._figures().encode(), "text/plain; version=0.0.4")
         if isinstance(found, str):
@@ -156,19 +157,19 @@ class ListenerNode:
             raise Unavailable("The processor has gone, or this node ends.")
         try:
             return json_reply({"done": calling.result()})
-        except Exception as error:  # noqa: BLE001 - Whatever a listener raises is told.
+        except Exception as error:  # noqa: BLE001 - The answer carries any error of the listener.
             reason = f"{type(error).__name__}: {error}"[:REASON_MAX]
             return json_reply({"done": False, "reason": reason})
 
     def refuse(
         self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""
     ) -> Reply:
-        """Return the reply to what was not admitted."""
+        """Return the reply to a request that was not admitted."""
         del path, request_id
         return error_reply(error, headers, close=True)
 
     def failure(self, error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
-        """Return the reply that tells an error."""
+        """Return the reply for an error."""
         if isinstance(error, BrokerError):
             return error_reply(error, headers)
         return unexpected_reply(headers, request_id)
@@ -193,7 +194,7 @@ class _Ask(NamedTuple):
 
 
 class ListenerFailed(Exception):
-    """A remote listener failed; the message is its reason."""
+    """A remote listener failed. The text is its reason."""
 
 
 class RemoteListeners:
@@ -206,7 +207,7 @@ class RemoteListeners:
         members: Callable[[], Membership | None],
         clock: Clock,
     ) -> None:
-        """Ask nobody yet; ``run`` keeps asking."""
+        """Ask no member yet: ``run`` does, again and again."""
         self._rowlog = quote(rowlog, safe="")
         self._local = local
         self._members = members
@@ -215,17 +216,17 @@ class RemoteListeners:
         self._busy: Counter[str] = Counter()
         self._pool: Pool[OutboundConnection] = Pool(CONNECTIONS_MAX, IDLE_S)
         self.looked = asyncio.Event()
-        """Set after each time that members were asked."""
+        """Set each time after all members were asked."""
 
     def has(self, subscription: str) -> bool:
-        """Whether a listener takes messages of a subscription."""
+        """Return whether a listener takes messages of a subscription."""
         return self._local.has(subscription) or bool(self._urls(subscription))
 
     def _urls(self, subscription: str) -> list[str]:
         return [url for url, names in self._known.items() if subscription in names]
 
     async def run(self) -> None:
-        """Ask members what they listen to, until cancelled."""
+        """Ask members for their listeners again and again, until cancelled."""
         try:
             while True:
                 await self.look()
@@ -259,7 +260,7 @@ class RemoteListeners:
         return set(told.get("listeners", ())) if status == 200 else None
 
     async def offer(self, subscription: str, message: Message) -> bool:
-        """Offer a message to the node that has the least to do; one that can't take it now is passed over.
+        """Offer a message to the least busy listening node. Skip nodes that can't take it now.
 
         Raises ListenerFailed, NoListener.
         """

@@ -1,8 +1,8 @@
 """Rows to shards, by consistent hashing. Pure.
 
-Each shard has POINTS points on a ring of 64 bits; a row belongs to the shard of the next point. With one shard
-more, about 1/n of the rows move, all of them to the new one. An entry stays in the shard in which it was put, and
-is removed there: a row's shard decides only where new entries go.
+Each shard has POINTS points on a ring of 64 bits. A row belongs to the shard of the next point. With one shard
+more, about 1/n of the rows move, all of them to the new one. The ring decides only where new entries go: an entry stays in
+the shard in which it was put, and is removed there.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The port to the rows of an HBase: what a rowlog asks of it.
+"""The port to the rows of an HBase: the calls that a rowlog makes.
 
-Tables are named by bytes, columns are ``family:qualifier``. One row's cells of one put change together. Only one cell
-is ever compared, and an empty value counts as absent, since Thrift-1 can say no more::
+Names of tables are bytes, columns are ``family:qualifier``. The cells of one row in one put change together. A call
+compares one cell at most, and an empty value counts as absent, since Thrift-1 can do no more::
 
     check_and_put(row, column, expected | b"", value) -> True | False
 
-    True        certain: the change was made
-    False       the cell was another; or the change was made by an attempt whose answer the gateway lost
-    NoAnswer    it was made, or will be at any later moment, or never
-    NotSent     certainly not made, now or later
+    True            certain: the change was made
+    False           the cell had another value; or the gateway repeated the call, and its first attempt made the change
+    WriteUnknown    the change was made, or will be made at any later moment, or never
+    NotWritten      certain: the change was not made, and never will be
 
 Implementations: memory, Thrift-1 (happybase), Thrift-2 with FSYNC_WAL. The contract suite is
 tests/kit/contract/rowtable.py.
@@ -27,21 +27,21 @@ Cells = dict[bytes, bytes]
 
 
 class Guard(NamedTuple):
-    """A cell of the same row that a change depends on; never empty."""
+    """A cell of the same row that a change depends on, with its expected value, which is never empty."""
 
     column: bytes
     expected: bytes
 
 
 class RowTable(Protocol):
-    """Rows of one HBase. Every call ends within a deadline of its own. All raise TableError."""
+    """The rows of one HBase. Every call ends within a deadline of its own. All calls raise TableError."""
 
     @property
     def changes_together(self) -> bool:
-        """Whether ``change`` is there: Thrift-1 has no such call."""
+        """True if ``change`` works: Thrift-1 has no such call."""
 
     async def put(self, table: bytes, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
-        """Put cells; each row, of which none comes twice, changes in one step, not all together."""
+        """Put cells. No row comes twice. Each row changes in one step; all together do not."""
 
     async def change(
         self,
@@ -51,20 +51,20 @@ class RowTable(Protocol):
         deletes: Sequence[bytes],
         guard: Guard | None,
     ) -> bool:
-        """Put cells and delete columns in one step, if the guard's cell is as it says."""
+        """Put cells and delete columns in one step, if the guard's cell has its expected value."""
 
     async def check_and_put(
         self, table: bytes, row: bytes, column: bytes, expected: bytes, value: bytes
     ) -> bool:
-        """Put one cell if it is ``expected``; empty: if there is none."""
+        """Put one cell if its value is ``expected``; empty: if there is no such cell."""
 
     async def increment(self, table: bytes, row: bytes, column: bytes, by: int = 1) -> int:
-        """Raise a counter, and return it."""
+        """Raise a counter, and return its new value."""
 
     async def get(
         self, table: bytes, rows: Sequence[bytes], columns: Sequence[bytes]
     ) -> dict[bytes, Cells]:
-        """Return rows that are there with the cells of columns or whole families (``family:``)."""
+        """Return the rows that exist, with the cells of these columns or whole families (``family:``)."""
 
     async def scan(
         self,
@@ -76,16 +76,16 @@ class RowTable(Protocol):
         limit: int,
         qualifier_prefix: bytes = b"",
     ) -> list[tuple[bytes, Cells]]:
-        """Return rows in ``[start, stop)``, in order, that have such cells; ``stop`` empty: to the end."""
+        """Return the rows of ``[start, stop)`` that have such cells, in order. ``stop`` empty: to the end."""
 
     async def delete(self, table: bytes, rows: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Delete columns of rows. It need not be on disk on return."""
+        """Delete columns of rows. The deletion need not be on disk on return."""
 
     async def make_table(self, table: bytes, family: bytes, splits: Sequence[bytes]) -> bool:
-        """Make a table with one version of each cell, split if this door can; False: it is there."""
+        """Make a table with one version of each cell, pre-split if the gateway can. Return False if it exists."""
 
     async def tables(self) -> list[bytes]:
         """Return the names of all tables."""
 
     async def close(self) -> None:
-        """End what is this object's own: no pool that was given to it."""
+        """Close this object's own resources, not a pool that was given to it."""

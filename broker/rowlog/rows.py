@@ -1,8 +1,9 @@
-"""The open messages of rows: reading them, and changing a state by compare-and-set.
+"""The open messages of rows: read them, and change a state by compare-and-set.
 
-Each change is decided from the bytes that were read, and made only if they are still there. An answer that says
-no, or none, is resolved by reading: what was wanted is there; or what was read is, then the change is made again;
-or something else, then it is decided again. Two equal states are the same state: claims have tokens of their own.
+Each change is decided from the bytes that were read, and is made only if they are still there. If the answer is "no",
+or no answer comes, the cell is read again. If it has the new value, the change was made. If it has the old value, the
+change is tried again. If it has another value, the change is decided again. Two equal states are the same state, since
+each claim has a token of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from broker.rowlog.row_table import Cells, NotWritten, RowTable, TableError
 
 ATTEMPTS: Final = 20
 WIDE: Final = 32
-"""A row with more open messages is read without their payloads."""
+"""If a row has more open messages, their payloads are not read."""
 REMEMBERED: Final = 10_000
 Decide = Callable[[State], State]
 
 
 class Message(NamedTuple):
-    """A message of a row, as a listener gets it. Its identity is row, seq and timestamp."""
+    """A message of a row, as a listener gets it. Row, seq and timestamp identify it."""
 
     rowlog: str
     row: bytes
@@ -33,12 +34,12 @@ class Message(NamedTuple):
     timestamp: int
     """ms since 1970, by the clock of the process that put it."""
     data: bytes
-    """Small; it lies in the index, too."""
+    """Small bytes that lie in the index, too."""
     payload: bytes
 
     @property
     def id(self) -> MessageId:
-        """Which message of the row it is."""
+        """The id of the message within its row."""
         return MessageId(self.seq, self.timestamp)
 
 
@@ -61,7 +62,7 @@ class Rows:
         self.table = table
         self.columns = columns
         self._last: OrderedDict[tuple[bytes, MessageId], bytes] = OrderedDict()
-        """What this process wrote last: a better guess than what another of its subscriptions read."""
+        """The states that this process wrote last: newer than those that its other subscriptions have read."""
         self._wide: set[bytes] = set()
 
     async def open(self, row: bytes) -> list[Found]:
@@ -131,7 +132,7 @@ class Rows:
         Raises:
             Gone: there is no such message; and all that ``decide`` raises.
             TableError: nothing was changed.
-            OutcomeUnknown: it may have been.
+            OutcomeUnknown: the state may have been changed.
         """
         place = (row, message)
         raw = self._last.get(place, known)
@@ -203,7 +204,7 @@ class Rows:
             self._last.popitem(last=False)
 
     async def remove(self, row: bytes, messages: Sequence[MessageId]) -> None:
-        """Delete the cells of finished messages. What gets lost of it, a later reading deletes."""
+        """Delete the cells of finished messages. If a deletion gets lost, a later reading of the row repeats it."""
         kinds = (PAYLOAD, DATA, STATE)
         columns = [self.columns.of(kind, each) for each in messages for kind in kinds]
         for each in messages:
@@ -211,9 +212,9 @@ class Rows:
         await self._rows.delete(self.table, [(row, columns)])
 
     async def sweep(self, start: bytes, limit: int) -> list[tuple[bytes, list[Found] | None]]:
-        """Return rows from ``start`` on that have messages; payloads are not read. Raises TableError.
+        """Return rows from ``start`` on that have messages, without their payloads. Raises TableError.
 
-        None in place of the messages: a state of the row can't be read.
+        If a state of a row can't be decoded, None is in place of its messages.
         """
         scanned = await self._rows.scan(
             self.table,
@@ -232,7 +233,7 @@ class Rows:
             return None
 
     async def data(self, row: bytes, messages: Sequence[MessageId]) -> dict[MessageId, bytes]:
-        """Return the data of messages that have any. Raises TableError."""
+        """Return the data of those messages that have any. Raises TableError."""
         columns = {self.columns.of(DATA, each): each for each in messages}
         found = (await self._rows.get(self.table, [row], list(columns))).get(row, {})
         return {columns[column]: value for column, value in found.items()}

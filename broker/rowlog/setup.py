@@ -1,7 +1,8 @@
-"""What a rowlog is set up to do: settings, subscriptions, shards. Pure.
+"""The setup of a rowlog: settings, subscriptions, shards. Pure.
 
-It is one JSON document in the index table, changed by compare-and-set, so every process has the same one,
-sooner or later. ``version`` rises with each change. A document of a later format is refused.
+The setup is one JSON document in the index table, changed by compare-and-set. Each process reads it again every few
+seconds, so all processes have the same one soon. ``version`` rises with each change. A document of a later format is
+refused.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which messages a subscription is for; all that is given must hold. Decided when a message is put."""
+    """The messages that a subscription takes: all given conditions hold. A put evaluates the filter."""
 
     row_prefix: bytes = b""
     data_prefix: bytes = b""
     data_contains: bytes = b""
 
     def takes(self, row: bytes, data: bytes) -> bool:
-        """Whether a message is for the subscription."""
+        """Return whether the subscription takes a message."""
         return (
             row.startswith(self.row_prefix)
             and data.startswith(self.data_prefix)
@@ -37,53 +38,53 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A subscription: its place in the order, which messages it takes, how often they are tried."""
+    """A subscription: its place in the order, the messages that it takes, and how often they are tried."""
 
     id: str
     order: int = 0
-    """Of the subscriptions of one message, those with a lower number come first (``respect_order``)."""
+    """With ``respect_order``, a message goes to subscriptions with a lower number first."""
     filter: Filter = field(default_factory=Filter)
     max_tries: int = 10
-    """After so many tries a message is dead; 0: it is tried for ever."""
+    """A message is dead after so many failed tries; 0: it is tried for ever."""
     backoff_ms_first: int = 500
     backoff_ms_max: int = 60_000
     parallel: int = 10
     """How many rows one processor has in work at once."""
     paused: bool = False
     removing: bool = False
-    """Its messages are being removed: no put names it any more."""
+    """True while its messages are removed. No put is for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a rowlog behaves. The names and defaults are Lily's where it had them."""
+    """The settings of a rowlog. Names are Lily's where it has them."""
 
     respect_order: bool = False
     enable_notify: bool = True
     notify_delay_ms: int = 20
-    """How long puts are gathered into one more wake-up after a first one."""
+    """For how long after a wake-up further puts are batched into one more wake-up."""
     minimal_process_delay_ms: int = 0
-    """How old a message must be before the processor takes it: a WAL leaves its writer that time."""
+    """How old a message must be before a processor takes it. In a WAL, the writer processes it first."""
     wakeup_timeout_ms: int = 5_000
-    """How often the processor looks without a wake-up."""
+    """How often a processor scans without a wake-up."""
     orphaned_message_delay_ms: int = 120_000
-    """How old an index entry without a message must be to be removed: longer than any put takes."""
+    """How old an index entry without a message must be to be removed. It must be longer than any put takes."""
     scan_margin_ms: int = 120_000
-    """By how much the clocks of writers may differ, and puts be late, for a look without a wake-up to find them."""
+    """How far writers' clocks may differ, and puts may be late, so that a poll still finds the message."""
     full_scan_ms: int = 600_000
-    """How often the whole index is looked through, and after how long what is beyond the margin is found."""
+    """How often the whole index is scanned. Such a scan also finds messages beyond the margin."""
     sweep_ms: int = 3_600_000
-    """How often the user's table is swept for messages that no index entry names; 0: never."""
+    """How often the user's table is swept for messages without an index entry; 0: never."""
     claim_timeout_ms: int = 30_000
     """How long a ``process`` call may take for one message before a processor takes it over."""
     listener_timeout_s: float = 60.0
     work_off_first: bool = False
-    """WAL: open messages of a row are worked off before its next change, or the change is refused."""
+    """For a WAL: open messages of a row are processed before its next change, or the change is refused."""
     row_locks: bool = False
-    """Each put holds a lock on its row, so that the order of numbers is the order in which messages appear."""
+    """Each put holds a lock on its row, so messages of several processes appear in the order of their numbers."""
     lock_timeout_ms: int = 10_000
     spread: bool = False
-    """Subscriptions are processed by different nodes, instead of all by one."""
+    """Each subscription has a processor of its own, spread over the nodes, instead of one for all."""
     delete_buffer: int = 100
     payload_bytes_max: int = 8 << 20
 
@@ -112,12 +113,12 @@ class Setup:
     version: int = 0
 
     def named(self, name: str) -> Subscription | None:
-        """Return a subscription that there is, also one that is being removed."""
+        """Return a subscription, also one that is being removed; None: there is none of that id."""
         return next((each for each in self.subscriptions if each.id == name), None)
 
     @property
     def current(self) -> tuple[Subscription, ...]:
-        """Those that messages are put for, in their order."""
+        """The subscriptions that puts are for, in their order."""
         there = [each for each in self.subscriptions if not each.removing]
         return tuple(sorted(there, key=lambda each: (each.order, each.id)))
 
@@ -127,7 +128,10 @@ class Setup:
         return [shard.id for shard in self.shards if not shard.draining]
 
     def wanted(self, row: bytes, data: bytes, only: Iterable[str] | None) -> list[Subscription]:
-        """Return the subscriptions that a message is for; ``only``: of these ids. Raises NotFound."""
+        """Return the subscriptions that a message is for.
+
+        ``only``: their ids; None: all whose filter takes the message. Raises NotFound.
+        """
         if only is None:
             return [each for each in self.current if each.filter.takes(row, data)]
         names = set(only)
@@ -139,7 +143,7 @@ class Setup:
     # Changes: each returns another setup.
 
     def with_subscription(self, subscription: Subscription) -> Setup:
-        """Add a subscription, or put it in the place of the one of its id. Raises BadName, BadRequest."""
+        """Add a subscription, or replace the one of its id. Raises BadName, BadRequest."""
         check_id(subscription.id)
         if subscription.max_tries < 0 or subscription.parallel < 1:
             raise BadRequest("max_tries is 0 or more, parallel 1 or more.")
@@ -152,20 +156,20 @@ class Setup:
         return replace(self, subscriptions=(*others, subscription))
 
     def without_subscription(self, name: str) -> Setup:
-        """Forget a subscription."""
+        """Remove a subscription from the setup."""
         return replace(
             self, subscriptions=tuple(each for each in self.subscriptions if each.id != name)
         )
 
     def with_shards(self, count: int) -> Setup:
-        """Have ``count`` shards that take entries; those above drain. Raises BadRequest."""
+        """Have ``count`` shards that take entries. Those with higher numbers drain. Raises BadRequest."""
         if not 1 <= count <= SHARDS_MAX:
             raise BadRequest(f"A rowlog has 1 to {SHARDS_MAX} shards.")
         known = {shard.id for shard in self.shards} | set(range(count))
         return replace(self, shards=tuple(Shard(each, each >= count) for each in sorted(known)))
 
     def without_shard(self, shard: int) -> Setup:
-        """Forget a shard that is drained."""
+        """Remove a drained shard from the setup."""
         return replace(self, shards=tuple(each for each in self.shards if each.id != shard))
 
 
@@ -184,7 +188,7 @@ def _plain(value: Any) -> Any:
 
 
 def decode(data: bytes) -> Setup:
-    """Read a setup. Fields that a later release adds are passed over. Raises StorageCorrupt."""
+    """Read a setup. Unknown fields, of later releases, are ignored. Raises StorageCorrupt."""
     try:
         found = json.loads(data)
         if found["format"] != FORMAT:
@@ -213,7 +217,7 @@ def _filter(found: Mapping[str, str]) -> Filter:
 
 
 def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Return settings with some replaced. Raises BadRequest: no such name, or not of its type."""
+    """Return settings with some replaced. Raises BadRequest: a name is unknown, or a value has the wrong type."""
     known = {each.name: type(getattr(settings, each.name)) for each in fields(settings)}
     for name, value in changes.items():
         if name not in known:

@@ -1,4 +1,4 @@
-"""Subscriptions, settings and shards: changes of the setup, and what follows from them."""
+"""Change subscriptions, settings and shards: the setup, and the messages that a change affects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from broker.rowlog.workoff import entries_of
 
 
 class Subscribing:
-    """Changes what a rowlog is set up to do."""
+    """Changes the setup of one rowlog."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
         self,
@@ -50,9 +50,9 @@ class Subscribing:
         """Add a subscription, or change the one of its id.
 
         Args:
-            subscription: what it is.
-            since: "now": it gets messages that are put from now on. "open": also those that are open for any
-                other subscription.
+            subscription: the subscription.
+            since: "now": it gets messages put from now on. "open": it also gets messages that are open for any other
+                subscription.
         """
         is_new = (await self.meta.fresh()).named(subscription.id) is None
         await self._change(lambda setup: setup.with_subscription(subscription))
@@ -60,7 +60,7 @@ class Subscribing:
             await self._open_for(subscription)
 
     async def _open_for(self, subscription: Subscription) -> None:
-        """Open what is open for others for a new subscription as well."""
+        """Open for a new subscription the messages that are open for others."""
         start = b""
         while rows := await self.messages.sweep(start, ROWS):
             for row, found in rows:
@@ -71,7 +71,7 @@ class Subscribing:
                     with suppress(Gone):
                         execution_state.added(
                             each.state, subscription.id
-                        )  # Else no entry is needed.
+                        )  # A message that raises Gone needs no entry.
                         entries = await entries_of(
                             self.meta, row, each._replace(data=data), [subscription.id]
                         )
@@ -83,7 +83,7 @@ class Subscribing:
         self.wakeups.wake_for_all(subscription.id)
 
     async def unsubscribe(self, name: str) -> int:
-        """Remove a subscription, and its messages; return how many waited for it. Raises NotFound."""
+        """Remove a subscription and its messages; return how many were open for it. Raises NotFound."""
         there = (await self.meta.fresh()).named(name)
         if there is None:
             raise NotFound(f"Rowlog '{self.id}' has no subscription '{name}'.")
@@ -93,7 +93,7 @@ class Subscribing:
         return count
 
     async def pause(self, name: str, *, paused: bool = True) -> None:
-        """Process a subscription's messages no more, or again. They are put all the same."""
+        """Stop or resume the processing of a subscription. Puts go on. Raises NotFound."""
 
         def change(setup: Setup) -> Setup:
             there = setup.named(name)
@@ -111,11 +111,11 @@ class Subscribing:
         return made.settings
 
     async def reshard(self, shards: int) -> None:
-        """Have another number of shards: new entries go by it, old ones are read until they are gone."""
+        """Change the number of shards. New entries use it; old shards are read until they are empty."""
         await self._change(lambda setup: setup.with_shards(shards))
 
     async def drop_drained(self) -> None:
-        """Forget shards that took no entries any more and are empty. Raises TableError."""
+        """Remove draining shards that are empty from the setup. Raises TableError."""
         for shard in (await self.meta.fresh()).shards:
             if shard.draining and not await self.table_index.all(shard.id, b"", 1):
                 number = shard.id
