@@ -1,9 +1,9 @@
 """RowLog: a write-ahead log and a message queue tied to rows of HBase tables of the user's own.
 
-It follows Lily's RowLog. An application puts a message together with the change of the row that it is about, in one atomic
-step. The message lies in that row until each subscription is done with it. **The row's own state decides. The index
-only gives hints, and wrong hints are repaired.** See docs/guides/rowlog.md; docs/internals/rowlog.md describes each
-file::
+It follows Lily's RowLog. An application puts a message together with the change of the row that it is about, in one
+atomic step. The message lies in that row until each subscription is done with it. **The row's own state decides. The
+index only gives hints, and wrong hints are repaired.** See docs/guides/rowlog.md; docs/internals/rowlog.md describes
+each file::
 
     async with RowLog(pool, "records", id="mq", zookeeper=["localhost:2181"]) as log:
         await log.subscribe(Subscription("indexer"))

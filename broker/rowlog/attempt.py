@@ -3,11 +3,12 @@
 The mark is tried until its outcome is known: a listener was called, and only the mark keeps the message from being
 offered again.
 
-If a mark finds its claim gone, and no earlier attempt at this mark has an unknown outcome, another has taken the message
-over. If an earlier attempt has one, there are two cases: that attempt made the mark, and the state was changed or
-deleted afterwards; or another has taken the message over. Two readings tell them apart. A claim of a later epoch in the state, or a later epoch of the processor's
-resource, means: fenced. A successor raises the epoch before its first claim, so the second reading also finds one whose
-own mark has hidden its claim. Otherwise the processor still leads, and goes on from the state as it is.
+If a mark finds its claim gone, and no earlier attempt at this mark has an unknown outcome, another has taken the
+message over. If an earlier attempt has one, there are two cases: that attempt made the mark, and the state was
+changed or deleted afterwards; or another has taken the message over. Two readings tell them apart. A claim of a later
+epoch in the state, or a later epoch of the processor's resource, means: fenced. A successor raises the epoch before
+its first claim, so the second reading also finds one whose own mark has hidden its claim. Otherwise the processor
+still leads, and goes on from the state as it is.
 """
 
 from __future__ import annotations

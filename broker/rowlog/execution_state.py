@@ -6,8 +6,8 @@
      ▲                  │ failed: tries + 1, not before a time ──▶ open, or after the last try: dead
      └── revive ── dead ┘ ── drop ──▶ done
 
-A **claim** has a fresh token, and the epoch of the processor that made it. A ``process`` call has no epoch, and keeps the
-one that it finds. A claimer may change a part only while its own token is in it. Each change here is written by a
+A **claim** has a fresh token, and the epoch of the processor that made it. A ``process`` call has no epoch, and keeps
+the one that it finds. A claimer may change a part only while its own token is in it. Each change here is written by a
 compare-and-set on the bytes that it was decided from (rows.py).
 
 If order is respected, a message that dies for a subscription is **held** for all later ones. They open again when the

@@ -1,7 +1,7 @@
 """Feed an MQ from a WAL: the feeder is the listener of a subscription of the WAL, and puts into the MQ.
 
-If the put fails, or its outcome is unknown, the message stays open in the WAL and is fed again later. So a message may be
-fed twice. The MQ may lie in the same row and family, under another log byte.
+If the put fails, or its outcome is unknown, the message stays open in the WAL and is fed again later. So a message
+may be fed twice. The MQ may lie in the same row and family, under another log byte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Local listeners: async functions of this process, by subscription.
 
-A listener that returns True or None is done with the message. After False or an exception, the message has failed and is
-offered again later. A message may be offered again although it is done: delivery is at least once.
+A listener that returns True or None is done with the message. After False or an exception, the message has failed and
+is offered again later. A message may be offered again although it is done: delivery is at least once.
 """
 
 from __future__ import annotations

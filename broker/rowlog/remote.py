@@ -1,8 +1,8 @@
 """Remote listeners: the processor offers messages by HTTP to any node of the rowlog that listens.
 
-A listening node serves the broker's own protocol, with its errors and codes. It is a member of the rowlog, under its URL.
-The processor asks each member which subscriptions it listens to. It offers each message to the listening member that has the
-fewest of this processor's messages in work. The processor's own listeners count as one more member::
+A listening node serves the broker's own protocol, with its errors and codes. It is a member of the rowlog, under its
+URL. The processor asks each member which subscriptions it listens to. It offers each message to the listening member
+that has the fewest of this processor's messages in work. The processor's own listeners count as one more member::
 
     GET  /v1/rowlogs/{rowlog}                  {"rowlog": "mq", "listeners": ["indexer"]}
     POST /v1/rowlogs/{rowlog}/{subscription}   body: a message          {"done": true}, {"done": false, "reason": "..."}

@@ -1,7 +1,7 @@
 """Rows to shards, by consistent hashing. Pure.
 
-Each shard has POINTS points on a ring of 64 bits. A row belongs to the shard of the next point. With one shard
-more, about 1/n of the rows move, all of them to the new one. The ring decides only where new entries go: an entry stays in
+Each shard has POINTS points on a ring of 64 bits. A row belongs to the shard of the next point. With one shard more,
+about 1/n of the rows move, all of them to the new one. The ring decides only where new entries go: an entry stays in
 the shard in which it was put, and is removed there.
 """
 

@@ -1,7 +1,7 @@
 """Row locks: one cell of the row, taken by compare-and-set, for as long as a put takes.
 
-The value is Lily's: the time at which the lock was taken, and four random bytes. When its time is up, another process may
-take the lock over. The guarantee depends on the table:
+The value is Lily's: the time at which the lock was taken, and four random bytes. When its time is up, another process
+may take the lock over. The guarantee depends on the table:
 
 * Thrift-2, memory: the put compares the lock's cell in the same step. A holder that lost its lock can't write.
 * Thrift-1 can't compare a cell in a put. A holder sends no put in the last LATE_MS of its lock, by its own clock. A put
@@ -24,14 +24,14 @@ from broker.rowlog.setup import Settings
 
 PAUSE_S: Final = 0.02
 LATE_MS: Final = 3_000
-"""How long before its end a lock is no good for a put that can't compare it."""
+"""How long before its end a lock becomes useless for a put that can't compare it."""
 
 
 class Permit:
     """A lock that this process holds on a row."""
 
     def __init__(self, guard: Guard, good_until: float) -> None:
-        """Be good until a moment of the monotonic clock."""
+        """Be valid until a time of the monotonic clock, seconds."""
         self.guard = guard
         self.good_until = good_until
 
@@ -40,7 +40,7 @@ class RowLocks:
     """The locks of one rowlog."""
 
     def __init__(self, table: RowTable, rows: Rows, clock: Clock) -> None:
-        """Lie in the cells that ``rows`` has for them."""
+        """Keep locks in the lock cells that ``rows`` names."""
         self._table = table
         self._rows = rows
         self._clock = clock
@@ -50,7 +50,7 @@ class RowLocks:
         """Hold the lock on a row.
 
         Raises:
-            RowLocked: another has it for as long as a lock lasts; or the table does not answer.
+            RowLocked: others held it for a whole lock time-out, or the table does not answer.
         """
         permit = await self._take(row, settings)
         try:
@@ -94,9 +94,9 @@ class RowLocks:
         try:
             await self._table.check_and_put(self._rows.table, row, column, value, b"")
         except TableError:
-            return  # It ends by its time.
+            return  # The lock ends with its time-out.
 
     def check(self, permit: Permit) -> None:
-        """Refuse a put that can't compare the lock, and might come too late. Raises RowLocked."""
+        """Raise RowLocked if a put that can't compare the lock might arrive after its end."""
         if self._clock.monotonic() + LATE_MS / 1000 > permit.good_until:
             raise RowLocked("The lock on this row is near its end; nothing was written.")

@@ -1,14 +1,14 @@
-"""Rows through happybase: Thrift-1, by the user's own ``ConnectionPool``.
+"""Rows through happybase: Thrift-1, with the user's own ``ConnectionPool``.
 
-happybase blocks, so each call runs in a thread of this object's own; the event loop only waits. What happybase
-itself lacks is called by its connection's Thrift client: ``checkAndPut``, of one cell.
+happybase blocks, so each call runs in a thread of this object, and the event loop waits for it. happybase has no
+``checkAndPut`` (of one cell), so that call uses the Thrift client of happybase's connection.
 
 **A write is as durable as HBase makes it for Thrift-1: in the memory of the datanodes, never synced to disk.** The
-gateway sets SYNC_WAL for every call, whatever the table says. It survives a killed process, not a power cut of
-all replicas. ``synced=True`` takes Thrift-2 instead.
+gateway sets SYNC_WAL for every call, and ignores the table's own setting. A write survives a killed process, but not a
+power cut of all replicas. ``synced=True`` uses Thrift-2 instead.
 
-A gateway ends a connection that was idle for a minute without a word. So one that was idle for half of that is opened
-anew before it is used: else a write into it would have an unknown outcome.
+A gateway closes a connection that was idle for a minute, and does not announce that. A write into such a connection has
+an unknown outcome. So this module opens a connection again before it uses one that was idle for half a minute.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Thrift1Rows:
     changes_together = False
 
     def __init__(self, pool: happybase.ConnectionPool, clock: Clock, *, threads: int = 8) -> None:
-        """Make ``threads`` calls at a time: as many as the pool has connections."""
+        """Make up to ``threads`` calls at once. Give as many as the pool has connections."""
         self._pool = pool
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rowlog")
         self._used: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     async def _do(self, work: Callable[[Any], Result], *, again: bool) -> Result:
-        """Run ``work(connection)`` in a thread; once more after an error if that does no harm."""
+        """Run ``work(connection)`` in a thread. If ``again``, repeat it once after an unknown outcome."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, self._blocking, work)
@@ -67,7 +67,7 @@ class Thrift1Rows:
                 try:
                     result = work(connection)
                 except BaseException:
-                    connection.close()  # The pool opens another in its place, and forgets this one.
+                    connection.close()  # The pool replaces it by a new one.
                     raise
                 self._used[connection] = self._clock.monotonic()
                 return result
@@ -103,7 +103,7 @@ class Thrift1Rows:
         deletes: Sequence[bytes],
         guard: Guard | None,
     ) -> bool:
-        """Refuse: Thrift-1 can't do it in one step."""
+        """Raise Unavailable: Thrift-1 can't do this in one step."""
         del table, row, puts, deletes, guard
         raise Unavailable("Thrift-1 can't put, delete and compare in one step; use synced=True.")
 
@@ -115,7 +115,7 @@ class Thrift1Rows:
         def work(connection: Any) -> bool:
             mutation = _mutation(connection)(column=column, value=value)
             named = connection.table(table).name
-            # None and an empty text both mean: absent, or empty.
+            # None means, as an empty value does: the cell is absent or empty.
             return bool(
                 connection.client.checkAndPut(named, row, column, expected or None, mutation, {})
             )
@@ -123,7 +123,7 @@ class Thrift1Rows:
         return await self._do(work, again=False)
 
     async def increment(self, table: bytes, row: bytes, column: bytes, by: int = 1) -> int:
-        """Raise a counter; a lost answer leaves a gap."""
+        """Raise a counter. After a lost answer the repeated call leaves a gap."""
         return int(
             await self._do(lambda each: each.table(table).counter_inc(row, column, by), again=True)
         )
@@ -169,7 +169,7 @@ class Thrift1Rows:
         return await self._do(work, again=True)
 
     async def delete(self, table: bytes, rows: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Delete columns; again is no harm, and a lost one heals."""
+        """Delete columns. A repeated deletion does no harm, and a lost one is repaired later."""
 
         def work(connection: Any) -> None:
             with connection.table(table).batch() as batch:
@@ -179,7 +179,7 @@ class Thrift1Rows:
         await self._do(work, again=True)
 
     async def make_table(self, table: bytes, family: bytes, splits: Sequence[bytes]) -> bool:
-        """Make a table of one region: Thrift-1 can't split."""
+        """Make a table of one region: Thrift-1 can't pre-split."""
         del splits
 
         def work(connection: Any) -> bool:
@@ -195,12 +195,12 @@ class Thrift1Rows:
         return sorted(await self._do(lambda connection: connection.tables(), again=True))
 
     async def close(self) -> None:
-        """End the threads, once what they do is done."""
+        """End the threads after their current calls."""
         await asyncio.to_thread(self._threads.shutdown)
 
 
 def _named(columns: Sequence[bytes]) -> list[bytes]:
-    """Return columns as Thrift-1 reads them: to it ``family:`` is the column without a name."""
+    """Return columns in Thrift-1's form: it takes ``family:`` for the column without a name, ``family`` for all."""
     return [each.removesuffix(b":") for each in columns]
 
 
@@ -221,7 +221,7 @@ def _mutation(connection: Any) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """Return what an error says: str() of some of thriftpy2's raises an error itself."""
+    """Return the text of an error: str() of some errors of thriftpy2 raises an error itself."""
     if isinstance(error, (TimeoutError, socket.timeout)):
         return "no answer in time"
     message = getattr(error, "message", None)

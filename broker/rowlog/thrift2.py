@@ -1,8 +1,8 @@
 """Rows through a Thrift-2 gateway, each write on disk before it is answered: ``synced=True``.
 
-The connections, what an error of theirs means and Thrift's bytes are those of the broker's own store
-(broker/storage/hbase): everything runs in the event loop, and nothing blocks. Numbers are those of hbase.thrift
-of HBase 2.6.1. The index is written with FSYNC_WAL, too: an entry must outlive what its message outlives.
+Connections, the meaning of their errors, and Thrift's bytes come from the broker's own store (broker/storage/hbase).
+Everything runs in the event loop, and nothing blocks. Field numbers are those of hbase.thrift of HBase 2.6.1. The index
+is written with FSYNC_WAL, too: an entry must survive every failure that its message survives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.storage.hbase.requests import FSYNC_WAL, SYNC_WAL
 from broker.storage.hbase.thrift import STOP, begin, call, i32, i64, record, records, text, texts
 
 SCAN_ROWS: Final = 500
-"""How many rows one call reads: the rest is read from behind the last."""
+"""How many rows one call reads. The next call reads on behind the last row."""
 _EQUAL, _DELETE_COLUMNS = 2, 1
 _CELLS, _ROW = 2, 1
 _FAMILY, _QUALIFIER, _VALUE = 1, 2, 3
@@ -30,7 +30,7 @@ class Thrift2Rows:
     changes_together = True
 
     def __init__(self, addresses: Sequence[str], *, connections_max: int = 16) -> None:
-        """Connect to gateways, each "host:port", when there is something to ask. Raises ValueError."""
+        """Use gateways, each "host:port"; the first call connects. Raises ValueError."""
         self._gateways = Gateways(
             [GatewayAddress(*parse_address(each)) for each in addresses],
             connections_max=connections_max,
@@ -130,13 +130,13 @@ class Thrift2Rows:
         return found
 
     async def delete(self, table: bytes, rows: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Delete columns, without a wait for the disk."""
+        """Delete columns. Do not wait for the disk."""
         deletes = [_delete(row, columns, SYNC_WAL) for row, columns in rows]
         if deletes:
             await self._ask("deleteMultiple", table, records(2, deletes))
 
     async def make_table(self, table: bytes, family: bytes, splits: Sequence[bytes]) -> bool:
-        """Make a table that is split."""
+        """Make a table, pre-split."""
         namespace, _, name = table.rpartition(b":")
         named = record(1, text(1, namespace or b"default") + text(2, name))
         if await self._gateways.ask("tableExists", call("tableExists") + named + STOP):

@@ -1,13 +1,13 @@
-"""Wake-ups: a put tells the processor, at once or at the end of a short while, and never not at all.
+"""Wake-ups: each put wakes the processor, at once or at the end of a short delay.
 
-The first put wakes; those that follow within the delay are gathered into one more wake-up at its end, the trailing
-edge: it comes after the last of them, so none waits for the poll::
+The first put wakes the processor at once. Puts that follow within the delay share one more wake-up at its end, the
+trailing edge. It comes after the last of them, so none of them waits for the poll::
 
     puts      |  || |   |                 |
     wake-ups  |        |   |              |
               └ delay ─┘
 
-A wake-up may get lost all the same, so the processor also looks now and then.
+A wake-up may get lost all the same, so the processor also polls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from broker.coordination.ports import Coordinator
 
 CLOSE_S: Final = 1.0
 FULL: Final = "full:"
-"""Before a subscription: a wake-up that asks for a full scan."""
+"""The prefix of a subscription in a wake-up that asks for a full scan."""
 
 
 class Wakeups:
-    """Tells all processes of a rowlog that a subscription has something new."""
+    """Tells all processes of a rowlog that a subscription has new messages."""
 
     def __init__(self, rowlog: str, clock: Clock, coordinator: Coordinator | None) -> None:
-        """Tell other processes by hints of ``coordinator``, if there is one."""
+        """Use hints of ``coordinator``, if there is one, to tell other processes."""
         self._rowlog = rowlog
         self._clock = clock
         self._coordinator = coordinator
@@ -42,7 +42,7 @@ class Wakeups:
         return f"rowlog-{quote(self._rowlog, safe='')}-{quote(name, safe='')}"
 
     def listen(self, subscription: str, woken: Callable[[], None]) -> Callable[[], None]:
-        """Call ``woken`` with each wake-up of a subscription, until what is returned is called."""
+        """Call ``woken`` at each wake-up of a subscription. The returned function ends that."""
         listening = self._local.setdefault(subscription, [])
         if not listening and self._coordinator is not None:
             tell = self._telling(subscription)
@@ -58,11 +58,11 @@ class Wakeups:
         return tell
 
     def wake_for_all(self, subscription: str) -> None:
-        """Have the whole index of a subscription looked through: old entries were added."""
+        """Ask for a full scan of a subscription's index: old entries were added."""
         self.wake(FULL + subscription, 0)
 
     def wake(self, subscription: str, delay_ms: int) -> None:
-        """Wake the processor of a subscription, soon."""
+        """Wake the processor of a subscription: a local one now, one of another process soon."""
         self._telling(subscription)()
         if self._coordinator is None:
             return
@@ -84,7 +84,7 @@ class Wakeups:
                 return
 
     async def close(self) -> None:
-        """Let what is to be told be told, for a second at most."""
+        """Wait until all wake-ups are sent, for CLOSE_S at most."""
         if not self._told:
             return
         _, late = await asyncio.wait(list(self._told.values()), timeout=CLOSE_S)

@@ -1,7 +1,7 @@
-"""The rows that one processor has to look at, for one subscription. Pure: it is given the time.
+"""The rows that one processor has to read, for one subscription. Pure: the caller gives the time.
 
-A row is in it once, however many entries name it. So a row has one message in work at most, and a hot row does not
-fill the queue::
+A row is in the list once, even if many entries name it. So a row has one message in work at most, and a row with many
+messages does not fill the queue::
 
     offer ──▶ ready ──▶ in work ──▶ (gone)
                 ▲           │ its head must wait
@@ -24,34 +24,34 @@ WAITING_MAX: Final = 20_000
 
 @dataclass(slots=True)
 class _Row:
-    """A row: its entries, and where it stands."""
+    """A row: its entries, and its place in the list."""
 
     entries: dict[Entry, None] = field(default_factory=dict)
     in_work: bool = False
     again: bool = False
     due: int = 0
-    """When it may be looked at, ms since 1970; 0: it does not wait."""
+    """When the row may be read, ms since 1970; 0: it does not wait."""
 
 
 class Work:
     """Rows ready, in work and waiting."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Have no row yet."""
         self._rows: dict[bytes, _Row] = {}
         self._ready: deque[bytes] = deque()
         self._waiting: list[tuple[int, int, bytes]] = []
         self._numbers = count()
         self.overflowed = False
-        """Whether rows that wait were forgotten: only a full scan finds them again."""
+        """True if waiting rows were dropped: only a full scan finds them again."""
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self._rows)
 
     @property
     def is_full(self) -> bool:
-        """Whether no more should be offered now."""
+        """True if no more rows should be offered now."""
         return len(self._ready) >= READY_MAX
 
     @property
@@ -72,7 +72,7 @@ class Work:
         row.entries[entry] = None
 
     def take(self, now: int) -> tuple[bytes, list[Entry]] | None:
-        """Take a row into work; None: none is ready."""
+        """Take a row into work, with its entries; None: no row is ready."""
         while self._waiting and self._waiting[0][0] <= now:
             due, _, key = heapq.heappop(self._waiting)
             row = self._rows.get(key)
@@ -87,15 +87,15 @@ class Work:
         return key, list(row.entries)
 
     def entries(self, key: bytes) -> list[Entry]:
-        """Return the entries of a row in work, with those that came meanwhile."""
+        """Return the entries of a row in work, also those offered since it was taken."""
         return list(self._rows[key].entries)
 
     def settle(self, key: bytes, entry: Entry) -> None:
-        """Forget an entry of a row in work."""
+        """Remove an entry of a row in work."""
         self._rows[key].entries.pop(entry, None)
 
     def finish(self, key: bytes, due: int = 0) -> None:
-        """End the work on a row; ``due``: it is looked at again then, ms since 1970."""
+        """End the work on a row. ``due``: when to read it again, ms since 1970; 0: only for new entries."""
         row = self._rows[key]
         row.in_work = False
         if due:
@@ -111,7 +111,7 @@ class Work:
             del self._rows[key]
 
     def wake(self, key: bytes) -> None:
-        """Look at a row now that waits."""
+        """Make a waiting row ready now."""
         row = self._rows.get(key)
         if row is None:
             return
@@ -123,5 +123,5 @@ class Work:
 
     @property
     def next_due(self) -> int | None:
-        """When the next row that waits is due, ms since 1970."""
+        """When the next waiting row is due, ms since 1970."""
         return self._waiting[0][0] if self._waiting else None

@@ -20,7 +20,7 @@ from broker.rowlog.setup import Setup
 
 
 class WorkingOff:
-    """Calls the local listeners of a row's messages in order."""
+    """Calls the local listeners for the messages of a row, in order."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WorkingOff:
         """Work off all open messages of a row.
 
         Raises:
-            MessagesOpen: some stay open; the message says which, and why.
+            MessagesOpen: some stay open; the text says which, and why.
         """
         setup, found = await self._found(row)
         stuck: dict[str, str] = {}
@@ -116,6 +116,6 @@ class WorkingOff:
 
 
 async def entries_of(meta: Meta, row: bytes, found: Found, names: Sequence[str]) -> list[Entry]:
-    """Return the entries that a message has, if it was put since the shards are as they are."""
+    """Return the entries that a message has, if it was put under the current shards."""
     setup = await meta.setup()
     return entries_for(Ring(setup.writable), names, row, found.id, found.data)
