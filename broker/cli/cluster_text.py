@@ -57,9 +57,9 @@ def cells(row: Json) -> Sequence[str]:
     known = row["node"], row["url"], row["state"], row["version"]
     view = row["view"]
     if view is None:
-        told: Sequence[object] = (_UNKNOWN,) * (len(_COLUMNS) - len(known))
+        figures: Sequence[object] = (_UNKNOWN,) * (len(_COLUMNS) - len(known))
     else:
-        told = (
+        figures = (
             view["slots_led"],
             view["topics_led"],
             view["zookeeper"]["contact"],
@@ -67,7 +67,7 @@ def cells(row: Json) -> Sequence[str]:
             "" if view["clock_skew_ms"] is None else f"{view['clock_skew_ms']:+d} ms",
             str(timedelta(seconds=int(view["uptime_s"]))),
         )
-    return [str(cell) for cell in (*known, *told)]
+    return [str(cell) for cell in (*known, *figures)]
 
 
 def storage_text(storage: Json) -> str:

@@ -65,28 +65,28 @@ def topics(given: GivenOptions, incomplete: str) -> list[str]:
     """
     namespace, slash, begun = incomplete.partition("/")
     if slash:
-        return _named(given, namespace, begun)
+        return _topics_of(given, namespace, begun)
     own = given.target.namespace if given.target is not None else ""
-    found = _asked(given, lambda client: client.topics(own)) if own else []
+    found = _answer_of(given, lambda client: client.topics(own)) if own else []
     short = [name for name in found if name.startswith(incomplete)]
     spaces = namespaces(given, incomplete)
     if len(spaces) == 1:
-        return [*short, *_named(given, spaces[0], "")]
+        return [*short, *_topics_of(given, spaces[0], "")]
     return [*short, *(f"{name}/" for name in spaces)]
 
 
-def _named(given: GivenOptions, namespace: str, begun: str) -> list[str]:
-    names = _asked(given, lambda client: client.topics(namespace))
+def _topics_of(given: GivenOptions, namespace: str, begun: str) -> list[str]:
+    names = _answer_of(given, lambda client: client.topics(namespace))
     return [f"{namespace}/{name}" for name in names if name.startswith(begun)]
 
 
 def namespaces(given: GivenOptions, incomplete: str) -> list[str]:
     """Return the namespaces that begin with the typed text."""
-    names = _asked(given, lambda client: client.namespaces())
+    names = _answer_of(given, lambda client: client.namespaces())
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _asked(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> list[str]:
+def _answer_of(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> list[str]:
     """Return the broker's answer; an empty list if it does not answer in ``ANSWER_S_MAX``."""
     if given.target is None:
         return []

@@ -140,11 +140,11 @@ def show(name: str | None, as_json: bool) -> None:
         if not name:
             raise click.ClickException("no context is in use; choose one: broker context use NAME")
     _, known, found = _found(name)
-    told = _json(name, found, known)
+    shown = _json(name, found, known)
     if as_json:
-        write_json(told)
+        write_json(shown)
     else:
-        write_properties({part: value for part, value in told.items() if value not in {"", None}})
+        write_properties({part: value for part, value in shown.items() if value not in {"", None}})
 
 
 @context.command()

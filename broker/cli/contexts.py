@@ -130,13 +130,13 @@ def load(file: Path) -> Contexts:
         ) from error
 
 
-def _parsed(told: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Contexts:
-    contexts = {name: Context(**fields) for name, fields in told["contexts"].items()}
+def _parsed(value: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Contexts:
+    contexts = {name: Context(**fields) for name, fields in value["contexts"].items()}
     for context in contexts.values():
         check_urls(context.url)
         if context.namespace:
             check_namespace(context.namespace)
-    current = told.get("current", "")
+    current = value.get("current", "")
     if not isinstance(current, str):
         raise TypeError("current is not text")
     return Contexts(current, contexts)

@@ -61,12 +61,12 @@ def load(file: Path) -> FileCursor | None:
         ) from error
 
 
-def _parsed(told: dict[str, Any]) -> FileCursor:
-    brokers = told["brokers"]
+def _parsed(value: dict[str, Any]) -> FileCursor:
+    brokers = value["brokers"]
     if not isinstance(brokers, list) or not all(isinstance(one, str) for one in brokers):
         raise TypeError("brokers are a list of addresses")
-    log = CursorLog(str(told["topic"]), int(told["generation"]), tuple(brokers))
-    return FileCursor(log, message_id_from_hex(told["after"]))
+    log = CursorLog(str(value["topic"]), int(value["generation"]), tuple(brokers))
+    return FileCursor(log, message_id_from_hex(value["after"]))
 
 
 def save(file: Path, log: CursorLog, after: MessageId) -> None:

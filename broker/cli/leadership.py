@@ -22,7 +22,7 @@ LOOK_EVERY_S: Final = 0.2
 _node_argument = click.argument("node", metavar="NODE")
 
 
-def _waits(command: Command) -> Command:
+def _wait_options(command: Command) -> Command:
     """Add the options of a command that can wait for the end of the change that it starts."""
     wait = click.option("--wait", is_flag=True, help="Return when the change is complete.")
     bound = click.option(
@@ -50,24 +50,24 @@ def status(*, with_topics: bool, url: str, deadline_s: float, as_json: bool) -> 
     broker cluster status --topics --json
     """  # noqa: D301
     with connect(url, deadline_s) as client:
-        told = client.ask(admin.status(with_topics=with_topics))
+        answer = client.ask(admin.status(with_topics=with_topics))
     if as_json:
-        write_json(told)
+        write_json(answer)
         return
-    write_status(told)
+    write_status(answer)
     if with_topics:
-        _write_topics(told)
+        _write_topics(answer)
 
 
-def _write_topics(told: dict[str, Any]) -> None:
+def _write_topics(answer: dict[str, Any]) -> None:
     led = [
         (one["topic"], str(row["node"]), str(one["epoch"]))
-        for row in told["nodes"]
+        for row in answer["nodes"]
         for one in (row["view"] or {}).get("topics") or ()
     ]
     click.echo()
     write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
-    more = sum(row["view"]["topics_led"] for row in told["nodes"] if row["view"]) - len(led)
+    more = sum(row["view"]["topics_led"] for row in answer["nodes"] if row["view"]) - len(led)
     if more > 0:
         click.echo(f"and {more} more", err=True)
 
@@ -95,7 +95,7 @@ def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json
 
 @click.command()
 @_node_argument
-@_waits
+@_wait_options
 @to_broker
 def drain(
     *, node: str, wait: bool, wait_s_max: float, url: str, deadline_s: float, as_json: bool
@@ -110,12 +110,12 @@ def drain(
     broker cluster drain http://10.0.0.2:8080
     """  # noqa: D301
     with connect(url, deadline_s) as client:
-        told = client.ask(admin.drain(node))
-        number = told["node"]
+        answer = client.ask(admin.drain(node))
+        number = answer["node"]
         if wait:
-            _wait(lambda: _led_by(client, number), wait_s_max, silent=as_json)
+            _wait(lambda: _still_led(client, number), wait_s_max, silent=as_json)
     if as_json:
-        write_json(told)
+        write_json(answer)
         return
     click.echo(f"node {number} {'leads nothing' if wait else 'is drained'}", err=True)
     if not wait:
@@ -134,18 +134,18 @@ def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
     broker cluster undrain 2
     """  # noqa: D301
     with connect(url, deadline_s) as client:
-        told = client.ask(admin.undrain(node))
+        answer = client.ask(admin.undrain(node))
     if as_json:
-        write_json(told)
+        write_json(answer)
         return
-    done = "may lead again" if told["changed"] else "was not drained"
-    click.echo(f"node {told['node']} {done}", err=True)
+    done = "may lead again" if answer["changed"] else "was not drained"
+    click.echo(f"node {answer['node']} {done}", err=True)
 
 
 @click.command()
 @topic_argument
 @_node_argument
-@_waits
+@_wait_options
 @to_broker
 def move(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -166,12 +166,12 @@ def move(  # noqa: PLR0913 - One parameter per option.
     broker cluster move audit/logins http://10.0.0.2:8080
     """  # noqa: D301
     with connect(url, deadline_s) as client:
-        told = client.ask(admin.pin(topic, node))
-        number = told["node"]
+        answer = client.ask(admin.pin(topic, node))
+        number = answer["node"]
         if wait:
-            _wait(lambda: _not_led_at(client, topic, number), wait_s_max, silent=as_json)
+            _wait(lambda: _other_leader(client, topic, number), wait_s_max, silent=as_json)
     if as_json:
-        write_json(told)
+        write_json(answer)
         return
     done = "is led by" if wait else "is pinned to"
     click.echo(f"{_name(topic)} {done} node {number}", err=True)
@@ -191,11 +191,11 @@ def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None
     broker cluster unpin audit/logins
     """  # noqa: D301
     with connect(url, deadline_s) as client:
-        told = client.ask(admin.unpin(topic))
+        answer = client.ask(admin.unpin(topic))
     if as_json:
-        write_json(told)
+        write_json(answer)
         return
-    done = "is no longer pinned" if told["changed"] else "had no pin"
+    done = "is no longer pinned" if answer["changed"] else "had no pin"
     click.echo(f"{_name(topic)} {done}", err=True)
 
 
@@ -205,7 +205,7 @@ COMMANDS: Final = (status, leaders, drain, undrain, move, unpin)
 # --- Waiting ---------------------------------------------------------------------------------------
 
 
-def _led_by(client: SyncClient, node: int) -> str | None:
+def _still_led(client: SyncClient, node: int) -> str | None:
     """Return a text about the slots and topics that a node still leads; None if it leads none."""
     for row in client.ask(admin.status())["nodes"]:
         if row["node"] != node:
@@ -218,16 +218,16 @@ def _led_by(client: SyncClient, node: int) -> str | None:
     return None  # It has left.
 
 
-def _not_led_at(client: SyncClient, topic: TopicId, node: int) -> str | None:
+def _other_leader(client: SyncClient, topic: TopicId, node: int) -> str | None:
     """Return a text about the other leader of a topic; None if ``node`` leads it.
 
     The assigned node reports itself as the leader before it claims the topic's log, which it does at the
     next write. The epoch is empty until then. Meanwhile another node may still hold the topic, so this
     function asks all nodes.
     """
-    told = client.ask(admin.leader(topic))
-    led = told["node"]
-    if led == node and told["epoch"] is None:
+    answer = client.ask(admin.leader(topic))
+    led = answer["node"]
+    if led == node and answer["epoch"] is None:
         led = next((one for one in _nodes_that_lead(client, topic) if one != node), node)
     if led == node:
         return None

@@ -114,7 +114,7 @@ def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str
 def json_option(command: Command) -> Command:
     """Add ``--json`` to a command. The option may also stand before the command's name."""
     return click.option(
-        "--json", "as_json", is_flag=True, callback=_or_given, help="Write JSON, for machines."
+        "--json", "as_json", is_flag=True, callback=_note_json, help="Write JSON, for machines."
     )(command)
 
 
@@ -124,7 +124,7 @@ def take_json(group: click.Group) -> None:
         ["--json"],
         is_flag=True,
         expose_value=False,
-        callback=_or_given,
+        callback=_note_json,
         help="Write JSON, for machines; may also follow the command.",
     )
     group.params.append(option)
@@ -133,7 +133,7 @@ def take_json(group: click.Group) -> None:
             take_json(command)
 
 
-def _or_given(context: click.Context, _: click.Parameter, flag: bool) -> bool:
+def _note_json(context: click.Context, _: click.Parameter, flag: bool) -> bool:
     known = given(context)
     known.as_json = known.as_json or bool(flag)
     return known.as_json

@@ -114,8 +114,8 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
             return Problem("io", str(error), FAILED, outcome="unknown")
         case _:
             message = f"unexpected: {type(error).__name__}: {error}"
-            told = "".join(traceback.format_exception(error))
-            return Problem("internal", message, UNKNOWN, outcome="unknown", details=told)
+            trace = "".join(traceback.format_exception(error))
+            return Problem("internal", message, UNKNOWN, outcome="unknown", details=trace)
 
 
 def _refused(error: BrokerError, advised: str) -> Problem:
@@ -126,9 +126,9 @@ def _refused(error: BrokerError, advised: str) -> Problem:
 def advice(error: BrokerError, given: GivenOptions) -> str:
     """Return advice for an error; empty if its message is enough."""
     if type(error) is Unavailable:
-        return _to_reach(given)
+        return _reach_advice(given)
     if error.code == "topic_not_found" and given.command in _NEEDS_AN_EXISTING_TOPIC:
-        return _to_find(given)
+        return _list_advice(given)
     text = ADVICE.get(error.code, "")
     if given.command and f"broker {given.command}" in text:
         return ""  # This command has just failed.
@@ -142,13 +142,13 @@ def _at(given: GivenOptions) -> str:
     return f" --url {given.typed_url}" if given.typed_url else ""
 
 
-def _to_find(given: GivenOptions) -> str:
+def _list_advice(given: GivenOptions) -> str:
     namespace = given.topic_name.partition("/")[0]
     which = "" if namespace == "NS" else f" {namespace}"
     return f"See all topics with: broker topics list{which}{_at(given)}"
 
 
-def _to_reach(given: GivenOptions) -> str:
+def _reach_advice(given: GivenOptions) -> str:
     """Return advice on how to reach a broker: give another address, or start a broker at this one."""
     target = given.target
     if target is None:
@@ -157,10 +157,10 @@ def _to_reach(given: GivenOptions) -> str:
         first = f"Tried {address(target.url, target)}; see: broker context show {target.context}"
     else:
         first = f"Tried {target.url} ({target.source})."
-    return f"{first}\nIf a broker runs elsewhere, name it: --url http://HOST:PORT{_to_serve(target.url)}"
+    return f"{first}\nIf a broker runs elsewhere, name it: --url http://HOST:PORT{_serve_advice(target.url)}"
 
 
-def _to_serve(url: str) -> str:
+def _serve_advice(url: str) -> str:
     """Return advice on how to start a broker at an address; empty if it is not on this machine."""
     parts = urlsplit(url)
     if "," in url or parts.scheme != "http" or parts.hostname not in _LOOPBACK:
@@ -178,13 +178,13 @@ def ending(work: Callable[[], int], given: GivenOptions) -> int:
     except click.exceptions.Exit as left:  # After --help, for example.
         return left.exit_code
     except BrokenPipeError:
-        return _read_enough()
+        return _reader_closed()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - Reported, with its traceback.
-        return _told(error, given)
+        return _report(error, given)
     return code
 
 
-def _told(error: BaseException, given: GivenOptions) -> int:
+def _report(error: BaseException, given: GivenOptions) -> int:
     problem = problem_of(error, given)
     if given.as_json:
         click.echo(problem.json(), err=True)
@@ -197,7 +197,7 @@ def _told(error: BaseException, given: GivenOptions) -> int:
     return problem.exit_code
 
 
-def _read_enough() -> int:
+def _reader_closed() -> int:
     """Return success: the pipe's reader has closed it, as ``head`` does.
 
     Standard output becomes the null device, or Python would fail again when it flushes at exit.

@@ -91,7 +91,7 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _whole(name: str) -> bytes:
+def _file_payload(name: str) -> bytes:
     """Return the contents of a file, as one message. Raises click.FileError, OSError."""
     with _opened(name) as file:
         payload = file.read(MESSAGE_BYTES_MAX + 1)
@@ -169,8 +169,8 @@ class _PublishCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            said = f"{error.format_message()} Write -- before a message that begins with -"
-            raise click.UsageError(said, ctx) from error
+            message = f"{error.format_message()} Write -- before a message that begins with -"
+            raise click.UsageError(message, ctx) from error
 
 
 def _one_source(
@@ -247,7 +247,9 @@ def publish(  # noqa: PLR0913 - One parameter per option.
         if lines is None:
             # The bytes as they were typed: an argument need not be text.
             payloads = (
-                [_whole(whole)] if whole is not None else [os.fsencode(each) for each in words]
+                [_file_payload(whole)]
+                if whole is not None
+                else [os.fsencode(each) for each in words]
             )
             client = stack.enter_context(connect(url, deadline_s))
             tally.add(order.publish(client, payloads), len(payloads), is_keyed=order.is_keyed)

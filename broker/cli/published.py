@@ -38,13 +38,13 @@ class Tally:
 
     def write(self, *, as_json: bool, ids: bool) -> None:
         """Write the tally; with ``ids``, for a single request, also the id of each message."""
-        told = self._ids() if ids else None
+        listed = self._ids() if ids else None
         if as_json:
-            self._write_json(told)
+            self._write_json(listed)
             return
-        for identifier in told or ():
+        for identifier in listed or ():
             click.echo(identifier.hex())
-        if told is None or self.already:
+        if listed is None or self.already:
             click.echo(self._sentence(), err=True)
 
     def _ids(self) -> list[MessageId] | None:
@@ -52,7 +52,7 @@ class Tally:
             return None
         return ids_of(self._first, self._last, self.messages)
 
-    def _write_json(self, told: list[MessageId] | None) -> None:
+    def _write_json(self, listed: list[MessageId] | None) -> None:
         value: dict[str, object] = {
             "topic": self._name,
             "published": self.messages,
@@ -60,18 +60,18 @@ class Tally:
             "first_id": None if self._first is None else self._first.hex(),
             "last_id": None if self._last is None else self._last.hex(),
         }
-        if told is not None:
-            value["ids"] = [identifier.hex() for identifier in told]
+        if listed is not None:
+            value["ids"] = [identifier.hex() for identifier in listed]
         write_json(value)
 
     def _sentence(self) -> str:
         count = f"{self.messages:,} message" + ("" if self.messages == 1 else "s")
-        said = f"published {count} to {self._name}"
+        text = f"published {count} to {self._name}"
         if self.already == self.messages > 0:
-            said = f"already published with the same idempotency key: {count} to {self._name}"
+            text = f"already published with the same idempotency key: {count} to {self._name}"
         elif self.already:
-            said += f", {self.already:,} of them already before, with the same idempotency key"
+            text += f", {self.already:,} of them already before, with the same idempotency key"
         if self._first is None or self._last is None:
-            return said
+            return text
         first, last = self._first.hex(), self._last.hex()
-        return f"{said}: {first}" + ("" if first == last else f" … {last}")
+        return f"{text}: {first}" + ("" if first == last else f" … {last}")

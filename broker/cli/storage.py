@@ -82,7 +82,7 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     broker storage verify --config node1.toml --json
     """  # noqa: D301
     config = resolved(file, flags).config
-    with _own_store(), _progress("verifying") as tell:
+    with _store_errors(), _progress("verifying") as tell:
         report = asyncio.run(_verified(directory, config, tell))
     _show(report, as_json=as_json)
 
@@ -203,7 +203,7 @@ def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
             log = LogId(topic, known, number)
             return await shown(logs.resolver, log, pages_max=pages_max, entries_max=entries_max)
 
-    with _own_store():
+    with _store_errors():
         found = asyncio.run(looked())
     if found.root is None and not found.pages:
         what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
@@ -229,7 +229,7 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
     """  # noqa: D301
     from broker.storage.leveldb import directory_repair  # noqa: PLC0415 - Only these commands need LevelDB.
 
-    with _own_store(), _progress("mending") as tell:
+    with _store_errors(), _progress("mending") as tell:
         try:
             report = asyncio.run(directory_repair.repair(directory, copy, tell))
         except FileExistsError as error:
@@ -254,7 +254,7 @@ def sweep(directory: Path, as_json: bool) -> None:
     from broker.node import node  # noqa: PLC0415
 
     config = _config(directory)
-    with logs.writing(config.logs), _own_store():
+    with logs.writing(config.logs), _store_errors():
         report = asdict(asyncio.run(node.sweep_store(config)))
     if as_json:
         write_json(report)
@@ -289,7 +289,7 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
     if directory.exists() and any(directory.iterdir()):
         raise click.ClickException(f"{directory} is not empty")
     config = _config(directory)
-    with logs.writing(config.logs), _own_store():
+    with logs.writing(config.logs), _store_errors():
         asyncio.run(_init(alone.open_store, config))
     if as_json:
         write_json({"directory": str(directory)})
@@ -332,7 +332,7 @@ def _config(directory: Path) -> Config:
 
 
 @contextmanager
-def _own_store() -> Iterator[None]:
+def _store_errors() -> Iterator[None]:
     """Report an unavailable store as such, without the advice on how to reach a broker."""
     try:
         yield

@@ -198,12 +198,12 @@ def _entry_cells(shown: ShownEntry, invalid: Collection[int]) -> Sequence[str]:
 
 
 def _kind(entry: Entry, invalid: Collection[int]) -> str:
-    told: Mapping[str, object] = {
+    attributes: Mapping[str, object] = {
         "pointer": entry.pointer,
         "lifetime ms": entry.lifetime_ms,
         "payload log": entry.number,
     }
-    parts = [f"{name} {value}" for name, value in told.items() if value is not None]
+    parts = [f"{name} {value}" for name, value in attributes.items() if value is not None]
     if entry.is_stub:
         parts.append("ended")
     if entry.rolled:

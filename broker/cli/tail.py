@@ -86,7 +86,7 @@ def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) 
     return _Bookmark(file, log, found)
 
 
-def _words(
+def _command_words(
     context: click.Context, option: click.Parameter, command: str | None
 ) -> list[str] | None:
     """Return a command line's words; None without a command line. Raises click.BadParameter."""
@@ -116,7 +116,9 @@ def _follows(follow: bool | None, until: MessageId | int | None) -> bool:
     help="Wait for new messages (the default without --until).",
 )
 @limit_option
-@click.option("--exec", "command", metavar="CMD", callback=_words, help="Run CMD for each message.")
+@click.option(
+    "--exec", "command", metavar="CMD", callback=_command_words, help="Run CMD for each message."
+)
 @click.option(
     "--cursor",
     type=click.Path(dir_okay=False, path_type=Path),

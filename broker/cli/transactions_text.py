@@ -110,21 +110,21 @@ def _blocker(each: Json) -> Sequence[str]:
 
 def write_plan(plan: Json) -> None:
     """Write how many transactions can be pruned, or were, and why not more."""
-    told: dict[str, object] = {"invalid": plan["invalid"]}
+    lines: dict[str, object] = {"invalid": plan["invalid"]}
     if "removed" in plan:
-        told["forgotten"] = plan["removed"]
+        lines["forgotten"] = plan["removed"]
     else:
-        told["can be forgotten"] = plan["prunable"]
+        lines["can be forgotten"] = plan["prunable"]
     if plan["prunable"]:
-        told["from"], told["through"] = plan["oldest_prunable"], plan["newest_prunable"]
+        lines["from"], lines["through"] = plan["oldest_prunable"], plan["newest_prunable"]
     if plan["oldest_left"] is not None:
-        told["oldest that stays"] = plan["oldest_left"]
+        lines["oldest that stays"] = plan["oldest_left"]
     unpassed = plan["unpassed"]
     if unpassed is not None:
-        told["topic"] = f"{unpassed['namespace']}/{unpassed['topic']}"
-        told["generation"] = unpassed["generation"]
-        told["page"] = unpassed["page"]
-    write_properties(told)
+        lines["topic"] = f"{unpassed['namespace']}/{unpassed['topic']}"
+        lines["generation"] = unpassed["generation"]
+        lines["page"] = unpassed["page"]
+    write_properties(lines)
     if plan["reason"]:
         click.echo(plan["reason"], err=True)
     if plan["prunable"] and "removed" not in plan:

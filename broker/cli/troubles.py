@@ -39,17 +39,17 @@ class Teller:
         self._name = address(url, target)
         self._silent = as_json and not sys.stderr.isatty()
         self._now = now
-        self._told = ""
-        self._told_at = 0.0
+        self._reported = ""
+        self._reported_at = 0.0
 
     def __call__(self, trouble: Trouble) -> None:
         """Report trouble unless it was reported less than ``AGAIN_S`` ago."""
         if self._silent or (trouble.left_s is not None and trouble.left_s < SOON_S):
             return
-        reason, now = said(self._name, trouble), self._now()
-        if reason == self._told and now - self._told_at < AGAIN_S:
+        reason, now = trouble_text(self._name, trouble), self._now()
+        if reason == self._reported and now - self._reported_at < AGAIN_S:
             return
-        self._told, self._told_at = reason, now
+        self._reported, self._reported_at = reason, now
         click.echo(f"broker: {reason}; {_patience(trouble.left_s)}, Ctrl-C ends", err=True)
 
 
@@ -59,7 +59,7 @@ def address(url: str, target: BrokerTarget | None) -> str:
     return f"{url} (context {target.context!r})" if target is not None and named else url
 
 
-def said(name: str, trouble: Trouble) -> str:
+def trouble_text(name: str, trouble: Trouble) -> str:
     """Return the text about a trouble with the broker ``name``."""
     if trouble.error is None:
         return f"still waiting for {name}"

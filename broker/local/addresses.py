@@ -100,12 +100,12 @@ def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
         ServerFailed: A port that the user chose is in use.
     """
     names = list(sizes.names())
-    ports = _kept(folder)
+    ports = _stored_ports(folder)
     if set(ports) != set(names) or not all(map(_is_free, chain(*ports.values()))):
-        ports = _drawn(names)
+        ports = _new_ports(names)
     for number in range(sizes.nodes if sizes.first_port is not None else 0):
         assert sizes.first_port is not None
-        ports[f"broker-{number + 1}"][0] = _wanted(sizes.first_port + number)
+        ports[f"broker-{number + 1}"][0] = _checked_port(sizes.first_port + number)
     (folder / "ports.json").write_text(json.dumps(ports))
     return {
         name: ListenAddress(name, HOST, ports[name][0], (ports[name][1], ports[name][2]))
@@ -113,19 +113,19 @@ def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
     }
 
 
-def _kept(folder: Path) -> dict[str, list[int]]:
+def _stored_ports(folder: Path) -> dict[str, list[int]]:
     with suppress(FileNotFoundError):
         kept: dict[str, list[int]] = json.loads((folder / "ports.json").read_text())
         return kept
     return {}
 
 
-def _drawn(names: list[str]) -> dict[str, list[int]]:
+def _new_ports(names: list[str]) -> dict[str, list[int]]:
     drawn = iter(free_ports(3 * len(names)))
     return {name: [next(drawn), next(drawn), next(drawn)] for name in names}
 
 
-def _wanted(port: int) -> int:
+def _checked_port(port: int) -> int:
     if not _is_free(port):
         raise ServerFailed(f"port {port} is in use; choose others with --ports, or --ports free")
     return port

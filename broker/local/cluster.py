@@ -218,12 +218,12 @@ class LocalCluster:
             )
         except subprocess.TimeoutExpired as late:
             raise ServerFailed(f"moving the regions of {region_server.name}: {late}") from late
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         if done.returncode:
             raise ServerFailed(
-                f"the regions of {region_server.name} were not moved: {said[-2000:]}"
+                f"the regions of {region_server.name} were not moved: {output[-2000:]}"
             )
-        return said
+        return output
 
     def join(self, member: Member) -> None:
         """Start one more process and return when it answers. Raises ServerFailed.
@@ -308,22 +308,22 @@ class LocalCluster:
             self._jvm.start()
         for member in storage:
             member.await_ready(STORAGE_READY_S)
-            self._tell(f"{member.name} is ready", began)
+            self._report_step(f"{member.name} is ready", began)
 
     def _make_tables(self, layout: ClusterLayout, home: Path, began: float) -> None:
         file = home / "storage.toml"
         file.write_text(plan.toml(plan.common_settings(layout)))
         init_storage(file)
-        self._tell("the tables are there", began)
+        self._report_step("the tables are there", began)
 
     def _start_nodes(self, began: float) -> None:
         for node in self.nodes:
             node.launch()
         for node in self.nodes:
             node.await_ready(NODES_READY_S)
-            self._tell(f"{node.name} serves at {node.url}", began)
+            self._report_step(f"{node.name} serves at {node.url}", began)
 
-    def _tell(self, what: str, began: float) -> None:
+    def _report_step(self, what: str, began: float) -> None:
         self.report(f"{time.monotonic() - began:4.1f} s  {what}")
 
     def _end(self) -> None:

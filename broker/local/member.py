@@ -24,7 +24,7 @@ from typing import NoReturn
 import broker
 from broker.local import pids
 from broker.local.plan import ProcessKind, Program
-from broker.local.readiness import told_by
+from broker.local.readiness import view_summary
 from broker.local.servers.process import ServerFailed, await_answer, start_child, tied_to_us
 
 READY_S = 60.0
@@ -169,10 +169,10 @@ class Member:
         if self._child is not None and self._child.poll() is not None and not self.running:
             return f"{self.name}: ended with {self._child.returncode}"
         pid = pids.live_pid(self.folder, self.name)
-        told = f"{self.name}: {_condition(pid)}"
+        text = f"{self.name}: {_condition(pid)}"
         if self.kind is ProcessKind.BROKER and pid is not None and not _is_frozen(pid):
-            return f"{told}, {told_by(self.place)}"
-        return told
+            return f"{text}, {view_summary(self.place)}"
+        return text
 
     def failure(self, what: str) -> ServerFailed:
         """Return an error with the end of the log."""

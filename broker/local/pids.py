@@ -145,10 +145,10 @@ def kernel_state(pid: int) -> str:
 
 def _belongs(folder: Path, pid: int) -> bool:
     mark = os.fsencode(folder)
-    told = Path(f"/proc/{pid}")
+    process = Path(f"/proc/{pid}")
     try:
-        command = (told / "cmdline").read_bytes()
-        named = mark in command or mark in (told / "environ").read_bytes()
+        command = (process / "cmdline").read_bytes()
+        named = mark in command or mark in (process / "environ").read_bytes()
     except OSError:
         return False
     # A process that has ended has no command line. A process that is replacing its program has none for a moment;

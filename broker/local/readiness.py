@@ -16,7 +16,7 @@ from broker.local.plan import ListenAddress, ProcessKind
 from broker.local.servers import hbase, zookeeper
 from broker.local.servers.process import ASK_TIMEOUT_S
 
-TOPICS_TOLD_MAX: Final = 20
+TOPICS_SHOWN_MAX: Final = 20
 
 
 def question(kind: ProcessKind, place: ListenAddress) -> Callable[[], bool]:
@@ -31,7 +31,7 @@ def question(kind: ProcessKind, place: ListenAddress) -> Callable[[], bool]:
     return lambda: ask(place.host, place.port)
 
 
-def told_by(broker: ListenAddress) -> str:
+def view_summary(broker: ListenAddress) -> str:
     """Return a node's own view in one line: its contact, slots and topics; or the error if it does not answer."""
     try:
         return summary(own_view(broker.host, broker.port))
@@ -43,8 +43,8 @@ def summary(view: dict[str, Any]) -> str:
     """Return a node's view of itself in one line."""
     zookeeper, storage = view["zookeeper"], view["storage"]
     led = [f"{one['topic']} in epoch {one['epoch']}" for one in view["topics"]]
-    more = ", …" if len(led) > TOPICS_TOLD_MAX else ""
-    leads = ", ".join(led[:TOPICS_TOLD_MAX]) + more or "no topic"
+    more = ", …" if len(led) > TOPICS_SHOWN_MAX else ""
+    leads = ", ".join(led[:TOPICS_SHOWN_MAX]) + more or "no topic"
     draining = ", draining" if view["draining"] else ""
     return (
         f"node {view['node']}{draining}, ZooKeeper {zookeeper['contact']} {zookeeper['session']}, "

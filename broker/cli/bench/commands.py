@@ -90,7 +90,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     """  # noqa: D301
     load = Load(topic, size, rate, seconds, publishers, batch)
     done = _run(url, deadline_s, lambda client: publish_load(client, load))
-    _tell("published", done, as_json=as_json)
+    _report("published", done, as_json=as_json)
 
 
 @bench.command()
@@ -113,7 +113,7 @@ def tail(*, topic: TopicId, seconds: float, url: str, deadline_s: float, as_json
     broker bench tail bench/t --seconds 60
     """  # noqa: D301
     done = _run(url, deadline_s, lambda client: tail_topic(client, topic, seconds))
-    _tell("received", done, as_json=as_json)
+    _report("received", done, as_json=as_json)
 
 
 def _run(
@@ -127,7 +127,7 @@ def _run(
     return asyncio.run(main())
 
 
-def _tell(verb: str, done: dict[str, Any], *, as_json: bool) -> None:
+def _report(verb: str, done: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         write_json(done)
     else:

@@ -67,15 +67,15 @@ class Histogram:
                 return min(last_of(bucket), self.max_us)
         return self.max_us
 
-    def told_ms(self) -> dict[str, float] | None:
+    def summary_ms(self) -> dict[str, float] | None:
         """Return percentiles, maximum and mean in ms, as JSON; None if the histogram is empty."""
         if not self.count:
             return None
-        told = {
+        percentiles = {
             f"p{percent:g}".replace(".", "_"): self.ms(percent) for percent in (50, 90, 99, 99.9)
         }
         return {
-            **told,
+            **percentiles,
             "max": self.max_us / 1000,
             "mean": round(self.sum_us / self.count / 1000, 3),
         }

@@ -24,7 +24,7 @@ async def shown(measure: Measure) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
 
-    async def tell() -> None:
+    async def report() -> None:
         while True:
             await asyncio.sleep(EVERY_S)
             line = measure.look(loop.time()).line
@@ -34,10 +34,10 @@ async def shown(measure: Measure) -> AsyncIterator[None]:
                 click.echo(line, err=True)
 
     with live if sys.stderr.isatty() else nullcontext():
-        telling = asyncio.ensure_future(tell())
+        reporting = asyncio.ensure_future(report())
         try:
             yield
         finally:
-            telling.cancel()
+            reporting.cancel()
             with suppress(asyncio.CancelledError):
-                await telling
+                await reporting

@@ -21,10 +21,10 @@ class Interval(NamedTuple):
     def line(self) -> str:
         """Return the rates and latencies as one line."""
         rate, size = self.messages / self.seconds, self.bytes / self.seconds / 1e6
-        said = f"{rate:>10,.0f} messages/s  {size:>8.2f} MB/s"
+        text = f"{rate:>10,.0f} messages/s  {size:>8.2f} MB/s"
         if self.latencies.count:
-            said += f"  p50 {self.latencies.ms(50):.2f} ms  p99 {self.latencies.ms(99):.2f} ms"
-        return said
+            text += f"  p50 {self.latencies.ms(50):.2f} ms  p99 {self.latencies.ms(99):.2f} ms"
+        return text
 
 
 class Measure:
@@ -34,7 +34,7 @@ class Measure:
         """Start at ``now_s`` of the monotonic clock."""
         self._began_s = self._looked_s = now_s
         self.messages = self.bytes = 0
-        self._told = (0, 0)
+        self._counts_at_look = (0, 0)
         self.latencies = Histogram()
         self._recent = Histogram()
         self.errors: Counter[str] = Counter()
@@ -52,19 +52,19 @@ class Measure:
 
     def look(self, now_s: float) -> Interval:
         """Return the counts since the last look."""
-        messages, size = self._told
+        messages, size = self._counts_at_look
         interval = Interval(
             max(now_s - self._looked_s, 1e-9),
             self.messages - messages,
             self.bytes - size,
             self._recent,
         )
-        self._told, self._looked_s = (self.messages, self.bytes), now_s
+        self._counts_at_look, self._looked_s = (self.messages, self.bytes), now_s
         self.latencies.merge(self._recent)
         self._recent = Histogram()
         return interval
 
-    def told(self, now_s: float) -> dict[str, Any]:
+    def as_json(self, now_s: float) -> dict[str, Any]:
         """Return all counts as JSON."""
         self.look(now_s)
         seconds = max(now_s - self._began_s, 1e-9)
@@ -75,5 +75,5 @@ class Measure:
             "messages_per_s": round(self.messages / seconds, 1),
             "bytes_per_s": round(self.bytes / seconds, 1),
             "errors": dict(self.errors),
-            "latency_ms": self.latencies.told_ms(),
+            "latency_ms": self.latencies.summary_ms(),
         }

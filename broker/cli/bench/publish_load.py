@@ -52,7 +52,7 @@ async def publish(client: Client, load: Load) -> dict[str, Any]:
         ]
         is_interrupted = await ended(publishers)
     asked = {**load._asdict(), "topic": "/".join(load.topic)}
-    return {"asked": asked, **measure.told(loop.time()), "interrupted": is_interrupted}
+    return {"asked": asked, **measure.as_json(loop.time()), "interrupted": is_interrupted}
 
 
 async def _publisher(

@@ -31,7 +31,7 @@ async def tail(client: Client, topic: TopicId, seconds: float) -> dict[str, Any]
         receiving = asyncio.ensure_future(_receive(client, topic, after, measure))
         is_interrupted = await ended([receiving], seconds)
     asked = {"topic": "/".join(topic), "seconds": seconds}
-    return {"asked": asked, **measure.told(loop.time()), "interrupted": is_interrupted}
+    return {"asked": asked, **measure.as_json(loop.time()), "interrupted": is_interrupted}
 
 
 async def _receive(client: Client, topic: TopicId, after: MessageId, measure: Measure) -> None:

@@ -54,7 +54,7 @@ def dead(  # noqa: PLR0913 - One parameter per option.
             return
         for letter in _chosen(letters, drop, everything=drop_all):
             await log.drop(letter)
-            _tell("dropped", letter, as_json)
+            _report("dropped", letter, as_json)
 
     At(hbase, zookeeper, synced=synced).run(name, work)
 
@@ -135,12 +135,12 @@ def retry(  # noqa: PLR0913 - One parameter per option.
     async def work(log: RowLog) -> None:
         for letter in _chosen(await log.dead(subscription), places, everything=everything):
             await log.revive(letter)
-            _tell("revived", letter, as_json)
+            _report("revived", letter, as_json)
 
     At(hbase, zookeeper, synced=synced).run(name, work)
 
 
-def _tell(done: str, letter: DeadLetter, as_json: bool) -> None:
+def _report(done: str, letter: DeadLetter, as_json: bool) -> None:
     if as_json:
         write_json({done: _place(letter)})
     else:

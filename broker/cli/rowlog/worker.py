@@ -71,13 +71,13 @@ def process(  # noqa: PLR0913 - One parameter per option.
         if serve:
             host, port = parse_address(serve)
             url = await log.serve_listeners(host, port)
-            _tell({"event": "listening", "url": url}, f"listening at {url}", as_json)
+            _report({"event": "listening", "url": url}, f"listening at {url}", as_json)
         if not listen_only:
             await log.start(remote=bool(log.zookeeper))
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        _tell({"event": "processing", "rowlog": name}, f"processing {name}", as_json)
+        _report({"event": "processing", "rowlog": name}, f"processing {name}", as_json)
         while not ended.is_set():
             if once and not sum([(await log.depth(each, 1))[0] for each in functions]):
                 break
@@ -99,7 +99,7 @@ def _function(given: str) -> tuple[str, Any]:
         raise click.UsageError(f"--listener {given}: {error}") from error
 
 
-def _tell(event: dict[str, str], text: str, as_json: bool) -> None:
+def _report(event: dict[str, str], text: str, as_json: bool) -> None:
     if as_json:
         write_json(event)
     else:

@@ -17,7 +17,7 @@ from broker.cli.output import write_json, write_table
 from broker.cli.streams import job_table
 from broker.cli.streams.control import Control, folder_of, state_of
 from broker.cli.streams.job_module import load
-from broker.cli.streams.job_run import JobOptions, check_spark, run, started, telling
+from broker.cli.streams.job_run import JobOptions, check_spark, run, started, status_output
 from broker.clock import SystemClock
 from broker.errors import Unavailable
 
@@ -127,8 +127,8 @@ def run_job(  # noqa: PLR0913 - One parameter per option.
     ca_file = client_settings(url, deadline_s).ca_file
     given = {"url": url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
     wanted = JobOptions(target, checkpoint, given, deadline_s, master, conf, available)
-    with telling(as_json=as_json, write_json=write_json) as tell:
-        run(wanted, files, tell)
+    with status_output(as_json=as_json, write_json=write_json) as report:
+        run(wanted, files, report)
 
 
 @streams.command()
@@ -147,15 +147,15 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     files = Control(folder_of(directory, control))
     # The lock comes before the status: the process writes its last status before it frees the lock.
     is_held = files.is_held
-    told = files.told()
-    told["state"] = state_of(told, is_held=is_held)
+    found = files.read_status()
+    found["state"] = state_of(found, is_held=is_held)
     if as_json:
-        write_json(told)
+        write_json(found)
     else:
-        click.echo(job_table.head(told, SystemClock().now_ms()))
-        if told["queries"]:
-            write_table(job_table.HEADS, job_table.rows(told))
-    if told["state"] in {"died", "gone"}:
+        click.echo(job_table.head(found, SystemClock().now_ms()))
+        if found["queries"]:
+            write_table(job_table.HEADS, job_table.rows(found))
+    if found["state"] in {"died", "gone"}:
         raise click.exceptions.Exit(1)
 
 
@@ -182,20 +182,22 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     """  # noqa: D301
     files = Control(folder_of(directory, control))
     if not files.is_held:
-        told = files.told()
+        found = files.read_status()
         raise click.ClickException(
-            f"no process runs the job {told['job']}: its state is {state_of(told, is_held=False)}."
+            f"no process runs the job {found['job']}: its state is {state_of(found, is_held=False)}."
         )
     files.ask_to_stop()
     _wait(files, timeout_s, as_json=as_json)
-    told = files.told()
-    state = state_of(told, is_held=False)
+    found = files.read_status()
+    state = state_of(found, is_held=False)
     if state in {"died", "gone"}:
-        raise click.ClickException(job_table.head({**told, "state": state}, SystemClock().now_ms()))
+        raise click.ClickException(
+            job_table.head({**found, "state": state}, SystemClock().now_ms())
+        )
     if as_json:
-        write_json({"job": told["job"], "state": state})
+        write_json({"job": found["job"], "state": state})
     else:
-        click.echo(f"{told['job']} {state}")
+        click.echo(f"{found['job']} {state}")
 
 
 def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:

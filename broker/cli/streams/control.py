@@ -59,9 +59,9 @@ class Control:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as lock:
             if not _locked(lock.fileno(), fcntl.LOCK_EX, PATIENCE_S):
-                told = read_json(self._status) or {}
+                status = read_json(self._status) or {}
                 raise click.ClickException(
-                    f"the job runs already, as process {told.get('pid', 'unknown')} on {told.get('host', 'a host')}. "
+                    f"the job runs already, as process {status.get('pid', 'unknown')} on {status.get('host', 'a host')}. "
                     f"Stop it with: broker streams stop {self.folder.parent}"
                 )
             self._stop.unlink(missing_ok=True)  # It was meant for an earlier process.
@@ -76,11 +76,11 @@ class Control:
         except FileNotFoundError:
             return False
 
-    def tell(self, status: dict[str, Any]) -> None:
+    def write_status(self, status: dict[str, Any]) -> None:
         """Write the job's status; a reader sees it whole."""
         write_json(self._status, status)
 
-    def told(self) -> dict[str, Any]:
+    def read_status(self) -> dict[str, Any]:
         """Return the job's last status. Raises click.ClickException if no job was run with these files."""
         status = read_json(self._status)
         if status is None:
@@ -117,9 +117,9 @@ def _locked(lock: int, kind: int, patience_s: float) -> bool:
             return True
 
 
-def state_of(told: dict[str, Any], *, is_held: bool) -> str:
+def state_of(status: dict[str, Any], *, is_held: bool) -> str:
     """Return a job's state: starting, running, ended, stopped or died by its status; gone if its process is dead."""
-    state = str(told["state"])
+    state = str(status["state"])
     return "gone" if state in {"starting", "running"} and not is_held else state
 
 

@@ -30,14 +30,14 @@ def load(target: str) -> Job:
     for part in name.split("."):
         if not hasattr(found, part):
             raise click.ClickException(
-                f"the module {module_name} has no {name}. {_listed(module, job)}"
+                f"the module {module_name} has no {name}. {_job_names(module, job)}"
             )
         found = getattr(found, part)
     if callable(found):
         try:
             found = found()
         except Exception as error:
-            raise click.ClickException(f"{target} failed: {_place_of(error)}") from error
+            raise click.ClickException(f"{target} failed: {_error_text(error)}") from error
     if not isinstance(found, job):
         raise click.ClickException(
             f"{target} is not a job but has type {type(found).__name__}: name a Job, as StreamBuilder.build() returns it, "
@@ -76,17 +76,17 @@ def _imported(name: str) -> ModuleType:
                 f"there is no module {error.name} in {folder} or in Python's path."
             ) from error
         raise click.ClickException(
-            f"the module {name} can't be imported: {_place_of(error)}"
+            f"the module {name} can't be imported: {_error_text(error)}"
         ) from error
 
 
-def _place_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error's text, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _listed(module: Any, job: type[Job]) -> str:
+def _job_names(module: Any, job: type[Job]) -> str:
     names = sorted(name for name, value in vars(module).items() if isinstance(value, job))
     return f"Its jobs are: {', '.join(names)}." if names else "It has no jobs."

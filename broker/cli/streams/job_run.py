@@ -48,11 +48,11 @@ class JobOptions:
     is_available: bool
 
 
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
-def run(wanted: JobOptions, control: Control, tell: Tell) -> None:
-    """Run a job to its end, and report its status with ``tell``.
+def run(wanted: JobOptions, control: Control, report: Report) -> None:
+    """Run a job to its end, and report its status with ``report``.
 
     Raises:
         click.ClickException: it can't be started, or it died.
@@ -65,11 +65,11 @@ def run(wanted: JobOptions, control: Control, tell: Tell) -> None:
             raise click.ClickException(f"an end can't be named {end.name}: give it another name.")
     _check_topics(job, wanted)
     with control.held(), _signals() as signals:
-        follower = _Follower(job, wanted, control, tell, signals)
+        follower = _Follower(job, wanted, control, report, signals)
         try:
             follower.run()
         except click.ClickException as error:
-            follower.told("died", error=error.message)
+            follower.report_state("died", error=error.message)
             raise
 
 
@@ -148,12 +148,12 @@ class _Follower:
     """Starts a job, and follows it to its end."""
 
     def __init__(
-        self, job: Job, wanted: JobOptions, control: Control, tell: Tell, signals: _Signals
+        self, job: Job, wanted: JobOptions, control: Control, report: Report, signals: _Signals
     ) -> None:
         self._job = job
         self._wanted = wanted
         self._control = control
-        self._tell = tell
+        self._report = report
         self._signals = signals
         self._clock = SystemClock()
         self._started_ms = self._clock.now_ms()
@@ -163,25 +163,25 @@ class _Follower:
         """Run the job to its end. Raises click.ClickException if it dies."""
         from broker.streams.spark_session import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
 
-        self.told("starting")
+        self.report_state("starting")
         session = started(self._job.id, self._wanted.master, self._wanted.conf)
         try:
             with told_short():
                 try:
-                    self.told(self._followed(session))
+                    self.report_state(self._follow(session))
                 finally:
                     session.stop()
         except SparkFailed as error:
-            raise click.ClickException(self._death(str(error))) from error
+            raise click.ClickException(self._death_message(str(error))) from error
 
-    def _followed(self, session: Session) -> str:
+    def _follow(self, session: Session) -> str:
         """Follow the job until it ends or must stop; return ``ended`` or ``stopped``. Raises its error if it dies."""
         self._signals.take()
-        if self._is_to_stop():
+        if self._must_stop():
             return "stopped"
         running = self._start(session)
         due_s = 0.0
-        while not self._is_to_stop():
+        while not self._must_stop():
             if self._is_over(running):
                 try:
                     running.await_termination(None)
@@ -189,7 +189,7 @@ class _Follower:
                     self._is_over(running)
                 return "ended"
             if time.monotonic() >= due_s:
-                self.told("running")
+                self.report_state("running")
                 due_s = time.monotonic() + EVERY_S
             self._signals.came.wait(TICK_S)
         running.stop()
@@ -220,19 +220,19 @@ class _Follower:
             query.is_running for query in status.queries
         )
 
-    def _death(self, cause: str) -> str:
+    def _death_message(self, cause: str) -> str:
         ends = ", ".join(query["name"] for query in self._queries if query["error"])
         return (
             f"the job {self._job.id} died{f' ({ends})' if ends else ''}: {cause}\n"
             "Correct the cause, then run the job again with the same checkpoint: it continues where it died."
         )
 
-    def _is_to_stop(self) -> bool:
+    def _must_stop(self) -> bool:
         return self._signals.came.is_set() or self._control.is_asked_to_stop
 
-    def told(self, state: str, error: str | None = None) -> None:
-        """Report the job's status: in its file, and to ``tell``."""
-        told = {
+    def report_state(self, state: str, error: str | None = None) -> None:
+        """Report the job's status: in its file, and to ``report``."""
+        status = {
             "job": self._job.id,
             "state": state,
             "error": error,
@@ -241,12 +241,12 @@ class _Follower:
             "told_ms": self._clock.now_ms(),
             "queries": self._queries,
         }
-        self._control.tell(told)
-        self._tell(told)
+        self._control.write_status(status)
+        self._report(status)
 
 
 @contextmanager
-def telling(*, as_json: bool, write_json: Tell) -> Iterator[Tell]:
+def status_output(*, as_json: bool, write_json: Report) -> Iterator[Report]:
     """Yield a function that shows a status.
 
     It writes JSON lines if ``as_json``. Else it rewrites one line at a terminal, and elsewhere writes a line for
@@ -260,15 +260,15 @@ def telling(*, as_json: bool, write_json: Tell) -> Iterator[Tell]:
 
         console = Console(stderr=True, highlight=False)
         with Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()) as live:
-            yield lambda told: live.update(job_table.line(told), refresh=True)
+            yield lambda status: live.update(job_table.line(status), refresh=True)
     else:
         before = ""
 
-        def told_changed(told: dict[str, Any]) -> None:
+        def write_changed(status: dict[str, Any]) -> None:
             nonlocal before
-            line = job_table.line(told)
+            line = job_table.line(status)
             if line != before:
                 before = line
                 click.echo(line, err=True)
 
-        yield told_changed
+        yield write_changed

@@ -15,16 +15,16 @@ HEADS: Final = (
     *("END", "STATE", "BATCH", "READ/s", "PUBLISHED/s", "LAG", "WATERMARK"),
     *("LATE", "SKIPPED", "STATE ROWS", "STATE SIZE"),
 )
-Told = Mapping[str, Any]
+JobStatus = Mapping[str, Any]
 
 
-def line(told: Told) -> str:
+def line(status: JobStatus) -> str:
     """Return a job's status in one line, summed over its ends."""
-    queries = told["queries"]
+    queries = status["queries"]
     lags = [query["lag_s"] for query in queries if query["lag_s"] is not None]
     batches = [query["batch"] for query in queries if query["batch"] is not None]
     parts = (
-        f"{told['job']} {told['state']}",
+        f"{status['job']} {status['state']}",
         f"batch {max(batches)}" if batches else "no batch yet",
         f"read {sum(query['read_per_s'] for query in queries):,.0f}/s",
         f"published {sum(query['published_per_s'] for query in queries):,.0f}/s",
@@ -36,30 +36,30 @@ def line(told: Told) -> str:
     return "  ".join(parts)
 
 
-def head(told: Told, now_ms: int) -> str:
+def head(status: JobStatus, now_ms: int) -> str:
     """Return a job's state as a sentence."""
-    age_s = max(0, now_ms - told["told_ms"]) // 1000
-    process = f"process {told['pid']} on {told['host']}"
-    match told["state"]:
+    age_s = max(0, now_ms - status["told_ms"]) // 1000
+    process = f"process {status['pid']} on {status['host']}"
+    match status["state"]:
         case "gone":
             return (
-                f"{told['job']} is gone: {process} does not exist any more; its last status is {age_s:,} s old. "
+                f"{status['job']} is gone: {process} does not exist any more; its last status is {age_s:,} s old. "
                 "Run the job again: it continues"
             )
         case "died":
-            return f"{process} ended {age_s:,} s ago: {told['error']}"
+            return f"{process} ended {age_s:,} s ago: {status['error']}"
         case "stopped" | "ended":
-            return f"{told['job']} {told['state']} {age_s:,} s ago ({process})"
+            return f"{status['job']} {status['state']} {age_s:,} s ago ({process})"
         case state:
-            return f"{told['job']} is {state}: {process}, status {age_s:,} s old"
+            return f"{status['job']} is {state}: {process}, status {age_s:,} s old"
 
 
-def rows(told: Told) -> Sequence[Sequence[str]]:
+def rows(status: JobStatus) -> Sequence[Sequence[str]]:
     """Return a row for each end, with the columns of ``HEADS``."""
-    return [_row(query, has_process=told["state"] == "running") for query in told["queries"]]
+    return [_row(query, has_process=status["state"] == "running") for query in status["queries"]]
 
 
-def _row(query: Told, *, has_process: bool) -> Sequence[str]:
+def _row(query: JobStatus, *, has_process: bool) -> Sequence[str]:
     state = "runs" if query["is_running"] and has_process else "does not run"
     return (
         query["name"],

@@ -51,7 +51,7 @@ class ClusterSnapshot(NamedTuple):
     topics_there: int
     topics_asked: int
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the snapshot as JSON."""
         return {
             "nodes": [node._asdict() for node in self.nodes],

@@ -73,7 +73,7 @@ def top(  # noqa: PLR0913 - One parameter per option.
         return
     snapshot = asyncio.run(_once(wanted))
     if as_json:
-        write_json(snapshot.told())
+        write_json(snapshot.as_json())
     else:
         _write(snapshot)
 

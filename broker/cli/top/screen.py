@@ -76,9 +76,9 @@ def size_text(size: float) -> str:
 
 def remark(snapshot: ClusterSnapshot) -> str:
     """Return the line below the tables: the number of topics, and how many of them are left out."""
-    said = f"{snapshot.topics_there:,} topic{'' if snapshot.topics_there == 1 else 's'}"
+    text = f"{snapshot.topics_there:,} topic{'' if snapshot.topics_there == 1 else 's'}"
     if snapshot.topics_asked < snapshot.topics_there:
-        said += f"; figures only of the first {snapshot.topics_asked:,} by name"
+        text += f"; figures only of the first {snapshot.topics_asked:,} by name"
     if len(snapshot.topics) < snapshot.topics_asked:
-        said += f"; the busiest {len(snapshot.topics):,} are shown"
-    return said + ". Rates are averages of the last minute."
+        text += f"; the busiest {len(snapshot.topics):,} are shown"
+    return text + ". Rates are averages of the last minute."

@@ -92,7 +92,7 @@ def export(  # noqa: PLR0913 - One parameter per option.
         if one.is_resumed:
             click.echo(f"continuing the export to {file}", err=True)
         manifest = one.run()
-    _tell({"file": str(file), **manifest}, as_json=as_json)
+    _report({"file": str(file), **manifest}, as_json=as_json)
 
 
 @click.command(name="import")
@@ -132,10 +132,10 @@ def import_(  # noqa: PLR0913 - One parameter per option.
         if one.is_resumed:
             click.echo(f"continuing the import of {file}", err=True)
         done = one.run()
-    _tell({"file": str(file), **done}, as_json=as_json)
+    _report({"file": str(file), **done}, as_json=as_json)
 
 
-def _tell(done: dict[str, Any], *, as_json: bool) -> None:
+def _report(done: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         write_json(done)
         return

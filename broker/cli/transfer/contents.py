@@ -41,14 +41,14 @@ class Contents(NamedTuple):
             contents = contents.with_message(message)
         return contents
 
-    def told(self) -> dict[str, int | str]:
+    def as_json(self) -> dict[str, int | str]:
         """Return the contents as JSON."""
         return {"messages": self.messages, "sha256": self.hash.hex()}
 
     @classmethod
-    def of(cls, told: dict[str, object]) -> Self:
-        """Return the contents that ``told`` has written. Raises KeyError, TypeError, ValueError."""
-        messages, digest = told["messages"], told["sha256"]
+    def of(cls, value: dict[str, object]) -> Self:
+        """Return the contents that ``as_json`` has written. Raises KeyError, TypeError, ValueError."""
+        messages, digest = value["messages"], value["sha256"]
         if not isinstance(messages, int) or not isinstance(digest, str):
             raise TypeError("a count and a hash were expected")
         return cls(messages, bytes.fromhex(digest))

@@ -94,10 +94,10 @@ class Export:
         self.is_resumed = found is not None
         self._state = self._begun(generation) if found is None else found
         asked = {**wanted.asked, "generation": generation}
-        told = {name: self._state.get(name) for name in asked}
-        if told != asked:
+        stored = {name: self._state.get(name) for name in asked}
+        if stored != asked:
             raise click.ClickException(
-                f"{wanted.state} belongs to another export: {_differences(told, asked)}. Repeat that export's command, "
+                f"{wanted.state} belongs to another export: {_differences(stored, asked)}. Repeat that export's command, "
                 f"name another file, or remove {wanted.state.name}."
             )
         self._contents = Contents.of(self._state)
@@ -114,7 +114,7 @@ class Export:
             "first": None,
             "last": None,
             "position": 0,
-            **Contents().told(),
+            **Contents().as_json(),
         }
 
     def run(self) -> dict[str, Any]:
@@ -130,8 +130,8 @@ class Export:
         if state["stage"] == READ:
             wanted.format.finish(wanted.part, state["position"], wanted.file)
             self._note(stage=PLACED)
-        told = ("topic", "generation", "format", "since", "until", "first", "last")
-        manifest = {name: state[name] for name in told} | self._contents.told()
+        fields = ("topic", "generation", "format", "since", "until", "first", "last")
+        manifest = {name: state[name] for name in fields} | self._contents.as_json()
         sidecars.write_json(wanted.manifest, manifest)
         wanted.format.discard(wanted.part)
         wanted.state.unlink()
@@ -157,7 +157,7 @@ class Export:
                     position=position,
                     first=state["first"] or chunk[0].id.hex(),
                     last=chunk[-1].id.hex(),
-                    **self._contents.told(),
+                    **self._contents.as_json(),
                 )
                 bar.advance(task, len(chunk))
 
@@ -214,9 +214,9 @@ def _last_before(stop: MessageId | int | None) -> MessageId:
     return (row if payload != ROW_ID_MIN else row_before(row)) + ROW_ID_MIN
 
 
-def _differences(told: dict[str, Any], asked: dict[str, Any]) -> str:
+def _differences(stored: dict[str, Any], asked: dict[str, Any]) -> str:
     return ", ".join(
-        f"{name} is {told[name] or 'not given'} there and {asked[name] or 'not given'} here"
+        f"{name} is {stored[name] or 'not given'} there and {asked[name] or 'not given'} here"
         for name in asked
-        if told[name] != asked[name]
+        if stored[name] != asked[name]
     )

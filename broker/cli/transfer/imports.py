@@ -61,11 +61,11 @@ def checked(given: ImportPlan) -> Contents:
     with messages_bar() as bar:
         task = bar.add_task("checking", total=total if isinstance(total, int) else None)
         for message in given.format.read(given.file):
-            _check_beside(given, message, contents.messages + 1)
+            _check_attributes(given, message, contents.messages + 1)
             contents = contents.with_message(message)
             bar.advance(task)
-    if manifest is not None and contents.told() != {
-        name: manifest.get(name) for name in contents.told()
+    if manifest is not None and contents.as_json() != {
+        name: manifest.get(name) for name in contents.as_json()
     }:
         raise click.ClickException(
             f"{given.file} has {contents.messages:,} messages with the hash {contents.hash.hex()}, but "
@@ -75,7 +75,7 @@ def checked(given: ImportPlan) -> Contents:
     return contents
 
 
-def _check_beside(given: ImportPlan, message: Message, number: int) -> None:
+def _check_attributes(given: ImportPlan, message: Message, number: int) -> None:
     """Refuse a key or headers that no broker accepts, before the first publish. Raises click.ClickException."""
     try:
         attributes.encode(message.key, message.headers)
@@ -99,7 +99,7 @@ class Import:
             # The state belongs to an import without --again, which has another producer.
             found = None
         self.is_resumed = found is not None
-        asked = {"topic": given.name, "generation": generation, **contents.told()}
+        asked = {"topic": given.name, "generation": generation, **contents.as_json()}
         self._state: dict[str, Any] = found or {
             **asked,
             "producer": f"import-{secrets.token_hex(16)}" if given.again else by_contents,
@@ -134,7 +134,7 @@ class Import:
                 sidecars.write_json(self._given.state, state)
                 bar.advance(task, len(chunk))
         self._given.state.unlink()
-        return {"topic": self._given.name, **self._contents.told(), **self._counts}
+        return {"topic": self._given.name, **self._contents.as_json(), **self._counts}
 
     def _publish(self, number: int, chunk: list[Message]) -> None:
         try:

@@ -75,34 +75,34 @@ class JsonLines:
 
 
 def _line(message: Message) -> bytes:
-    told = json.dumps(message_json(message), ensure_ascii=False, separators=(",", ":"))
-    return told.encode() + b"\n"
+    record = json.dumps(message_json(message), ensure_ascii=False, separators=(",", ":"))
+    return record.encode() + b"\n"
 
 
-def _message(told: object) -> Message:
+def _message(record: object) -> Message:
     """Return the message of a line. Raises ValueError with the reason if it is not a message."""
-    if not isinstance(told, dict):
+    if not isinstance(record, dict):
         raise ValueError("is not a JSON object")  # noqa: TRY004 - The value comes from a file.
-    if unknown := sorted(set(told) - _KNOWN):
+    if unknown := sorted(set(record) - _KNOWN):
         raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(_KNOWN))}")
-    if ("payload" in told) == ("value" in told):
+    if ("payload" in record) == ("value" in record):
         raise ValueError("needs either payload or value, not both")
-    key = told.get("key")
-    headers = {} if told.get("headers") is None else told["headers"]
+    key = record.get("key")
+    headers = {} if record.get("headers") is None else record["headers"]
     if not isinstance(headers, dict):
         raise ValueError("headers: is not a JSON object")  # noqa: TRY004
     return Message(
         NO_ID,
-        _payload(told),
+        _payload(record),
         None if key is None else _bytes("key", key),
         {name: _bytes(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
     )
 
 
-def _payload(told: dict[str, Any]) -> bytes:
-    if "value" in told:
-        return _bytes("value", told["value"])
-    payload, encoding = told["payload"], told.get("encoding", "text")
+def _payload(record: dict[str, Any]) -> bytes:
+    if "value" in record:
+        return _bytes("value", record["value"])
+    payload, encoding = record["payload"], record.get("encoding", "text")
     if encoding not in ("text", "base64"):
         raise ValueError(f"encoding: must be text or base64, not {encoding!r}")
     return _bytes("payload", payload if encoding == "text" else {"base64": payload})

@@ -48,7 +48,7 @@ _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter"
 _PORTS = range(15_000, 32_000)
 _DRAW = random.SystemRandom()
 _GIVEN_MAX = len(_PORTS) // 2
-_given: dict[int, None] = {}
+_given_ports: dict[int, None] = {}
 """Ports that this process has given out, oldest first: a server may not listen yet, or may restart on its port."""
 
 
@@ -65,15 +65,15 @@ def free_ports(count: int) -> tuple[int, ...]:
         ports: list[int] = []
         while len(ports) < count:
             port = _DRAW.choice(_PORTS)
-            if port in _given:
+            if port in _given_ports:
                 continue
             probe = held.enter_context(socket.socket())
             with suppress(OSError):
                 probe.bind((HOST, port))
                 ports.append(port)
-                _given[port] = None
-            while len(_given) > _GIVEN_MAX:
-                del _given[next(iter(_given))]
+                _given_ports[port] = None
+            while len(_given_ports) > _GIVEN_MAX:
+                del _given_ports[next(iter(_given_ports))]
         return tuple(ports)
 
 
@@ -301,14 +301,14 @@ def await_answer(
         None for yes, else the reason of the failure.
     """
     began = time.monotonic()
-    said = "it gave a wrong answer"
+    last_error = "it gave a wrong answer"
     pause = threading.Event()
     while True:
         answered = False
         try:
             answered = answers()
         except OSError as error:
-            said = repr(error)
+            last_error = repr(error)
         # Check the process after its answer: if it has died, another server may have answered on its port.
         end = ended()
         if end is not None:
@@ -316,5 +316,5 @@ def await_answer(
         if answered:
             return None
         if time.monotonic() > deadline:
-            return f"did not answer in {deadline - began:.0f} s ({said})"
+            return f"did not answer in {deadline - began:.0f} s ({last_error})"
         pause.wait(_POLL_S)

@@ -1,7 +1,7 @@
 import pytest
 
 from broker.cli.contexts import BrokerTarget
-from broker.cli.troubles import AGAIN_S, Teller, said
+from broker.cli.troubles import AGAIN_S, Teller, trouble_text
 from broker.client import Overloaded, Trouble
 from broker.client.outcomes import never_sent
 
@@ -35,7 +35,7 @@ def test_it_says_what_is_tried_why_it_fails_and_for_how_long(capsys):
     ],
 )
 def test_each_trouble_is_said_in_words(trouble, text):
-    assert said(URL, trouble) == text
+    assert trouble_text(URL, trouble) == text
 
 
 def test_the_same_is_told_again_only_after_a_while(capsys):

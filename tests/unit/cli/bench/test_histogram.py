@@ -38,7 +38,7 @@ def test_a_percentile_is_that_of_the_sorted_durations(found: list[int], percent:
 def test_a_merged_histogram_is_that_of_all(some: list[int], others: list[int]) -> None:
     merged = of(some)
     merged.merge(of(others))
-    assert merged.told_ms() == of(some + others).told_ms()
+    assert merged.summary_ms() == of(some + others).summary_ms()
 
 
 def test_what_no_duration_can_be_is_counted_at_the_ends() -> None:
@@ -48,7 +48,7 @@ def test_what_no_duration_can_be_is_counted_at_the_ends() -> None:
 
 
 def test_of_none_nothing_is_told() -> None:
-    assert Histogram().told_ms() is None
+    assert Histogram().summary_ms() is None
     assert Histogram().percentile_us(50) is None
 
 
@@ -60,7 +60,7 @@ def test_its_memory_is_bounded_whatever_comes() -> None:
 def test_messages_of_one_request_count_each(times: int) -> None:
     histogram = Histogram()
     histogram.add(1000, times)
-    assert histogram.told_ms() == {
+    assert histogram.summary_ms() == {
         "p50": 1.0,
         "p90": 1.0,
         "p99": 1.0,

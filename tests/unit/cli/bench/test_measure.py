@@ -23,7 +23,7 @@ def test_the_end_tells_of_all_that_was_counted() -> None:
     measure.look(1.0)
     measure.add(10, 1000, 3000)
     measure.failed(Overloaded("busy"))
-    told = measure.told(4.0)
+    told = measure.as_json(4.0)
     assert (told["messages"], told["messages_per_s"], told["bytes_per_s"]) == (20, 5.0, 500.0)
     assert told["errors"] == {"overloaded": 1}
     assert told["latency_ms"]["mean"] == 2.0

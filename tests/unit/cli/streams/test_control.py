@@ -29,7 +29,7 @@ def test_a_checkpoint_elsewhere_needs_a_folder_for_them(checkpoint: str) -> None
 def test_only_one_process_runs_a_job(control: Control) -> None:
     assert not control.is_held
     with control.held():
-        control.tell({"job": "words", "state": "running", **here()})
+        control.write_status({"job": "words", "state": "running", **here()})
         assert control.is_held
         with (
             pytest.raises(click.ClickException, match="broker streams stop") as refused,
@@ -53,7 +53,7 @@ def test_a_wish_to_stop_is_for_the_process_that_runs(control: Control) -> None:
 
 def test_where_no_job_was_run_that_is_said(control: Control) -> None:
     with pytest.raises(click.ClickException, match="has no status of a job"):
-        control.told()
+        control.read_status()
 
 
 @pytest.mark.parametrize(

@@ -210,4 +210,4 @@ def test_equal_contents_alone_have_equal_hashes() -> None:
 
 def test_contents_are_told_and_read_again() -> None:
     found = contents(MESSAGES)
-    assert Contents.of(json.loads(json.dumps(found.told()))) == found
+    assert Contents.of(json.loads(json.dumps(found.as_json()))) == found

@@ -168,5 +168,5 @@ def test_a_port_is_not_given_to_two_who_do_not_listen_yet() -> None:
 def test_ports_come_back_before_they_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_PORTS", range(15_000, 15_040))
     monkeypatch.setattr(process, "_GIVEN_MAX", 20)
-    monkeypatch.setattr(process, "_given", {})
+    monkeypatch.setattr(process, "_given_ports", {})
     assert len({port for _ in range(30) for port in free_ports(5)}) > 20
