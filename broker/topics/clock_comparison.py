@@ -1,22 +1,23 @@
-"""Comparing this node's clock with the storage's, before anything goes by it.
+"""Compare this node's clock with the storage's, before the node relies on its clock.
 
-A clock that is ahead leaves out messages that live, and a consumer that went on behind them never comes back
-for them. So a clock is compared at each claim and each sweep; and before anything is read, unless it was compared
-before and has gone on since as the boot clock does. A node that leads nothing claims nothing: it writes a record
-of its own instead, and looks at when that was by the storage's clock::
+A clock that is ahead makes live messages look expired. A consumer that read on behind them never comes back
+for them. So a node compares its clock at each claim and each sweep. It also compares it before each read, unless it
+has compared it before and the clock has kept pace with the boot clock since. A node that leads nothing makes no
+claim. Instead it writes a record of its own, and reads the time that the storage's clock gave to that write::
 
     clock/007    record: which incarnation compared last; only the time of its cell counts
 
-One write is one *witness*, and the clock that is wrong may be that of the one server that made it. So a second one
-is asked before this node takes its own clock for wrong: the other nodes; where none of them answers, another region;
-for readings then that the clock has jumped since it was compared last::
+One write is one *witness*. The wrong clock may be that of the one server that made the write. So this node asks a
+second witness before it takes its own clock for wrong. These are the other nodes. If no node answers, a claim asks
+another region, the one that stores the record; a read takes a jump of this clock since the last comparison as its
+second witness::
 
-    first witness    second witness    a topic's log                       the record, before a reading
+    first witness    second witness    write to a topic's log              write of the record, before a read
     off              off               the node leads nothing more (Surroundings.skewed)
-    off              right             that topic alone is refused         reads: the nodes agree
-    off              none              that topic alone is refused         refused
+    off              right             only that topic is refused          reads: the nodes agree
+    off              none              only that topic is refused          refused
 
-A comparison tells little if the write took long, and nothing if the clock jumped meanwhile: then it is made again.
+A comparison tells little if the write took long, and nothing if the clock jumped meanwhile. Then it is repeated.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from broker.topics.surroundings import Surroundings
 
 PREFIX: Final = b"clock/"
 COMPARED_S: Final = 60.0
-"""How long a comparison does for a reading of what another node leads: clocks drift."""
+"""For this long a comparison allows reads of topics that other nodes lead: clocks drift."""
 SHARP_MS: Final = 1000
-"""How long the write of a comparison may take."""
+"""The longest time that the write of a comparison may take."""
 
 
 class ClockComparison:
@@ -43,9 +44,9 @@ class ClockComparison:
     def __init__(self, around: Surroundings, records: RecordStore) -> None:
         """Begin without a comparison."""
         self.skew_ms: int | None = None
-        """How far this clock was ahead of the storage's, at least, when they were compared last."""
+        """The least distance by which this clock was ahead of the storage's at the last comparison."""
         self.is_wrong = False
-        """Whether two witnesses said that this clock is off, and none has said otherwise since."""
+        """True if two witnesses found this clock off, and no later comparison found it right."""
         self._around = around
         self._clock = around.clock
         self._records = records
@@ -55,10 +56,10 @@ class ClockComparison:
         self._comparing: asyncio.Task[None] | None = None
 
     async def judge(self, written: Written) -> bool:
-        """Note a write of this node to a topic's log; by a clock that is off the topic is not led.
+        """Judge this clock by a write of this node to a topic's log. If the clock is off, refuse the topic.
 
-        If a second witness says so, too, the node leads nothing more. Returns whether the write was sharp
-        enough to tell.
+        If a second witness also finds the clock off, the node leads nothing more. Return whether the write
+        was fast enough to prove something.
 
         Raises:
             ClockSkew: the clock is too far off.
@@ -91,17 +92,17 @@ class ClockComparison:
         return self._is_off(written) and (written.ahead_ms > 0) == (first.ahead_ms > 0)
 
     async def _told_by_nodes(self, first: Written) -> bool | None:
-        """Return whether other nodes say, too, that this clock is off: half of them at least; None: none answers."""
+        """Return whether at least half of the other nodes also find this clock off; None if no node answers."""
         others = await self._around.other_clocks()
         off = sum(self._is_off_as(each, first) for each in others)
         return 2 * off >= len(others) if others else None
 
     async def _told_by_record(self, first: Written) -> bool:
-        """Return whether the region of the records says, too, that this clock is off."""
+        """Return whether the region that stores the record also finds this clock off."""
         try:
             written = await self._write()
         except (Unavailable, OutcomeUnknown):
-            return False  # It says nothing.
+            return False  # The region proves nothing.
         return written is not None and self._is_off_as(written, first)
 
     def _note(self, sent: SendTime) -> None:
@@ -111,11 +112,11 @@ class ClockComparison:
         return abs(read_clock(self._clock).offset_ms - offset_ms) >= JUMP_MS_MIN
 
     async def compare(self, *, is_led_here: bool) -> None:
-        """Return once this clock may be read by.
+        """Return once reads may rely on this clock.
 
         Raises:
-            ClockSkew: it is too far off.
-            Unavailable: it can't be compared now.
+            ClockSkew: the clock is too far off.
+            Unavailable: the clock can't be compared now.
         """
         if not self._around.is_clustered or self._is_compared(is_led_here=is_led_here):
             return
@@ -127,10 +128,10 @@ class ClockComparison:
     def _compared(self, done: asyncio.Task[None]) -> None:
         self._comparing = None
         if not done.cancelled():
-            done.exception()  # Looked at here, since its callers may all be gone.
+            done.exception()  # Retrieved here, because all callers may be gone.
 
     def _is_compared(self, *, is_led_here: bool) -> bool:
-        """Whether the clock has gone on as the boot clock since it was compared."""
+        """Return whether the clock has kept pace with the boot clock since a comparison that still counts."""
         if self._offset_ms is None or self._has_jumped(self._offset_ms):
             return False
         return is_led_here or self._clock.monotonic() - self._compared_s < COMPARED_S
@@ -144,10 +145,10 @@ class ClockComparison:
             await self._judge_reading(written)
 
     async def _write(self) -> Written | None:
-        """Write this node's record; return when, by the storage's clock, None if it has none.
+        """Write this node's record; return the time of the write by the storage's clock, None if it has no clock.
 
         Raises:
-            Unavailable: that is not known.
+            Unavailable: the time of the write is unknown.
         """
         before = await self._records.get(self._key)
         sent = read_clock(self._clock)
@@ -160,12 +161,12 @@ class ClockComparison:
         answered_ms = self._clock.now_ms()
         after = await self._records.get(self._key)
         if version is None or after is None or after.version != version:
-            raise _no_comparison("its record is another's, or from before.")
+            raise _no_comparison("another incarnation wrote its record, or the read is stale.")
         if after.server_ms is None:
             return None
         before_ms = None if before is None else before.server_ms
         if before_ms is not None and after.server_ms <= before_ms:
-            raise _no_comparison("the time of a cell never falls, and did not rise.")
+            raise _no_comparison("the time of a cell only rises, and this one did not.")
         return Written(sent, after.server_ms, answered_ms)
 
     async def _judge_reading(self, written: Written) -> None:
@@ -179,13 +180,13 @@ class ClockComparison:
             if told is not False:
                 raise _refusal(written.ahead_ms, "reads nothing")
         if not self._noted(written):
-            raise _no_comparison("that took too long.")
+            raise _no_comparison("the write took too long, or the clock jumped.")
 
 
 def _refusal(skew_ms: int, does: str) -> ClockSkew:
     return ClockSkew(
         f"This node's clock is {abs(skew_ms)} ms {'ahead' if skew_ms > 0 else 'behind'} "
-        f"of the storage's: it {does} until that is mended."
+        f"of the storage's: the node {does} until the clock is corrected."
     )
 
 

@@ -1,13 +1,13 @@
-"""Letting topics go in good order because another node should lead them.
+"""Hand topics over because another node should lead them.
 
 ::
 
-    leads ──its turn──▶ takes nothing more ──all that was taken is answered──▶ released ──▶ settled
-                              │                                                   ▲
-                              └──not within the bound: let go, whoever claims it fences what is left
+    leads ──its turn──▶ accepts no requests ──all accepted requests are answered──▶ released ──▶ settled
+                              │                                                        ▲
+                              └──time is up: ends anyway; the next claim fences writes in flight
 
-What comes meanwhile, and what was certainly not stored, is told who leads now. Only some topics are in
-this state at once: the pause of each is short, and the others go on until it is their turn.
+Requests that come meanwhile, and requests that were certainly not stored, are answered with the new leader. Only
+some topics are handed over at once. So the pause of each topic is short, and the others work until their turn.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from broker.topics.topic_state import TopicState
 
 AT_ONCE = 32
 HAND_OVER_S = 2.0
-"""How long what was taken may need to be finished."""
+"""The longest time to finish the accepted requests."""
 
 
 class HandingOver:
-    """Hands topics over; ``release`` writes the handoff, ``settle`` answers what a leader left."""
+    """Hands topics over; ``release`` writes the handoff, ``settle`` answers the requests that a leader left."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class HandingOver:
         release: Callable[[TopicLeader], Awaitable[None]],
         settle: Callable[[TopicState], None],
     ) -> None:
-        """Begin with nothing under way."""
+        """Begin without a hand-over."""
         self._around = around
         self._release = release
         self._settle = settle
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def hand_over(self, states: Iterable[TopicState]) -> None:
-        """Let go of those topics that another node should lead; bounded in time."""
+        """Hand over those of the topics that another node should lead, in bounded time."""
         await asyncio.gather(*(self._hand_over(state) for state in states))
 
     async def _hand_over(self, state: TopicState) -> None:
@@ -56,7 +56,7 @@ class HandingOver:
                     self._let_go(state)
 
     async def _finish(self, state: TopicState) -> None:
-        """Take nothing more, finish what was taken, release the log."""
+        """Accept no more requests, finish the accepted ones, release the log."""
         leader = state.leader
         place = self._around.tenure.place(state.id)
         if leader is None or place.here:
@@ -70,7 +70,7 @@ class HandingOver:
             self._settle(state)
 
     def _let_go(self, state: TopicState) -> None:
-        """Stop leading a topic whose turn did not come: somebody else is changing its state."""
+        """Stop leading a topic whose hand-over did not begin in time: another task holds its locks."""
         place = self._around.tenure.place(state.id)
         if state.leader is not None and not place.here:
             state.leader.end(not_leader(state.id, place))

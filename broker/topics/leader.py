@@ -1,11 +1,11 @@
-"""Leading one topic: everything that is written to it while one hold lasts.
+"""Lead one topic: make every write to it while one hold lasts.
 
-A leader is made by a claim and is of no more use once its hold is done; nothing that it remembers
-outlives the epoch. What it leads: the message log, and under the same epoch the payload logs of the
-transactions that store into this topic (stored_payloads.py).
+A claim creates a leader, and the leader is useless once its hold is done: its memory does not outlive the epoch. It
+writes the message log, and under the same epoch the payload logs of the transactions that store into this topic
+(stored.py).
 
-Its end has two moments. When it *ends* it takes nothing more. When it has *settled*, everything that
-it sent has its outcome, and what it certainly did not store is there for the next leader.
+A leader stops in two steps. When it *ends*, it accepts no more requests. When it has *settled*, every write that it
+sent has its outcome, and the next leader may take the requests that were certainly not stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class TopicLeader:
-    """Writes to one topic while one hold lasts. ``lost`` is told once when it ends."""
+    """Writes to one topic while one hold lasts. It calls ``lost`` once when it ends."""
 
     def __init__(
         self,
@@ -45,22 +45,22 @@ class TopicLeader:
         lost: Callable[[TopicLeader], None],
         refused_below: Callable[[], Awaitable[int]],
     ) -> None:
-        """Lead ``topic`` through ``hold``; ``committed`` is called after every change to the log.
+        """Lead ``topic`` through ``hold``, and call ``committed`` after every change to the log.
 
-        ``refused_below`` reads the pointer below which no transaction may publish any more; it is asked once,
-        before the first publish of a transaction.
+        ``refused_below`` reads the pointer below which no transaction may publish any more. The leader calls it
+        once, before the first publish of a transaction.
         """
         self.topic = topic
         self.hold = hold
         self.ended: BrokerError | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rates: Rates | None = None
-        """Told of what is committed, if there is one."""
+        """Counts the committed messages, if present."""
         self.loop = asyncio.get_running_loop()
         self._around = around
         self._notify = committed
         self._lost = lost
-        # Before a generation's first commit there is nothing that the cache would lack.
+        # Before a generation's first commit the log is empty, so the cache misses nothing.
         is_new = not hold.head.total and not hold.head.cells
         self._claimed_at = hold.pointer
         self.cache = TopicCache(around.cache, ROW_ID_MIN if is_new else hold.pointer)
@@ -77,31 +77,31 @@ class TopicLeader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the hold."""
+        """Return the epoch of the hold."""
         return self.hold.epoch
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """Return whether any work is in progress."""
         parts = (self.messages, self.producers, self.payloads)
         return bool(self._changing) or any(part.busy for part in parts)
 
     @property
     def has_committed(self) -> bool:
-        """Whether anything was committed under this hold."""
+        """Return whether anything was committed under this hold."""
         return self.hold.pointer > self._claimed_at
 
     def claims_in_vain(self, before: int) -> int:
-        """Count claims in a row that were lost before any commit; ``before`` of them came before this one.
+        """Count consecutive claims that were lost before any commit; ``before`` of them precede this one.
 
-        A duel loses a claim at once. A clean handover does not count: it has no rival.
+        In a duel of two nodes a claim is lost at once. A clean handover does not count: it has no rival.
         """
         if self.has_committed:
             return 0
         return before if isinstance(self.ended, NotLeader | NoLeader) else before + 1
 
     def ahead_ms(self) -> int:
-        """How far ids lead the clock."""
+        """Return how far ids are ahead of the clock."""
         return self.writer.ids.ahead_ms(self._around.clock.now_ms())
 
     def publish(self, write: Write) -> asyncio.Future[PublishedIds]:
@@ -111,16 +111,16 @@ class TopicLeader:
     async def publish_request(
         self, request: PublishRequest, options: PublishOptions
     ) -> PublishedIds:
-        """Publish messages, a reference or stages, once by a key or a producer's number if there is one.
+        """Publish messages, a reference or stages. A key or a producer's number makes repetition safe.
 
         Raises:
             IdempotencyKeyReused, TransactionTooOld, PayloadsSealed: refused.
-            Fenced: not stored; the next leader may be asked.
-            OutcomeUnknown, StorageFull: see there.
+            Fenced: not stored; the caller may ask the next leader.
+            OutcomeUnknown, StorageFull: see LogWriter.submit.
         """
         if options.key is None:
             return await self._publish(request, options, None)
-        # Under a producer's number it may have been other messages that were published.
+        # Under a producer's number the stored messages may be those of another request.
         is_told = bool(request.payloads) and options.producer is None
         return await self.messages.once(
             options,
@@ -170,18 +170,18 @@ class TopicLeader:
         return await self.payloads.publish((request.pointer,), write)
 
     async def learn_refused(self) -> None:
-        """Learn, once, which transactions are too old for this topic, whatever the clock says. Raises Unavailable."""
+        """Read, once, the pointer below which this topic refuses transactions at any age. Raises Unavailable."""
         if self._refused_below is not None:
             pointer = await self._refused_below()
             self.writer.refused_below = max(self.writer.refused_below, pointer)
             self._refused_below = None
 
     async def begin_stage(self) -> int:
-        """Return the number of a new stage, which is on disk."""
+        """Begin a stage on disk, and return its number."""
         return await self.payloads.begin_stage()
 
     async def store(self, request: PublishRequest, options: PublishOptions) -> PublishedIds:
-        """Store payloads of a transaction or into a stage, to be published by a reference later.
+        """Store payloads for a transaction or in a stage; a reference publishes them later.
 
         Raises as publish_request does, and PayloadsSealed.
         """
@@ -190,7 +190,7 @@ class TopicLeader:
     async def rollback(self, rollback: RollbackRange) -> None:
         """Mark a transaction's messages in a range as rolled back.
 
-        It is brought to its end if the caller is cancelled: storage and cache must agree.
+        The rollback finishes even if the caller is cancelled, because storage and cache must agree.
         """
         task = asyncio.ensure_future(self._rollback(*rollback))
         self._changing.add(task)
@@ -200,7 +200,7 @@ class TopicLeader:
     def _changed(self, task: asyncio.Task[None]) -> None:
         self._changing.discard(task)
         if not task.cancelled():
-            task.exception()  # Looked at here, since its caller may be gone.
+            task.exception()  # Retrieved here, because the caller may be gone.
 
     async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         await self.guarded(self.hold.rollback(pointer, first, last))
@@ -209,12 +209,12 @@ class TopicLeader:
             await mine.go_on()
         self._notify()
 
-    # What is answered from memory.
+    # Proof of leadership, which answers from memory need.
 
     async def is_proven(self) -> bool:
-        """Whether storage, read after this call began, shows that no other leader came before.
+        """Return whether a read of storage that begins after this call shows no later leader.
 
-        A later one ends this leader.
+        If the read shows a later leader, this one ends.
         """
         try:
             shown = await self.hold.proof()
@@ -227,7 +227,7 @@ class TopicLeader:
     # Retention.
 
     async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> Looked:
-        """Roll back all that invalid transactions published into a page. Raises as Hold.invert does."""
+        """Roll back all messages of invalid transactions in a page. Raises as LogHold.invert does."""
         looked = await self.guarded(self.hold.invert(page, is_invalid))
         mine = Slice()
         for pointer in looked.inverted:
@@ -243,7 +243,7 @@ class TopicLeader:
         self.cache.floor = self.hold.root.floor
 
     async def guarded(self, change: Awaitable[Result]) -> Result:
-        """Make a change under this hold; one that ends the hold ends this leader."""
+        """Make a change under this hold. If it fails in a way that ends the hold, end this leader."""
         try:
             return await change
         except BrokerError as error:
@@ -254,7 +254,7 @@ class TopicLeader:
     # Ends.
 
     def end(self, error: BrokerError) -> None:
-        """Stop leading: the hold is done, or about to be given up."""
+        """Stop leading: the hold is done, or about to be released."""
         if self.ended is not None:
             return
         self.ended = error
@@ -266,23 +266,24 @@ class TopicLeader:
         self._lost(self)
 
     async def quiet(self) -> None:
-        """Wait, after the end, until everything that was sent has its outcome."""
+        """Wait, after the end, until every write in flight has its outcome."""
         await self.payloads.quiet()
         await self.writer.idle()
 
     async def settled(self) -> list[Write]:
-        """Wait until all that was sent has its outcome; return what was certainly not stored.
+        """Wait until every write in flight has its outcome; return the requests that were certainly not stored.
 
-        Those are requests to the message log, in their order. Whoever waits for a key or a reference
-        is told to begin again, and so is every store.
+        They are requests to the message log, in their order. A request that waits for a key or a reference has to
+        begin again, and so does every store.
         """
         await self.payloads.settled()
         return await self.writer.settled()
 
     async def idle(self) -> None:
-        """Wait until nothing is under way; once the leader has ended, for ``quiet`` alone.
+        """Wait until no work is in progress; once the leader has ended, only for ``quiet``.
 
-        What still waits for its turn then is answered by who settles, who may have to wait for this.
+        ``settled`` answers the requests that are still queued then. This method does not wait for them, because
+        the caller of ``settled`` may have to wait for this method.
         """
         while self.busy and self.ended is None:
             working = asyncio.ensure_future(self._finish())

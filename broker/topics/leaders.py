@@ -1,16 +1,16 @@
-"""Who leads which topic on this node, and what happens when that ends.
+"""Lead topics on this node: claim them, and settle them when leading ends.
 
-A topic that is in use has a state. Leading begins with the first write, by a claim. It ends when a hold
-is done, or when the topic has been idle::
+A topic in use has a state. Leading begins with the first write, by a claim. It ends when the hold is done, or when
+the topic has been idle::
 
     no leader ──claim──▶ leader ──hold done──▶ former ──settled──▶ no leader, requests to carry over
         ▲                  │                                          │
         └──idle, released──┘                       the next leader takes them first, in their order
 
-The next claim waits until the former leader's requests all have their outcome. So what was certainly
-not stored keeps its place before what came later.
+The next claim waits until all requests of the former leader have their outcome. So a request that was certainly not
+stored keeps its place before later requests.
 
-In a cluster a topic that another node should lead is handed over (hand_over.py).
+In a cluster this node hands over a topic that another node should lead (handing_over.py).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Leaders:
     """The states of a node's topics, and the claims by which it leads them."""
 
     def __init__(self, around: Surroundings, registry: TopicRegistry, *, seed: int | None) -> None:
-        """Begin leading nothing. ``seed`` makes the jitter of back-off repeatable."""
+        """Begin without a topic. ``seed`` makes the jitter of back-off repeatable."""
         self.around = around
         self.registry = registry
         self.states: dict[TopicId, TopicState] = {}
-        self._jitter = random.Random(seed)  # noqa: S311 - It spreads retries; nobody guards it.
+        self._jitter = random.Random(seed)  # noqa: S311 - It only spreads retries; security does not depend on it.
         self.claims = TopicClaims(around, registry, self._jitter)
         self._handing_over = HandingOver(
             around, self._released, lambda state: self._start(self._hand_on(state))
@@ -82,7 +82,7 @@ class Leaders:
         return state
 
     async def learn(self, topic: TopicId) -> Topic:
-        """Return a topic whose record is not known here. Raises TopicNotFound."""
+        """Read and return a topic whose record this node does not know. Raises TopicNotFound."""
         if self.around.is_clustered:
             return await self._read(topic)
         state = self.state(topic)
@@ -97,7 +97,7 @@ class Leaders:
             self._forget_unknown(state)
 
     async def _read(self, topic: TopicId) -> Topic:
-        """Return a topic as it is stored now: in a cluster only its leader may rely on what it knows."""
+        """Return a topic from storage: in a cluster only its leader may rely on its memory of the record."""
         record = await self.registry.read(topic)
         if record is None:
             raise not_found(topic)
@@ -107,7 +107,7 @@ class Leaders:
         return found
 
     async def finish_delete(self, topic: TopicId) -> bool:
-        """Bring a delete to its end that fenced the log and got no further; whether there was one.
+        """Finish a delete that fenced the log and stopped there. Return whether there was one.
 
         The caller has the lock of the topic's state.
         """
@@ -115,12 +115,12 @@ class Leaders:
         return record is not None and await self.claims.finish_delete(topic, record)
 
     def _forget_unknown(self, state: TopicState) -> None:
-        """Keep nothing for names that are no topic's."""
+        """Forget the state of a name that no topic has."""
         if state.topic is None and state.idle and state.leader is None:
             self.states.pop(state.id, None)
 
     def deadline(self) -> float:
-        """Return the deadline (monotonic seconds) of a request that came without one, now."""
+        """Return the deadline (monotonic seconds) of a request that comes now, without one of its own."""
         return self.around.clock.monotonic() + self.around.settings.request_deadline_s
 
     async def led(
@@ -129,10 +129,10 @@ class Leaders:
         attempt: Callable[[TopicLeader], Awaitable[Result]],
         options: PublishOptions,
     ) -> Result:
-        """Do something as the topic's leader; if fenced, which is definite, as the next one.
+        """Make an attempt as the topic's leader. If it is fenced, which is a definite failure, lead again and repeat.
 
         Raises:
-            NotLeader: the request is meant for another epoch; nothing was done.
+            NotLeader: the request is for another epoch; nothing was done.
             OutcomeUnknown: retriable, if the request has a key or a producer's number.
         """
         deadline = options.deadline or self.deadline()
@@ -176,7 +176,7 @@ class Leaders:
             raise
 
     def must_be_here(self, topic: TopicId) -> None:
-        """Raise NotLeader if neither this node leads a topic nor should."""
+        """Raise NotLeader unless this node leads a topic, or should lead it."""
         state = self.states.get(topic)
         if state is not None and state.leader is not None:
             return
@@ -186,7 +186,7 @@ class Leaders:
 
     @asynccontextmanager
     async def _claiming(self, state: TopicState, deadline: float) -> AsyncIterator[None]:
-        """Be the one who begins or ends this node's leading of a topic. Raises NoLeader."""
+        """Hold the lock for the begin and end of leading a topic. Raises NoLeader if the deadline passes."""
         try:
             async with asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0)):
                 await state.claiming.acquire()
@@ -202,12 +202,12 @@ class Leaders:
             return await self._succeed(state, deadline)
         except BrokerError:
             if state.carried:
-                # Their deadlines are not this request's.
+                # The carried requests have later deadlines than this request.
                 self._start(self._hand_on(state))
             raise
 
     async def _succeed(self, state: TopicState, deadline: float) -> TopicLeader:
-        """Claim a topic and begin with what its former leader did not store."""
+        """Claim a topic, and first write the requests that its former leader did not store."""
         await self._settle(state, deadline)
         await self._back_off(state, deadline)
         found, hold = await self._claimed(state, deadline)
@@ -222,20 +222,20 @@ class Leaders:
         if state.carried_generation == found.generation:
             leader.writer.take_over(carried)
         else:
-            # They were let in under another topic's properties.
+            # They were accepted under another generation's properties.
             fail(carried, Fenced(f"Not done: topic '{state.id}' was created anew."))
         if self.around.is_clustered:
             log.info("topic claimed", topic=str(state.id), epoch=leader.epoch)
-        # Others may have written to the log before.
+        # Another node may have written to the log before.
         state.wake()
         if not self.around.tenure.place(state.id).here:
-            # The claim took longer than the hand-over had patience with it.
+            # The claim took longer than the hand-over waited for it.
             self._start(self._handing_over.hand_over([state]))
         return leader
 
     async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, LogHold]:
         if self.around.is_clustered:
-            # Without the lock: a lease may take long, and what else is done is ordered by storage.
+            # This takes no lock: a lease may take long, and storage orders this and other changes.
             return await self.claims.claimed(state.id, deadline)
         async with state.lock:
             try:
@@ -255,11 +255,11 @@ class Leaders:
             if not settling.done():
                 settling.cancel()
         if not settling.done():
-            raise NoLeader(f"What was sent to topic '{state.id}' is not resolved yet.")
+            raise NoLeader(f"Earlier writes to topic '{state.id}' have no outcome yet.")
         settling.result()
 
     async def _settled(self, state: TopicState, former: TopicLeader) -> None:
-        """Keep what a former leader left, in one go, though whoever waits for it be gone by then."""
+        """Carry over the requests that a former leader did not store. After the wait, no cancellation interrupts it."""
         writes = await former.settled()
         again = Fenced("Not done: another node leads the topic now.")
         for write in writes:
@@ -271,7 +271,7 @@ class Leaders:
         state.former = None
 
     async def _back_off(self, state: TopicState, deadline: float) -> None:
-        """Wait before a claim if the last ones were in vain: two nodes must not duel."""
+        """Wait before a claim if the last claims were lost before any commit: two nodes must not duel."""
         if not state.claimed_in_vain:
             return
         clock = self.around.clock
@@ -297,7 +297,7 @@ class Leaders:
         state.wake()
 
     async def _hand_on(self, state: TopicState) -> None:
-        """See to it that what a former leader left is taken up or answered."""
+        """Pass the requests that a former leader did not store to the next leader, or answer them."""
         with state.used():
             if state.former is not None:
                 await state.former.quiet()
@@ -316,14 +316,14 @@ class Leaders:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # Letting go.
+    # Releasing idle topics.
 
     def _forget_soon(self) -> None:
         if self._forgetting is None or self._forgetting.done():
             self._forgetting = asyncio.ensure_future(self.forget_idle())
 
     async def forget_idle(self) -> None:
-        """Hand off and forget the topics that nobody has used since the last call."""
+        """Hand off and forget the topics that were not used since the last call."""
         idle, piece = [], Slice()
         for state in list(self.states.values()):
             if state.idle and not state.touched:
@@ -336,24 +336,25 @@ class Leaders:
             if is_unused and self.states.get(state.id) is state:
                 del self.states[state.id]
             await piece.go_on()
-        # Where so many are in use, looking at all of them again must wait until there are more.
+        # If so many topics are in use, the next search waits until a quarter more are in use.
         self._forget_over = max(self.around.settings.topics_in_use_max, len(self.states) * 5 // 4)
 
     async def _release_all(self, states: Iterable[TopicState]) -> None:
         led = [state for state in states if state.leader is not None]
         for first in range(0, len(led), RELEASES_AT_ONCE):
             some = led[first : first + RELEASES_AT_ONCE]
-            if not self.claims.closing:  # Looked at anew: those before may have taken long.
+            if not self.claims.closing:  # Checked again: the earlier releases may have taken long.
                 some = [state for state in some if state.idle and not state.touched]
             await asyncio.gather(*(self._release(state) for state in some))
 
     async def _release(self, state: TopicState) -> None:
-        """Finish what is under way and hand a topic's log off. A new use claims it again."""
+        """Finish the work in progress and hand a topic's log off. A new use claims it again."""
         async with state.claiming, state.lock:
             leader = state.leader
             if leader is None:
                 return
-            with suppress(TimeoutError):  # Others wait for both locks: then it goes on leading.
+            # Other tasks wait for both locks. So if this takes too long, this node keeps leading.
+            with suppress(TimeoutError):
                 async with asyncio.timeout(None if self.claims.closing else HAND_OVER_S):
                     await leader.idle()
             if state.leader is not leader or leader.busy:
@@ -368,13 +369,13 @@ class Leaders:
         try:
             await leader.hold.hand_off()
         except BrokerError:
-            # The next claim does without.
+            # The next claim works without the handoff.
             self.around.metrics.happened("release_failed")
 
     # Handing over.
 
     def topics_led(self) -> list[TopicId]:
-        """Return the topics that this node leads, or is about to."""
+        """Return the topics that this node leads, or is about to lead."""
         return [
             state.id
             for state in self.states.values()
@@ -382,18 +383,18 @@ class Leaders:
         ]
 
     def epochs(self) -> dict[TopicId, int]:
-        """Return the topics that this node leads, each with the epoch in which it does."""
+        """Return the topics that this node leads, each with its epoch."""
         led = (state.leader for state in self.states.values())
         return {leader.topic.id: leader.epoch for leader in led if leader is not None}
 
     async def hand_over(self, topics: Collection[TopicId]) -> None:
-        """Let go of those topics that another node should lead, in good order and bounded time."""
+        """Hand over those of the topics that another node should lead, in bounded time."""
         await self._handing_over.hand_over(
             [self.states[topic] for topic in topics if topic in self.states]
         )
 
     async def close(self) -> None:
-        """Finish what is under way and hand every log off; nothing is led any more."""
+        """Finish the work in progress and hand every log off; then this node leads no topic."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         self.claims.closing = True

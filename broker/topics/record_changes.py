@@ -1,12 +1,12 @@
-"""Changing a topic's record as its leader: what is answered afterwards, by any node, goes by the change.
+"""Change a topic's record as its leader, so that every later answer of any node follows the change.
 
-A node that leads answers by what it remembers of the record; any other reads the record. So the leader
-writes the record, goes by it, and then looks whether it still leads: whoever leads after it reads the
-record when its log is held (topic_claims.py), hence after the change or in time for this look to fail.
+The leader answers from its memory of the record; any other node reads the record. So the leader writes the
+record, adopts it, and then proves that it still leads. A later leader reads the record once it holds the log
+(claiming.py). Either it reads after the change, or its claim came early enough for this proof to fail.
 
-A **purge** is such a change. It names a moment, before which nothing is read any more; that moment only rises.
-It never lies past the log's last message: a claim gives ids above that one, and the leader itself gives none
-before the moment from then on. So no message that comes later is hidden, whatever the clocks of nodes say.
+A **purge** is such a change. It names a moment: messages before it are not read any more. The moment only rises.
+It never lies past the log's last message. A later claim gives only ids above that message, and the leader itself
+gives no id before the moment from then on. So a purge hides no later message, even if the clocks of nodes differ.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Change = Callable[[TopicLeader], Awaitable[Topic]]
 
 
 async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline: float) -> Topic:
-    """Change the record as the topic's leader, and make sure that the leader goes by it.
+    """Change the record as the topic's leader, and make sure that the leader has adopted it.
 
-    One that claims the log meanwhile may have read the record before. If it is this node, it reads it
-    again; if it is another, that one is told by the same change, to which NotLeader leads: unless
-    a third change came between, it writes nothing and only reads.
+    A leader that claims the log meanwhile may have read the record before the change. If it is this node, it
+    reads the record again. If it is another node, NotLeader makes the caller repeat the change there: unless
+    a third change came between, that leader writes nothing and only reads.
 
     Raises:
-        TopicNotFound: there is none.
-        NotLeader, NoLeader: nothing was done, or it is done again.
-        OutcomeUnknown: whoever leads the topic may not know of the change.
+        TopicNotFound: there is no such topic.
+        NotLeader, NoLeader: nothing was done, or repeating the change is safe.
+        OutcomeUnknown: the topic's leader may not know of the change.
     """
     state = leaders.state(topic)
     with state.used():
@@ -42,7 +42,7 @@ async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline:
         try:
             while not await leader.is_proven():
                 if leaders.around.clock.monotonic() >= deadline:
-                    raise NoLeader("no node could be asked in time")
+                    raise NoLeader("no node answered in time")
                 leader = await leaders.lead(topic, deadline)
                 async with state.lock:
                     state.adopt(leader, await leaders.registry.get(topic))
@@ -50,27 +50,26 @@ async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline:
             raise
         except BrokerError as error:
             raise OutcomeUnknown(
-                f"Whether the leader of topic '{topic}' knows of the change is unknown: "
-                f"{error.message}"
+                f"The leader of topic '{topic}' may not know of the change: {error.message}"
             ) from error
         return changed
 
 
 def purge_through(before_ms: int, *, now_ms: int, pointer_ms: int, ahead_ms_max: int) -> int:
-    """Return the moment before which a purge hides messages: never past the one after the log's last.
+    """Return the moment before which a purge hides messages: at most 1 ms past the log's last message.
 
-    Raises BadRequest if it lies further in the future than ids may, by the clock of another node.
+    Raises BadRequest if ``before_ms`` lies further in the future than an id can, by the clock of another node.
     """
     if before_ms > now_ms + ahead_ms_max:
         raise BadRequest(
             f"before: {before_ms} lies {before_ms - now_ms:,} ms in the future by this node's clock. To "
-            "remove all that is stored, say `before=now`."
+            "remove all messages, say `before=now`."
         )
     return min(before_ms, pointer_ms + 1)
 
 
 def purge(leaders: Leaders, before_ms: int) -> Change:
-    """Return the change that lets nothing be read any more that was published before a moment."""
+    """Return the change that hides all messages published before a moment."""
 
     async def change(leader: TopicLeader) -> Topic:
         settings = leaders.around.settings

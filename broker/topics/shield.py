@@ -1,6 +1,6 @@
-"""Work that is brought to its end though its caller goes away.
+"""Finish work even if its caller is cancelled.
 
-A client that hangs up cancels its handler. What changes more than one place must not stop halfway then.
+A client that disconnects cancels its handler. A change of more than one place must not stop halfway then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _under_way: set[asyncio.Task[Any]] = set()
-"""The event loop itself holds tasks weakly."""
+"""Keeps the tasks alive: the event loop itself holds them only weakly."""
 
 
 async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
@@ -25,10 +25,10 @@ async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
     finally:
         del (
             task
-        )  # It has the error, the error this frame: they would wait for the collector together.
+        )  # The task refers to its error, the error to this frame: this breaks the reference cycle.
 
 
 def _finished(task: asyncio.Task[Any]) -> None:
     _under_way.discard(task)
     if not task.cancelled():
-        task.exception()  # Looked at here, since the caller may be gone.
+        task.exception()  # Retrieved here, because the caller may be gone.

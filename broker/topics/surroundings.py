@@ -1,4 +1,4 @@
-"""What all leaders of one node share: storage, clock, bounds, and who the node is."""
+"""Group the parts that all leaders of one node share: storage, clock, bounds, and the node's identity."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ OtherClocks = Callable[[], Awaitable[Sequence[Written]]]
 
 
 class QueueBudget:
-    """The bytes of all requests of a node that wait for a commit, or are being committed."""
+    """The bytes of all requests of a node that are queued or being committed."""
 
     __slots__ = ("bytes", "bytes_max")
 
     def __init__(self, bytes_max: int) -> None:
-        """Start with nothing waiting."""
+        """Start with no request."""
         self.bytes_max = bytes_max
         self.bytes = 0
 
 
 class Surroundings:
-    """What all leaders of a node share."""
+    """The parts that all leaders of a node share."""
 
     __slots__ = (
         "browsing",
@@ -66,9 +66,9 @@ class Surroundings:
     ) -> None:
         """``owner`` names this incarnation of this node; ``instance`` is None when standalone.
 
-        ``tenure`` says which topics it may claim. ``skewed`` is told, when two witnesses find this clock
-        too far off, by how many ms it is ahead of the storage's (negative: behind). ``other_clocks`` asks
-        the other nodes what time it is.
+        ``tenure`` says which topics the node may claim. ``skewed`` is called when two witnesses find this clock
+        too far off, with the ms by which it is ahead of the storage's (negative: behind). ``other_clocks`` asks
+        the other nodes for their time.
         """
         self.logs = logs
         self.payload_logs = PayloadLogs(logs, owner)
@@ -78,7 +78,7 @@ class Surroundings:
         self.instance = instance
         self.tenure = tenure
         self.is_clustered = instance is not None or tenure is not EVERYTHING
-        """Whether other nodes may lead the same topics."""
+        """True if other nodes may lead the same topics."""
         self.metrics = metrics or Metrics(owner)
         self.skewed = skewed or _ignored
         self.other_clocks = other_clocks or _none_known
@@ -87,8 +87,9 @@ class Surroundings:
         self.browsing: AbstractAsyncContextManager[object] = (
             asyncio.Lock() if logs.table.is_alone else nullcontext()
         )
-        """Held while a browse reads a store of this process: such reads copy while nothing else can run. In a
-        cluster they wait for servers, of which one that hangs must not hold the others."""
+        """A browse holds this while it reads a store of this process, because the event loop stands still during
+        the copies of such a read. In a cluster it is no lock: reads wait for servers, and a server that hangs must
+        not block reads from the others."""
 
     def row_ids(self, pointer_ms: int) -> RowIds:
         """Return the ids of a log whose pointer has this timestamp."""
@@ -101,7 +102,7 @@ class Surroundings:
         )
 
     def answered_keys(self) -> AnsweredKeys:
-        """Return an empty memory of keys, beginning now."""
+        """Return an empty memory of keys that begins now."""
         return AnsweredKeys(
             claimed_ms=self.clock.monotonic() * 1000,
             window_ms=self.settings.idempotency_window_ms,
@@ -110,9 +111,9 @@ class Surroundings:
 
 
 async def _none_known() -> Sequence[Written]:
-    """There are no other nodes."""
+    """Return no clocks: there are no other nodes."""
     return ()
 
 
 def _ignored(_: int) -> None:
-    """Nobody asked to be told."""
+    """Do nothing: no caller asked for a notice."""

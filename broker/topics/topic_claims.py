@@ -1,9 +1,9 @@
-"""Claiming one topic: its record, a permit, the claim, and whether the clocks agree.
+"""Claim one topic: read its record, get a permit, claim its log, and compare the clocks.
 
-In a cluster the record is read twice. The first reading says which generation to claim and may be old;
-the second begins when the log is held, so that it shows every change that the leader before made. Whoever
-changes a record as the leader looks afterwards whether it still is one (topics.py): of two that overlap,
-one sees the other.
+In a cluster the claim reads the record twice. The first read says which generation to claim, and may be stale.
+The second read begins once the log is held, so it shows every change that the leader before made. A leader that
+changes a record proves afterwards that it still leads (changing.py). So if a change and a claim overlap, one of
+the two sees the other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from broker.topics.surroundings import Surroundings
 
 STALE_RECORD_PAUSE_S = 0.02
 SKEWED_S: Final = 5.0
-"""How long a topic is refused without a claim after one that found the clocks apart."""
+"""After a claim that found the clocks apart, this node refuses the topic for so long without a claim."""
 SKEWED_MAX: Final = 4096
-"""Of how many topics that is remembered."""
+"""The most topics for which a node remembers that."""
 
 
 class TopicClaims:
@@ -36,14 +36,14 @@ class TopicClaims:
     def __init__(
         self, around: Surroundings, registry: TopicRegistry, jitter: random.Random
     ) -> None:
-        """Claim under the surroundings' tenure, by the registry's records."""
+        """Begin without claims. They need a permit of the surroundings' tenure, and read the registry's records."""
         self.closing = False
         self.clocks = ClockComparison(around, registry.records)
         self._around = around
         self._registry = registry
         self._jitter = jitter
         self._skewed: OrderedDict[TopicId, tuple[float, str]] = OrderedDict()
-        """Topics whose claims found the clocks apart: until when they are refused, and with which words."""
+        """Topics whose claims found the clocks apart: the end of the refusal, and its message."""
 
     async def claimed(self, topic: TopicId, deadline: float) -> tuple[Topic, LogHold]:
         """Return a topic and the hold on its log.
@@ -52,7 +52,7 @@ class TopicClaims:
             TopicNotFound: there is no such topic.
             NotLeader: another node should lead it.
             NoLeader: the deadline (monotonic seconds) passed, or the node stops.
-            ClockSkew: this node's clock, or that of the server where the topic lies, is too far off.
+            ClockSkew: the clock of this node, or of the server that stores the topic, is too far off.
             StorageFull, StorageCorrupt, Unavailable: see Logs.claim; nothing was done.
         """
         clock = self._around.clock
@@ -64,7 +64,7 @@ class TopicClaims:
             try:
                 made = await self._claim(LogId(topic, found.generation), deadline)
             except Deleted:
-                # Whoever began to delete it did not come to the end, unless that is long ago.
+                # A delete was begun and not finished, or it was finished long ago.
                 await self._registry.delete(topic, found.generation)
                 if not await self._is_newer(found):
                     raise not_found(topic) from None
@@ -73,7 +73,7 @@ class TopicClaims:
                     continue
                 if clock.monotonic() > deadline:
                     raise NoLeader(
-                        f"The record of topic '{topic}' is older than its log."
+                        f"The record of topic '{topic}' belongs to an earlier generation than its log."
                     ) from None
                 await clock.sleep(STALE_RECORD_PAUSE_S)
             else:
@@ -94,18 +94,18 @@ class TopicClaims:
         )
 
     async def _is_newer(self, found: Topic) -> bool:
-        """Whether the record has a higher generation by now."""
+        """Return whether the record has a higher generation now."""
         record = await self._registry.read(found.id)
         return record is not None and record.generation > found.generation
 
     async def _as_recorded(self, found: Topic) -> Topic:
-        """Return a topic that was just claimed by the record as it is now."""
+        """Return a topic that was just claimed, with its present record."""
         if not self._around.is_clustered:
             return found
         return await self._registry.get(found.id)
 
     async def finish_delete(self, topic: TopicId, record: TopicRecord) -> bool:
-        """Say in its record that a topic is deleted if its log says so; whether that was left to do."""
+        """Mark a topic's record as deleted if its log says so. Return whether this was still to do."""
         if record.deleted:
             return False
         root = await self._around.logs.root(LogId(topic, record.generation))
@@ -116,7 +116,7 @@ class TopicClaims:
         return True
 
     def _refuse_skewed(self, topic: TopicId) -> None:
-        """Refuse a topic whose last claim found the clocks apart: each claim changes its log, and fences."""
+        """Refuse a topic whose last claim found the clocks apart: each claim writes to its log, and fences."""
         until_s, why = self._skewed.get(topic, (0.0, ""))
         left_s = until_s - self._around.clock.monotonic()
         if left_s > 0:
@@ -124,7 +124,7 @@ class TopicClaims:
         self._skewed.pop(topic, None)
 
     async def _compare_clocks(self, made: Claimed) -> None:
-        """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""
+        """Hand the log off again if this clock is too far off. Raises ClockSkew."""
         if made.written is None:
             return
         try:

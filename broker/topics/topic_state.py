@@ -1,4 +1,4 @@
-"""What a node knows of one topic that is in use: its record, its leader here, and who waits for it."""
+"""Keep a node's state of one topic in use: its record, its leader on this node, and its waiting readers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from broker.topics.topic_reader import TopicReading
 from broker.topics.write import Write
 
 WOKEN_AT_ONCE: Final = 32
-"""Those that wait are woken so many in a round of the event loop: each then reads and answers in one go."""
+"""A change wakes so many readers in a round of the event loop: each then reads and answers without a pause."""
 
 
 class TopicState:
     """One topic that is in use on this node.
 
-    ``leader`` is who writes to it now. After its end it is ``former`` until all that it sent has its
-    outcome; ``carried`` is what it certainly did not store, for the next leader. ``touched`` is set
-    with every use and cleared by the search for idle topics.
+    ``leader`` writes to it now. A leader that has ended is ``former`` until every write that it sent has its
+    outcome. ``carried`` has the requests that it certainly did not store, for the next leader. Every use sets
+    ``touched``, and the search for idle topics clears it.
     """
 
     __slots__ = (
@@ -73,13 +73,13 @@ class TopicState:
         self.carried: list[Write] = []
         self.carried_generation = 0
         self.claimed_in_vain = 0
-        """How many leaders in a row ended before they had committed anything."""
+        """The number of consecutive leaders that lost their claim before any commit."""
         self.claiming = asyncio.Lock()
-        """Held by who begins or ends this node's leading. Taken before ``lock``."""
+        """Guards the begin and the end of leading on this node. A task takes it before ``lock``."""
         self.lock = asyncio.Lock()
-        """Held by who changes the topic's record."""
+        """Guards changes of the topic's record."""
         self.waiting: dict[asyncio.Future[bool], None] = {}
-        """In the order in which they came: so they are woken."""
+        """Waiting readers, in the order in which they came and are woken."""
         self.changes = 0
         self.users = 0
         self.touched = True
@@ -87,12 +87,12 @@ class TopicState:
 
     @property
     def cache(self) -> TopicCache | None:
-        """The cache of this node's leader of the topic, if it is one."""
+        """Return the cache of this node's leader of the topic, None if another node leads."""
         return self.leader.cache if self.leader is not None else None
 
     @property
     def idle(self) -> bool:
-        """Whether nobody uses it, waits on it, or has something under way."""
+        """Return whether no task uses it, no reader waits on it, and no work is in progress."""
         return not (
             self.users
             or self.waiting
@@ -105,7 +105,7 @@ class TopicState:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Keep this state from being forgotten."""
+        """Keep this state in memory during the block."""
         self.users += 1
         self.touched = True
         try:
@@ -114,7 +114,7 @@ class TopicState:
             self.users -= 1
 
     def adopt(self, leader: TopicLeader, recorded: Topic) -> None:
-        """Let a leader go by the record as it is now, unless that is of another generation."""
+        """Give a leader the present record, unless that is of another generation."""
         if leader.topic.generation == recorded.generation:
             leader.topic = recorded
             # Once a leader has ended, another node may change the record at any time.
@@ -122,11 +122,11 @@ class TopicState:
                 self.topic = recorded
 
     def is_generation(self, generation: int) -> bool:
-        """Whether the topic still is the one that was looked up."""
+        """Return whether the topic still has this generation."""
         return self.topic is not None and self.topic.generation == generation
 
     def wake(self) -> None:
-        """Tell those that wait that the log changed, in the order in which they came."""
+        """Tell the waiting readers that the log changed, in the order in which they came."""
         self.changes += 1
         if self.waiting:
             _wake(deque(self.waiting))
@@ -147,12 +147,12 @@ class TopicState:
             self.waiting.pop(change, None)
 
     async def next_page(self, reading: TopicReading, bytes_max: int = PAGE_BYTES) -> PollPage:
-        """Return the next page of a reading, counting what it gives out.
+        """Return the next page of a reading, and count its messages.
 
         Raises:
-            ClockSkew: this node's clock is too far off to tell what lives.
-            Unavailable: see Reading.page, ClockComparison.compare.
-            BadRequest: see Reading.page.
+            ClockSkew: this node's clock is too far off to tell which messages have expired.
+            Unavailable: see TopicReading.page, ClockComparison.compare.
+            BadRequest: see TopicReading.page.
         """
         self.touched = True
         if self.topic is not None:
@@ -169,14 +169,14 @@ class TopicState:
         return page
 
     async def _follow_record(self, reading: TopicReading) -> None:
-        """Go by the record: where another leads, the ttl need not be what was known here."""
-        with suppress(TopicNotFound):  # Then there is nothing to be read.
+        """Read the record again: if another node leads, it may have changed the ttl."""
+        with suppress(TopicNotFound):  # Then the topic has no messages to read.
             reading.follow(await self.recorded())
 
     async def _proven_cache(self, reading: TopicReading) -> TopicCache | None:
-        """Return the cache if storage, read since the reading began, shows that it is whole.
+        """Return the cache if a read of storage since the reading began shows that the cache is complete.
 
-        All of a reading's pages end where its first one found the pointer, so one proof is enough.
+        All pages of a reading end at the pointer that its first page found, so one proof is enough.
         """
         leader = self.leader
         if leader is None:
@@ -189,7 +189,7 @@ class TopicState:
 
 
 def _wake(waiting: deque[asyncio.Future[bool]]) -> None:
-    """Wake some now, and the others in the next rounds of the loop."""
+    """Wake some readers now, and the others in the next rounds of the loop."""
     for _ in range(min(len(waiting), WOKEN_AT_ONCE)):
         _tell(waiting.popleft(), True)
     if waiting:
