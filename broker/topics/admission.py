@@ -1,4 +1,4 @@
-"""Whether a publish or a store may be done at all, by its topic's properties and its age."""
+"""Check that a topic accepts a publish or a store: its properties allow it, and it is not too old."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.topics.references import too_old
 from broker.topics.settings import PublishOptions, TopicSettings
 
 LIFETIMES_MAX: Final = 10_000
-"""How many runs of messages with one lifetime a request may have. Each run has an entry of its own."""
+"""The most runs of messages with one lifetime in a request. Each run has an entry of its own."""
 
 
 def check(
@@ -24,30 +24,30 @@ def check(
     settings: TopicSettings,
     now_ms: int,
 ) -> None:
-    """Refuse what a topic does not take.
+    """Refuse a request that the topic does not accept.
 
     Raises:
-        BadRequest: the topic takes no such publish, or no such lifetime.
+        BadRequest: the topic does not accept such a publish, or such a lifetime.
         TooManyMessages: lifetimes change too often from one message to the next.
-        TransactionTooOld, PayloadsSealed: the transaction, or the stage that is stored into, is too old.
+        TransactionTooOld, PayloadsSealed: the transaction, or the stage of the store, is too old.
     """
     if len(request.ttls_s) > LIFETIMES_MAX:
         _check_lifetimes(request.ttls_s)
     for ttl_s in (options.ttl_s, *request.ttls_s):
         if ttl_s is not None and not 0 < ttl_s <= topic.ttl_s:
             raise BadRequest(
-                f"ttl: must be between 1 and the topic's own, {topic.ttl_s} seconds, not {ttl_s}."
+                f"ttl: must be between 1 and the topic's ttl of {topic.ttl_s} seconds, not {ttl_s}."
             )
     if request.payloads and request.stages:
-        # Whose publish it will be is judged then.
+        # The publish that names these stages is checked when it comes.
         for stage in request.stages:
             if stages.is_over(stage, now_ms, settings.stage_life_s * 1000):
                 raise too_old(stage)
         return
     if topic.transactions is TransactionUse.REQUIRED and request.pointer is None:
-        raise BadRequest(f"Topic '{topic.id}' takes publishes of transactions alone.")
+        raise BadRequest(f"Topic '{topic.id}' accepts only publishes of transactions.")
     if topic.transactions is TransactionUse.REFUSED and request.pointer is not None:
-        raise BadRequest(f"Topic '{topic.id}' takes no publishes of transactions.")
+        raise BadRequest(f"Topic '{topic.id}' accepts no publishes of transactions.")
     if request.pointer is not None:
         _check_age(request.pointer, settings.transaction_life_max_s, now_ms)
 
@@ -55,8 +55,8 @@ def check(
 def _check_lifetimes(ttls_s: Sequence[int | None]) -> None:
     if sum(map(ne, ttls_s, islice(ttls_s, 1, None))) >= LIFETIMES_MAX:
         raise TooManyMessages(
-            f"ttl: in a request {LIFETIMES_MAX} runs of messages may have lifetimes of their own. Send messages of one "
-            "ttl one after the other, or fewer at once."
+            f"ttl: a request may have at most {LIFETIMES_MAX} runs of messages with lifetimes of their own. Put messages "
+            "of one ttl next to each other, or send fewer at once."
         )
 
 
@@ -71,6 +71,6 @@ def _check_age(pointer: int, life_max_s: int, now_ms: int) -> None:
 
 
 def check_is_pointer(pointer: int) -> None:
-    """Refuse what no transaction can have: negative numbers are those of stages."""
+    """Refuse a negative number: it belongs to a stage, and no transaction has it."""
     if pointer < 0:
         raise TransactionTooOld(f"{pointer} is no transaction's write pointer.")

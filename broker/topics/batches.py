@@ -1,9 +1,9 @@
-"""What is stored for requests that are stored together, and what each of them is told: no waiting, no I/O.
+"""Build the entries of requests that are stored together, and the answer to each: no waiting, no I/O.
 
-Neighbours that any consumer takes share entries. A request with a write pointer, a lifetime or a reference has
-entries of its own, since what it has in common is judged once; where its messages have lifetimes of their own, each
-run of one lifetime has. A key, or a producer's number, goes into the entry that holds the
-last message of its request.
+Neighbouring plain requests share entries. A request with a write pointer, a lifetime or a reference has
+entries of its own, because a consumer judges these properties once for an entry. If its messages have lifetimes
+of their own, each run of one lifetime has its own entries. A key, or a producer's number, goes into the entry
+that holds the last message of its request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARK_BODY_BYTES: Final = 32
 
 
 class Batch(NamedTuple):
-    """What one append writes. ``messages`` and ``payload_bytes`` are what the log's totals rise by."""
+    """The content of one append. The log's totals rise by ``messages`` and ``payload_bytes``."""
 
     entries: list[Entry]
     ids: list[RowId]
@@ -30,12 +30,12 @@ class Batch(NamedTuple):
 
     @property
     def last(self) -> RowId:
-        """The id of its last message."""
+        """Return the id of its last message."""
         return self.ids[-1]
 
 
 def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bool) -> Batch:
-    """Give each request its ids, joining neighbours that share everything but payloads."""
+    """Give each request its ids, and join neighbours that share everything but payloads."""
     added: list[Entry] = []
     plain: list[Write] = []
     messages = payload_bytes = start = plain_start = 0
@@ -65,7 +65,7 @@ def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bo
 
 
 def _attributes_of(writes: list[Write]) -> list[bytes]:
-    """Return the attributes of each message of plain requests; nothing if none has any."""
+    """Return the attributes of each message of plain requests; an empty list if no message has any."""
     if not any([write.attributes for write in writes]):  # noqa: C419 - A list is twice as fast.
         return []
     return list(chain.from_iterable(write.attributes or [b""] * write.rows for write in writes))
@@ -126,7 +126,7 @@ def producer_number(mark: Mark) -> int:
 
 
 def answer(writes: list[Write], batch: Batch) -> None:
-    """Tell each request its rows. They are consecutive, in the order of the requests."""
+    """Answer each request with its rows. They are consecutive, in the order of the requests."""
     ids, start = batch.ids, 0
     for write in writes:
         stop = start + write.rows

@@ -1,12 +1,11 @@
-"""Idempotency keys: one answer per key, for a window of time.
+"""Remember the answers to idempotency keys: one answer per key, for a window of time.
 
-A keyed request leaves a mark in the entry that stores its messages, so what storage says of a key is the
-truth. In front of it stands this memory: keys under way, so that a repetition joins instead
-of running beside, and keys answered since the claim. A key that it does not know is looked up in
-storage until a whole window has passed since the claim, and longer if the bound on memory made it
-forget a key that is younger than the window: the bound is on memory, never on the window.
+A keyed request leaves a mark in the entry that stores its messages, so storage has the truth about each key. This
+memory in front of storage holds the keys that were answered since the claim. The leader looks up an unknown key in
+storage until a whole window has passed since the claim. It does so longer if this memory was full and forgot a
+key that is younger than the window: the bound limits the memory, never the window.
 
-Pure but for the futures that joiners wait on; time is an argument.
+Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ KEY_HASH_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class KeyedOutcome:
-    """What a keyed request led to: its first and last row, and what its body was."""
+    """The outcome of a keyed request: its first and last row, and the hash of its body."""
 
     first: RowId
     last: RowId
@@ -31,12 +30,12 @@ class KeyedOutcome:
 
 
 def key_hash(key: str) -> bytes:
-    """Return what stands for a client's key in row keys: of a fixed length, whatever it holds."""
+    """Return the hash that stands for a client's key in marks: it has a fixed length."""
     return hashlib.sha256(key.encode()).digest()[:KEY_HASH_BYTES]
 
 
 def check_same_body(answer: KeyedOutcome, body_hash: bytes) -> KeyedOutcome:
-    """Return ``answer`` if the request's body is the one it answers, else raise."""
+    """Return ``answer`` if it answers a request with this body, else raise IdempotencyKeyReused."""
     if answer.body_hash != body_hash:
         raise IdempotencyKeyReused(
             "The Idempotency-Key was used before, with another body. Use a new key for a new request."
@@ -55,17 +54,17 @@ class AnsweredKeys:
         self._answers: OrderedDict[bytes, tuple[float, KeyedOutcome]] = OrderedDict()
 
     def get(self, key: bytes, monotonic_ms: float) -> KeyedOutcome | None:
-        """Return the answer that is remembered for a key, if its window has not passed."""
+        """Return the remembered answer to a key, if its window has not passed."""
         self._expire(monotonic_ms)
         found = self._answers.get(key)
         return found[1] if found else None
 
     def must_look_up(self, monotonic_ms: float) -> bool:
-        """Whether a key that ``get`` does not know may stand in storage, within its window."""
+        """Return whether storage may have a key that ``get`` does not know, within its window."""
         return monotonic_ms - self._complete_since_ms <= self._window_ms
 
     def put(self, key: bytes, answer: KeyedOutcome, monotonic_ms: float) -> None:
-        """Remember an answer; the oldest goes if there are too many."""
+        """Remember an answer; forget the oldest if there are too many."""
         self._expire(monotonic_ms)
         self._answers[key] = (monotonic_ms, answer)
         if len(self._answers) > self._keys_max:

@@ -1,14 +1,14 @@
-"""Row ids: strictly rising per topic name, whatever the clock does.
+"""Give out row ids: they rise strictly within a topic name, even if the clock jumps.
 
 An id is a millisecond and a counter within it. A writer owns part of the counter::
 
     standalone   0 … 65535                            one node owns all of it
     cluster      instance id << 8 | 0 … 255           two writers never make the same key
 
-Each batch starts at the later of the clock and the last id's millisecond. A full millisecond spills
-into the next one *logically*, without waiting for the clock: ids may run ahead of it by a bound. Past
-the bound, id time advances no faster than the monotonic clock. What came from the log is always
-followed, however far ahead of this clock it lies, since order is worth more than the hour.
+Each batch starts at the clock's millisecond or the last id's, whichever is later. When a millisecond is full, ids go
+on in the next one without waiting for the clock. So ids may run ahead of the clock, up to a bound. At the bound, id
+time advances no faster than the monotonic clock. Ids always continue behind the log's last id, even if it lies far
+ahead of this clock: the order of ids is more important than their time.
 
 Pure: time is an argument.
 """
@@ -25,10 +25,10 @@ _SEQS = [struct.pack(">H", seq) for seq in range(1 << 16)]
 
 
 class LeadExceeded(Exception):
-    """The ids asked for lie further ahead of the clock than allowed; ``wait_ms`` from now they won't."""
+    """The requested ids lie too far ahead of the clock; after ``wait_ms`` they don't."""
 
     def __init__(self, wait_ms: float) -> None:
-        """Keep how long to wait."""
+        """Keep the time to wait."""
         super().__init__(f"ids are ahead of the clock; wait {wait_ms:.0f} ms")
         self.wait_ms = wait_ms
 
@@ -52,7 +52,7 @@ class RowIds:
     ) -> None:
         """Start at ``first_ms``, which must be above every timestamp in the log.
 
-        ``instance`` None owns the whole counter, else 256 numbers of it.
+        With ``instance`` None these ids use the whole counter, else the 256 numbers of that instance.
         """
         self._base_ms = first_ms
         self._base_monotonic_ms = monotonic_ms
@@ -63,7 +63,7 @@ class RowIds:
 
     @property
     def at_once_max(self) -> int:
-        """How many ids may be taken together without waiting, if none are ahead of the clock."""
+        """Return the most ids that one request may take without waiting, if none are ahead of the clock."""
         return max(self._lead_ms_max, 1) * self._per_ms
 
     def ahead_ms(self, now_ms: int) -> int:
@@ -71,7 +71,7 @@ class RowIds:
         return max(0, self._next.timestamp_ms - now_ms)
 
     def rise_to(self, timestamp_ms: int) -> None:
-        """Let no id that is taken from now on lie before a moment."""
+        """Give every later id a time at or after ``timestamp_ms``."""
         if timestamp_ms > self._next.timestamp_ms:
             self._next = Position(timestamp_ms, 0)
 
@@ -98,7 +98,7 @@ class RowIds:
         return Position(now_ms, 0) if now_ms > self._next.timestamp_ms else self._next
 
     def _follow(self, now_ms: int, monotonic_ms: float) -> float:
-        """Return where id time may be: the highest that the clock was, and the time since then."""
+        """Return the time that ids may follow: the clock's highest time, plus the monotonic time since then."""
         followed_ms = self._base_ms + (monotonic_ms - self._base_monotonic_ms)
         if now_ms <= followed_ms:
             return followed_ms
@@ -106,7 +106,7 @@ class RowIds:
         return now_ms
 
     def _can_only_wait(self, count: int, ahead_ms: float) -> bool:
-        """Whether a request is over the bound all by itself, and nothing else is in its way."""
+        """Return whether waiting can't help: the request alone exceeds the bound, and no id is ahead of the clock."""
         return ahead_ms <= 0 and count > self.at_once_max
 
     def _run(self, timestamp_ms: int, start: int, end: int) -> list[RowId]:

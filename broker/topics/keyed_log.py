@@ -1,4 +1,8 @@
-"""One log that takes requests under idempotency keys: a message log, or a payload log."""
+"""Write to one log under idempotency keys: a message log, or a payload log.
+
+A repetition joins the request of the same key that is in progress, and does not run beside it. An answered key is
+found in memory, or by its mark in storage (dedupe.py).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from broker.topics.writer import LogWriter
 
 
 class KeyedLog:
-    """Requests into one log, each key answered once while its window lasts."""
+    """Makes requests to one log, and gives each key one answer while its window lasts."""
 
     def __init__(self, around: Surroundings, writer: LogWriter) -> None:
         """Begin with no key known."""
@@ -30,11 +34,11 @@ class KeyedLog:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way, the search for a key's answer included."""
+        """Return whether any work is in progress, the search for a key's answer included."""
         return bool(self._under_way) or self.writer.busy
 
     async def idle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no work is in progress."""
         while self.busy:
             tasks = {task for _, task in self._under_way.values()}
             if tasks:
@@ -54,16 +58,17 @@ class KeyedLog:
         *,
         messages: int | None,
     ) -> PublishedIds:
-        """Do ``work`` under the key that ``options`` have, or give the answer that it already has.
+        """Do ``work`` under the key of ``options``, or return the answer that the key already has.
 
-        ``work`` is given the mark that belongs into the batch which it writes. ``messages`` is how many the body
-        is, None if it does not say: the answer of before is to the same body. Whoever comes while the
-        key is under way joins it. The work goes on if the caller is cancelled.
+        ``work`` gets the mark to put into the batch that it writes. ``messages`` is the number of messages in the
+        body, None if the body does not tell; an earlier answer has the same number, because it has the same body.
+        A request that comes while its key is in progress joins that work. The work continues if the caller is
+        cancelled.
 
         Raises:
-            IdempotencyKeyReused: the key came before, with another body.
+            IdempotencyKeyReused: the key was used before, with another body.
         """
-        assert options.key is not None, "asked for without a key"
+        assert options.key is not None, "a keyed request has a key"
         hashed = key_hash(options.key)
         joined = self._under_way.get(hashed)
         if joined is not None:
@@ -81,7 +86,7 @@ class KeyedLog:
     def _finished(self, hashed: bytes, done: asyncio.Task[PublishedIds]) -> None:
         del self._under_way[hashed]
         if not done.cancelled():
-            done.exception()  # Looked at here, since its callers may all be gone.
+            done.exception()  # Retrieved here, because all callers may be gone.
 
     async def _answer(
         self,
@@ -106,13 +111,13 @@ class KeyedLog:
         answer = self._answered.get(hashed, monotonic_ms)
         if answer is not None or is_fresh or not self._answered.must_look_up(monotonic_ms):
             return answer
-        # A mark that is there counts, whatever the clock did meanwhile.
+        # A mark in storage counts, even if the clock jumped meanwhile.
         found = await self.writer.hold.marks.find(IDEMPOTENCY, hashed)
         return KeyedOutcome(found[-1].first, found[-1].last, found[-1].body) if found else None
 
 
 async def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
-    """Return what two requests under one key must share: their meaning, whatever its encoding."""
+    """Return a hash of a request's meaning, independent of its encoding. Requests under one key must share it."""
     count = len(request.payloads)
     if count >= ASIDE_ITEMS_MIN or sum(map(len, request.payloads)) >= ASIDE_BYTES_MIN:
         return await aside(partial(_hash, request, options))

@@ -1,12 +1,12 @@
-"""Producers: each numbers what it publishes to a topic, so that nothing of it is stored twice.
+"""Check the numbers of producers: each producer numbers its publishes, so that none is stored twice.
 
-A producer gives each of its publishes a number above that of the one before; gaps are fine. The number is a mark of
-the entry that it stores, so it commits with the messages. A publish whose number is at or below the last one of its
-producer stores nothing and is answered as a duplicate: it was done before, or came too late to be done.
+A producer gives each publish a higher number than the one before; gaps are allowed. The number is a mark of the entry
+that the publish stores, so it commits with the messages. If a publish has a number at or below its producer's last
+one, it stores nothing and is answered as a duplicate: it was done before, or it came too late.
 
-One publish of a producer is under way at a time, in the order in which they came: the next one's number is judged
-when the outcome of the one before is known. A producer that was silent for long is forgotten by the sweeper alone
-(storage/marks.py), so what is forgotten here is found in storage.
+Publishes of one producer are written one at a time, in the order in which they came: the leader checks the next
+number when the outcome of the publish before is known. Storage keeps the marks; only the sweeper forgets a producer
+that was silent for long (storage/marks.py). So storage still has a number that this memory has forgotten.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from broker.topics.settings import Producer, PublishedIds
 from broker.topics.write import ProducerMark
 
 KNOWN_MAX: Final = 10_000
-"""Producers of one topic that are kept in memory."""
+"""The most producers of one topic that are kept in memory."""
 
 Answer = tuple[int, PublishedIds]
-"""The last number of a producer, and how its publish is answered again."""
+"""The last number of a producer, and the answer to repeat for its publish."""
 
 
 class _ProducerTurns:
-    """Whose turn it is among the publishes of one producer."""
+    """Orders the publishes of one producer."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -43,7 +43,7 @@ class Producers:
     """The last numbers of the producers of one topic, while one hold lasts."""
 
     def __init__(self, hold: LogHold) -> None:
-        """Begin with none known."""
+        """Begin without a known producer."""
         self._hold = hold
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
         self._turns: dict[bytes, _ProducerTurns] = {}
@@ -51,11 +51,11 @@ class Producers:
 
     @property
     def busy(self) -> bool:
-        """Whether a publish is under way, or waits for its turn."""
+        """Return whether a publish is in progress, or waits for its turn."""
         return bool(self._under_way)
 
     async def idle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no publish is in progress."""
         while self._under_way:
             await asyncio.wait(set(self._under_way))
 
@@ -65,10 +65,9 @@ class Producers:
         pointer: int | None,
         work: Callable[[ProducerMark], Awaitable[PublishedIds]],
     ) -> PublishedIds:
-        """Do ``work`` if the producer's number is above its last one, else answer it as a duplicate.
+        """Do ``work`` if the producer's number is above its last one, else return the answer to a duplicate.
 
-        ``work`` is given the mark that belongs into the batch which it writes. It goes on if the caller is
-        cancelled.
+        ``work`` gets the mark to put into the batch that it writes. It continues if the caller is cancelled.
 
         Raises:
             Unavailable: the producer's last number can't be looked up.
@@ -81,7 +80,7 @@ class Producers:
     def _ended(self, task: asyncio.Task[PublishedIds]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # Looked at here, since its caller may be gone.
+            task.exception()  # Retrieved here, because the caller may be gone.
 
     async def _in_turn(
         self,
@@ -123,7 +122,7 @@ class Producers:
 
 
 def _duplicate(number: int, pointer: int | None, last: Answer) -> PublishedIds:
-    """Answer a duplicate. Where the messages of a number below the last one lie is not known any more."""
+    """Return the answer to a duplicate. It has ids only for the last number: those of lower numbers are forgotten."""
     if number == last[0]:
         return last[1]._replace(pointer=pointer, replayed=True)
     return PublishedIds(ROW_ID_MIN, ROW_ID_MIN, replayed=True)

@@ -1,4 +1,4 @@
-"""One request on its way into a log: what is to be written, and the future that tells the outcome."""
+"""Describe one request to a log: the rows to write, and the future for its outcome."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from broker.topics.settings import PublishedIds
 ROW_OVERHEAD_BYTES = 64
 ENTRY_OVERHEAD_BYTES = 64
 KeyMark = tuple[bytes, bytes]
-"""Hash of an idempotency key, hash of the request's body."""
+"""The hash of an idempotency key, and the hash of the request's body."""
 ProducerMark = tuple[bytes, int]
-"""Hash of a producer's id, its number."""
+"""The hash of a producer's id, and its number."""
 Reference = tuple[int, int]
-"""Number of a payload log, how many messages it has."""
+"""The number of a payload log, and the number of its messages."""
 
 
 class Write:
-    """One request on its way into a log.
+    """One request to a log.
 
-    With ``payloads`` None it publishes ``references``, which stand for ``messages``, and is told their ``ids``. ``key`` is there if it came
-    with an idempotency key, ``producer`` if with a producer's number. ``attributes`` are those of each payload,
-    ``lifetimes_ms`` the lifetime of each, where they are not all ``lifetime_ms``; else they are empty. ``rows`` is how many ids it takes,
-    ``size`` what it counts for in queues. ``depends``: it rests on those that were written before it through the same
-    writer, and so no other writer may store it.
+    With ``payloads`` None it publishes ``references``, which stand for ``messages`` messages; the writer sets their
+    ``ids``. ``key`` is set for a request with an idempotency key, ``producer`` for one with a producer's number.
+    ``attributes`` has those of each payload, and is empty if no payload has any. ``lifetimes_ms`` has the lifetime of
+    each payload, and is empty if all have ``lifetime_ms``. ``rows`` is the number of ids that the request takes,
+    ``size`` its size in queues. ``depends``: the request depends on earlier writes through the same writer, so no
+    other writer may store it.
     """
 
     __slots__ = (
@@ -83,7 +84,7 @@ class Write:
             self.size += sum(map(len, attributes)) + ENTRY_OVERHEAD_BYTES * self.rows
 
     def refer(self, references: Sequence[Reference]) -> None:
-        """Make it a publish of references."""
+        """Turn the request into a publish of references."""
         self.references = references
         self.rows = len(references)
         self.messages = sum(messages for _, messages in references)
@@ -91,17 +92,17 @@ class Write:
 
     @property
     def may_be_carried(self) -> bool:
-        """Whether the next leader may store it if the one before certainly did not.
+        """Return whether the next leader may store the request if the former one certainly did not.
 
-        A key, a producer's number and a payload log's seal are looked up anew under the next leader. What depends on
-        writes before it was decided on a state that may not be so any more.
+        It may not if the next leader has to look up a key, a producer's number or a payload log's seal again. Nor may
+        it store a request that depends on earlier writes: that request rests on a state that may have changed.
         """
         is_looked_up = self.key is not None or self.producer is not None or self.payloads is None
         return not (is_looked_up or self.depends)
 
     @property
     def is_plain(self) -> bool:
-        """Whether its messages may share entries with those of other plain requests."""
+        """Return whether its messages may share entries with those of other plain requests."""
         return (
             self.pointer is None
             and self.lifetime_ms is None

@@ -1,18 +1,17 @@
 """Group commit: requests that arrive together are stored together.
 
-While a batch is being synced, arriving requests gather; when it is done, all that has gathered is the
-next batch. So the batch grows with the load by itself, and a lone request waits for nothing::
+While a batch is being synced, arriving requests gather in the queue. When the sync is done, all of them are the next
+batch. So batches grow with the load by themselves, and a lone request does not wait::
 
     arrive  a b c | d e f g h | …
     commit  [ a ] [  b c  ] [ d e f g h ]
 
-A request is one unit: its rows are consecutive and become visible together. Ids are taken when a batch
-is formed, in the order of arrival. One batch is under way at a time; large ones two, where the
-table keeps their order.
+A request is one unit: its rows are consecutive and become visible together. Requests get their ids when their batch
+is formed, in the order of arrival. One batch is in flight at a time. Behind it there may be more batches of large
+requests, if the table keeps their order.
 
-A writer lives as long as its hold. When an append ends badly the hold is done: requests of that batch
-get its outcome, and requests that were certainly not stored go to whoever takes the log next, in the
-order in which they came.
+A writer lives as long as its hold. If an append fails, the hold may be done (see ``ends_hold``). Then the requests of
+that batch get its outcome. The next leader gets the requests that were certainly not stored, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class LogWriter:
         lost: Lost,
         confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Write through ``hold``; ``committed`` hears of each batch, in order, before its requests.
+        """Write through ``hold``. Call ``committed`` for each batch, in order, before its requests are answered.
 
         ``confirm``, if given, must succeed after each append before its requests are answered.
         """
@@ -68,7 +67,7 @@ class LogWriter:
         self.ids = around.row_ids(timestamp_of(hold.pointer))
         self.closed = False
         self.refused_below = 0
-        """Nothing of a transaction with a lower pointer is written (see settlement.py)."""
+        """The writer refuses messages of transactions with a lower pointer (see settling.py)."""
         self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
         self._around = around
         self._message_bytes_max = around.logs.entry_bytes_max
@@ -86,11 +85,11 @@ class LogWriter:
         self._confirm = confirm
         self._queue: deque[Write] = deque()
         self._returned: dict[int, list[Write]] = {}
-        """Requests of fenced batches, by the batch's number: they certainly were not stored."""
+        """Requests of fenced batches, by the batch's number: they were certainly not stored."""
         self._batches = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._forming = False
-        """Whether a batch will be formed without any further event."""
+        """True if a batch will be formed without any further event."""
         self._pause: asyncio.Task[None] | None = None
         self._quiet: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -98,7 +97,7 @@ class LogWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way, or waits for it."""
+        """Return whether a batch is in flight, or a request is queued for one."""
         return bool(self._under_way or (self._queue and not self.closed))
 
     def submit(self, write: Write) -> asyncio.Future[PublishedIds]:
@@ -115,9 +114,9 @@ class LogWriter:
             self._check_sizes(write)
         queue, budget = self._queue, self._budget
         if len(queue) >= self._settings.queued_requests_max:
-            raise Overloaded("Too many publishes to this topic wait. Try again.", retry_after_s=1)
+            raise Overloaded("The queue of this topic is full. Try again.", retry_after_s=1)
         if budget.bytes > budget.bytes_max:
-            raise Overloaded("Too many bytes wait to be stored. Try again.", retry_after_s=1)
+            raise Overloaded("The queues of this node are full. Try again.", retry_after_s=1)
         queue.append(write)
         budget.bytes += write.size
         if write.deadline < self._overdue.due:
@@ -127,7 +126,7 @@ class LogWriter:
         return write.future
 
     def _check_sizes(self, write: Write) -> None:
-        """Refuse what the store can't hold, before it is given ids."""
+        """Refuse a request that the store can't hold, before it takes ids."""
         payloads = write.payloads or ()
         beside = write.attributes or [b""] * len(payloads)
         if any(
@@ -135,37 +134,37 @@ class LogWriter:
             for payload, each in zip(payloads, beside, strict=True)
         ):
             raise BodyTooLarge(
-                f"A message of more than {self._message_bytes_max} bytes, its key and headers among them, "
-                "can't be stored. Send it in parts."
+                f"A message can't have more than {self._message_bytes_max} bytes, with its key and headers. "
+                "Send it in parts."
             )
         if write.size > self._request_bytes_max:
             raise BodyTooLarge(
-                f"Messages of more than {self._request_bytes_max} bytes can't be stored together. "
+                f"The messages of a request can't have more than {self._request_bytes_max} bytes together. "
                 "Send them in several requests."
             )
 
     def take_over(self, writes: Sequence[Write]) -> None:
-        """Queue what a former writer of the log did not store; it was let in once already."""
+        """Queue requests that a former writer accepted and did not store. The queue's limits don't apply again."""
         self._queue.extend(writes)
         self._budget.bytes += sum(write.size for write in writes)
         self._overdue.watch(min((write.deadline for write in writes), default=math.inf))
         self._form()
 
     async def refuse_below(self, pointer: int) -> None:
-        """Write nothing more of transactions below a pointer; on return nothing of them is under way."""
+        """Refuse messages of transactions below a pointer; on return no batch in flight has any."""
         self.refused_below = max(self.refused_below, pointer)
         if self._under_way:
             await asyncio.wait(set(self._under_way))
 
     async def idle(self) -> None:
-        """Wait until nothing waits and nothing is under way; a closed writer sends nothing more."""
+        """Wait until no batch is in flight and no request is queued; a closed writer does not send its queue."""
         while self.busy:
             future: asyncio.Future[None] = self._loop.create_future()
             self._quiet.append(future)
             await future
 
     def close(self, error: BrokerError) -> None:
-        """Stop: the hold is done. What is under way gets its own outcome; see ``settled``."""
+        """Stop: the hold is done. Batches in flight get their own outcome; see ``settled``."""
         if self.closed:
             return
         self.closed = True
@@ -175,12 +174,12 @@ class LogWriter:
         self._tell_if_quiet()
 
     def retire(self) -> None:
-        """Take nothing more, without telling of it; nothing waits or is under way."""
+        """Accept no more requests, without calling ``lost``. No request may be queued or in flight."""
         self.closed = True
         self.hold.end()
 
     async def settled(self) -> list[Write]:
-        """Return the requests that were certainly not stored, in their order, of a closed writer."""
+        """Return the requests of a closed writer that were certainly not stored, in their order."""
         assert self.closed
         await self.idle()
         writes = [write for number in sorted(self._returned) for write in self._returned[number]]
@@ -193,7 +192,7 @@ class LogWriter:
     # Batches.
 
     def _form(self) -> None:
-        """Have a batch formed as soon as the loop has looked at what else arrived, if one may be sent."""
+        """Schedule a batch, if one may be sent. The loop first handles the requests that have already arrived."""
         if (
             self._queue
             and not self._forming
@@ -207,14 +206,14 @@ class LogWriter:
             task.add_done_callback(self._landed)
 
     def _may_send(self) -> bool:
-        """Whether a batch may be sent: behind another one only what fills an entry by itself."""
+        """Return whether a batch may be sent. Behind another batch only a request that fills an entry alone may go."""
         if not self._under_way:
             return True
         is_large = self._queue[0].size >= ENTRY_BYTES_MAX
         return is_large and len(self._under_way) < self.hold.in_flight_max
 
     async def _send(self) -> None:
-        """Form a batch of what has gathered, and commit it."""
+        """Form a batch of the queued requests, and commit it."""
         self._forming = False
         if self.closed or self._pause is not None:
             return
@@ -248,7 +247,7 @@ class LogWriter:
         self._form()
 
     def _gather(self) -> tuple[list[Write], int, int]:
-        """Take from the queue the next batch, its rows and its size; leave out what nobody waits for."""
+        """Take the next batch from the queue, with its rows and size. Drop requests that are done or late."""
         queue, settings = self._queue, self._settings
         bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
         writes: list[Write] = []
@@ -273,7 +272,7 @@ class LogWriter:
         return writes, rows, size
 
     def _refuse_late(self) -> float:
-        """Refuse what waits past its deadline; return the earliest of those that still wait."""
+        """Refuse queued requests past their deadline; return the earliest deadline of the others."""
         now = self._clock.monotonic()
         waiting, self._queue = self._queue, deque()
         for write in waiting:
@@ -285,13 +284,13 @@ class LogWriter:
         return min((w.deadline for w in self._queue if w.deadline > now), default=math.inf)
 
     async def _batch_aside(self, writes: list[Write], ids: list[RowId]) -> Batch:
-        """Put a large batch together in a thread. No other is formed meanwhile, so ids are stored in their order."""
+        """Build a large batch in a thread. No other batch is formed meanwhile, so batches go out in the order of ids."""
         self._forming = True
         try:
             return await aside(partial(self._batch, writes, ids))
         finally:
             self._forming = False
-            self._form()  # It begins after this one has its turn at the log.
+            self._form()  # The new batch begins after this one has its turn at the log.
 
     def _batch(self, writes: list[Write], ids: list[RowId]) -> Batch:
         return batch_of(writes, ids, self.hold.epoch, is_stored=self._is_stored)
@@ -309,10 +308,10 @@ class LogWriter:
             if self._confirm is not None:
                 await self._confirmed(self._confirm)
         except RequestError as error:
-            # Refused before anything was sent: the hold goes on.
+            # The request was refused before a write was sent: the hold stays good.
             fail(writes, error)
         except Fenced as error:
-            # Nothing of it counts, so whoever takes the log next may have it, in the same order.
+            # The batch was certainly not stored, so the next leader may store it, in the same order.
             self._returned[number] = writes
             self.close(error)
         except BrokerError as error:
@@ -320,7 +319,7 @@ class LogWriter:
             if ends_hold(error, self.hold):
                 self.close(error)
         except BaseException as error:
-            # A bug, or the loop going down: whatever was sent may have been stored.
+            # A bug, or the event loop stops: the write may have been stored.
             unknown = OutcomeUnknown(f"The write was interrupted: {error!r}.")
             fail(writes, unknown)
             self.close(unknown)
@@ -328,7 +327,7 @@ class LogWriter:
         else:
             self._committed(batch)
             answer(writes, batch)
-            # After those have gone on who waited for it.
+            # Count later: the callers of these requests run first.
             self._loop.call_soon(self._count, writes, batch)
         finally:
             self._budget.bytes -= size
@@ -338,9 +337,9 @@ class LogWriter:
         try:
             await confirm()
         except Fenced:
-            raise  # They are stored where no reader can ever look, so they may be stored elsewhere.
+            raise  # No reader can ever see the stored messages, so they may be stored elsewhere.
         except BrokerError as error:
-            # The messages are stored. What could not be found out is whether any consumer will see them.
+            # The messages are stored. It is unknown whether any consumer will see them.
             raise OutcomeUnknown(error.message) from error
 
     def _count(self, writes: list[Write], batch: Batch) -> None:
@@ -357,18 +356,18 @@ def _refused(write: Write) -> bool:
 
 def _settled(pointer: int) -> TransactionTooOld:
     return TransactionTooOld(
-        f"Transaction {pointer} is past the longest life of a transaction, and what it published was "
-        "looked for already. Begin a new one."
+        f"Transaction {pointer} is past the longest life of a transaction, and the clean-up of its messages has "
+        "begun. Begin a new one."
     )
 
 
 def ends_hold(error: BrokerError, hold: LogHold) -> bool:
-    """Whether a change under ``hold`` that failed so leaves the hold of no more use."""
+    """Return whether a change that failed with ``error`` ends its hold."""
     return hold.done or not isinstance(error, (RequestError, Unavailable))
 
 
 def fail(writes: Iterable[Write], error: BrokerError) -> None:
-    """Answer those requests with an error that have no answer yet."""
+    """Answer the requests that have no answer yet with an error."""
     for write in writes:
         if not write.future.done():
             write.future.set_exception(error)

@@ -120,7 +120,7 @@ async def test_a_refusal_makes_room(stalled: Stalled) -> None:
     gone = stalled.publish(bytes(100), within_s=30.0)
     await settle()
     gone.cancel()
-    with pytest.raises(Overloaded, match="Too many bytes"):
+    with pytest.raises(Overloaded, match="queues of this node are full"):
         await stalled.publish(b"too many", within_s=30.0)
     await refused(late)
     assert queue.bytes == held

@@ -143,7 +143,7 @@ async def test_a_reference_that_found_no_room_is_published_the_second_time(bench
     await bench.create()
     await bench.stored(5, b"a")
     bench.around.queue.bytes_max = -1
-    with pytest.raises(Exception, match="wait"):
+    with pytest.raises(Overloaded, match="full"):
         await bench.publish(pointer=5)
     bench.around.queue.bytes_max = 1 << 20
     await bench.publish(pointer=5)
