@@ -1,11 +1,11 @@
-"""What blocks the head: the transactions that hold a consumer back, who reads with a snapshot.
+"""Find the transactions that hold back a consumer that reads with a snapshot.
 
-A consumer ends at the first message of a transaction whose fate is open, since what comes behind must not be seen
-before it (fetch.py). Behind that one there may be others, at which it would be held next. Each is told once, with its
-first message and how many were published behind that.
+A consumer stops at the first message of a transaction that has not ended: the messages behind it must not be seen
+before it (fetch.py). Messages of other open transactions may lie behind that one, and would hold the consumer next.
+The search reports each such transaction once, with its first message and the number of messages behind that.
 
-The search is bounded: it ends at so many transactions, or when it has read so many entries. Entries are read in
-slices, as for browsing.
+The search is bounded: it stops after a number of transactions, or after a number of entries. It reads entries in
+slices, as browsing does.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ from broker.topics.ranges import TopicNumberings
 from broker.topics.surroundings import Surroundings
 
 ENTRIES_MAX: Final = 200_000
-"""So many entries one search reads."""
+"""The most entries that one search reads."""
 
 
 class BlockersQuery(NamedTuple):
-    """For whom: a consumer with ``snapshot``, from ``start`` on (inclusive; a time in ms; None: the oldest)."""
+    """Describes the consumer: it has ``snapshot`` and reads from ``start``.
+
+    ``start`` is inclusive: an id, a time in ms, or None for the oldest message.
+    """
 
     snapshot: Snapshot
     start: MessageId | int | None = None
@@ -45,9 +48,10 @@ class BlockersQuery(NamedTuple):
 
 
 class Blocker(NamedTuple):
-    """One write pointer that holds the consumer: its first message, and how many lie behind that.
+    """One write pointer that holds the consumer.
 
-    ``messages``: how many of its own were seen by this search.
+    ``first`` is its first message. ``messages`` counts its own messages that this search saw, and ``waiting`` the
+    messages behind ``first``.
     """
 
     pointer: int
@@ -57,7 +61,7 @@ class Blocker(NamedTuple):
 
 
 class Blockers(NamedTuple):
-    """In the order of the topic; ``complete`` unless there may be further ones."""
+    """Blockers in the order of the topic. ``complete`` is False if there may be more."""
 
     blockers: list[Blocker]
     complete: bool
@@ -70,11 +74,11 @@ async def blockers(
     query: BlockersQuery,
     hold: Hold | None = None,
 ) -> Blockers:
-    """Return what holds a consumer back. ``hold`` is the request's: it counts what was looked at.
+    """Return the transactions that hold a consumer back. ``hold`` is the request's, and counts the rows read.
 
     Raises:
-        Unavailable: storage answers stale, and stays so.
-        Overloaded: too much is held.
+        Unavailable: storage gives stale reads, and keeps doing so.
+        Overloaded: requests hold too much memory.
     """
     found, complete = await _found(around, topic, query, hold or Hold(None))
     out = []
@@ -86,7 +90,7 @@ async def blockers(
 async def _found(
     around: Surroundings, topic: Topic, query: BlockersQuery, hold: Hold
 ) -> tuple[dict[int, tuple[RowId, int]], bool]:
-    """Return by pointer the first message and how many were seen; and whether that is all."""
+    """Return each pointer's first message and number of messages seen, and whether the search saw everything."""
     found: dict[int, tuple[RowId, int]] = {}
     looked, piece = 0, Slice()
     log = LogId(topic.id, topic.generation)
@@ -115,7 +119,7 @@ async def _found(
 
 
 def _beginning(around: Surroundings, topic: Topic, query: BlockersQuery) -> RowId:
-    """Return the id behind which to look: what a transaction publishes comes after its begin."""
+    """Return the id behind which to look: a transaction publishes only after its begin."""
     start = query.start
     if start is None:
         begin = bytes(ROW_ID_BYTES)
@@ -127,7 +131,7 @@ def _beginning(around: Surroundings, topic: Topic, query: BlockersQuery) -> RowI
 
 
 def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[RowId | None, int]:
-    """Return the first message of an entry at which a consumer ends, and how many there are."""
+    """Return the first message of an entry at which a consumer stops, and how many messages there are."""
     if entry.is_stub:
         return None, 0
     now_ms = around.clock.now_ms()
@@ -144,10 +148,10 @@ def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[RowId | 
 def as_transaction(
     now: Snapshot, transaction_id: int, checkpoints: list[int], *, long: bool
 ) -> Snapshot:
-    """Return what a transaction in progress sees, as far as a snapshot of now tells.
+    """Return the snapshot of a transaction in progress, as far as the present snapshot tells.
 
-    What was begun after it, it does not see. What was in progress when it began, and has ended since, is
-    taken for ended: the service keeps no more.
+    The transaction does not see transactions that began after it. A transaction that was in progress when it
+    began, and has ended since, counts as ended: the service does not keep more.
     """
     return Snapshot(
         transaction_id=transaction_id,

@@ -1,8 +1,8 @@
-"""Looking at a topic without the rules of consuming: what is there, not what may be consumed.
+"""Browse a topic: show the stored messages without the rules of consuming.
 
-Browsing shows every row that has not expired: rolled back, of open transactions, references
-themselves, and behind each reference the payloads that it shows. Entries are ordered by message id, a
-reference (whose second half is zero) before its payloads.
+Browsing shows every row that has not expired: also rows that were rolled back, rows of open transactions, and
+references. Behind each reference it shows the payloads that the reference stands for. Entries are ordered by
+message id, and a reference (the second half of its id is zero) comes before its payloads.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from broker.topics.payload_reader import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
 PAGE_BYTES_MAX = 2 * 1024 * 1024
-"""A page ends with the message that reaches this."""
+"""A page ends with the message that reaches this size."""
 AT_ONCE_BYTES: Final = 512 * 1024
-"""Storage is asked for so many at once. A message is one copy at least, which nothing interrupts."""
+"""The bytes that one read asks storage for. The copy of a message can't be interrupted."""
 COUNTED_AT_ONCE: Final = 1024 * 1024
-"""The bytes of a page are counted by so many."""
+"""The request's hold counts the bytes of a page in steps of this size."""
 CLOCKS_DIFFER_MS_MAX = 3_600_000
-"""How far the clock that numbers transactions may be ahead of the one that numbers messages."""
+"""The clock that numbers transactions may be this far ahead of the clock that numbers messages."""
 _ID_MAX = b"\xff" * MESSAGE_ID_BYTES
 
 
@@ -57,7 +57,7 @@ class PayloadKind(enum.StrEnum):
 
 
 class TransactionState(enum.StrEnum):
-    """What the log itself knows of a message's transaction."""
+    """The state of a message's transaction, as far as the log itself knows it."""
 
     NONE = "none"
     PUBLISHED = "published"
@@ -65,9 +65,9 @@ class TransactionState(enum.StrEnum):
 
 
 class BrowseQuery(NamedTuple):
-    """Which messages: ``start`` inclusive, ``end`` exclusive; ids, times in ms, or None for open.
+    """Selects messages from ``start`` (inclusive) to ``end`` (exclusive): ids, times in ms, or None for no bound.
 
-    Of longer payloads only the first ``payload_bytes_max`` are kept.
+    Of a longer payload only the first ``payload_bytes_max`` bytes are kept.
     """
 
     start: MessageId | int | None = None
@@ -79,10 +79,10 @@ class BrowseQuery(NamedTuple):
 
 
 class BrowseEntry(NamedTuple):
-    """One message as it lies there. ``consumable`` is None without a snapshot.
+    """One message as it is stored. ``consumable`` is None without a snapshot.
 
-    ``attributes``: its key and headers, encoded (wire.attributes); no bytes if it has none. ``size``: how many
-    bytes its payload has, of which ``payload`` may be the beginning.
+    ``attributes`` has its key and headers, encoded (wire.attributes), and is empty if it has none. ``size`` is the
+    size of its payload in bytes; ``payload`` may be only the beginning of that.
     """
 
     id: MessageId
@@ -97,10 +97,11 @@ class BrowseEntry(NamedTuple):
 
 
 class EntryPage(NamedTuple):
-    """Entries in the order asked for.
+    """Entries in the requested order.
 
-    ``next`` goes on where the page ends: as ``start`` when ascending, as ``end`` when descending;
-    None at the end. Behind a page that is full by its bytes there may be nothing: a look would fetch a message.
+    ``next`` continues where the page ends: as ``start`` when ascending, as ``end`` when descending. It is None
+    at the end of the range. Nothing may follow a page that is full by its bytes: to find out, this code would have
+    to fetch a message.
     """
 
     entries: list[BrowseEntry]
@@ -112,12 +113,12 @@ async def browse(
 ) -> EntryPage:
     """Return one page.
 
-    ``hold`` is the request's: it counts the rows that were looked at, and the payloads as REPLY_BYTES, which
-    the caller gives back.
+    ``hold`` is the request's: it counts the rows read, and the payloads as REPLY_BYTES, which the caller gives
+    back.
 
     Raises:
-        Unavailable: storage answers stale, and stays so.
-        Overloaded: too much is held.
+        Unavailable: storage gives stale reads, and keeps doing so.
+        Overloaded: requests hold too much memory.
     """
     hold = hold or Hold(None)
     bound = oldest_live(topic, around.clock.now_ms()) + ROW_ID_MIN
@@ -154,7 +155,7 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPa
 
 
 def _held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
-    """Return ``entry`` as a consumer finds it that is held at a row."""
+    """Return ``entry`` as it is for a consumer that is held at a row."""
     if held_at is None or entry.id[:ROW_ID_BYTES] < held_at:
         return entry
     return entry._replace(consumable=False)
@@ -189,7 +190,7 @@ class _Browser:
         self._slice = Slice()
 
     async def entries(self) -> AsyncGenerator[BrowseEntry, None]:
-        """Yield what lies in ``[low, high)``, in the order asked for."""
+        """Yield the entries in ``[low, high)``, in the requested order."""
         if self._low >= self._high:
             return
         first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
@@ -220,19 +221,19 @@ class _Browser:
                 yield entry
 
     def _places(self, entry: Entry, first: RowId, last: RowId) -> range:
-        """Return the places of an entry's messages in ``[first, last]``, in the order asked for."""
+        """Return the places of an entry's messages in ``[first, last]``, in the requested order."""
         places = range(entry.place_at(first), entry.place_after(last))
         return places[::-1] if self._query.descending else places
 
     async def _expand(
         self, stored: Entry, place: int, attributes: bytes
     ) -> AsyncGenerator[BrowseEntry, None]:
-        """Yield what is to be seen of one message: itself, and what it refers to."""
+        """Yield one message, or a reference and the payloads that it stands for."""
         row = stored.id(place)
         payload = None if stored.is_reference else stored.payload_view(place)
         own = self._entry(stored, row, ROW_ID_MIN, payload, stored.lifetime_ms)
         if own is None:
-            return  # With its life ends that of all that it shows.
+            return  # A reference expires with all the messages that it shows.
         if payload is not None:
             yield own._replace(attributes=attributes)
             return
@@ -278,7 +279,7 @@ class _Browser:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None, None]:
-        """Read while no other browse does, and when publishes have gone by."""
+        """Read while no other browse reads, after the publishes that wait for the event loop."""
         async with self._around.browsing:
             await self._slice.next()
             yield
@@ -315,7 +316,7 @@ class _Browser:
         )
 
     def _kept(self, payload: memoryview | None) -> bytes | memoryview | None:
-        """Return what is shown of a payload. A large one stays where it is; of its entry there is little else."""
+        """Return the part of a payload to show. A large one is not copied: it is most of its entry."""
         if payload is None:
             return None
         kept = payload[: self._payload_bytes_max]
@@ -330,8 +331,8 @@ class _Browser:
     async def first_held(self, snapshot: Snapshot, after: RowId, through: RowId) -> RowId | None:
         """Return the message in ``(after, through]`` at which a consumer with this snapshot is held.
 
-        A consumer is held by the first open transaction from its own beginning on, wherever the page
-        lies. What a transaction publishes comes after its begin, and that is in its pointer.
+        The first open transaction behind the consumer's own beginning holds it, wherever the page lies. A
+        transaction publishes only after its begin, and its pointer tells when it began.
         """
         begun_ms = oldest_held(snapshot) // POINTERS_PER_MS
         first = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
@@ -352,7 +353,7 @@ class _Browser:
 
 
 def _attributes_in(entry: Entry, places: range) -> dict[int, bytes]:
-    """Return the attributes of those messages at some places that have any."""
+    """Return the attributes of the messages at some places. Messages without attributes are left out."""
     return dict(entry.attributes(min(places), max(places) + 1)) if places else {}
 
 

@@ -1,11 +1,11 @@
-"""Recent entries, in memory, as they are stored: a poll copies slices of them.
+"""Keep recent entries in memory, in their stored form: a poll copies slices of them.
 
-A topic's cache is an unbroken run of its newest committed entries: everything between its first id and the
-pointer is in it, so a reader that starts inside needs no storage. Small plain entries that follow each other
-are gathered in one slot; a reader that goes through many of them has them joined once, for all readers.
+A topic's cache is an unbroken run of its newest committed entries: it has everything between its first id and the
+pointer. So a reader that starts inside needs no storage. One slot gathers small plain entries that follow each
+other. When a reader goes through many of them, the slot joins them once, for all readers.
 
-All caches of a node share one budget in bytes, and the oldest slot of all goes first. Slots of one topic are
-admitted in order, so what goes is always the left end of some topic: the run stays unbroken.
+All caches of a node share one budget in bytes, which evicts the oldest slot of all topics first. Slots of one topic
+are admitted in order, so an evicted slot is always the left end of its topic: the run stays unbroken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLOT_BYTES_MAX: Final = 64 * 1024
 SLOT_ENTRIES_MAX: Final = 1024
 SLOTS_AT_ONCE: Final = 256
 APART_MAX: Final = 16
-"""So many small entries a reader takes one by one; more are joined first."""
+"""A reader takes up to this many small entries one by one; a slot joins more of them first."""
 
 
 class Slot:
@@ -41,11 +41,11 @@ class Slot:
 
     @property
     def last(self) -> RowId:
-        """The last id in it."""
+        """Return the last id in it."""
         return self.lasts[-1]
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry may be gathered here."""
+        """Return whether this slot may gather an entry."""
         return (
             entry.is_plain
             and self.entries[-1].is_plain
@@ -54,7 +54,7 @@ class Slot:
         )
 
     def add(self, entry: Entry) -> int:
-        """Gather an entry; return the bytes that it takes."""
+        """Gather an entry; return its size in bytes."""
         self.entries.append(entry)
         self.lasts.append(entry.last)
         self.bytes += entry.size
@@ -70,32 +70,32 @@ class Slot:
         return self.entries[place:]
 
     def negate(self, first: RowId, last: RowId, pointer: int) -> None:
-        """Note what of a transaction was rolled back."""
+        """Note that a transaction's messages in a range were rolled back."""
         entry = self.entries[0]
         if entry.pointer == pointer and entry.first <= last and entry.last >= first:
             entry.rolled = merged((*entry.rolled, (first, last)))
 
     def release(self) -> None:
-        """Let go of what is kept, since nothing will be read from here any more."""
+        """Drop the entries: no reader uses this slot any more."""
         self.entries = []
 
 
 class CacheBudget:
-    """The bytes that all caches of a node share, and the order in which slots go."""
+    """The bytes that all caches of a node share, and the order in which slots are evicted."""
 
     def __init__(self, bytes_max: int) -> None:
-        """Start empty; ``bytes_max`` 0 switches caching off."""
+        """Start empty. ``bytes_max`` 0 switches caching off."""
         self.bytes_max = bytes_max
         self.bytes = 0
         self._slots: OrderedDict[Slot, None] = OrderedDict()
 
     def admit(self, slot: Slot) -> None:
-        """Count a new slot in, and let the oldest of all go while over the bound."""
+        """Count a new slot, and evict the oldest slots while over the bound."""
         self._slots[slot] = None
         self.grow(slot.bytes)
 
     def grow(self, size: int) -> None:
-        """Count further bytes of a slot that is in already."""
+        """Count more bytes of an admitted slot."""
         self.bytes += size
         while self.bytes > self.bytes_max and self._slots:
             slot, _ = self._slots.popitem(last=False)
@@ -103,16 +103,16 @@ class CacheBudget:
             slot.owner.forget_oldest(slot)
 
     def withdraw(self, slots: Sequence[Slot]) -> None:
-        """Stop counting slots that their topic drops by itself."""
+        """Stop counting slots that their topic drops itself."""
         for slot in slots:
             del self._slots[slot]
             self.bytes -= slot.bytes
 
 
 class TopicCache:
-    """The newest entries of one topic under one hold. Empty until the first commit under it.
+    """The newest entries of one topic under one hold. It is empty until the first commit under that hold.
 
-    ``after`` is the id above which everything committed is here.
+    The cache has every committed message above the id ``after``.
     """
 
     def __init__(self, budget: CacheBudget, pointer: RowId) -> None:
@@ -121,12 +121,12 @@ class TopicCache:
         self._slots: list[Slot] = []
         self._firsts: list[RowId] = []
         self._gone = 0
-        """How many slots at the left have gone, and are not yet cut off the lists."""
+        """The number of evicted slots at the left that are still in the lists."""
         self._closed = False
         self.after = pointer
         self.pointer = pointer
         self.floor = ROW_ID_MIN
-        """What lies below is not read any more, as storage does not give it out either."""
+        """Readers get nothing below this id, as with storage."""
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Add entries that were just committed."""
@@ -144,8 +144,8 @@ class TopicCache:
         self.pointer = entries[-1].last
 
     def forget_oldest(self, slot: Slot) -> None:
-        """Let the oldest slot go."""
-        assert self._slots[self._gone] is slot, "slots go in the order in which they came"
+        """Evict the oldest slot."""
+        assert self._slots[self._gone] is slot, "slots are evicted in the order in which they came"
         self.after = slot.last
         slot.release()
         self._gone += 1
@@ -154,7 +154,7 @@ class TopicCache:
             self._gone = 0
 
     def close(self) -> None:
-        """Forget everything, and take nothing more: the hold has ended."""
+        """Forget everything, and accept no more entries: the hold has ended."""
         self._closed = True
         slots = self._slots[self._gone :]
         self._budget.withdraw(slots)
@@ -164,16 +164,16 @@ class TopicCache:
         self.after = self.pointer
 
     def covers(self, after: RowId, through: RowId | None) -> bool:
-        """Whether every committed message in ``(after, through]`` is here; None: up to what is newest.
+        """Return whether every committed message in ``(after, through]`` is here; None: up to the newest.
 
-        Storage may be ahead of this by a batch that is committed and not yet told.
+        Storage may be ahead by a batch that is committed and not yet added here.
         """
         return after >= self.after and (through is None or through <= self.pointer)
 
     def entries(self, after: RowId, through: RowId) -> Iterator[Entry]:
         """Yield the entries with messages in ``(after, through]``, in order.
 
-        The caller takes each before the next await: slots may go in between.
+        The caller takes each entry before its next await, because slots may be evicted meanwhile.
         """
         after = max(after, row_before(self.floor))
         place = max(bisect_left(self._firsts, after, self._gone) - 1, self._gone)
@@ -188,7 +188,7 @@ class TopicCache:
             place += 1
 
     def negate(self, first: RowId, last: RowId, pointer: int) -> Iterator[None]:
-        """Mark messages as rolled back, after the storage did; each step some slots.
+        """Mark messages as rolled back, after storage did; each step handles some slots.
 
         Slots may come and go between the steps.
         """
@@ -198,7 +198,7 @@ class TopicCache:
             yield
 
     def _negate_some(self, start: RowId, rolled: tuple[RowId, RowId], pointer: int) -> RowId | None:
-        """Mark messages from ``start`` on; return where this stopped, None if nothing is left."""
+        """Mark messages from ``start`` on; return the id where this stopped, None if nothing is left."""
         first, last = rolled
         place = max(bisect_right(self._firsts, start, self._gone) - 1, self._gone)
         for slot in self._slots[place : place + SLOTS_AT_ONCE]:

@@ -1,17 +1,18 @@
-"""Named cursors: places in a topic that readers keep here, each changed by compare-and-set.
+"""Keep named cursors: readers' places in a topic, each changed by compare-and-set.
 
-They are records, so any node answers, and no leader is needed. Two kinds, of one generation of a topic::
+Cursors are records, so any node answers, and no leader is needed. There are two kinds of record for each generation
+of a topic::
 
     cursor/ns:topic: | generation int32                        the index: {"name": "incarnation", …}
     cursor/ns:topic: | generation int32 | name 0 incarnation    a cursor: its place, version, data
 
-A cursor exists if the index names it. To create one, this code puts its record under a fresh incarnation, then
-changes the index; to delete one it changes the index, then removes the record. So the index bounds their number
-exactly, and a record that is removed is never used again: no incarnation comes twice. A record that a crash left
-out of the index goes with its generation, by the sweeper.
+A cursor exists if the index names it. To create a cursor, this code puts its record under a fresh incarnation,
+then changes the index. To delete one, it changes the index, then removes the record. So the index bounds the number
+of cursors exactly. A removed record is never used again, because no incarnation comes twice. If a crash leaves a
+record out of the index, the sweeper removes it with its generation.
 
-Each write has a fresh version, and notes the version before. A put that is repeated, because its answer was lost,
-finds its own place behind the version that it expected, and is answered as the first time.
+Each write has a fresh version, and notes the version before. A put may be repeated because its answer was lost. It
+then finds its own place, written over the version that it expected, and gets the same answer as the first time.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from broker.storage.records import Record, RecordStore
 
 RECORD_PREFIX: Final = b"cursor/"
 TRIES_MAX: Final = 16
-"""Each try that fails means that another request changed the same cursor, or the index, meanwhile."""
+"""A try fails only if another request changed the same cursor, or the index, meanwhile."""
 _GENERATION: Final = struct.Struct(">i")
 
 
 class StoredCursor(NamedTuple):
-    """A cursor as stored. ``after``: the last message that was read; None: none yet.
+    """A cursor as stored. ``after`` is the last message that was read; None if there is none yet.
 
-    ``version`` is what the next put expects; ``before`` what the last put expected, None if it created the cursor.
+    The next put expects ``version``. The last put expected ``before``, which is None if it created the cursor.
     ``data`` is the reader's own.
     """
 
@@ -63,7 +64,7 @@ class _Index(NamedTuple):
 
 
 def random_text() -> str:
-    """Return a version, or an incarnation, that was not given before."""
+    """Return a version, or an incarnation, that was never used before."""
     return secrets.token_hex(8)
 
 
@@ -92,7 +93,7 @@ class Cursors:
         return found[0]
 
     async def page(self, topic: Topic, after_name: str, limit: int) -> CursorPage:
-        """Return at most ``limit`` cursors behind a name, which need not be there; "" is before all."""
+        """Return at most ``limit`` cursors behind a name, which need not exist; "" is before all names."""
         incarnations = (await self._index(topic)).incarnations
         names = sorted(name for name in incarnations if name > after_name)
         found = [await self._find(topic, name, incarnations) for name in names[:limit]]
@@ -102,10 +103,10 @@ class Cursors:
     async def put(
         self, topic: Topic, name: str, after: MessageId | None, expected: str | None, data: str
     ) -> StoredCursor:
-        """Move a cursor whose version is ``expected``, or create it (None). Repeated, it changes nothing more.
+        """Move a cursor whose version is ``expected``, or create it (None). A repeated put changes nothing more.
 
         Raises:
-            CursorMoved: its version is another, or there is no such cursor; nothing was done.
+            CursorMoved: it has another version, or there is no such cursor; nothing was done.
             TooManyCursors: the topic has as many as it may have.
             OutcomeUnknown: it may have been done; repeating it is safe.
         """
@@ -136,26 +137,28 @@ class Cursors:
     @staticmethod
     def _moved(topic: Topic, name: str, now: StoredCursor | None) -> NoReturn:
         if now is None:
-            raise CursorMoved(f"Topic {topic.id} has no cursor {name}, so it is at no version.")
+            raise CursorMoved(
+                f"Topic {topic.id} has no cursor {name}, so no version of it matches."
+            )
         place = "the beginning" if now.after is None else now.after.hex()
         raise CursorMoved(
-            f"Cursor {name} of {topic.id} is at {place} by now, with version {now.version}.",
+            f"Cursor {name} of {topic.id} is now at {place}, with version {now.version}.",
             cursor=shown(now),
         )
 
     async def _create(
         self, topic: Topic, name: str, after: MessageId | None, data: str, index: _Index
     ) -> StoredCursor | None:
-        """Create a cursor; None: the index is another by now."""
+        """Create a cursor. Return None if the index was changed meanwhile."""
         if len(index.incarnations) >= self._cursors_max:
             raise TooManyCursors(
-                f"Topic {topic.id} has {len(index.incarnations)} cursors, and may have "
-                f"{self._cursors_max} (topics.cursors_max). Delete those that are not used."
+                f"Topic {topic.id} has {len(index.incarnations)} cursors; the limit is "
+                f"{self._cursors_max} (topics.cursors_max). Delete unused cursors."
             )
         incarnation = self._fresh()
         created = self._fresh_cursor(name, after, data, None)
         key = _cursor_key(topic, name, incarnation)
-        # First the record, then its name: whatever the index names is there.
+        # The record comes first, then its name: so the index names only records that exist.
         await self._records.put_if(key, None, _encode(created))
         if await self._put_index(topic, index, {**index.incarnations, name: incarnation}):
             return created
@@ -168,7 +171,7 @@ class Cursors:
         return StoredCursor(name, after, self._fresh(), data, self._clock.now_ms(), before)
 
     async def delete(self, topic: Topic, name: str) -> bool:
-        """Delete a cursor, wherever it is; return whether there was one. Raises OutcomeUnknown: repeat it."""
+        """Delete a cursor at any version; return whether there was one. Raises OutcomeUnknown: repeat it."""
         for _ in range(TRIES_MAX):
             index = await self._index(topic)
             incarnation = index.incarnations.get(name)
@@ -220,10 +223,10 @@ class Cursors:
 
 
 async def forget_cursors(records: RecordStore, topic: TopicId, below: int) -> int:
-    """Remove what is kept of generations below one, which take no requests any more; return how many records.
+    """Remove the cursors of generations below one, which get no requests any more; return the number of records.
 
     Raises:
-        Unavailable: storage does not answer; the rest is removed the next time.
+        Unavailable: storage does not answer; the next call removes the rest.
     """
     prefix, went = RECORD_PREFIX + topic_prefix(topic), 0
     async with aclosing(records.pages(prefix)) as pages:
@@ -238,7 +241,7 @@ async def forget_cursors(records: RecordStore, topic: TopicId, below: int) -> in
 
 
 def shown(cursor: StoredCursor) -> dict[str, Any]:
-    """Return a cursor as the interface shows it."""
+    """Return a cursor in the form that the interface shows."""
     return {
         "name": cursor.name,
         "after": None if cursor.after is None else cursor.after.hex(),

@@ -1,18 +1,19 @@
-"""What a consumer receives: the rules of consuming, as pure functions.
+"""Decide which messages a consumer receives: the rules of consuming, as pure functions.
 
-A message's id is (row id of its message row, row id of its payload row or zero), 20 bytes, and the
-order of ids is the order of the topic. So a resume point needs no state and no special case: a consumer
-that names an id receives what is above it (or at it, if inclusive), wherever the id points::
+A message's id has 20 bytes: the row id of its message row, and the row id of its payload row or zero. The order of
+ids is the order of the topic. So a resume point needs no state and no special case: a consumer that names an id
+receives the messages above it (or at it, if inclusive), whether or not a message has this id::
 
     message row     inline            one message    (row, 0)
                     reference         its payloads   (row, payload row) …      maybe none
     start id        (row, payload)    → message rows from `row` on; within `row`, payloads from there on
 
-A row that gives no message, because it is skipped or refers to nothing, costs no part of the limit.
+A row that gives no message, because it is skipped or its reference shows no payload, does not count against the limit.
 
-With a snapshot, a row's pointer decides: absent or visible: taken; negative or invalid: skipped; any
-other is open, and the scan *ends* there, since what comes behind must not be seen before it. Without
-a snapshot every row is taken, rolled back or not.
+With a snapshot, a row's pointer decides. The consumer takes a row without a pointer or with a visible one. It skips a
+row whose pointer is negative or invalid. Any other pointer is of an open transaction, and the scan *ends* there,
+because the messages behind must not be seen before it. Without a snapshot the consumer takes every row, also a
+rolled-back one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from broker.model import (
 
 
 class FetchAction(enum.Enum):
-    """What a consumer does at a row."""
+    """The action of a consumer at a row."""
 
     TAKE = "take"
     SKIP = "skip"
@@ -45,10 +46,10 @@ class FetchAction(enum.Enum):
 
 
 class FetchStart(NamedTuple):
-    """Where reading begins.
+    """The place where reading begins.
 
-    ``after`` is exclusive, in the message log. If the row ``row`` is met, only its messages with a
-    payload row above ``payload_after`` count, and an inline message there only if ``inline``.
+    ``after`` is exclusive, in the message log. In the row ``row`` only messages with a payload row above
+    ``payload_after`` count, and an inline message counts only if ``inline``.
     """
 
     after: RowId
@@ -58,16 +59,16 @@ class FetchStart(NamedTuple):
 
 
 def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> RowId:
-    """Return the least row id that is neither expired nor purged; a message aged exactly its ttl still lives.
+    """Return the least row id that is neither expired nor purged. A message as old as its ttl still lives.
 
-    ``lifetime_ms``: of messages with a life of their own; the topic's ttl bounds it.
+    ``lifetime_ms`` is that of messages with a lifetime of their own; the topic's ttl bounds it.
     """
     life_ms = topic.ttl_ms if lifetime_ms is None else min(lifetime_ms, topic.ttl_ms)
     return first_row_at(max(now_ms - life_ms, topic.purged_ms))
 
 
 def start_of(poll: Poll, bound: RowId) -> FetchStart:
-    """Return where a poll begins, given the oldest row that lives."""
+    """Return the place where a poll begins, given the oldest live row."""
     if poll.start is None:
         return FetchStart(_just_before(bound))
     if isinstance(poll.start, int):
@@ -89,10 +90,10 @@ def _just_before(row: RowId) -> RowId:
 
 
 def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
-    """Return the poll that begins where a bulk read does, behind ``after`` or with the oldest message.
+    """Return the poll that begins where a bulk read begins: behind ``after``, or at the oldest message.
 
-    An id with a payload row is a message of a reference: the read goes on behind that message. Any other counts
-    by its row, so it stands for all that a reference shows.
+    An id with a payload row is a message of a reference: the read continues behind that message. Any other id counts
+    by its row, so it stands for all messages of a reference.
     """
     if after is None:
         return Poll(snapshot=snapshot)
@@ -102,7 +103,7 @@ def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
 
 
 def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
-    """Say what a consumer with ``snapshot`` does at a row with visibility pointer ``pointer``."""
+    """Return the action of a consumer with ``snapshot`` at a row with ``pointer``."""
     if snapshot is None or pointer is None:
         return FetchAction.TAKE
     if pointer < 0:
@@ -113,12 +114,12 @@ def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
 
 
 def oldest_held(snapshot: Snapshot) -> int:
-    """Return a pointer below which none can hold a consumer with ``snapshot`` up."""
-    return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # They ascend.
+    """Return the least pointer that can hold back a consumer with ``snapshot``."""
+    return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # in_progress ascends.
 
 
 def lives(topic: Topic, row: RowId, lifetime_ms: int | None, now_ms: int) -> bool:
-    """Whether a message published at ``row``, perhaps with a life of its own, still lives."""
+    """Return whether a message published at ``row``, perhaps with a lifetime of its own, still lives."""
     return row >= oldest_live(topic, now_ms, lifetime_ms)
 
 

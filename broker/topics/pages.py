@@ -1,7 +1,7 @@
-"""What a reading gives out at a time: runs of messages, as they lie in entries.
+"""Hold one page of a reading: runs of messages, in the form of their entries.
 
-A run is a part of one entry, from its place ``first`` to ``stop`` (exclusive). Nothing is copied before it is
-known what becomes of it: a poll joins the items of all runs to a block, a bulk read makes columns of them::
+A run is a part of one entry, from its place ``first`` to ``stop`` (exclusive). A page copies nothing: only its user
+knows the form that it needs. A poll joins the items of all runs to a block, a bulk read makes columns of them::
 
     run of the message log      item: 28 | row | zero | length | payload
     run of a payload log        item:      row | length | payload         and the row of its reference
@@ -19,20 +19,20 @@ from broker.wire.blocks import PollDecoder
 from broker.wire.varint import encode_long
 
 Run = tuple[Entry, int, int, RowId | None]
-"""An entry, the places ``first`` and ``stop`` (exclusive), and of a payload log's the row of the reference."""
+"""An entry, the places ``first`` and ``stop`` (exclusive), and for a payload log the row of its reference."""
 
 PIECE_BYTES_MAX: Final = 256 * 1024
-"""The most bytes of what is sent at once, but for a page that is read whole."""
+"""The most bytes of one piece, except for a page that is sent whole."""
 WHOLE_BYTES_MAX: Final = 320 * 1024
-"""A page of so many bytes is one piece. Most pages are such, and none is much smaller than that."""
+"""A page of at most so many bytes is one piece. Most pages are, and most are not much smaller than this."""
 _APART_BYTES: Final = 64 * 1024
-"""What is larger is not joined with others: it is sent from where it lies."""
+"""A larger part is not joined with others: it is sent without a copy."""
 _TOGETHER_BYTES: Final = 64 * 1024
-"""So many bytes of messages become values at a time."""
+"""The bytes of messages that are decoded to values at a time."""
 
 
 class PollPage:
-    """Runs in their order, with ``count`` messages of together about ``bytes`` bytes."""
+    """Runs in their order. They have ``count`` messages, and together about ``bytes`` bytes."""
 
     __slots__ = ("bytes", "count", "runs")
 
@@ -43,7 +43,7 @@ class PollPage:
         self.bytes = size
 
     def attributes(self) -> list[tuple[int, bytes]]:
-        """Return the attributes of those messages that have any, each with the message's place in this page."""
+        """Return the attributes of messages that have any, each with the message's place in this page."""
         found: list[tuple[int, bytes]] = []
         base = 0
         for entry, first, stop, _ in self.runs:
@@ -54,17 +54,17 @@ class PollPage:
         return found
 
     def block(self) -> Iterator[bytes | memoryview]:
-        """Yield the messages as a block of a poll's reply, in pieces, none empty."""
+        """Yield the messages as a block of a poll's reply, in non-empty pieces."""
         if self.count:
             yield from self._pieces([encode_long(self.count), *self._items()])
 
     def whole(self) -> Iterator[bytes | memoryview]:
-        """Yield the messages as a page of a reply with attributes (wire.messages), in pieces, none empty."""
+        """Yield the messages as a page of a reply with attributes (wire.messages), in non-empty pieces."""
         if self.count:
             yield from self._pieces(messages.page(self.count, self._items(), self.attributes()))
 
     def messages(self) -> Iterator[list[Message]]:
-        """Yield the messages as values, a bounded number of bytes at a time, or one message."""
+        """Yield the messages as values, in lists of bounded size. A larger message has a list of its own."""
         runs: list[Run] = []
         size = 0
         for run in self.runs:
@@ -104,7 +104,7 @@ def _values(runs: list[Run]) -> list[Message]:
     entry, first, _, row = runs[0]
     count = sum([stop - first for _, first, stop, _ in runs])
     if count == 1:
-        # It may be large, and is copied once.
+        # A message may be large: this copies it only once.
         identifier = entry.message_id(first)
         found = [Message(identifier if row is None else row + identifier, entry.payload(first))]
     else:
@@ -114,7 +114,7 @@ def _values(runs: list[Run]) -> list[Message]:
 
 
 def pieces_of(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield what parts are when joined: small ones joined, large ones cut where they lie."""
+    """Yield the bytes of all parts in order: small parts joined, large parts cut without a copy."""
     small: list[bytes | memoryview] = []
     size = 0
     for part in parts:
@@ -132,7 +132,7 @@ def pieces_of(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryvie
 
 
 def cut(piece: bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """Yield a piece in pieces of PIECE_BYTES_MAX, without a copy."""
+    """Yield a piece in parts of at most PIECE_BYTES_MAX, without a copy."""
     if len(piece) <= PIECE_BYTES_MAX:
         yield piece
         return
@@ -142,4 +142,4 @@ def cut(piece: bytes | memoryview) -> Iterator[bytes | memoryview]:
 
 
 NO_PAGE: Final = PollPage([], 0, 0)
-"""One without messages."""
+"""A page without messages."""

@@ -1,4 +1,4 @@
-"""Reading the payload log of a reference that is committed: to its closed end, or until it was dropped."""
+"""Read the payload log of a committed reference, to its closed end or until it was dropped."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ STALE_READ_PAUSE_S: Final = 0.02
 
 
 def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
-    """Return the shorter of two lives, None being the topic's."""
+    """Return the shorter of two lifetimes. None means the topic's ttl, which is the longest."""
     if one_ms is None or other_ms is None:
         return other_ms if one_ms is None else one_ms
     return min(one_ms, other_ms)
 
 
 class PayloadReader:
-    """Reads a payload log whose reference is committed, to its closed end or until it was dropped."""
+    """Reads the payload log of a committed reference, to its closed end or until it was dropped."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PayloadReader:
     ) -> None:
         """Begin behind ``after``."""
         self.taken = after
-        """How far the caller has taken messages; the entry that holds it may come once more."""
+        """The last message that the caller has taken. The reader may return the entry of this message again."""
         self.ended = after >= (ROW_ID_MAX if through is None else through)
         self._around = around
         self._number = number
@@ -46,7 +46,7 @@ class PayloadReader:
         self._tries = STALE_READS_MAX
 
     async def next(self, bytes_max: int, messages_max: int = 4096) -> list[Entry]:
-        """Return the next entries. Raises Unavailable: the log shows no end, and it stayed so."""
+        """Return the next entries. Raises Unavailable if repeated reads show no closed end."""
         found = await self._reader.next(bytes_max, messages_max)
         if self._reader.ended and not await self._is_whole():
             await self.read_again()
@@ -63,7 +63,7 @@ class PayloadReader:
                 yield entry
 
     def _begins_at_the_end(self) -> bool:
-        """Whether what is read backwards began where nothing can come behind it any more."""
+        """Return whether the backward read began at an end behind which no message can come."""
         reader = self._reader
         is_dropped = reader.root is not None and reader.root.state is RootState.DROPPED
         return reader.is_closed or reader.reaches_through or is_dropped
@@ -79,7 +79,7 @@ class PayloadReader:
         return self.ended
 
     async def read_again(self) -> None:
-        """Wait, and begin again behind what was read. Raises Unavailable after some times."""
+        """Wait, and begin again behind the entries read so far. Raises Unavailable after some repetitions."""
         self._tries -= 1
         if not self._tries:
             raise Unavailable(

@@ -1,9 +1,9 @@
-"""Ranges of a topic: where it begins and ends, how much lies between two ids, and how that is divided.
+"""Describe ranges of a topic: its begin and end, the messages and bytes between two ids, and a division into parts.
 
-A range is ``(after, through]``, by the ids of rows; a reference's messages have the id of their reference, so
+A range is ``(after, through]``, by the ids of rows. Messages of a reference count with the row of their reference, so
 no range divides them. The broker gives every later message an id above the latest one. So a range that ends at or
-below the latest id stays as it is, but for messages that expire or are rolled back. The heads of pages tell all
-this; entries are read only where a range begins or ends inside a page (storage/numbering.py).
+below the latest id does not change, except that messages expire or are rolled back. The heads of pages have all
+these numbers. This code reads entries only if a range begins or ends inside a page (storage/numbering.py).
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from broker.topics.fetch import oldest_live
 from broker.topics.surroundings import Surroundings
 
 KEPT_MAX: Final = 100_000
-"""Pages and entries that are kept in memory, of all topics together: some 30 MB."""
+"""The most pages and entries kept in memory, of all topics together: about 30 MB."""
 PARTS_MAX: Final = 100
-"""Each part may end inside a page, which is read for it."""
+"""The most parts of a range. Each part may end inside a page, which must be read then."""
 PAGES_A_PART: Final = 8
-"""Parts of more pages than these end where pages end: nothing is read for them."""
+"""If parts have at least this many pages on average, they end where pages end, and no page is read for them."""
 AMOUNT_MAX: Final = 1 << 62
-"""No log has so many messages, or bytes."""
+"""More messages, or bytes, than any log has."""
 
 
 class RangeQuery(NamedTuple):
-    """What is asked for. Behind ``after`` (None: the earliest), through an id (None: the latest).
+    """Asks for the range behind ``after`` (None: from the earliest) up to ``through`` (None: to the latest).
 
-    At most so many messages and bytes of payloads, but one entry in any case; in about equal ``parts``.
+    The range has at most ``messages_max`` messages and ``bytes_max`` bytes of payloads, but at least one entry. It
+    is divided into about equal ``parts``.
     """
 
     after: RowId | None = None
@@ -42,10 +43,10 @@ class RangeQuery(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A range ``(after, through]`` and how much it has; ``ends`` are the last ids of its parts.
+    """A range ``(after, through]`` with its messages and bytes; ``ends`` are the last ids of its parts.
 
-    Behind ``earliest`` lies all that can be read. Behind ``latest`` lies nothing yet, and what comes lies there.
-    ``lost``: how many messages were published behind ``after`` and can't be read any more, at least.
+    All readable messages lie behind ``earliest``. No message lies behind ``latest`` yet, and all later ones will.
+    ``lost`` is the least number of messages that were published behind ``after`` and can't be read any more.
     """
 
     earliest: RowId
@@ -59,7 +60,7 @@ class Range(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """What lies behind a place: how many messages can be read, how many can't any more, and the first of the former."""
+    """The messages behind a place: the number of readable ones, of unreadable ones, and the oldest readable one."""
 
     messages: int
     lost: int
@@ -67,20 +68,20 @@ class Unread(NamedTuple):
 
 
 class _KnownNumbering:
-    """A numbering, which one request at a time may use."""
+    """A numbering that one request at a time may use."""
 
     def __init__(self, numbering: Numbering) -> None:
         self.numbering = numbering
         self.lock = asyncio.Lock()
         self.size = 0
-        """How much of what is kept is counted for it."""
+        """The pages and entries counted for it."""
 
 
 class TopicNumberings:
-    """The numberings of topics that were asked for lately."""
+    """The numberings of recently requested topics."""
 
     def __init__(self, around: Surroundings) -> None:
-        """Begin with none."""
+        """Begin without a numbering."""
         self._around = around
         self._known: OrderedDict[LogId, _KnownNumbering] = OrderedDict()
         self._kept = 0
@@ -96,7 +97,7 @@ class TopicNumberings:
                 self._count(known)
 
     async def behind(self, topic: Topic, row: RowId) -> int:
-        """Return how many messages were published behind an id. Raises Unavailable."""
+        """Return the number of messages published behind an id. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
             numbering = known.numbering
@@ -107,7 +108,7 @@ class TopicNumberings:
                 self._count(known)
 
     async def unread(self, topic: Topic, after: RowId | None) -> Unread:
-        """Return what lies behind an id; None: behind nothing, so that it is everything. Raises Unavailable."""
+        """Return the messages behind an id, or all messages for None. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
             numbering = known.numbering
@@ -130,9 +131,9 @@ class TopicNumberings:
         return known
 
     def _count(self, known: _KnownNumbering) -> None:
-        """Count what a request has left in memory; forget the topics that were asked for longest ago."""
+        """Count the pages and entries that a request left in memory; forget the least recently requested topics."""
         if self._known.get(known.numbering.log) is not known:
-            return  # It was forgotten while it waited for its turn.
+            return  # It was forgotten while the request waited for its turn.
         size = known.numbering.size + 1
         self._kept += size - known.size
         known.size = size
@@ -177,7 +178,7 @@ class TopicNumberings:
         start: LogCount,
         stop: LogCount,
     ) -> list[RowId]:
-        """Return the last ids of parts with about as many messages each; of less than that, fewer parts."""
+        """Return the last ids of parts with about the same number of messages; a small range has fewer parts."""
         if through <= begin:
             return []
         ends: list[RowId] = []

@@ -1,4 +1,4 @@
-"""What is known of a topic: sizes, ends, rates. Estimates say that they are."""
+"""Collect the statistics of a topic: sizes, ends, rates. Estimates are marked as such."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from broker.topics.surroundings import Surroundings
 
 RATE_WINDOW_S = 60.0
 ENTRIES_MAX = 10_000
-"""So many entries are counted, or a page of bytes; what is more is estimated."""
+"""This code counts at most so many entries, or a page of bytes; beyond that it estimates."""
 BYTES_AT_ONCE = 256 * 1024
-"""The bytes that are counted are read by so many."""
+"""The bytes of one read while counting."""
 PAYLOAD_LOGS_MAX = 10_000
-"""So many payload logs are looked at; of more, the others are not counted."""
+"""The most payload logs that are counted."""
 
 
 class Rate:
-    """Events a second over the last minute, in two windows of which the older one fades."""
+    """Events per second over the last minute: a present window, and the window before, whose weight falls with time."""
 
     __slots__ = ("_began", "_clock", "_current", "_previous")
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with none."""
+        """Begin without an event."""
         self._clock = clock
         self._began = clock.monotonic()
         self._previous = 0
@@ -46,7 +46,7 @@ class Rate:
         self._current += count
 
     def per_s(self) -> float:
-        """Return events a second."""
+        """Return events per second."""
         age = self._roll()
         faded = self._previous * (1 - age / RATE_WINDOW_S)
         return (faded + self._current) / RATE_WINDOW_S
@@ -62,12 +62,12 @@ class Rate:
 
 
 class Rates:
-    """How much is published to a topic and polled from it, in messages."""
+    """The rates at which messages are published to a topic and polled from it."""
 
     __slots__ = ("_polled", "_published")
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with none."""
+        """Begin without messages."""
         self._published = Rate(clock)
         self._polled = Rate(clock)
 
@@ -81,20 +81,20 @@ class Rates:
 
     @property
     def published_per_s(self) -> float:
-        """Messages published a second."""
+        """Return messages published per second."""
         return self._published.per_s()
 
     @property
     def polled_per_s(self) -> float:
-        """Messages given out a second."""
+        """Return messages polled per second."""
         return self._polled.per_s()
 
 
 class TopicStats(NamedTuple):
-    """A topic in numbers; ``first`` and ``last`` are rows of the message log, as message ids.
+    """The statistics of a topic; ``first`` and ``last`` are rows of the message log, as message ids.
 
-    ``published`` is how many messages were ever published to this generation, exactly. The other numbers are
-    of what has not expired; ``bytes`` are those of payloads.
+    ``published`` is the exact number of all messages published to this generation. The other numbers are those of
+    messages that have not expired; ``bytes`` are the bytes of payloads.
     """
 
     topic: TopicId
@@ -115,10 +115,10 @@ class TopicStats(NamedTuple):
 async def topic_stats(
     around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int
 ) -> TopicStats:
-    """Collect a topic's numbers.
+    """Collect a topic's statistics.
 
-    What one page of storage shows is counted, if its entries are not too many. More than that is estimated from the totals that pages keep,
-    as if all payloads were like those that were counted.
+    If the live messages fit into one page of storage, and have not too many entries, they are counted. Otherwise they
+    are estimated from the totals that pages keep, as if all payloads were like the counted ones.
     """
     log = LogId(topic.id, topic.generation)
     now_ms = around.clock.now_ms()
@@ -163,7 +163,7 @@ async def topic_stats(
 
 
 class _LiveCounts:
-    """What lives among entries that are looked at one after the other."""
+    """Counts the live messages of entries that are added one after the other."""
 
     def __init__(self, topic: Topic, now_ms: int) -> None:
         self._topic = topic
@@ -188,7 +188,7 @@ class _LiveCounts:
 
 
 async def _last(around: Surroundings, topic: Topic, after: RowId, now_ms: int) -> RowId | None:
-    """Return the last message that lives."""
+    """Return the last live message."""
     reader = around.logs.reader(LogId(topic.id, topic.generation), after)
     while not reader.ended:
         for entry in await reader.before(16, around.settings.page_bytes_max):

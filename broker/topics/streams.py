@@ -1,4 +1,4 @@
-"""Replies that are read while they are sent, page by page."""
+"""Stream replies: read a reply from the topic page by page while it is sent."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from broker.topics.pages import NO_PAGE, PollPage
 from broker.topics.topic_reader import TopicReading
 
 PAGE_BYTES: Final = 288 * 1024
-"""What a reader who stands still holds in memory; smaller pages make fast readers slower. A thousand
-messages of a quarter KiB fit into one."""
+"""The memory that a stalled reader holds; smaller pages make fast readers slower. A thousand messages of a quarter
+KiB fit into one page."""
 ROWS_BYTES: Final = 1 << 20
-"""The same of a bulk read: what a batch of columns costs besides its rows is little then."""
+"""The same for a bulk read. At this size the fixed cost of a batch of columns is small."""
 COUNTED_BYTES_MIN: Final = 2 << 20
-"""From so many bytes on, as of a single large message, a page is counted as long as its reader has not taken it."""
+"""The hold counts a page of at least this size, such as one large message, until its reader has taken it."""
 
 Form = Callable[[PollPage], Iterator[bytes | memoryview]]
-"""Gives the pieces of a page for the wire, none empty."""
+"""Yields the pieces of a page for the wire; no piece is empty."""
 
 
 class PollStream:
-    """A poll's reply. Its first page is read already; the others are read as they are asked for."""
+    """A poll's reply. Its first page is read already; each further page is read when the consumer asks for it."""
 
     def __init__(
         self, reading: TopicReading, first: PollPage, source: PageSource, hold: Hold
@@ -35,37 +35,37 @@ class PollStream:
         self._source = source
         self._hold = hold
         self.empty = not first.count
-        """Whether there is no message."""
+        """True if the reply has no message."""
 
     @property
     def ended(self) -> bool:
-        """Whether all that there is has been read."""
+        """Return whether all messages of the reply have been read."""
         return self._reading.ended
 
     @property
     def blocked_by(self) -> int | None:
-        """The write pointer of the open transaction at which the reply ends, if it ends at one."""
+        """Return the write pointer of the open transaction at which the reply ends, if it ends at one."""
         return self._reading.blocked_by
 
     @property
     def first(self) -> PollPage:
-        """The first page; the whole reply if ``ended``."""
+        """Return the first page; it is the whole reply if ``ended``."""
         return self._first
 
     async def blocks(self, form: Form = PollPage.block) -> AsyncIterator[bytes | memoryview]:
-        """Yield each page in its form for the wire, without the final zero. Can be asked for once."""
+        """Yield each page in its form for the wire, without the final zero. Call this only once."""
         async for page in self._pages():
             for piece in form(page):
                 yield piece
 
     async def messages(self) -> AsyncIterator[list[Message]]:
-        """Yield the messages, with their keys and headers. Can be asked for once, instead of ``blocks``."""
+        """Yield the messages, with their keys and headers. Call this only once, and not after ``blocks``."""
         async for page in self._pages():
             for found in page.messages():
                 yield found
 
     async def _pages(self) -> AsyncIterator[PollPage]:
-        """Yield the pages, and let other work go on where the reader is always ready for more."""
+        """Yield the pages, and let other work run between them if the reader is always ready for more."""
         mine = Slice()
         page, self._first = self._first, NO_PAGE  # A slow reader's stream holds one page.
         while True:
@@ -80,7 +80,7 @@ class PollStream:
 
 
 class RowStream:
-    """A bulk read: pages of messages. Its first page is read already; the others as they are asked for."""
+    """A bulk read: pages of messages. Its first page is read already; each further page is read on request."""
 
     def __init__(
         self, reading: TopicReading, first: PollPage, source: PageSource, hold: Hold
@@ -92,13 +92,13 @@ class RowStream:
         self._hold = hold
         self._counted = 0
         self.blocked_by = None if first.count else reading.blocked_by
-        """The write pointer of the open transaction because of which there is no message, if that is why."""
+        """The write pointer of the open transaction that holds the read at its beginning, if one does."""
 
     async def next(self) -> PollPage | None:
-        """Return the next page, which has messages; None at the end. No page is held on to.
+        """Return the next page with messages; None at the end. The stream keeps no page.
 
         Raises:
-            Unavailable, ClockSkew, BadRequest: what is left can't be read; see TopicState.next_page.
+            Unavailable, ClockSkew, BadRequest: the rest can't be read; see TopicState.next_page.
         """
         if self._counted:
             self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
@@ -113,7 +113,7 @@ class RowStream:
 
 
 def _count(page: PollPage, hold: Hold) -> int:
-    """Count what a large page has; return what was counted. Raises Overloaded."""
+    """Count the bytes of a large page in the hold; return the counted bytes. Raises Overloaded."""
     if page.bytes < COUNTED_BYTES_MIN:
         return 0
     hold.take(BudgetKind.REPLY_BYTES, page.bytes)
@@ -121,7 +121,7 @@ def _count(page: PollPage, hold: Hold) -> int:
 
 
 class PageSource(Protocol):
-    """Where a stream gets its next page: the topic's cache of the moment, or storage."""
+    """Gives a stream its next page, from the topic's present cache or from storage."""
 
     async def next_page(self, reading: TopicReading, bytes_max: int = PAGE_BYTES) -> PollPage:
         """Return the next page of a reading."""

@@ -1,16 +1,16 @@
-"""Reading a topic as a consumer: pages of a poll or of a bulk read, from the cache or from storage.
+"""Read a topic as a consumer: pages of a poll or of a bulk read, from the cache or from storage.
 
-One Reading is one of them. It goes through the message log entry by entry, and into the payload log of each
-reference that its consumer may see, until its limit, the end at its beginning, or an entry that holds it.
-Entries are stored as the wire has them, so what is taken are runs of messages (pages.py); an entry is looked into
-only where its edges, its transaction or its lifetime must be judged, once for all its messages.
+One TopicReading is one poll or one bulk read. It goes through the message log entry by entry, and into the payload
+log of each reference that its consumer may see. It stops at its limit, at an entry that holds it, or at the log's
+end, which it notes when it begins. Entries are stored in the wire's format, so a reading takes runs of messages
+(pages.py). It looks into an entry only to judge its edges, its transaction or its lifetime, once for all its messages.
 
-A **bounded** reading has all messages through an id that the caller was told of, so that id is in the log. A store
-that shows less answers from before: it is read again, and the reading is refused if that stays so. A bounded
-reading never ends with less.
+A **bounded** reading has all messages through an id that the broker gave to the caller, so the log has that id. If
+storage shows less, that is a stale read: the reading reads again, and is refused if storage still shows less. A
+bounded reading never ends with fewer messages.
 
-A committed reference whose payload log is not closed is impossible in a store that answers truly. So it is
-never skipped: the read is repeated, and refused if it stays so.
+If a committed reference has an open payload log, that is also a stale read: it is impossible in an up-to-date store.
+So a reading never skips the reference: it reads again, and is refused if the log still shows no end.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from broker.topics.surroundings import Surroundings
 
 NO_LIMIT: Final = 1 << 62
 AT_ONCE_BYTES: Final = 512 * 1024
-"""The bytes that a reading takes from storage in one call, if its pages are no longer, and holds while its
-consumer is slow."""
+"""The bytes that a reading takes from storage in one call, unless its pages are larger. It keeps them in memory while
+its consumer is slow."""
 ROWS_AT_ONCE: Final = 256
-"""The entries that a reading looks at in one step; then it counts them and asks whether to go on."""
+"""The entries of one step of a reading. After a step it counts them, and may let other work run."""
 _LEAD_BYTES: Final = 1 + ROW_ID_BYTES
-"""What an item of a payload log lacks, and a reply has."""
+"""The bytes that an item in a reply has before those of an item in a payload log."""
 
 
 class _Reference:
-    """A reference that is being read, and how far."""
+    """A reference that is being read, with its reader."""
 
     def __init__(self, entry: Entry, payloads: PayloadReader) -> None:
         self.row = entry.first
@@ -57,7 +57,7 @@ class _Reference:
 
 
 class TopicReading:
-    """The state of one. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
+    """The state of one reading. ``blocked_by`` is the write pointer that holds it, if one does."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class TopicReading:
         through: RowId | None = None,
         hold: Hold | None = None,
     ) -> None:
-        """Begin where ``poll`` asks, or at the oldest message that lives.
+        """Begin at the start of ``poll``, or at the oldest live message.
 
-        With ``through`` it is bounded: it has all messages up to that id, and no limit counts. ``hold`` is the
-        request's: it counts the rows that are looked at without any message being given out.
+        With ``through`` the reading is bounded: it has all messages up to that id, and no limit counts. ``hold`` is
+        the request's: it counts the rows that were read since the last page with messages.
         """
         self.blocked_by: int | None = None
         self.proven: object | None = None
-        """The leader that was shown to lead since this reading began: its cache may be read."""
+        """The leader that has proven its leadership since this reading began: this reading may use its cache."""
         self._around = around
         self._hold = hold or Hold(None)
         self._slice: Slice | None = None
@@ -85,7 +85,7 @@ class TopicReading:
         self._start_row = self._start.row or ROW_ID_MIN
         self._after = self._start.after
         self._through = through
-        """Where this reading ends; None: where its first page finds the end."""
+        """The id at which this reading ends; None until its first page finds the log's end."""
         self._bound = through
         self._last = ROW_ID_MAX if through is None else through
         limits = (NO_LIMIT, poll.limit, around.settings.poll_messages_max)
@@ -96,32 +96,32 @@ class TopicReading:
         self._reference: _Reference | None = None
         self._reader: LogReader | None = None
         self._ahead: deque[Entry] = deque()
-        """Entries that the reader has read and this reading has not taken yet."""
+        """Entries that the reader has read, and this reading has not taken yet."""
         self._tries = STALE_READS_MAX
-        """How often a bounded reading may still find less than it must have."""
+        """The number of stale reads that a bounded reading still allows."""
         self._runs: list[Run] = []
         self._given = self._left
-        """How many messages were left before those of this page."""
+        """The value of ``_left`` before this page."""
         self._bytes = 0
         self._now_ms = 0
-        """When the page began, which the ages of its messages go by."""
+        """The time when the page began. The ages of its messages are measured at this time."""
         self._oldest = ROW_ID_MIN
-        """The oldest id that lives then, by the topic's ttl and its purge."""
+        """The oldest live id at this time, by the topic's ttl and its purge."""
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether it reads as a transaction does."""
+        """Return whether it reads with a transaction's snapshot."""
         return self._snapshot is not None
 
     def follow(self, topic: Topic) -> None:
-        """Go by the topic as it is now, if it still is this one: its ttl may have changed, or it was purged."""
+        """Adopt the topic's present record, if the generation is the same: its ttl may have changed, or a purge."""
         if topic.generation == self._topic.generation:
             self._topic = topic
 
     def go_on(self) -> None:
-        """Let a poll read further after an end, since the log has changed: something new may be there.
+        """Let a poll read on after its end, because the log has changed: it may have new messages.
 
-        Where a transaction held the reading, it may have been rolled back meanwhile.
+        If a transaction held the reading, it may have been rolled back meanwhile.
         """
         self.blocked_by = None
         self._through = None
@@ -129,15 +129,15 @@ class TopicReading:
         self.ended = self._left <= 0
 
     async def page(self, cache: TopicCache | None, bytes_max: int) -> PollPage:
-        """Return the next messages, of about ``bytes_max`` bytes; a page without any means the end.
+        """Return the next messages, of about ``bytes_max`` bytes. A page without messages means the end.
 
-        ``cache`` is that of the topic's leader here, if there is one. It is asked for on every page,
-        since leaders come and go while a long reply is being read.
+        ``cache`` is that of the topic's leader on this node, if there is one. The caller passes it for every page,
+        because leaders change while a consumer reads a long reply.
 
         Raises:
-            Unavailable: what storage answers is stale, and stayed so.
-            BadRequest: a bounded reading asks for more than there is.
-            Overloaded: too many rows were looked at in vain.
+            Unavailable: storage gives stale reads, and keeps doing so.
+            BadRequest: a bounded reading asks for more than the log has.
+            Overloaded: it read too many rows without finding a message.
         """
         self._bytes = 0
         self._now_ms = self._around.clock.now_ms()
@@ -158,7 +158,7 @@ class TopicReading:
         return page
 
     async def _looked(self) -> None:
-        """Count one step's rows, and let other work go on once this took long."""
+        """Count one step's rows, and let other work run if this took long."""
         self._hold.take(BudgetKind.ROWS, ROWS_AT_ONCE)
         if self._slice is None:
             self._slice = Slice()
@@ -173,14 +173,14 @@ class TopicReading:
             self._through = cache.pointer
         while self._take_cached(cache, self._through, bytes_max):
             await self._looked()
-            # Entries may have gone meanwhile, and so may the leader.
+            # Entries may have been evicted meanwhile, and the leader may have ended.
             if not cache.covers(self._after, self._through):
                 return
         if self._reference is not None:
             await self._read_payloads(self._reference, bytes_max)
 
     def _take_cached(self, cache: TopicCache, through: RowId, bytes_max: int) -> bool:
-        """Take a step's entries; False at the page's end, the cache's, or at a reference to be read first."""
+        """Take a step's entries. Return False at the end of the page or cache, or at a reference to read first."""
         for count, entry in enumerate(cache.entries(self._after, through)):
             if count == ROWS_AT_ONCE:
                 return True
@@ -222,7 +222,7 @@ class TopicReading:
                 await self._look_again()
 
     def _take_ahead(self, count: int, bytes_max: int) -> bool:
-        """Take so many of the entries that were read; False if reading stops before the end of one."""
+        """Take ``count`` of the entries that were read. Return False if reading stops before the end of one."""
         for _ in range(count):
             if not self._take(self._ahead[0], bytes_max):
                 return False
@@ -230,26 +230,26 @@ class TopicReading:
         return True
 
     def _is_whole(self, reader: LogReader) -> bool:
-        """Whether what storage showed up to its end is all that must be there."""
+        """Return whether storage showed all messages that the reading must have."""
         return self._bound is None or reader.reached >= self._bound
 
     async def _look_again(self) -> None:
-        """Wait before storage is read again behind what it showed, which is less than there must be."""
+        """Wait before reading storage again: it showed less than the reading must have."""
         if not self._around.is_clustered:
-            # No other node writes here, so what is read is all that there is.
+            # No other node writes to this storage, so a read is never stale.
             raise BadRequest(
-                "through lies behind the topic's latest message. Ask for a range that ends there."
+                "through lies behind the topic's latest message. Ask for a range that ends at that message."
             )
         self._tries -= 1
         if not self._tries:
             raise Unavailable(
-                "This node finds no message as late as through in storage just now. Try again."
+                "This node finds no message at or behind through in storage just now. Try again."
             )
         await self._around.clock.sleep(STALE_READ_PAUSE_S)
         self._reader = None
 
     def _take(self, entry: Entry, bytes_max: int) -> bool:
-        """Take what a consumer gets of an entry; False if reading stops before its end."""
+        """Take the messages of an entry that the consumer gets. Return False if reading stops before its end."""
         if (
             entry.is_plain
             and not entry.is_stub
@@ -261,7 +261,7 @@ class TopicReading:
             and len(entry.items) <= bytes_max - self._bytes
             and not entry.attributed
         ):
-            # Most entries are taken whole.
+            # The fast path: most entries are taken whole.
             count = entry.count
             self._runs.append((entry, 0, count, None))
             self._bytes += len(entry.items)
@@ -275,7 +275,7 @@ class TopicReading:
             entry = entry.within(ROW_ID_MIN, self._last)
         first = entry.place_after(self._after)
         if first < entry.count and not self._start.inline and not entry.is_reference:
-            # The consumer that begins after this message has it: it may be open and yet holds nothing up.
+            # The consumer begins after this message, and has it: even if it is open, it holds nothing back.
             first += entry.id(first) == self._start.row
         if first >= entry.count or entry.is_stub:
             self._after = max(self._after, entry.last)
@@ -304,7 +304,7 @@ class TopicReading:
         return True
 
     def _take_run(self, entry: Entry, first: int, stop: int, bytes_max: int) -> bool:
-        """Take messages as they are, but for their age; False if the page is full before the last."""
+        """Take live messages without further judgement. Return False if the page is full before the last one."""
         bound = self._oldest
         if entry.lifetime_ms is not None:
             bound = oldest_live(self._topic, self._now_ms, entry.lifetime_ms)
@@ -331,7 +331,7 @@ class TopicReading:
         return False
 
     async def _read_payloads(self, reference: _Reference, bytes_max: int) -> None:
-        """Read what fits of a reference's payloads; then ``self._reference`` is None, or what is left."""
+        """Read as many of a reference's payloads as fit. Clear ``self._reference`` if none are left."""
         payloads = reference.payloads
         while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
             messages_max = min(self._left, self._around.settings.page_rows_max)
@@ -349,7 +349,7 @@ class TopicReading:
         if payloads.ended:
             self._reference = None
 
-    # What goes out.
+    # The page.
 
     def _emit(
         self, entry: Entry, first: int, stop: int, size: int, reference: RowId | None = None
@@ -362,7 +362,7 @@ class TopicReading:
 
 
 def _not_rolled_back(entry: Entry, first: int) -> Iterator[tuple[int, int]]:
-    """Yield the places (first, stop) of an entry's messages that were not rolled back."""
+    """Yield the places (first, stop) of runs of an entry's messages that were not rolled back."""
     for low, high in entry.rolled:
         stop = max(entry.place_at(low), first)
         if first < stop:

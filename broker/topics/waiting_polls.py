@@ -1,15 +1,15 @@
-"""Polls that wait: until a commit shows them something, their time is over, or the node drains.
+"""Let polls wait: until a commit brings messages, their time is over, or the node drains.
 
-Whoever waits is woken by the commit, not by a timer, so a poll must wait where commits are heard of. In a
-cluster that is the topic's leader: a poll that begins to wait makes this node claim the topic, and one whose
-topic moves away ends by NotLeader, which sends it on. Where no leader answers, a poll may wait anywhere: it
-then looks into storage now and then.
+A commit wakes the waiting polls, not a timer. So a poll must wait on a node that learns of commits. In a cluster that
+is the topic's leader: a poll that begins to wait makes this node claim the topic. If the topic moves to another node,
+the poll ends with NotLeader, and is forwarded. If no leader answers, a poll may wait anywhere: it then reads storage
+from time to time.
 
-A poll with a snapshot waits no longer once an open transaction holds it: whatever comes, only a fresh snapshot shows
-more. Its consumer hears so at once, takes one, and polls again.
+A poll with a snapshot stops waiting once an open transaction holds it: only a fresh snapshot can show more. Its
+consumer gets the answer at once, takes a fresh snapshot, and polls again.
 
-A poll counts against its request's budget only while it waits: one that finds messages at once is never refused
-because others wait.
+A poll counts against its request's budget only while it waits. So a poll that finds messages at once is never refused
+because of waiting polls.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from broker.topics.topic_reader import TopicReading
 from broker.topics.topic_state import TopicState
 
 READ_AGAIN_S = 1.0
-"""How often a poll that waits where nobody leads looks into storage."""
+"""The time between reads of storage by a poll that waits without a leader."""
 
 
 class WaitingPoll(NamedTuple):
-    """One poll that waits. ``deadline`` in monotonic seconds."""
+    """One waiting poll. ``deadline`` is in monotonic seconds."""
 
     state: TopicState
     topic: Topic
@@ -40,28 +40,28 @@ class WaitingPoll(NamedTuple):
     hold: Hold
 
     async def read_on(self) -> PollPage:
-        """Return the next page, of what was not there before."""
+        """Return the next page, of messages that came since the last one."""
         self.reading.go_on()
         return await self.state.next_page(self.reading)
 
     @property
     def is_held(self) -> bool:
-        """Whether a transaction that the poll's snapshot does not see holds it."""
+        """Return whether a transaction that is open in the poll's snapshot holds it."""
         return self.reading.blocked_by is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether a later generation of the topic is led here."""
+        """Return whether this node leads another generation of the topic."""
         leader = self.state.leader
         return leader is not None and leader.topic.generation != self.topic.generation
 
 
 @contextmanager
 def counted(hold: Hold) -> Iterator[None]:
-    """Count a request among those that wait, once, until this ends.
+    """Count a request among the waiting ones during the block, but only once.
 
     Raises:
-        Overloaded: too many wait.
+        Overloaded: too many requests wait.
     """
     if BudgetKind.WAITING in hold.held:
         yield
@@ -74,26 +74,26 @@ def counted(hold: Hold) -> Iterator[None]:
 
 
 class WaitingPolls:
-    """The polls of a node that wait."""
+    """The waiting polls of a node."""
 
     def __init__(self, leaders: Leaders) -> None:
-        """Begin with none."""
+        """Begin without a poll."""
         self.count = 0
         self._leaders = leaders
         self._around = leaders.around
         self._draining = False
 
     def drain(self) -> None:
-        """Answer those who wait, empty if need be, and let nobody wait any more."""
+        """Answer all waiting polls, if need be without messages, and let no later poll wait."""
         self._draining = True
         for state in self._leaders.states.values():
             state.wake()
 
     async def page(self, wait: WaitingPoll, seen: int, *, anywhere: bool) -> PollPage:
-        """Return a page after a change later than the one numbered ``seen``; empty if none came.
+        """Return a page after a change behind the one numbered ``seen``; an empty page if none came.
 
         Raises:
-            Overloaded: too many wait.
+            Overloaded: too many polls wait.
             NotLeader: in a cluster, unless ``anywhere``: another node should lead the topic.
         """
         with counted(wait.hold), self._one_more():
@@ -112,7 +112,7 @@ class WaitingPolls:
             self.count -= 1
 
     async def _of_commits(self, wait: WaitingPoll, seen: int) -> PollPage:
-        """Wait for what is committed here while this node knows the topic as it is."""
+        """Wait for commits on this node, as long as the topic's known generation stays the same."""
         state = wait.state
         while not self._draining and state.is_generation(wait.topic.generation):
             left_s = wait.deadline - self._around.clock.monotonic()
@@ -125,7 +125,7 @@ class WaitingPolls:
         return NO_PAGE
 
     async def _of_leader(self, wait: WaitingPoll, seen: int) -> PollPage:
-        """Wait as the topic's leader, becoming it if need be. Raises NotLeader."""
+        """Wait as the topic's leader, and claim the topic if need be. Raises NotLeader."""
         page = NO_PAGE
         while not (page.count or wait.is_held or self._draining or wait.is_over):
             if self._around.clock.monotonic() >= wait.deadline:
@@ -139,13 +139,13 @@ class WaitingPolls:
                 break
             except NoLeader:
                 return await wait.read_on()
-            # Until now others may have written to the log, and nobody heard of it here.
+            # Before the claim another node may have written to the log without a notice to this node.
             seen = wait.state.changes
             page = await wait.read_on()
         return page
 
     async def _of_storage(self, wait: WaitingPoll, seen: int) -> PollPage:
-        """Look into storage now and then."""
+        """Read storage from time to time."""
         while not self._draining:
             left_s = wait.deadline - self._around.clock.monotonic()
             if left_s <= 0:
