@@ -1,4 +1,4 @@
-"""What has expired so that it may be removed: pages below a floor, and payload logs that nothing can show any more."""
+"""Decide what may be removed: pages below a floor, and payload logs whose messages can't be shown any more."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from broker.topics import stages
 
 
 def floor_of(topic: Topic, now_ms: int, margin_ms: int) -> RowId:
-    """Return the least id that may still be read, a margin aside; what was purged needs none."""
+    """Return the least id that may still be read, less a margin. Purged messages need no margin."""
     return first_row_at(max(now_ms - topic.ttl_ms - margin_ms, topic.purged_ms))
 
 
 def due_through(topic: Topic, *, now_ms: int, lives: PayloadLifetimes) -> int:
-    """Return the greatest number of a payload log that may be due: by when its transaction began."""
+    """Return the greatest number of a payload log that may be due: the number tells when its transaction began."""
     began_ms = now_ms - lives.transaction_ms - topic.ttl_ms - lives.margin_ms
     return min(max(began_ms, -1) * POINTERS_PER_MS, POINTER_MAX)
 
 
 class PayloadLifetimes(NamedTuple):
-    """How long payload logs may be stored to and published, in ms, and the margin."""
+    """The time, in ms, in which payload logs may be stored to and published, and the margin."""
 
     transaction_ms: int
     stage_ms: int
     margin_ms: int
 
     def end_ms(self, number: int) -> int:
-        """Return when nothing can be stored to a payload log any more, a margin included."""
+        """Return the time from which no store to a payload log is accepted, a margin included."""
         if number < 0:
             return stages.began_ms(number) + self.stage_ms + self.margin_ms
         return number // POINTERS_PER_MS + self.transaction_ms + self.margin_ms
@@ -52,7 +52,7 @@ def may_drop(
     now_ms: int,
     lives: PayloadLifetimes,
 ) -> bool:
-    """Whether nothing can ever show a payload log's messages again."""
+    """Return whether a payload log's messages can never be shown again."""
     if number < 0 and root.state is RootState.OPEN:
         return now_ms > lives.end_ms(number)
     stored = tail.pointer if tail is not None else ROW_ID_MIN
@@ -64,9 +64,9 @@ def may_drop(
 def may_forget(
     root: Root, number: int, *, floor: RowId, now_ms: int, lives: PayloadLifetimes
 ) -> bool:
-    """Whether no request can ask for a dropped payload log any more, and nothing of it is under way.
+    """Return whether no request can ask for a dropped payload log any more, and none is in flight.
 
-    Its number can't come again, since a store of it would be too old, and no message from ``floor`` on, the
+    Its number can't come again, because a store with it would be too old. No message at or above ``floor``, the
     floor of the topic, can be its reference.
     """
     referred = max(root.reference, root.at)

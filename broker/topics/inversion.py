@@ -1,11 +1,12 @@
-"""The clean-up: what invalid transactions published is rolled back, topic by topic, as a part of each sweep.
+"""Clean up: roll back the messages of invalid transactions, topic by topic, as a part of each sweep.
 
-Each node asks the transaction service for a snapshot at the begin of a sweep, and passes the topics that it should
-lead. A service that does not answer means no clean-up, and nothing else. What a pass does, and why it is safe to prune
-what was passed, stands in ``settling``. Where nothing new is settled, nothing is read or written.
+At the begin of a sweep each node asks the transaction service for a snapshot. Then it passes the topics that it
+should lead. If the service does not answer, this sweep does no clean-up, and nothing else follows from that.
+``settling`` describes a pass, and why it is safe to prune a transaction that all topics have passed. If no
+transaction has settled since the last pass, the clean-up reads and writes nothing in the log.
 
-A page that is sealed keeps its pointers. So the least and the greatest one of each page that was looked at are
-remembered, and the next pass reads only those pages in which one of its pointers can lie.
+A sealed page keeps its pointers. So this node remembers the least and the greatest pointer of each page that it read,
+and the next pass reads only the pages in which one of its pointers can lie.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from broker.topics.settlement import SettlingRecord, SettlingWork, SnapshotView
 ASK_S: Final = 10.0
 CLAIM_DEADLINE_S: Final = 10.0
 PAGES_KNOWN_MAX: Final = 100_000
-"""Of so many pages, of all topics together, the pointers are remembered."""
+"""The most pages, of all topics together, whose pointers a node remembers."""
 
 Pointers = tuple[int, int] | None
-"""The least and the greatest pointer in a page; None: it has none."""
+"""The least and the greatest pointer in a page; None if it has none."""
 Source = Callable[[], Awaitable[Snapshot]]
-"""Gives a snapshot of the transaction service as it is now. Raises BrokerError."""
+"""Returns a present snapshot of the transaction service. Raises BrokerError."""
 
 log = logs.get_logger()
 
 
 class _KnownPointers(NamedTuple):
-    """The pointers of a topic's sealed pages, as far as they were looked at."""
+    """The pointers of those sealed pages of a topic that this node has read."""
 
     generation: int
     pages: dict[RowId, Pointers]
 
 
 class Inverting:
-    """The clean-up of one node. ``begin`` it with each sweep, then give it topic after topic."""
+    """Does the clean-up of one node. Each sweep calls ``begin``, then ``clean`` for each topic."""
 
     def __init__(self, leaders: Leaders, source: Source) -> None:
-        """Ask ``source`` for what is invalid."""
+        """Ask ``source`` for the invalid transactions."""
         self._leaders = leaders
         self._source = source
         self._around = leaders.around
@@ -65,7 +66,7 @@ class Inverting:
         return self._around.settings.transaction_life_max_s * 1000
 
     async def begin(self) -> None:
-        """Ask what is invalid now; if the service does not tell, this sweep cleans nothing up."""
+        """Ask for the invalid transactions. If the service does not answer, this sweep does no clean-up."""
         self._view = None
         now_ms = self._around.clock.now_ms()
         try:
@@ -83,17 +84,17 @@ class Inverting:
         self._view = SnapshotView(snapshot, bound)
 
     def forget(self, topic: TopicId) -> None:
-        """Forget what is known of a topic that was deleted, or that another node should lead."""
+        """Forget the pointers of a topic that was deleted, or that another node should lead."""
         known = self._known.pop(topic, None)
         if known is not None:
             self._pages_known -= len(known.pages)
 
     async def clean(self, topic: Topic) -> int:
-        """Pass a live topic, if there is something to do; return of how many transactions something was inverted.
+        """Pass a live topic, if there is work. Return the number of transactions that had messages to roll back.
 
         Raises:
-            TopicNotFound: it was deleted meanwhile.
-            BrokerError: it was not passed.
+            TopicNotFound: the topic was deleted meanwhile.
+            BrokerError: the topic was not passed.
         """
         view = self._view
         if view is None or not view.settled or is_reserved(topic.id):
@@ -117,13 +118,13 @@ class Inverting:
     async def _put(self, topic: TopicId, version: bytes | None, record: SettlingRecord) -> bytes:
         put = await settlement.put_pass(self._records, topic, version, record)
         if put is None:
-            raise Unavailable("Another node passes the topic, too.")
+            raise Unavailable("Another node also passes the topic.")
         return put
 
     async def _is_untouched(self, topic: Topic, before: SettlingRecord, work: SettlingWork) -> bool:
-        """Whether a topic that nobody leads has certainly nothing of these transactions, now and later.
+        """Return whether a topic without a leader certainly has no message of these transactions, now and later.
 
-        The announcement was put before, so that what is read here is as it was then, or later.
+        The announcement was put before. So this method reads the log's state of that moment, or a later one.
         """
         state = self._leaders.states.get(topic.id)
         if state is not None and state.leader is not None:
@@ -131,7 +132,7 @@ class Inverting:
         log_id = LogId(topic.id, topic.generation)
         root = await self._around.logs.root(log_id)
         if root is None or root.generation < topic.generation:
-            return True  # Never claimed: whoever claims it reads the announcement.
+            return True  # Never claimed: a node that claims it reads the announcement.
         ends = await self._around.logs.ends(log_id)
         if ends is None or ends.tail is None or ends.root.state is RootState.DELETED:
             return False
@@ -150,12 +151,12 @@ class Inverting:
     async def _pass(
         self, leader: TopicLeader, view: SnapshotView, before: SettlingRecord, work: SettlingWork
     ) -> tuple[SettlingRecord, int]:
-        """Invert all pages from the start of the work on, under one hold."""
+        """Roll back in all pages from the start of the work on, under one hold."""
         hold = leader.hold
         await leader.writer.refuse_below(before.refused)
         through = hold.pointer
         pages = await leader.guarded(hold.chain(work.start, through))
-        # Whatever is stored later lies in the last page or behind it.
+        # Later messages lie in the last page or behind it.
         start, later = None, [work.start, *(page for page, _ in pages)][-1]
         high, inverted, piece = 0, set[int](), Slice()
         for page, head in pages:
@@ -173,7 +174,7 @@ class Inverting:
     async def _inverted(
         self, leader: TopicLeader, page: RowId, head: Head, work: SettlingWork
     ) -> tuple[Pointers, frozenset[int]]:
-        """Invert one page, if there can be something to invert; return its pointers, and which were inverted."""
+        """Roll back in one page, if it can have such messages; return its pointers, and those rolled back."""
         known = self._of(leader)
         pointers = known.pages.get(page)
         if page in known.pages and (pointers is None or not work.any_in(*pointers)):

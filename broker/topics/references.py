@@ -1,14 +1,15 @@
-"""Publishing references: what was stored in payload logs becomes part of the topic.
+"""Publish references: the messages stored in payload logs become part of the topic.
 
-One reference stands for one payload log: a transaction's, or a stage. Several are published together, in the order in
-which they are asked for, in one append; their messages are seen together. Three steps::
+One reference stands for one payload log: that of a transaction, or a stage. A request may publish several references,
+in its order, in one append. Their messages become visible together. There are three steps::
 
     open ──seal──▶ sealed(at) ──append the references──▶ (committed) ──▶ published(row id), lazily
 
-A log is closed first, so that a reader of its reference sees a log to which nothing is added. A second publish of the
-same logs finds them *published* and answers as the first; it finds them *sealed* after a crash between, and looks in
-the topic behind ``at`` for the references before it appends any. Since they are appended together, all of a
-list are there or none is; a list of which some are there was never asked for, and is refused.
+The log is closed first, so that a reader of its reference sees a log that grows no more. A second publish of the same
+logs finds them *published*, and returns the same answer as the first. After a crash between the steps it finds them
+*sealed*. Then it searches the topic behind ``at`` for the references before it appends any. References of one list
+are appended together, so the topic has all of them or none. If it has only some, this list was never published: the
+publish is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write
 
 AT_ONCE: Final = 32
-"""Payload logs that are changed at the same time."""
+"""The payload logs that are changed at the same time."""
 
 Numbers = tuple[int, ...]
 """Numbers of payload logs: write pointers, or stages (negative)."""
@@ -50,7 +51,7 @@ class _UnderWay(NamedTuple):
 class References:
     """Publishes references under one hold.
 
-    ``retire`` lets the writer of a payload log come to its end; ``guarded`` makes a change under the hold.
+    ``retire`` waits until the writer of a payload log has ended; ``guarded`` makes a change under the hold.
     """
 
     def __init__(
@@ -72,25 +73,25 @@ class References:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """Return whether a publish or a note is in progress."""
         return bool(self._under_way or self._noting)
 
     def tasks(self) -> set[asyncio.Task[PublishedIds] | asyncio.Task[None]]:
-        """Return what is under way."""
+        """Return the publishes and notes in progress."""
         return {*(work.task for work in self._under_way.values()), *self._noting}
 
     def of(self, number: int) -> asyncio.Task[PublishedIds] | None:
-        """Return what publishes a payload log just now."""
+        """Return the task that is publishing a payload log, if any."""
         work = self._under_way.get(number)
         return None if work is None else work.task
 
     async def publish(self, numbers: Numbers, write: Write) -> PublishedIds:
-        """Append the references of payload logs by ``write``; repeated, answer as before.
+        """Append the references of payload logs with ``write``. A repetition gets the same answer.
 
         Raises:
             TransactionTooOld: a transaction's payloads were dropped already.
-            PayloadsSealed: a stage is too old, was swept, or was published with others.
-            Overloaded: the deadline passed before.
+            PayloadsSealed: a stage is too old, was swept, or was published in another list.
+            Overloaded: the deadline passed before the append.
         """
         while others := {work for n in numbers if (work := self._under_way.get(n)) is not None}:
             if [other.numbers for other in others] == [numbers]:
@@ -105,7 +106,7 @@ class References:
         for number in numbers:
             del self._under_way[number]
         if not done.cancelled():
-            done.exception()  # Looked at here, since its callers may all be gone.
+            done.exception()  # Retrieved here, because all callers may be gone.
 
     async def _publish(self, numbers: Numbers, write: Write) -> PublishedIds:
         await _for_all(numbers, self._retire)
@@ -127,7 +128,7 @@ class References:
 
     async def _seal(self, number: int) -> Sealed:
         if number < 0:
-            # Sealing makes a log that is not there. A stage that is not there was never begun, or is forgotten.
+            # Sealing would create a missing log. A missing stage was never begun, or was forgotten.
             root = await self._around.payload_logs.root(self._hold.log._replace(number=number))
             if root is None or (root.state is RootState.OPEN and self._is_over(number)):
                 raise too_old(number)
@@ -140,7 +141,7 @@ class References:
     async def _published_before(
         self, numbers: Numbers, sealed: Sequence[Sealed]
     ) -> Sequence[RowId]:
-        """Return the rows of the references if they were published before; none if none of them was."""
+        """Return the rows of the references if they were published before, else an empty list."""
         found: dict[int, RowId] = {}
         in_doubt: dict[int, RowId] = {}
         for number, each in zip(numbers, sealed, strict=True):
@@ -163,15 +164,15 @@ class References:
         return rows
 
     async def _find_references(self, wanted: dict[int, RowId]) -> dict[int, RowId]:
-        """Look for references that a crash left without their notes, each behind the topic's pointer of then.
+        """Search for references that a crash left without notes, behind the topic's pointer when they were sealed.
 
         Raises:
-            OutcomeUnknown: one may have expired meanwhile, so that it can't be known any more.
+            OutcomeUnknown: a reference may have expired meanwhile, so the search can't tell.
         """
         hold, at = self._hold, min(wanted.values())
         through = hold.pointer
         if hold.root.floor > row_after(at):
-            raise OutcomeUnknown("Whether the payloads were published before can't be known.")
+            raise OutcomeUnknown("It can't be known any more whether the payloads were published.")
         found: dict[int, RowId] = {}
         for page, head in await hold.chain(row_after(at), through):
             reader = self._around.logs.reader(hold.log, at, through)
@@ -183,7 +184,7 @@ class References:
         return found
 
     def _note_later(self, numbers: Numbers, rows: Sequence[RowId]) -> None:
-        # The note only saves a search: without it a publish finds the reference by looking.
+        # The note only saves a search: without it, a second publish searches for the reference.
         task = asyncio.ensure_future(self._note(dict(zip(numbers, rows, strict=True))))
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)
@@ -199,10 +200,10 @@ class References:
 
 
 async def _for_all(numbers: Numbers, work: Callable[[int], Awaitable[Result]]) -> list[Result]:
-    """Return what ``work`` returns for each number; some are under way at once, and all come to their end.
+    """Run ``work`` for all numbers, some at a time, and return the results. No call is cancelled halfway.
 
     Raises:
-        BrokerError: the first one that failed.
+        BrokerError: the first failure; later numbers are not begun.
     """
     results: list[Result] = []
     for first in range(0, len(numbers), AT_ONCE):
@@ -215,13 +216,13 @@ async def _for_all(numbers: Numbers, work: Callable[[int], Awaitable[Result]]) -
 
 
 def _messages_of(sealed: Sequence[Sealed]) -> int | None:
-    """Return how many messages closed payload logs have; None if one of them is not there any more."""
+    """Return the number of messages in closed payload logs; None if one of the logs was removed."""
     tails = [each.tail for each in sealed]
     return None if None in tails else sum(tail.total for tail in tails if tail is not None)
 
 
 def too_old(stage: int) -> PayloadsSealed:
-    """Return the refusal of a stage that was swept, or will be."""
+    """Return the refusal of a stage that was swept, or soon will be."""
     return PayloadsSealed(f"Stage {-stage} is too old, or was never begun. Begin a new one.")
 
 
@@ -233,7 +234,7 @@ def gone(number: int) -> BrokerError:
 
 
 def closed(number: int, root: Root) -> BrokerError:
-    """Return the refusal of a store into a payload log that takes nothing more."""
+    """Return the refusal of a store into a closed payload log."""
     if root.state is RootState.DROPPED:
         return gone(number)
     if number < 0:

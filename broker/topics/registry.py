@@ -1,13 +1,13 @@
-"""The records of topics: what exists, in which generation, with which properties.
+"""Keep the records of topics: each has a topic's generation and properties, and tells whether it is deleted.
 
 A record outlives its topic, so that the next generation of the name is higher. Its value is JSON::
 
     {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…", "purged_ms": 1764000000000}
 
-The token is fresh with every write: when the outcome of a write is unknown, reading tells whose it is.
-In a standalone node this process is the only writer, and what it has read once it need not read again. In
-a cluster nothing is cached here: a topic's leader keeps what it read at its claim, whoever else needs a
-record reads it.
+Every write has a fresh token. So if the outcome of a write is unknown, a read of the record shows whether this write
+or another one made it. In a standalone node this process is the only writer, so it need not read a record twice. In a
+cluster this module caches nothing: a topic's leader keeps the record that it read at its claim, and any other node
+reads the record whenever it needs it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TopicRecord(NamedTuple):
     properties: dict[str, str]
     token: str = ""
     purged_ms: int = 0
-    """What was published before is never read again; it only rises while the generation lives."""
+    """Messages published before this time are never read again. It only rises while the generation lives."""
 
     def topic(self, identifier: TopicId) -> Topic:
         """Return the live topic. Raises TopicNotFound if it was deleted."""
@@ -57,14 +57,14 @@ class TopicRecord(NamedTuple):
 
 
 def not_found(topic: TopicId) -> TopicNotFound:
-    """Return the error for a topic that does not exist, in the original's words."""
+    """Return the error for a topic that does not exist, in the words of the original TMS."""
     return TopicNotFound(f"Topic {topic} does not exist.")
 
 
 def _encode(record: TopicRecord) -> bytes:
     told = record._asdict()
     if not record.purged_ms:
-        del told["purged_ms"]  # The release before does not know it.
+        del told["purged_ms"]  # The previous release does not know this field.
     return json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -76,7 +76,10 @@ def _decode(key: bytes, value: bytes) -> TopicRecord:
 
 
 def _is_deleted(key: bytes, value: bytes) -> bool:
-    """Whether a record is of a deleted topic: names are sorted, so this stands first, and no record is decoded."""
+    """Return whether a record is of a deleted topic.
+
+    The encoder sorts fields by name, so ``deleted`` comes first. Therefore this need not decode the record.
+    """
     if value.startswith(_LIVE):
         return False
     return value.startswith(_DELETED) or _decode(key, value).deleted
@@ -91,7 +94,7 @@ class TopicRegistry:
     """Topic records over a record store, cached."""
 
     def __init__(self, records: RecordStore, *, cached_max: int = 100_000) -> None:
-        """Start with nothing cached; over ``cached_max`` records the oldest read is forgotten.
+        """Start with an empty cache. Over ``cached_max`` records it forgets the one that was cached first.
 
         0 caches nothing.
         """
@@ -100,11 +103,11 @@ class TopicRegistry:
         self._cached: dict[TopicId, TopicRecord] = {}
 
     def cached(self, topic: TopicId) -> TopicRecord | None:
-        """Return what is remembered of a topic, without reading."""
+        """Return the cached record of a topic, without a read; None if it is not cached."""
         return self._cached.get(topic)
 
     async def read(self, topic: TopicId) -> TopicRecord | None:
-        """Return the topic's record, of a deleted topic too; None if the name was never used."""
+        """Return the topic's record, also of a deleted topic; None if the name was never used."""
         record, _ = await self._fetch(topic)
         return record
 
@@ -141,10 +144,10 @@ class TopicRegistry:
         return (await self._write(topic, created)).topic(topic)
 
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Replace the properties of a live topic; if they are these already, nothing is written.
+        """Replace the properties of a live topic. If they are the same already, write nothing.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: there is no such topic.
             OutcomeUnknown: it may have been done.
         """
 
@@ -156,10 +159,10 @@ class TopicRegistry:
         return (await self._write(topic, updated)).topic(topic)
 
     async def purge(self, topic: TopicId, generation: int, before_ms: int) -> Topic:
-        """Raise the moment before which nothing of a live topic may be read; a lower one changes nothing.
+        """Raise the moment before which no message of a live topic may be read. A lower one changes nothing.
 
         Raises:
-            TopicNotFound: there is none of this generation.
+            TopicNotFound: there is no topic of this generation.
             OutcomeUnknown: it may have been done.
         """
 
@@ -171,7 +174,7 @@ class TopicRegistry:
         return (await self._write(topic, purged)).topic(topic)
 
     async def delete(self, topic: TopicId, generation: int) -> None:
-        """Mark one generation deleted; done already or superseded is fine too."""
+        """Mark one generation deleted. Do nothing if it is deleted already, or a later one exists."""
 
         def deleted(record: TopicRecord | None) -> TopicRecord:
             if record is None or record.deleted or record.generation != generation:
@@ -186,12 +189,12 @@ class TopicRegistry:
     async def _write(
         self, topic: TopicId, change: Callable[[TopicRecord | None], TopicRecord]
     ) -> TopicRecord:
-        """Put what ``change`` makes of a record, once, unless the record says so already.
+        """Put the record that ``change`` returns for the present one, once, unless the two are equal.
 
-        What ``change`` raises goes to the caller.
+        Errors of ``change`` go to the caller.
 
         Raises:
-            OutcomeUnknown: it may have been put, and another change may have come after it.
+            OutcomeUnknown: the record may have been put, and another change may have come after it.
         """
         token = secrets.token_hex(8)
         doubt = _Doubt(topic)
@@ -209,12 +212,12 @@ class TopicRegistry:
                 if await self._put(topic, version, changed):
                     return changed
             except OutcomeUnknown:
-                # Read again: the token there says whose it is.
+                # The next read shows by the token whether this put made the record.
                 doubt.begin(version)
         raise OutcomeUnknown(f"Changing topic '{topic}' did not finish.")
 
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
-        # Until it is confirmed, nobody knows which value is there.
+        # Until the put is confirmed, the stored value is unknown.
         self._cached.pop(topic, None)
         put = await self.records.put_if(record_key(topic), version, _encode(record))
         if put is None:
@@ -223,14 +226,14 @@ class TopicRegistry:
         return True
 
     async def names(self, namespace: str) -> AsyncGenerator[list[str], None]:
-        """Yield the live topics of a namespace, in the order of their row keys, some at a time."""
+        """Yield the names of the live topics of a namespace, in the order of their row keys, some at a time."""
         prefix = RECORD_PREFIX + f"{namespace}:".encode()
         async with aclosing(self._live(prefix)) as pages:
             async for page in pages:
                 yield [key[len(prefix) : -1].decode() for key in page]
 
     async def namespaces(self) -> list[str]:
-        """Return the namespaces that have a live topic, sorted, but for the broker's own."""
+        """Return the namespaces that have a live topic, sorted, without the broker's own."""
         found: set[str] = set()
         async with aclosing(self._live(RECORD_PREFIX)) as pages:
             async for page in pages:
@@ -258,7 +261,7 @@ class TopicRegistry:
                 await mine.go_on()
 
     async def all(self) -> list[TopicId]:
-        """Return all topics that have a record, deleted ones too."""
+        """Return all topics that have a record, also deleted ones."""
         found: list[TopicId] = []
         mine = Slice()
         async with aclosing(self.records.pages(RECORD_PREFIX)) as pages:
@@ -269,10 +272,10 @@ class TopicRegistry:
 
 
 class _Doubt:
-    """A put without an answer: as long as the record stays as it was, the same put may be made again.
+    """A put with an unknown outcome. As long as the record keeps its version, the same put may be repeated.
 
-    Once it is another's, nobody can say whether mine came before: it must neither be made again, over a
-    change that was acknowledged, nor be called refused.
+    Once another put has changed the record, it is unknown whether this put came before. Then it must not be repeated,
+    over a change that was acknowledged. It must not be reported as refused either.
     """
 
     def __init__(self, topic: TopicId) -> None:
@@ -281,17 +284,17 @@ class _Doubt:
         self._is_there = False
 
     def begin(self, version: bytes | None) -> None:
-        """Note that a put upon this version may have been done, or be done yet."""
+        """Note that a put over this version may have been done, or may still be done."""
         self._is_there, self._version = True, version
 
     def check(self, version: bytes | None) -> None:
-        """Raise OutcomeUnknown if another's change came since."""
+        """Raise OutcomeUnknown if another put has changed the record since."""
         if self._is_there and version != self._version:
             raise self._unknown()
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Let nothing be called refused that may have been done."""
+        """Turn a failed read into OutcomeUnknown if the put may have been done: it is not known as refused."""
         try:
             yield
         except UnavailableError as error:
@@ -300,7 +303,7 @@ class _Doubt:
             raise
 
     def _unknown(self) -> OutcomeUnknown:
-        return OutcomeUnknown(f"Whether topic '{self._topic}' was changed can't be found out.")
+        return OutcomeUnknown(f"It is unknown whether topic '{self._topic}' was changed.")
 
 
 def _topic_of(key: bytes) -> TopicId:

@@ -1,26 +1,27 @@
-"""Removing what may not be read any more. Reads never wait for it: they apply expiry themselves.
+"""Sweep topics: remove messages that may not be read any more. Reads don't depend on it: they apply expiry themselves.
 
-One sweep goes over all records, of deleted topics too, and over each topic in this order::
+One sweep goes over all records, also of deleted topics. It sweeps each topic in this order::
 
-    floor          raised to the page that holds the oldest message that may still be read
-    pages          below the floor: their entries go with one change a page; their heads stay
-    lifetimes      entries whose own, shorter life is over become stubs, one change a page
-    marks          whose window has passed
-    invalid        what invalid transactions published is rolled back (inversion.py)
-    payload logs   dropped once no reference to them can be alive, emptied, and a margin later forgotten
-    generations    all older ones, and a deleted topic's own, with their cursors
+    floor          raise it to the page that holds the oldest message that may still be read
+    pages          remove the entries of pages below the floor, with one change a page; the heads stay
+    lifetimes      turn entries into stubs if their own, shorter lifetime is over, with one change a page
+    marks          remove those whose window has passed
+    invalid        roll back the messages of invalid transactions (inverting.py)
+    payload logs   drop those to which no live reference can exist, empty them, and forget them a margin later
+    generations    remove all older ones, and a deleted topic's last one, with their cursors
 
-A margin stands between what has expired and what is removed, so that a reader that judged a message alive a moment
-ago still finds it, and a record is read again just before it is acted upon: a stale view removes nothing. What was
-*purged* needs no margin, since readers go on from the floor; its payload logs and marks stay. Everything goes in
-slices, between which other work has its turn. After a start, and after a jump of the clock, the sweeper rests: a
-wrong clock is harmless until something is removed. In a cluster each node sweeps the topics that it should lead, what
-is left of deleted ones included.
+The sweeper removes a message only a margin after it has expired. So a reader that judged it alive a moment ago still
+finds it. The sweeper also reads a record again just before it acts on it, so a stale read removes nothing. *Purged*
+messages need no margin, because readers continue from the floor; their payload logs and marks stay. The sweeper works
+in slices, and other work has its turn between them. After a start, and after a jump of the clock, the sweeper rests: a
+wrong clock is harmless until something is removed. In a cluster each node sweeps the topics that it should lead,
+including the remains of deleted ones.
 
-A payload log may go when its transaction can publish nothing more and what it published has expired: longest life of
-a transaction + ttl + margin after its last store. Its number tells when its transaction began, so those that can't be
-due yet are not read at all. A stage may go when its own life has passed, if it was not published, else as a
-transaction's. So stages are looked at twice: when their life has passed, and at the end.
+A payload log may be removed when its transaction can't publish any more and its published messages have expired. That
+is the longest life of a transaction + ttl + margin after its last store. The log's number tells when its transaction
+began, so the sweeper does not read logs that can't be due yet. An unpublished stage may be removed when the life of a
+stage has passed; a published one is treated like a transaction's log. So the sweeper checks stages twice: when their
+life has passed, and at the end.
 """
 
 from __future__ import annotations
@@ -57,27 +58,30 @@ MARKS_AT_ONCE = 500  # More would hold the event loop for too long.
 
 @dataclass(slots=True)
 class SweepReport:
-    """What one sweep did."""
+    """The results of one sweep."""
 
     topics: int = 0
     rows: int = 0
-    """Messages that were removed, and marks."""
+    """The messages and marks that were removed."""
     payload_logs: int = 0
     inverted: int = 0
-    """Invalid transactions of which messages were rolled back, once for each topic."""
+    """The invalid transactions whose messages were rolled back, counted once for each topic."""
     skipped: int = 0
-    """Topics that could not be swept just now; the next sweep finds them again."""
+    """Topics that could not be swept this time; the next sweep tries them again."""
     problem: str | None = None
-    """The first of those topics, and why."""
+    """The first of those topics, with its error."""
     ended_early: bool = False
-    """Whether it ended before the last topic, because the clock jumped."""
+    """True if the sweep ended before the last topic, because the clock jumped."""
 
 
 class Sweeper:
     """Sweeps topics that this node may lead."""
 
     def __init__(self, leaders: Leaders, source: Source | None = None) -> None:
-        """Sweep under the bounds of the leaders' settings; ``source`` tells what is invalid, None: nothing does."""
+        """Sweep under the bounds of the leaders' settings.
+
+        ``source`` gives the invalid transactions. With None the sweeper rolls nothing back.
+        """
         self._inverting = None if source is None else Inverting(leaders, source)
         self._leaders = leaders
         self._around = leaders.around
@@ -85,14 +89,14 @@ class Sweeper:
         self._rows_max = settings.sweep_rows_max
         self._pages_max = max(settings.sweep_rows_max // 100, 1)
         self._has_compared = False
-        """Whether this sweep has compared the clocks."""
+        """True if this sweep has compared the clocks."""
         self._ends: dict[TopicId, LifetimeEnds] = {}
         self._cleared: dict[TopicId, int] = {}
-        """Of topics: the generation below which everything was found removed, in this process."""
+        """By topic: the generation below which this process has removed everything."""
         self._marks_until_ms: dict[TopicId, int] = {}
-        """When the marks of a topic are looked at again."""
+        """By topic: the time of the next sweep of its marks."""
         self._stages_looked_at: dict[TopicId, tuple[int, int]] = {}
-        """Of topics: the generation, and from which number on its stages were looked at when their life had passed."""
+        """By topic: the generation, and the number from which on its stages were checked at the end of their life."""
 
     @property
     def _margin_ms(self) -> int:
@@ -106,7 +110,7 @@ class Sweeper:
         )
 
     async def sweep(self) -> SweepReport:
-        """Sweep every topic that this node should lead; stop at one's end if the clock jumps."""
+        """Sweep every topic that this node should lead. Stop after the present topic if the clock jumps."""
         report = SweepReport()
         self._has_compared = False
         if self._inverting is not None:
@@ -126,16 +130,16 @@ class Sweeper:
             except TopicNotFound:
                 continue
             except BrokerError as error:
-                # Reported; whatever it was, the next sweep begins from what is stored.
+                # It is safe to go on after any error: the next sweep begins from the stored state.
                 report.skipped += 1
                 report.problem = report.problem or f"{topic}: {error.message}"
                 if isinstance(error, ClockSkew) and self._leaders.claims.clocks.is_wrong:
-                    break  # Else it is the clock of the server where that topic lies.
+                    break  # Else the clock of the server that stores the topic is off.
         return report
 
     @staticmethod
     def _must_rest(steady_before_ms: float, steady_ms: float) -> bool:
-        """Whether the clock jumped since the topic before: what it says now may be wrong."""
+        """Return whether the clock jumped since the topic before: its time may be wrong now."""
         return steady_ms < steady_before_ms
 
     async def sweep_topic(self, topic: TopicId, report: SweepReport) -> None:
@@ -160,7 +164,7 @@ class Sweeper:
         if self._inverting is not None:
             self._inverting.forget(topic)
 
-    # A live topic. Its leader is told of changes; the record that was read may be old.
+    # A live topic. Changes go through its leader, because the record read here may be stale.
 
     async def _sweep_live(self, topic: Topic, report: SweepReport) -> None:
         now_ms = self._around.clock.now_ms()
@@ -170,7 +174,7 @@ class Sweeper:
             return
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
-        now_ms = self._around.clock.now_ms()  # The one before was not compared.
+        now_ms = self._around.clock.now_ms()  # The time above came before the comparison.
         await leader.raise_floor(floor_of(leader.topic, now_ms, self._margin_ms))
         more = True
         while more:
@@ -178,14 +182,14 @@ class Sweeper:
                 sweeping.clear_below_floor(self._around.logs.resolver, leader.hold, self._pages_max)
             )
             report.rows += went
-            await asyncio.sleep(0)  # Other work has its turn, whatever the store.
+            await asyncio.sleep(0)  # Other work has its turn, also with a store that never waits.
         await self._end_lives(leader, now_ms)
         await self._sweep_marks(leader, now_ms, report)
         for log, root in due:
             await self._sweep_payload_log(leader, log, root, report)
 
     async def _leader_of(self, topic: Topic, now_ms: int, *, has_due: bool) -> TopicLeader | None:
-        """Return the leader here; a topic that nobody leads is claimed if there is work."""
+        """Return this node's leader. If there is none, claim the topic if it has work, else return None."""
         state = self._leaders.states.get(topic.id)
         leader = state.leader if state is not None else None
         if leader is not None or not (has_due or await self._has_work(topic, now_ms)):
@@ -194,7 +198,7 @@ class Sweeper:
         return await self._leaders.lead(topic.id, deadline)
 
     async def _has_work(self, topic: Topic, now_ms: int) -> bool:
-        """Whether a topic that nobody leads is worth a claim: something in its pages is to be removed."""
+        """Return whether a topic without a leader is worth a claim: its pages have something to remove."""
         log = LogId(topic.id, topic.generation)
         ends = await self._around.logs.ends(log)
         if ends is None or ends.tail is None:
@@ -215,13 +219,13 @@ class Sweeper:
         return end_ms != NO_END and end_ms < now_ms - self._margin_ms
 
     async def _compare_clocks(self, leader: TopicLeader) -> None:
-        """Compare this clock with the storage's, once a sweep: by one that is ahead too much would go.
+        """Compare this clock with the storage's, once a sweep: a clock that is ahead would remove too much.
 
-        Claims do so, too, but the last one may be long ago.
+        Claims compare clocks too, but the last claim may be long ago.
 
         Raises:
-            ClockSkew: it is too far off.
-            Unavailable: they can't be compared now.
+            ClockSkew: this clock is too far off.
+            Unavailable: the clocks can't be compared now.
         """
         if self._has_compared:
             return
@@ -245,7 +249,7 @@ class Sweeper:
         await leader.guarded(sweeping.end_lives(leader.hold, known, now_ms - self._margin_ms))
 
     async def _sweep_marks(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:
-        """Remove marks whose window has passed: all are looked at, so not at every sweep."""
+        """Remove marks whose window has passed. This reads all marks, so not every sweep does it."""
         topic = leader.topic.id
         if now_ms < self._marks_until_ms.get(topic, 0):
             return
@@ -272,13 +276,13 @@ class Sweeper:
     # Payload logs.
 
     async def _due_payload_logs(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
-        """Return payload logs that may go; those that began too late for it are not read."""
+        """Return the payload logs that may be removed, without reading those that began too recently."""
         through = due_through(topic, now_ms=now_ms, lives=self._lives)
         due = await self._due_between(topic, -1, through, now_ms)
         return due + await self._due_stages(topic, now_ms)
 
     async def _due_stages(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
-        """Return stages that may go: those whose life passed since the last look, and those that expired."""
+        """Return the stages that may be removed: their life has passed since the last check, or they have expired."""
         lives = self._lives
         ended_ms = now_ms - lives.stage_ms - lives.margin_ms
         ended = stages.newest_begun_by(ended_ms)
@@ -286,7 +290,7 @@ class Sweeper:
         generation, looked_at = self._stages_looked_at.get(topic.id, (topic.generation, expired))
         looked_at = min(looked_at, expired) if generation == topic.generation else expired
         due = await self._due_between(topic, ended - 1, looked_at - 1, now_ms)
-        # What may go now is looked at again until it has gone.
+        # A stage that may be removed is checked again until it is removed.
         newest = max((one.number or 0 for one, _ in due), default=ended - 1)
         self._stages_looked_at[topic.id] = topic.generation, newest + 1
         return due + await self._due_between(topic, expired - 1, -1, now_ms)
@@ -294,7 +298,7 @@ class Sweeper:
     async def _due_between(
         self, topic: Topic, after: int, through: int, now_ms: int
     ) -> list[tuple[LogId, Root]]:
-        """Return payload logs numbered ``(after, through]`` that may go."""
+        """Return the payload logs numbered ``(after, through]`` that may be removed."""
         due: list[tuple[LogId, Root]] = []
         payload_logs = self._around.payload_logs
         while found := await payload_logs.roots(topic.id, topic.generation, through, after):
@@ -313,7 +317,7 @@ class Sweeper:
             and root.state is not RootState.OPEN
             and now_ms <= (self._lives.end_ms(number) + topic.ttl_ms)
         ):
-            return False  # It was published, or may have been: its messages may live.
+            return False  # It was published, or may have been: its messages may still live.
         tail = await self._around.payload_logs.tail(log, root)
         return may_drop(number, root, tail, topic, now_ms=now_ms, lives=self._lives)
 

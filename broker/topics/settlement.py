@@ -1,58 +1,62 @@
-"""Which invalid transactions are settled, and how far the clean-up of a topic has passed: decisions and records.
+"""Decide which invalid transactions are settled, and record how far the clean-up of a topic has passed.
 
 A transaction that failed without a rollback stays *invalid*: the service keeps its pointer in a list, and every
-snapshot carries that list. The clean-up (inversion.py) rolls back what such a transaction published, in every topic.
+snapshot carries that list. The clean-up (inverting.py) rolls back the messages of such a transaction, in every topic.
 Then the pointer may be *pruned*: removed from the list. From then on every new snapshot takes the pointer for a
-committed one, so **a pruned pointer must never be found in any topic that is not rolled back, then or later**.
+committed one. So **no topic may have a message of a pruned pointer that is not rolled back, then or later**.
 
-A pointer is **settled**, as a snapshot of the service and this node's clock show, if all of this holds::
+A pointer is **settled** if all of this holds, by a snapshot of the service and this node's clock::
 
-    it is invalid              so it was begun, and it can neither be committed nor be begun once more
-    its age                    is more than the longest life of a transaction and the margin: each broker refuses to
-                               publish under it
-    below all in progress      a transaction that runs keeps the places at which it was held when it began
+    it is invalid              so it was begun, and it can neither be committed nor be begun again
+    its age                    is more than the longest life of a transaction and the margin, so each broker refuses
+                               to publish under it
+    below all in progress      a running transaction keeps the list of pointers in progress at its begin
     at or below the last one   that the snapshot knows, so no later transaction has a lower pointer
 
-``bound`` is the least pointer for which that is not so by age or by what is in progress. One **pass** over a topic
-does four steps, and each is on disk before the next begins::
+``bound`` is the least pointer that is not settled by its age, or because of a transaction in progress. One **pass**
+over a topic has four steps, and each is on disk before the next begins::
 
     1  announce   the topic's record says: no publish under a pointer below ``bound`` any more
-    2  refuse     the topic's leader goes by it, and waits for what it has under way
-    3  invert     all pages from ``start`` on, and last a change of its own head
+    2  refuse     the topic's leader obeys the announcement, and waits for its batches in flight
+    3  invert     roll back in all pages from ``start`` on; the last change is one of the log's own head
     4  record     the topic's record says: passed up to ``bound``, over this set of invalid pointers
 
-Why a pointer P below ``bound`` that was invalid in the pass's snapshot is found nowhere after step 4:
+Let P be a pointer below ``bound`` that was invalid in the pass's snapshot. After step 4 no message of P is left that
+is not rolled back. For:
 
-* *What was stored before step 2* lies in a page of the chain. Step 3 has gone over those from ``start`` on. Below
-  ``start`` no page has a pointer at or above the former pass's bound, which that pass saw by itself; and it has gone
-  over the lower ones. No clock is asked where entries may lie: ids may run ahead of the clock, and the
-  clock of the service ahead of the broker's, so the times in ids and pointers are no proof.
-* *What this leader stores later* passes ``refused_below`` when its batch is formed. Batches formed before have landed.
-* *What a former leader has sent* expects a head that is no more: the claim, or the last change of step 3, came between.
-* *What a later leader stores*: it claims after the last change of step 3, or that change would have failed. So it
-  claims after step 1, and it reads the announcement before its first publish of a transaction, whatever its clock says.
-* *A topic that nobody leads* is not claimed if it was handed off with the pointer of the last pass: every change that
-  was under way failed or was seen by then, and later leaders read the announcement, which is written before the look.
+* *A message stored before step 2* lies in a page of the chain. Step 3 has gone over the pages from ``start`` on. Below
+  ``start`` no page has a pointer at or above the former pass's bound: that pass looked at each of them. It has also
+  rolled back the lower pointers. Clocks don't decide in which pages an entry may lie. Ids may run ahead of the clock,
+  and the clock of the service ahead of the broker's. So the times in ids and pointers prove nothing.
+* *A message that this leader stores later* is checked against ``refused_below`` when its batch is formed. All batches
+  formed before have their outcome.
+* *A write that a former leader has sent* expects a head that exists no more: the claim, or the last change of step 3,
+  came between.
+* *A later leader* claims after the last change of step 3; else that change would have failed. So it claims after
+  step 1, and reads the announcement before its first publish of a transaction, even if its clock is wrong.
+* *A topic without a leader* need not be claimed if it was handed off with the pointer of the last pass. Every change
+  in flight had failed by then, or the pass has seen it. Later leaders read the announcement, which is written before
+  the check.
 
 **Pruning** (broker/transactions/prune.py) takes a new snapshot, writes the announcement for all topics (*pruned*),
 reads the records of all topics, and removes those pointers that every live topic has passed::
 
     a topic created later     its leader reads the announcement for all topics before its first publish of a transaction
-    a topic created before    has no record of a pass in this generation, and holds pruning up until a sweep has passed it
-    a deleted topic           shows nothing any more; created anew it is one of the two above
-    a generation changes      a record of a pass counts for its own generation alone; a pass whose leader finds another
+    a topic created before    has no record of a pass in this generation, and delays pruning until a sweep has passed it
+    a deleted topic           shows no messages any more; created again, it is one of the two above
+    the generation changes    a record of a pass counts only for its own generation; a pass whose leader finds another
                               generation records nothing
-    a leader can't be reached the topic is not passed, and holds pruning up
-    another service           the record has a fingerprint of the invalid pointers below its bound: another service, or
-                              one restored from an older copy, has others, and all topics are passed anew
+    a leader can't be reached the topic is not passed, and delays pruning
+    another service           the record has a fingerprint of the invalid pointers below its bound. Another service, or
+                              one restored from an older copy, has other pointers, and all topics are passed again
 
-Several brokers may use one service. Each prunes by its own records alone; the operator then prunes through the lowest
-pointer that all of them name.
+Several brokers may use one service. Each broker prunes only by its own records; the operator then prunes through the
+lowest pointer that all brokers name.
 
-What is *stored* under P and never published is never shown, and goes by age. A published reference has the pointer in
-its own column, and is inverted like any other entry.
+Payloads that are *stored* under P and never published are never shown, and are removed by their age. A published
+reference has the pointer in its own column, and is rolled back like any other entry.
 
-Assumed, beside what design.md assumes: the records and the tail that are read here are current.
+This relies on the assumptions in design.md, and on one more: reads of the records and of the tail are never stale.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ from broker.storage.records import RecordStore
 PASS_PREFIX: Final = b"invalid/"
 PRUNED_KEY: Final = b"pruned"
 PASS_EVERY_MS: Final = 3_600_000
-"""A topic is not passed more often: each pass reads the columns of about a day, and claims what is not led."""
+"""The least time between passes of a topic: each reads the columns of about a day, and claims a topic without leader."""
 PUT_TRIES_MAX: Final = 8
 
 
@@ -86,7 +90,7 @@ def bound_of(snapshot: Snapshot, *, now_ms: int, life_ms: int, margin_ms: int) -
         snapshot: of the service, taken after ``now_ms`` was read, or just before.
         now_ms: the time, ms since 1970.
         life_ms: the longest life of a transaction.
-        margin_ms: what clocks may differ by, and more.
+        margin_ms: more than the clocks may differ by.
     """
     begun = max([snapshot.read_pointer, *snapshot.invalids[-1:]])
     by_age = _settled_by_age(now_ms, life_ms, margin_ms)
@@ -107,17 +111,18 @@ def invalid_below(snapshot: Snapshot, bound: int) -> Sequence[int]:
 
 
 def fingerprint(pointers: Sequence[int]) -> str:
-    """Return what tells one set of pointers from another one."""
+    """Return a text that identifies a set of pointers."""
     digest = hashlib.blake2b(array("q", pointers).tobytes(), digest_size=12)
     return f"{len(pointers)}-{digest.hexdigest()}"
 
 
 class SettlingRecord(NamedTuple):
-    """What a topic's record says of the clean-up.
+    """A topic's record of the clean-up.
 
-    ``refused``: no publish under a lower pointer, in any generation. The others are of ``generation`` alone: below
-    ``bound`` the invalid pointers with this ``fingerprint`` are inverted. No page below ``start`` has a pointer at or
-    above ``bound``. ``high`` is the greatest pointer that was seen, ``through`` the last id then, ``began_ms`` when.
+    ``refused``: the leader accepts no publish under a lower pointer, in any generation. The other fields count only
+    for ``generation``. Messages of the invalid pointers below ``bound``, which have this ``fingerprint``, are rolled
+    back. No page below ``start`` has a pointer at or above ``bound``. ``high`` is the greatest pointer that the pass
+    saw, ``through`` the log's last id then, ``began_ms`` the time when it began.
     """
 
     generation: int
@@ -139,10 +144,10 @@ def announced(before: SettlingRecord | None, generation: int, bound: int) -> Set
 
 
 class SnapshotView:
-    """What a snapshot of the service shows, up to a bound. Fingerprints are taken once."""
+    """The invalid pointers of a snapshot of the service, up to a bound. Each fingerprint is computed once."""
 
     def __init__(self, snapshot: Snapshot, bound: int) -> None:
-        """Take the invalid pointers as they are."""
+        """Take the invalid pointers of a snapshot."""
         self.bound = bound
         self.invalids = snapshot.invalids
         self.settled = invalid_below(snapshot, bound)
@@ -150,7 +155,7 @@ class SnapshotView:
         self._fingerprints: dict[int, str] = {}
 
     def fingerprint(self, bound: int) -> str:
-        """Return what tells the invalid pointers below a bound from others."""
+        """Return the fingerprint of the invalid pointers below a bound."""
         known = self._fingerprints.get(bound)
         if known is None:
             below = self.invalids[: bisect_left(self.invalids, bound)]
@@ -159,9 +164,9 @@ class SnapshotView:
 
 
 class SettlingWork(NamedTuple):
-    """What a pass has to do: from which page on, for which invalid pointers.
+    """The work of a pass: the page from which it starts, and the invalid pointers to roll back.
 
-    ``goes_on``: the pass before has seen to all lower ones.
+    ``goes_on``: the pass before has rolled back all lower invalid pointers.
     """
 
     start: RowId
@@ -169,11 +174,11 @@ class SettlingWork(NamedTuple):
     goes_on: bool
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether a pointer is among them."""
+        """Return whether a pointer is one of ``invalid``."""
         return self.any_in(pointer, pointer)
 
     def any_in(self, low: int, high: int) -> bool:
-        """Whether one of them lies in ``[low, high]``."""
+        """Return whether one of ``invalid`` lies in ``[low, high]``."""
         at = bisect_left(self.invalid, low)
         return at < len(self.invalid) and self.invalid[at] <= high
 
@@ -186,7 +191,7 @@ def work_of(
     now_ms: int,
     every_ms: int,
 ) -> SettlingWork | None:
-    """Return what a pass over a topic would have to do; None: it can wait, or there is nothing."""
+    """Return the work of a pass over a topic; None if it can wait, or has no work."""
     settled = view.settled
     if not settled:
         return None
@@ -199,17 +204,17 @@ def work_of(
 
 
 def counts(record: SettlingRecord, generation: int, view: SnapshotView) -> bool:
-    """Whether what a record says is true of this generation, and of the service that gave this view."""
+    """Return whether a record counts for this generation, and for the service of this view."""
     if record.generation != generation or not record.bound:
         return False
     return record.fingerprint == view.fingerprint(record.bound)
 
 
 def has_nothing(before: SettlingRecord, work: SettlingWork, tail: Head) -> bool:
-    """Whether a topic that nobody leads has nothing of these transactions, and nothing on its way, by its tail.
+    """Return whether, by its tail, a topic without a leader has no message of these transactions, nor one in flight.
 
-    It was let go in good order, so that nothing was under way then; it has the last id that the pass before saw;
-    and that pass saw no pointer among these.
+    Three facts prove it: the topic was handed off, so nothing was in flight then; its last id is the one that the pass
+    before saw; and that pass saw none of these pointers.
     """
     is_let_go = tail.is_open and not tail.owner
     is_as_passed = work.goes_on and tail.pointer == before.through
@@ -275,10 +280,10 @@ async def pruned_below(records: RecordStore) -> int:
 
 
 async def announce_pruning(records: RecordStore, below: int) -> None:
-    """Announce for all topics, also those to come, that nothing is published under a pointer below this.
+    """Announce for all topics, also for later ones, that no publish under a pointer below ``below`` is accepted.
 
     Raises:
-        Unavailable, OutcomeUnknown: nothing may be pruned.
+        Unavailable, OutcomeUnknown: the caller must not prune.
     """
     for _ in range(PUT_TRIES_MAX):
         found = await records.get(PRUNED_KEY)
@@ -287,7 +292,7 @@ async def announce_pruning(records: RecordStore, below: int) -> None:
             return
         if await records.put_if(PRUNED_KEY, version, json.dumps({"below": below}).encode()):
             return
-    raise OutcomeUnknown("The announcement of pruning was changed again and again.")
+    raise OutcomeUnknown("Another node kept changing the announcement of pruning.")
 
 
 async def refused_below(records: RecordStore, topic: TopicId) -> int:

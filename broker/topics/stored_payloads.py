@@ -1,10 +1,10 @@
-"""Payload logs under one leader: storing and dropping. How they become part of the topic: references.py.
+"""Store into the payload logs of one leader, and drop them. References make them part of the topic (references.py).
 
-A transaction's payload log begins with its first store. A stage begins when it is asked for, since the leader gives
-its number: a stage that is not there was never begun, or was swept.
+A transaction's payload log begins with its first store. A stage begins on request, because the leader gives its
+number: a stage without a log was never begun, or was swept.
 
-A payload log whose change has an unknown outcome is claimed again, under the same epoch: what was sent
-expects a head that is no more.
+If a change of a payload log has an unknown outcome, the leader claims the log again, under the same epoch. Then the
+write in flight fails, because it expects a head that exists no more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class StoredPayloads:
-    """The payload logs of one topic while one hold lasts. ``ended`` is told when the hold is done."""
+    """The payload logs of one topic while one hold lasts. It calls ``ended`` when the hold is done."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StoredPayloads:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """Return whether any work is in progress."""
         return bool(
             self._references.busy
             or self._opening
@@ -68,16 +68,16 @@ class StoredPayloads:
     # Publishing references.
 
     async def publish(self, numbers: Numbers, write: Write) -> PublishedIds:
-        """Make payload logs part of the topic, in this order; repeated, answer as before.
+        """Make payload logs part of the topic, in this order. A repetition gets the same answer.
 
         Raises as References.publish does.
         """
         return await self._references.publish(numbers, write)
 
     async def _retire(self, number: int) -> None:
-        """Let what is being written to a payload log come to its end, and take nothing more.
+        """Wait until the writes to a payload log are done, and accept no more.
 
-        A store that comes now, or still looks for its key, opens the log anew, and waits for the reference.
+        A store that comes now, or still looks up its key, opens the log again, and waits for the reference.
         """
         known = self._logs.pop(number, None)
         if known is not None:
@@ -87,7 +87,7 @@ class StoredPayloads:
     # Storing.
 
     async def store(self, request: PublishRequest, options: PublishOptions) -> PublishedIds:
-        """Store payloads of a transaction or into a stage, to be published by a reference later.
+        """Store payloads for a transaction or in a stage; a reference publishes them later.
 
         Raises:
             PayloadsSealed: the reference was published, or the stage was swept.
@@ -110,7 +110,7 @@ class StoredPayloads:
     async def _stored_before(
         self, number: int, request: PublishRequest, options: PublishOptions
     ) -> PublishedIds | None:
-        """Return the answer that a key's store had before its payloads were published."""
+        """Return the answer to a key's store that was done before its payloads were published, if any."""
         log = self._hold.log._replace(number=number)
         root = await self._around.payload_logs.root(log)
         if options.key is None or root is None:
@@ -164,10 +164,10 @@ class StoredPayloads:
 
     @asynccontextmanager
     async def _opened(self, number: int) -> AsyncIterator[KeyedLog]:
-        """Give a payload log, which is not forgotten while it is in use.
+        """Open a payload log, and keep it open during the block.
 
         Raises:
-            Fenced: another leads the topic.
+            Fenced: another node leads the topic.
         """
         self._users[number] += 1
         try:
@@ -178,10 +178,10 @@ class StoredPayloads:
                 del self._users[number]
 
     async def begin_stage(self) -> int:
-        """Return the number of a new stage, which is on disk.
+        """Begin a stage on disk, and return its number.
 
         Raises:
-            Fenced: another leads the topic.
+            Fenced: another node leads the topic.
         """
         while True:
             number = self._stage_numbers.next(self._around.clock.now_ms())
@@ -192,7 +192,7 @@ class StoredPayloads:
 
     async def _open(self, number: int, *, begins: bool = False) -> KeyedLog:
         while (reference := self._references.of(number)) is not None:
-            # Whether it closes the log is known when it is done.
+            # The publish may close the log: wait for its outcome.
             await asyncio.wait((reference,))
         known = self._logs.get(number)
         if known is not None and not known.writer.closed:
@@ -208,7 +208,7 @@ class StoredPayloads:
     def _opened_anew(self, number: int, done: asyncio.Task[KeyedLog]) -> None:
         del self._opening[number]
         if not done.cancelled():
-            done.exception()  # Looked at here, since its callers may all be gone.
+            done.exception()  # Retrieved here, because all callers may be gone.
 
     async def _open_anew(self, number: int, *, begins: bool) -> KeyedLog:
         if number < 0 and not begins:
@@ -250,10 +250,10 @@ class StoredPayloads:
                 del self._logs[number]
 
     async def _confirm(self, number: int) -> None:
-        """Make sure, by a reading begun after the call, that this leader leads yet.
+        """Prove, with a read that begins after the call, that this leader still leads.
 
         Raises:
-            Fenced: the topic was deleted meanwhile, and no reader can ever be shown what was stored.
+            Fenced: the topic was deleted meanwhile, so no reader ever sees the stored payloads.
             OutcomeUnknown: another node took the topic over.
         """
         if await self._hold.proof():
@@ -265,7 +265,7 @@ class StoredPayloads:
     # Dropping, and ends.
 
     async def drop(self, number: int, may_drop: Callable[[Root], bool]) -> bool:
-        """Declare that a payload log's pages may go; False if that may not be, looked at now."""
+        """Declare that a payload log's pages may be removed. Return False if a fresh check forbids it."""
         known = self._logs.get(number)
         if self._references.of(number) is not None or (known is not None and known.busy):
             return False
@@ -281,7 +281,7 @@ class StoredPayloads:
         return True
 
     async def forget(self, number: int) -> None:
-        """Remove what is left of a payload log that was dropped a margin ago."""
+        """Remove the remains of a payload log that was dropped a margin ago."""
         if number not in self._logs and number not in self._opening:
             await self._around.payload_logs.forget(self._hold.log._replace(number=number))
 
@@ -300,19 +300,19 @@ class StoredPayloads:
             log.writer.close(error)
 
     async def quiet(self) -> None:
-        """Wait, after the end, until everything that was sent has its outcome."""
+        """Wait, after the end, until every write in flight has its outcome."""
         for log in list(self._logs.values()):
             await log.writer.idle()
 
     async def settled(self) -> None:
-        """Wait until nothing is under way; give what certainly was not stored back to its callers."""
+        """Wait until no work is in progress. Answer the stores that were certainly not done with Fenced."""
         for log in list(self._logs.values()):
             fail(
                 await log.writer.settled(), Fenced("Not stored: another node leads the topic now.")
             )
 
     async def idle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no work is in progress."""
         while self.busy:
             for log in list(self._logs.values()):
                 await log.idle()
@@ -326,14 +326,14 @@ class StoredPayloads:
 
 
 class _Retired(Exception):
-    """The writer of a payload log was retired meanwhile: its log is opened anew, or closed."""
+    """The writer of a payload log was retired meanwhile: its log must be opened again, or is closed."""
 
 
 async def _give_back(writer: LogWriter, error: BrokerError) -> None:
-    """Answer what a writer certainly did not store."""
+    """Answer the requests that a writer certainly did not store."""
     again = Fenced if isinstance(error, Fenced) else Unavailable
     fail(await writer.settled(), again("Not stored: the payload log is being claimed again."))
 
 
 def _nothing(_: Batch) -> None:
-    """Payload logs have no cache."""
+    """Do nothing: payload logs have no cache."""

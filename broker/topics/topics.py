@@ -1,7 +1,7 @@
-"""The topics of a node: what the interface calls. Writing goes through a leader; reading needs none.
+"""Serve the topics of a node: the interface calls this module. Writing goes through a leader; reading needs none.
 
-In a cluster whatever changes a topic is refused by NotLeader where another node should lead it, and so is a
-poll that waits, since only a leader hears of commits. Polls that do not wait are right anywhere.
+In a cluster this node refuses a change with NotLeader if another node should lead the topic. It also refuses a poll
+that waits, because only the leader learns of commits. Any node can answer a poll that does not wait.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Topics:
     def __init__(
         self, around: Surroundings, records: RecordStore, *, seed: int | None = None
     ) -> None:
-        """Serve what the stores hold. ``seed`` makes the jitter of back-off repeatable."""
+        """Serve the topics in the stores. ``seed`` makes the jitter of back-off repeatable."""
         cached_max = 0 if around.is_clustered else around.settings.topic_records_cached_max
         self.registry = TopicRegistry(records, cached_max=cached_max)
         self.around = around
@@ -88,12 +88,12 @@ class Topics:
     async def update(
         self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None
     ) -> Topic:
-        """Replace a topic's properties. ``deadline`` (monotonic seconds) is for finding who leads it.
+        """Replace a topic's properties. ``deadline`` (monotonic seconds) bounds the claim of leadership.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: there is no such topic.
             NotLeader, NoLeader: in a cluster; nothing was done.
-            OutcomeUnknown: in a cluster; whoever leads the topic may not know of the change.
+            OutcomeUnknown: in a cluster; the topic's leader may not know of the change.
         """
         self.leaders.must_be_here(topic)
         await self.get(topic)
@@ -118,15 +118,15 @@ class Topics:
                 return state.topic
 
     async def purge(self, topic: TopicId, before_ms: int, deadline: float | None = None) -> Topic:
-        """Let nothing be read any more that was published before a moment; return the topic as it is then.
+        """Hide all messages published before a moment; return the changed topic.
 
-        A lower moment than before changes nothing.
+        A lower moment than an earlier one changes nothing.
 
         Raises:
             BadRequest: the moment lies in the future.
-            TopicNotFound: there is none.
+            TopicNotFound: there is no such topic.
             NotLeader, NoLeader: nothing was done.
-            OutcomeUnknown: it may have been done, and whoever leads the topic may not know of it.
+            OutcomeUnknown: it may have been done, and the topic's leader may not know of it.
         """
         self.leaders.must_be_here(topic)
         await self.get(topic)
@@ -139,10 +139,10 @@ class Topics:
         return (await self._look_up(topic))[0]
 
     async def _look_up(self, topic: TopicId) -> tuple[Topic, TopicLeader | None]:
-        """Return a topic, and the leader here that was shown to lead it since this call began.
+        """Return a topic, and this node's leader if it has proven its leadership since this call began.
 
-        In a cluster only its leader can tell what a topic is without reading its record; and only after one
-        reading of its page's head, which all calls of the moment share.
+        In a cluster only the leader knows a topic without reading its record. Even the leader must first read its
+        page's head; concurrent calls share this read.
         """
         state = self._states.get(topic)
         if state is None:
@@ -163,10 +163,10 @@ class Topics:
         return self.registry.names(namespace)
 
     async def delete(self, topic: TopicId) -> None:
-        """Delete a topic: first its log is fenced, then its record says so.
+        """Delete a topic: first fence its log, then mark its record as deleted.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: there is no such topic.
             NotLeader: another node should lead it; nothing was done.
         """
         self.leaders.must_be_here(topic)
@@ -184,7 +184,7 @@ class Topics:
                 except StaleGeneration:
                     raise not_found(topic) from None
                 finally:
-                    # Also if it failed: whether the log is fenced is found out by the next claim.
+                    # Also after a failure: the log may be fenced, and the next claim finds out.
                     state.topic = None
                     if state.leader is not None:
                         state.leader.end(Fenced(f"Topic '{topic}' was deleted."))
@@ -192,11 +192,11 @@ class Topics:
             state.wake()
 
     async def _record_delete(self, found: Topic) -> None:
-        """Write the record of a topic whose log says already that it is deleted."""
+        """Mark the record of a topic whose log is deleted already."""
         try:
             await self.registry.delete(found.id, found.generation)
         except UnavailableError as error:
-            # Whoever uses the topic next brings it to its end, so it was not refused.
+            # The next use of the topic finishes the delete, so it was not refused.
             raise OutcomeUnknown(
                 f"Topic '{found.id}' is deleted once its record can be written: {error.message}"
             ) from error
@@ -206,7 +206,7 @@ class Topics:
     def publish(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
     ) -> Awaitable[PublishedIds]:
-        """Publish messages, or with a pointer and no messages the reference to what was stored, or stages.
+        """Publish messages, or stages, or the stored payloads of a transaction (a pointer and no messages).
 
         Raises:
             BadRequest, TopicNotFound, TransactionTooOld, IdempotencyKeyReused, PayloadsSealed: refused.
@@ -275,7 +275,7 @@ class Topics:
         return await self.leaders.led(topic, attempt, options)
 
     async def begin_stage(self, topic: TopicId, options: PublishOptions = NO_OPTIONS) -> int:
-        """Return the number of a new stage. Raises as publish does; repeated, it begins another one."""
+        """Begin a stage and return its number. Each call begins another one. Raises as publish does."""
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
             await self.get(topic)
@@ -294,9 +294,9 @@ class Topics:
     async def _check_before_leading(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions
     ) -> None:
-        """Spare a topic the claim for what is refused in any case, where to know the topic costs less.
+        """Refuse a bad request before a claim, on a standalone node: there the record costs less than a claim.
 
-        In a cluster it does not: a claim reads the record, and its own leader judges again.
+        In a cluster the claim reads the record anyway, and then the leader checks the request.
         """
         if not self.around.is_clustered:
             self._check(await self.get(topic), request, options)
@@ -316,17 +316,17 @@ class Topics:
         anywhere: bool = False,
         hold: Hold | None = None,
     ) -> PollStream:
-        """Read a page; wait for one if there is nothing for this consumer and ``wait_s`` allows.
+        """Read a page. If it has no message for this consumer, wait for one, at most ``wait_s``.
 
-        One with a snapshot does not wait while an open transaction holds it (see ``waiting``).
+        A poll with a snapshot does not wait while an open transaction holds it (see ``waiting``).
 
-        In a cluster a poll that waits does so where the topic is led, unless it may ``anywhere``: then,
-        for want of a leader, it looks into storage now and then. ``hold`` is the request's.
+        In a cluster a poll waits at the topic's leader. It may wait ``anywhere`` if no leader answers: then it
+        reads storage from time to time. ``hold`` is the request's.
 
         Raises:
-            TopicNotFound, Overloaded, Unavailable: see there.
-            ClockSkew: this node's clock is too far off to tell what lives.
-            NotLeader: another node should lead the topic; ask that.
+            TopicNotFound, Overloaded, Unavailable: see broker.errors.
+            ClockSkew: this node's clock is too far off to tell which messages have expired.
+            NotLeader: another node should lead the topic; ask that node.
         """
         if wait_s > 0 and not anywhere:
             self.leaders.must_be_here(topic)
@@ -353,12 +353,13 @@ class Topics:
     ) -> RowStream:
         """Read all messages in ``(after, through]``, by their rows (see ``fetch.behind``); None: from the oldest.
 
-        ``hold`` is the request's. Any node may do so: what it finds ends at ``through``, at the message that holds a transaction, or by
-        an error. It is the same whenever it is read, but for what has expired or was rolled back.
+        ``hold`` is the request's. Any node may read them: the messages end at ``through``, at a message of an open
+        transaction that holds the consumer, or with an error. Every read gives the same messages, except those that
+        have expired or were rolled back.
 
         Raises:
             TopicNotFound, Unavailable, ClockSkew: see ``poll``.
-            BadRequest: no message is as late as ``through`` yet.
+            BadRequest: ``through`` lies behind the topic's latest message.
         """
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
@@ -371,13 +372,13 @@ class Topics:
 
     @property
     def waiting_polls(self) -> int:
-        """How many polls wait just now."""
+        """Return the number of polls that wait now."""
         return self._polls.count
 
     async def browse(
         self, topic: TopicId, query: BrowseQuery, hold: Hold | None = None
     ) -> EntryPage:
-        """Look at messages without the rules of consuming. ``hold`` is the request's."""
+        """Show messages without the rules of consuming. ``hold`` is the request's."""
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await browse(self.around, found, query, hold)
@@ -385,28 +386,28 @@ class Topics:
     async def blockers(
         self, topic: TopicId, query: BlockersQuery, hold: Hold | None = None
     ) -> Blockers:
-        """Look for the transactions that hold a consumer back. ``hold`` is the request's."""
+        """Find the transactions that hold a consumer back. ``hold`` is the request's."""
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await blockers(self.around, self._ranges, found, query, hold)
 
     async def stats(self, topic: TopicId) -> TopicStats:
-        """Return what is known of a topic, estimates among it."""
+        """Return the statistics of a topic; some are estimates."""
         found = await self.get(topic)
         state = self.leaders.state(topic)
         ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
         return await topic_stats(self.around, found, state.rates, ahead_ms)
 
     async def lag(self, topic: TopicId, after: MessageId) -> int:
-        """Return how many messages were published behind an id."""
+        """Return the number of messages published behind an id."""
         return await self._ranges.behind(await self.get(topic), after[:ROW_ID_BYTES])
 
     async def unread(self, topic: Topic, after: RowId | None) -> Unread:
-        """Return what lies behind a place; any node can tell. Raises Unavailable."""
+        """Return the messages behind a place; any node can count them. Raises Unavailable."""
         return await self._ranges.unread(topic, after)
 
     async def range(self, topic: TopicId, query: RangeQuery) -> Range:
-        """Return a range of a topic's ids, how much it has, and where its parts end."""
+        """Return a range of a topic's ids, with its size and the ends of its parts."""
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await self._ranges.range(found, query)
@@ -427,10 +428,10 @@ class Topics:
         await self.leaders.forget_idle()
 
     def begin_drain(self) -> None:
-        """Answer waiting polls, empty if need be, and let no further poll wait."""
+        """Answer all waiting polls, if need be without messages, and let no later poll wait."""
         self._polls.drain()
 
     async def close(self) -> None:
-        """Finish what is under way and hand every log off."""
+        """Finish the work in progress and hand every log off."""
         self.begin_drain()
         await self.leaders.close()
