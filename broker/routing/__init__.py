@@ -1,4 +1,4 @@
-"""Forwarding between nodes: any node takes any request, and the topic's leader answers it.
+"""Forward requests between nodes: any node takes any request, and the topic's leader answers it.
 
 ::
 
@@ -8,7 +8,7 @@
                  ▼ │
               forward ──▶ leader: secret, protocol, deadline, lane, epoch ──▶ handler
 
-The decisions are pure (``nodeheaders``, ``deadlines``, ``lanes``, ``deciding``); around them are the
-connections to the other nodes (``peers``), the way of one request (``service``) and the door by which
-requests of other nodes come in (``receiving``).
+The decisions are pure (``nodeheaders``, ``deadlines``, ``lanes``, ``deciding``). Around them are the connections to
+the other nodes (``peers``), the path of one request (``service``), and the admission of requests from other nodes
+(``receiving``).
 """

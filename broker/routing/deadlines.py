@@ -1,16 +1,15 @@
-"""How long a request may take, on this node's clock and on the wire.
+"""Convert a request's deadline between this node's clock and the wire.
 
-Inside a node a deadline is a moment of its monotonic clock. Between nodes it is a moment of the guarded
-wall clock: absolute, so that a copy that arrives late is refused however long it was on the way::
+Inside a node a deadline is a time of its monotonic clock. Between nodes it is a time of the guarded wall clock. It is
+absolute, so that the leader refuses a late copy even if the network delayed it for long::
 
-    sender    monotonic deadline ──▶ now_ms + what is left       Broker-Deadline
+    sender    monotonic deadline ──▶ now_ms + the time left      Broker-Deadline
     leader    Broker-Deadline - now_ms ──▶ monotonic deadline    past it: refused, nothing done
 
-The clocks of a cluster differ by ``clock_skew_ms_max`` at most, so a leader may begin that much after
-the sender has given up, which then has answered *unknown*, never *refused*. The other way round, a request
-with less time than the leader's clock is ahead is refused, though nobody has given it up: nothing is lost
-by that, and a leader that were patient with late copies would take some that are. Such a leader compares
-its clock with the storage's (api/routed.py): one whose clock is wrong by more leaves the membership.
+The clocks of a cluster differ by ``clock_skew_ms_max`` at most. So a leader may begin a request up to this time after
+its sender gave up. That is safe: the sender has then answered *unknown*, never *refused*. Conversely, if the leader's
+clock is ahead by more than the time left, it refuses a request that its sender still waits for. This loses nothing,
+because nothing was done. A leader that tolerated late requests would also accept late copies.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ def parse_timeout_s(text: str) -> float:
 
 
 def on_the_wire_ms(deadline: float, monotonic: float, now_ms: int) -> int:
-    """Return a monotonic deadline as the guarded wall clock shows it, rounded up."""
+    """Return a monotonic deadline as a time of the guarded wall clock, rounded up."""
     return now_ms + math.ceil((deadline - monotonic) * 1000)
 
 
 def from_the_wire(deadline_ms: int, monotonic: float, now_ms: int) -> float:
-    """Return another node's deadline in monotonic seconds of this one.
+    """Return another node's deadline in monotonic seconds of this node.
 
     Raises:
         Overloaded: it has passed.
@@ -52,6 +51,6 @@ def from_the_wire(deadline_ms: int, monotonic: float, now_ms: int) -> float:
     left_s = min((deadline_ms - now_ms) / 1000, REQUEST_TIMEOUT_S_MAX)
     if left_s <= 0:
         raise Overloaded(
-            "The request's deadline passed before it came to the leader, by the leader's clock."
+            "By the leader's clock, the request's deadline passed before the request arrived."
         )
     return monotonic + left_s

@@ -1,19 +1,20 @@
-"""What to do after each attempt to get a request answered by the topic's leader.
+"""Decide the next step after an attempt to get a request answered by the topic's leader.
 
 ::
 
-    what came back                              reading   keyed, rollback        others
+    result of the attempt                       reading   keyed, rollback        others
     success, or a refusal for good              REPLY     REPLY (*)              REPLY
     421, 503 no_leader, never sent              AGAIN     AGAIN                  AGAIN
     sent, and no answer                         AGAIN     REPEAT                 UNKNOWN
     outcome_unknown                             REPLY     REPEAT, unless under   REPLY
                                                           the client's own key
 
-AGAIN: certainly not done, so look again who leads and send it there. REPEAT: the same, but it may have
-been done, which the key, or its very nature, makes harmless. UNKNOWN: nobody can say, so say so.
+AGAIN: the request was certainly not done, so look up the leader again and send the request there. REPEAT: the same,
+but the request may have been done; its key, or its kind, makes a repetition harmless. UNKNOWN: answer that the
+outcome is unknown.
 
-(*) Once an attempt got no answer, only a success tells what became of it. A refusal is one of the later
-attempt alone: where trying again may help that is done, else the outcome is unknown.
+(*) After an attempt without an answer, only a success settles the outcome. A refusal is about the later attempt
+alone. If another attempt may help, this node makes it; else the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -32,41 +33,41 @@ from broker.errors import (
 )
 
 LOOK_AGAIN = frozenset({NoLeader.code, NotLeader.code, Forbidden.code})
-"""Codes of a leader's refusals that another look may mend. The sender has asked already whether the
-caller may do this, so *forbidden* is a node that does not know this one yet."""
+"""A leader's refusals with these codes may disappear when the sender looks up the leader again. The sender has already
+checked the caller's rights, so *forbidden* means that the other node does not know this one yet."""
 
 
 class RepeatEffect(enum.Enum):
-    """What repeating a request does."""
+    """The effect of repeating a request."""
 
     READING = "reading"
     POLL = "poll"
-    """Reading that may wait, and that any node can do from storage if no leader answers."""
+    """A read that may wait. If no leader answers, any node can do it from storage."""
     KEYED = "keyed"
-    """Has an effect once under its key: publish and store."""
+    """Has only one effect under its key: publish and store."""
     IDEMPOTENT = "idempotent"
-    """Twice is as once: rollback."""
+    """Has the same effect when done twice: rollback."""
     ONCE = "once"
     """Must not be sent again once it may have been done: create, update, delete."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether it has no effect."""
+        """Return whether it has no effect."""
         return self in (RepeatEffect.READING, RepeatEffect.POLL)
 
     @property
     def is_in_a_lane(self) -> bool:
-        """Whether its order among others of one client counts."""
+        """Return whether its order among other requests of the client counts."""
         return self in (RepeatEffect.KEYED, RepeatEffect.IDEMPOTENT)
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it may be sent again although it may have been done."""
+        """Return whether it may be sent again although it may have been done."""
         return self is not RepeatEffect.ONCE
 
 
 class Next(enum.Enum):
-    """What follows an attempt; see the table above."""
+    """The step after an attempt; see the table above."""
 
     REPLY = "reply"
     AGAIN = "again"
@@ -75,7 +76,7 @@ class Next(enum.Enum):
 
 
 class PeerAnswer(NamedTuple):
-    """An answer, as far as decisions need it. ``code`` is empty for a success."""
+    """The part of an answer that decisions need. ``code`` is empty for a success."""
 
     code: str
     outcome: Outcome
@@ -83,15 +84,15 @@ class PeerAnswer(NamedTuple):
 
     @classmethod
     def by_error(cls, error: BrokerError) -> PeerAnswer:
-        """Return what an error of this very node tells."""
+        """Return the answer that stands for an error of this node."""
         return cls(error.code, error.outcome, error.retriable)
 
     @classmethod
     def by_reply(cls, status: int, code: str, outcome: str) -> PeerAnswer:
-        """Return what another node's reply tells; an answer without a word on its outcome is unknown."""
+        """Return the answer in another node's reply. An error that does not tell its outcome counts as unknown."""
         if status < 400:
             return SUCCESS
-        # A definite 503 and its kin may be repeated; see errors.UnavailableError.
+        # A definite 503, 421 or 507 may be repeated; see errors.UnavailableError.
         definite = outcome == "refused"
         retriable = definite and status in (
             UnavailableError.http_status,
@@ -108,7 +109,7 @@ def after_answer(kind: RepeatEffect, told: PeerAnswer, *, in_doubt: bool, own_ke
     """Decide after an answer.
 
     Args:
-        kind: what repeating does.
+        kind: the effect of repeating the request.
         told: the answer.
         in_doubt: whether an earlier attempt may have been done.
         own_key: whether the client itself sent an idempotency key.
@@ -135,10 +136,10 @@ def after_loss(kind: RepeatEffect, *, sent: bool) -> Next:
 
 
 def is_final(kind: RepeatEffect, told: PeerAnswer, *, attempt: int, own_key: bool) -> bool:
-    """Whether the sender certainly passes this answer on, so that the request has its outcome.
+    """Return whether the sender certainly passes this answer on, so that the request has its outcome.
 
-    The leader's view, for lanes. It does not know whether earlier attempts left the sender in doubt,
-    and takes it that they did.
+    The leader decides this, for lanes. It does not know whether earlier attempts left the sender in doubt, so it
+    assumes that they did.
     """
     return after_answer(kind, told, in_doubt=attempt > 1, own_key=own_key) is Next.REPLY
 

@@ -1,4 +1,4 @@
-"""One attempt: a request sent to one node, as that node understands it, and what came of it."""
+"""Make one attempt: send a request to one node, in that node's protocol, and return its answer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from broker.routing.routed_calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.turns import CallSubject, Turns
 
 GRACE_S: Final = 0.5
-"""How long after the deadline the leader's own word on it may still come."""
+"""The sender waits so long after the deadline for the leader's own answer."""
 READING_S: Final = 3.0
-"""Silence after which a read is answered from storage instead."""
+"""After so long a silence this node answers a read from storage instead."""
 EPOCHS_MAX: Final = 100_000
 TURNS_MAX: Final = 128
-"""Requests to one node that are answered soon. Late ones may have the rest of its connections: thousands of topics
-may hang with one region of storage, and each request that waits is held here anyway."""
+"""The most requests in flight to one node whose topics answer soon. Requests to slow topics may use the rest of its
+connections: thousands of topics may hang with one region of storage, and this node holds each waiting request anyway.
+"""
 READS_OF_TOPIC_MAX: Final = STREAMS_MAX // 4
-"""Reads of one topic at one node, most of which wait; further ones look elsewhere, or in storage."""
+"""The most reads of one topic at one node; most of them wait. Further reads ask another node, or storage."""
 LANES_OF_ONE_MAX: Final = 1000
-"""Lanes of one connection, unless more have requests that are not resolved."""
+"""The most lanes of one connection, unless more have requests that are not resolved."""
 
 
 class _ForwardedRequest(NamedTuple):
@@ -41,7 +42,7 @@ class _ForwardedRequest(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What a 421 says: who leads, as far as its sender knows."""
+    """The content of a 421: the leader, as far as the sender of the 421 knows it."""
 
     node: int | None = None
     url: str | None = None
@@ -49,7 +50,7 @@ class Elsewhere(NamedTuple):
 
     @classmethod
     def of(cls, reply: HttpAnswer) -> Elsewhere:
-        """Read the body of a 421; what can't be read is unknown."""
+        """Read the body of a 421. If it is unreadable, the leader is unknown."""
         try:
             told = json.loads(reply.body)
             node, url, epoch = told["node"], told["url"], told["epoch"]
@@ -63,20 +64,20 @@ class Elsewhere(NamedTuple):
 
 
 class Lanes:
-    """The lanes of all that came to this node and went to others: one for each connection and topic.
+    """The lanes of the requests that this node forwards: one for each connection and topic.
 
-    Leaders remember a lane until the deadlines of its requests have passed, and have room for so many
-    alone. So a connection that writes to very many topics gets no new lanes without end: a topic that it
-    comes to takes over the lane, and the numbers, of the one that it has not written to for longest.
+    Leaders remember a lane until the deadlines of its requests have passed, and have room for a fixed number of lanes.
+    So the lanes of a connection that writes to very many topics are bounded. A further topic takes over the lane, and
+    its numbers, of the topic to which the connection has not written for longest.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without a lane."""
         self._count = 0
         self._of: WeakKeyDictionary[object, OrderedDict[TopicId, SentLane]] = WeakKeyDictionary()
 
     def of(self, source: object, topic: TopicId) -> SentLane:
-        """Return the lane; it is forgotten with the connection."""
+        """Return the lane of a connection and a topic. It is forgotten with the connection."""
         lanes = self._of.setdefault(source, OrderedDict())
         lane = lanes.get(topic)
         if lane is None:
@@ -86,7 +87,7 @@ class Lanes:
 
     @staticmethod
     def _spare(lanes: OrderedDict[TopicId, SentLane]) -> SentLane | None:
-        """Take the lane of another topic, one on which nothing is under way."""
+        """Take the lane of another topic, if a lane has no request in flight."""
         if len(lanes) < LANES_OF_ONE_MAX:
             return None
         resolved = next((topic for topic, lane in lanes.items() if lane.is_resolved), None)
@@ -98,18 +99,18 @@ class Lanes:
 
 
 class Epochs:
-    """The epochs in which topics were last seen to be led."""
+    """The last known epochs of topics."""
 
     def __init__(self) -> None:
-        """Know none."""
+        """Begin without an epoch."""
         self._seen: OrderedDict[TopicId, int] = OrderedDict()
 
     def get(self, topic: TopicId) -> int | None:
-        """Return the epoch that is believed in."""
+        """Return the last known epoch of a topic."""
         return self._seen.get(topic)
 
     def learn(self, topic: TopicId, epoch: int | None) -> None:
-        """Believe in an epoch; they only rise, until the topic is made anew elsewhere."""
+        """Note the epoch of a topic. Epochs only rise, until the topic is created again."""
         if epoch is not None:
             self._seen[topic] = epoch
             self._seen.move_to_end(topic)
@@ -118,7 +119,7 @@ class Epochs:
 
 
 class _Reading:
-    """An answer to a read, which is counted until it is closed."""
+    """An answer to a read. The read counts as in flight until the answer is closed."""
 
     def __init__(self, relay: RelayedAnswer, left: Callable[[], None]) -> None:
         self._relay = relay
@@ -143,11 +144,12 @@ class _Reading:
 class Forwarder:
     """Sends requests to other nodes in this node's name.
 
-    A topic whose leader does not answer gets few turns (broker/turns.py), so that the others of that node go on.
+    A topic whose leader does not answer gets few turns (broker/turns.py), so that it does not block the node's other
+    topics.
     """
 
     def __init__(self, peers: Peers, clock: Clock, me: Sender, secret: str) -> None:
-        """Keep the way to the others, and who this is."""
+        """Send through ``peers``. ``me`` and the secret identify this node."""
         self.lanes = Lanes()
         self.epochs = Epochs()
         self._peers = peers
@@ -157,7 +159,7 @@ class Forwarder:
         self._turns: dict[str, Turns] = {}
         """By the node's URL."""
         self._reads: Counter[tuple[str, TopicId]] = Counter()
-        """By the node's URL and the topic: how many are under way."""
+        """The number of reads in flight, by the node's URL and the topic."""
 
     async def send(
         self, url: str, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
@@ -165,7 +167,7 @@ class Forwarder:
         """Send a request and return the answer. ``place`` is its lane, and its number there.
 
         Raises:
-            NotSent, NoAnswer: see there.
+            NotSent, NoAnswer: see broker.http.answer.
         """
         ask = self._ask(call, repeat._replace(epoch=self.epochs.get(call.topic)), place)
         if call.kind.is_reading:
@@ -190,7 +192,7 @@ class Forwarder:
         headers = {**call.headers, **told.format(self._secret)}
         target = call.target
         if wait_s := call.wait_s(now):
-            # Never longer than its client asked for, however late this attempt is.
+            # The wait ends when the client asked for, even if this attempt comes late.
             target += f"?wait={wait_s:.3f}"
         return _ForwardedRequest(call.method, target, headers, call.body)
 
@@ -203,7 +205,7 @@ class Forwarder:
         try:
             turn = await turns.take(CallSubject(str(call.topic)), ends - self._clock.monotonic())
         except TimeoutError:
-            raise NotSent(f"too many requests for topic '{call.topic}' are under way") from None
+            raise NotSent(f"too many requests for topic '{call.topic}' are in flight") from None
         is_answered = False
         try:
             reply = await self._peers.exchange(url, ask, ends - self._clock.monotonic())
@@ -213,7 +215,7 @@ class Forwarder:
             turns.give_back(turn, answered=is_answered)
 
     async def _read(self, url: str, call: Call, ask: _ForwardedRequest) -> Relayed:
-        """Send a read; a long answer is passed on as it comes, all others are read to their end."""
+        """Send a read. Return a poll's long answer as a stream, and any other answer whole."""
         now = self._clock.monotonic()
         silence_s = min(call.wait_s(now) + READING_S, call.deadline - now)
         relay = await self._reading(url, call.topic, ask, silence_s)
@@ -228,7 +230,7 @@ class Forwarder:
         """Send a read and return its answer once it has begun. Raises NotSent, NoAnswer."""
         key = url, topic
         if self._reads[key] >= READS_OF_TOPIC_MAX:
-            raise NotSent(f"too many reads of topic '{topic}' are under way")
+            raise NotSent(f"too many reads of topic '{topic}' are in flight")
 
         def left() -> None:
             self._reads[key] -= 1

@@ -1,19 +1,19 @@
-"""Ordered lanes: what one client sends on one connection to one topic keeps its order on the way.
+"""Keep lanes in order: the requests of one connection to one topic reach the leader in the order of sending.
 
-A node that forwards may send the same request twice, and over several connections, so requests can
-overtake each other, and copies can come long after. Each carries its place::
+A forwarding node may send a request twice, and over several connections. So requests can overtake each other, and
+copies can arrive late. Each request carries its place::
 
     sender    number n of the lane, and the lowest number that has no outcome yet
     leader    lowest seen = 5     n = 4   a late copy: refused
                                   n = 5   taken
-                                  n = 7   waits until 5 and 6 were answered here, or have their
-                                          outcome elsewhere, which a higher lowest number tells
+                                  n = 7   waits until 5 and 6 are answered here, or a higher lowest
+                                          number shows that they have their outcome
 
-Refused and unknown are outcomes, too: who sent the request has been told, and nothing of it may be
-stored any more. An answer after which the sender tries again (another leads, nobody leads) is none.
+Refused and unknown are outcomes too: the client has this answer, and the request must not be stored any more. An
+answer after which the sender tries again (another node leads, or no node leads) is not an outcome.
 
-A leader forgets a lane when the deadlines of all its requests have passed, for then the deadline keeps
-late copies out. It has room for a fixed number of lanes; beyond it new ones are refused.
+A leader forgets a lane when the deadlines of all its requests have passed: then the deadline keeps late copies out.
+A leader has room for a fixed number of lanes, and refuses further ones.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from broker.routing.nodeheaders import LaneTicket, Sender
 
 LANES_MAX: Final = 100_000
 LANE_SPAN_MAX: Final = 1024
-"""How far a number may be above the lowest one that is not resolved."""
+"""The greatest distance of a number from the lowest unresolved one."""
 
 
 class SentLane:
-    """The sender's side: numbers given out, and which of them have their outcome."""
+    """The sender's side: the numbers given out, and those of them without an outcome."""
 
     __slots__ = ("_next", "_unresolved", "lane")
 
     def __init__(self, lane: int) -> None:
-        """Begin a lane that has this number among all of the sender's."""
+        """Begin the sender's lane of this number."""
         self.lane = lane
         self._next = 0
         self._unresolved: dict[int, None] = {}
@@ -47,21 +47,21 @@ class SentLane:
         return number
 
     def ticket(self, number: int) -> LaneTicket:
-        """Return what to send along with a request that is not resolved yet, as of now."""
+        """Return the present ticket of an unresolved request."""
         return LaneTicket(self.lane, number, next(iter(self._unresolved)))
 
     @property
     def is_resolved(self) -> bool:
-        """Whether everything that was sent has its outcome."""
+        """Return whether every request sent has its outcome."""
         return not self._unresolved
 
     def resolved(self, number: int) -> None:
-        """Note that whoever sent the request has its outcome."""
+        """Note that the client has the outcome of a request."""
         self._unresolved.pop(number, None)
 
 
 class LaneDecision(enum.Enum):
-    """What to do with a request that has arrived."""
+    """The decision about a request that has arrived."""
 
     TAKE = "take"
     WAIT = "wait"
@@ -76,7 +76,7 @@ class _Lane:
         self.lowest = 0
         self.answered: set[int] = set()
         self.attempts: dict[int, int] = {}
-        """Numbers from ``lowest`` on that were seen, and the last attempt at each."""
+        """The last attempt seen of each number from ``lowest`` on."""
         self.until = 0.0
 
 
@@ -84,22 +84,22 @@ class ReceivedLanes:
     """The leader's side: the lanes of all senders. ``now`` is monotonic, in seconds."""
 
     def __init__(self, lanes_max: int = LANES_MAX) -> None:
-        """Begin with no lane known."""
+        """Begin without a lane."""
         self._lanes_max = lanes_max
         self._lanes: OrderedDict[tuple[Sender, int], _Lane] = OrderedDict()
-        """Those used least recently come first."""
+        """Lanes in the order of use: the least recently used comes first."""
 
     def __len__(self) -> int:
-        """Return how many lanes are remembered."""
+        """Return the number of remembered lanes."""
         return len(self._lanes)
 
     def judge(
         self, sender: Sender, ticket: LaneTicket, attempt: int, *, deadline: float, now: float
     ) -> LaneDecision:
-        """Return what to do with a request; ``deadline`` (monotonic) is when it is past.
+        """Decide about a request with this ``deadline`` (monotonic).
 
-        After TAKE, ``answered`` must follow once its outcome is final. After WAIT ask again whenever
-        anything of the lane was answered or has arrived.
+        After TAKE, the caller must call ``answered`` once the outcome is final. After WAIT, it must ask again whenever
+        a request of the lane was answered or has arrived.
         """
         lane = self._lane((sender, ticket.lane), now)
         if lane is None or ticket.number - ticket.lowest > LANE_SPAN_MAX:
@@ -113,7 +113,7 @@ class ReceivedLanes:
         return LaneDecision.TAKE if lane.answered.issuperset(before) else LaneDecision.WAIT
 
     def answered(self, sender: Sender, ticket: LaneTicket) -> None:
-        """Note that a request was answered here for good."""
+        """Note that this node gave a request its final answer."""
         lane = self._lanes.get((sender, ticket.lane))
         if lane is not None and ticket.number >= lane.lowest:
             lane.answered.add(ticket.number)
@@ -137,6 +137,6 @@ class ReceivedLanes:
         lane.attempts = {n: attempt for n, attempt in lane.attempts.items() if n >= lowest}
 
     def _forget(self, now: float) -> None:
-        """Forget lanes at the end that has not been used for longest, as far as they are over."""
+        """Forget the least recently used lanes, up to the first one with a deadline still to come."""
         while self._lanes and next(iter(self._lanes.values())).until < now:
             self._lanes.popitem(last=False)

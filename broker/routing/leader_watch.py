@@ -1,9 +1,9 @@
-"""Giving up on a leader that is silent once another one should lead.
+"""Give up on a silent leader once another node should lead.
 
-A process that is paused, or a machine that is gone, does not close its connections: whoever asked it would
-wait until the deadline, though another node leads long since. So while a request is on its way, this node
-looks now and then whether the topic is still placed where it was sent to. A leader that hands over in good
-order answers what it has taken, which is what the moment of grace is for.
+A paused process, or a failed machine, does not close its connections. The sender of a request would wait until the
+deadline, although another node already leads. So while a request is in flight, this node checks regularly that the
+topic's place is still the node asked. After a change it waits for a grace period, because a leader that hands over
+still answers the requests that it has accepted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Result = TypeVar("Result")
 
 
 class LeaderChanged(NoAnswer):
-    """The request was sent, and no answer came before another node was to lead."""
+    """The request was sent, and another node should lead before an answer came."""
 
 
 class _Watch:
-    """Looks at ``where`` as long as it lasts, and ends ``scope`` some time after it has changed."""
+    """Calls ``where`` regularly, and ends ``scope`` some time after its result has changed."""
 
     def __init__(self, where: Callable[[], object], scope: asyncio.Timeout) -> None:
         self._where = where
@@ -41,15 +41,15 @@ class _Watch:
             self._scope.reschedule(self._loop.time() + GRACE_S)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._timer.cancel()
 
 
 async def unless_moved(asking: Awaitable[Result], where: Callable[[], object]) -> Result:
-    """Return what ``asking`` gives; give it up soon after ``where()`` has changed.
+    """Return the result of ``asking``, but cancel it soon after ``where()`` has changed.
 
     Raises:
-        LeaderChanged: it was given up.
+        LeaderChanged: ``asking`` was cancelled.
     """
     try:
         async with asyncio.timeout(None) as scope:
@@ -59,4 +59,4 @@ async def unless_moved(asking: Awaitable[Result], where: Callable[[], object]) -
             finally:
                 watch.end()
     except TimeoutError as error:
-        raise LeaderChanged("another node leads before this one has answered") from error
+        raise LeaderChanged("another node leads, and the node asked has not answered") from error

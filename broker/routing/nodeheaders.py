@@ -1,20 +1,20 @@
-"""What one node tells another beside the request itself: headers, read and written.
+"""Read and write the headers that a node adds to a forwarded request.
 
 ::
 
     Broker-From: 7/5f2c…              instance and incarnation of the sender
-    Broker-Secret: 9a41…              what only nodes of this cluster know
-    Broker-Protocol: 1                how the rest is meant
+    Broker-Secret: 9a41…              a secret that only nodes of this cluster know
+    Broker-Protocol: 1                the version of these headers
     Broker-Deadline: 1790000000123    guarded wall clock of the sender, ms
-    Broker-Epoch: 12                  the epoch in which the sender believes the leader to be
+    Broker-Epoch: 12                  the leader's epoch, as far as the sender knows it
     Broker-Key: 77c0…                 the sender's idempotency key, if the client gave none
-    Broker-Attempt: 1                 1 and how many before may have been done; from 2 on the key is
-                                      looked up in storage
+    Broker-Attempt: 1                 1 plus the number of earlier attempts that may have been done; from
+                                      2 on the leader looks up the key in storage
     Broker-Lane: 31;4;4               lane, number, lowest number not resolved yet (see ``lanes``)
 
-Protocol 0 is that of the release before clusters kept lanes: it has no ``Broker-Lane`` and no
-``Broker-Epoch``. A node of protocol N serves N and N-1, and speaks to others as they understand it. A
-writer without an epoch is served, but its key is looked up from the first attempt on.
+Protocol 0 is that of the release before lanes: it has no ``Broker-Lane`` and no ``Broker-Epoch``. A node of protocol N
+serves N and N-1, and uses a protocol that the other node knows. The leader serves a write without an epoch, but looks
+up its key in storage from the first attempt on.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _KEY = re.compile(r"[0-9a-f]{1,64}")
 
 
 class Sender(NamedTuple):
-    """A node in one of its lives."""
+    """One incarnation of a node."""
 
     instance: int
     incarnation: str
 
 
 class LaneTicket(NamedTuple):
-    """A request's place in its lane. ``lowest`` is the lowest number not resolved when it was sent."""
+    """A request's place in its lane. ``lowest`` was the lowest unresolved number when the request was sent."""
 
     lane: int
     number: int
@@ -60,7 +60,7 @@ class LaneTicket(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """What makes a write repeatable. ``key`` None: the client's own, or it needs none."""
+    """The properties that make a write repeatable. ``key`` is None if the client sent one, or the write needs none."""
 
     key: str | None = None
     attempt: int = 1
@@ -69,12 +69,12 @@ class Repeat(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the key can't be in storage: it is new, and an epoch keeps late copies out."""
+        """Return whether the key can't be in storage: it is new, and an epoch keeps late copies out."""
         return self.key is not None and self.attempt == 1 and self.epoch is not None
 
 
 class NodeHeaders(NamedTuple):
-    """All that a node says of a request that it forwards."""
+    """All that a node adds to a request that it forwards."""
 
     sender: Sender
     deadline_ms: int
@@ -82,7 +82,7 @@ class NodeHeaders(NamedTuple):
     ticket: LaneTicket | None = None
 
     def format(self, secret: str) -> dict[str, str]:
-        """Return the headers, as the receiver's protocol (``repeat.protocol``) has them."""
+        """Return the headers in the receiver's protocol (``repeat.protocol``)."""
         repeat, ticket = self.repeat, self.ticket
         told = {
             FROM: f"{self.sender.instance}/{self.sender.incarnation}",
@@ -102,7 +102,7 @@ class NodeHeaders(NamedTuple):
 
 
 def are_there(headers: Mapping[str, str]) -> bool:
-    """Whether a request claims to come from a node."""
+    """Return whether a request claims to come from a node."""
     for name in NAMES:  # noqa: SIM110 - A generator would take twice as long, for each request.
         if name in headers:
             return True
@@ -113,23 +113,23 @@ def parse(headers: Mapping[str, str], secret: str) -> NodeHeaders:
     """Read the headers of a request that claims to come from a node; ``headers`` ignore case.
 
     Raises:
-        Forbidden: it does not know the secret.
-        NoLeader: it speaks a protocol that is not served here; nothing was done.
+        Forbidden: the secret is wrong.
+        NoLeader: this node does not serve the sender's protocol; nothing was done.
         BadRequest: a header can't be read.
     """
-    # As bytes, for compare_digest takes no other text than ASCII.
+    # compare_digest accepts bytes, or text that is only ASCII.
     given = headers.get(SECRET, "").encode("utf-8", "replace")
     if not hmac.compare_digest(given, secret.encode()):
-        raise Forbidden("Headers of nodes are accepted from nodes alone.")
+        raise Forbidden("Only nodes of this cluster may send the headers of nodes.")
     protocol = _number(headers, VERSION)
     if protocol not in (PROTOCOL, PROTOCOL - 1):
         raise NoLeader(
-            f"This node serves the protocols {PROTOCOL} and {PROTOCOL - 1} of nodes, not {protocol}."
+            f"This node serves the node protocols {PROTOCOL} and {PROTOCOL - 1}, not {protocol}."
         )
     sender = _FROM.fullmatch(headers.get(FROM, ""))
     deadline_ms = _number(headers, DEADLINE)
     if sender is None or deadline_ms is None:
-        raise BadRequest(f"{FROM} and {DEADLINE} must be there and readable.")
+        raise BadRequest(f"{FROM} and {DEADLINE} must be present and valid.")
     key = headers.get(KEY)
     if key is not None and not _KEY.fullmatch(key):
         raise BadRequest(f"{KEY} must be hexadecimal.")
@@ -144,13 +144,13 @@ def parse(headers: Mapping[str, str], secret: str) -> NodeHeaders:
 
 
 def spoken_with(protocol: int) -> int:
-    """Return the protocol in which to speak to a node of ``protocol``.
+    """Return the protocol to use with a node of ``protocol``.
 
     Raises:
-        NoLeader: there is none that both know.
+        NoLeader: both nodes know no common protocol.
     """
     if protocol < PROTOCOL - 1:
-        raise NoLeader(f"The leader speaks protocol {protocol}, which this node does not know.")
+        raise NoLeader(f"The leader uses protocol {protocol}, which this node does not know.")
     return min(protocol, PROTOCOL)
 
 
@@ -173,6 +173,6 @@ def _ticket(headers: Mapping[str, str]) -> LaneTicket | None:
     ticket = LaneTicket(*map(int, match.groups()))
     if ticket.lowest > ticket.number:
         raise BadRequest(
-            f"{LANE}: {ticket.number} is not resolved, so {ticket.lowest} is not lowest."
+            f"{LANE}: the lowest unresolved number, {ticket.lowest}, is above the request's own, {ticket.number}."
         )
     return ticket

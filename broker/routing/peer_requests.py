@@ -1,7 +1,7 @@
-"""The door by which requests of other nodes come in.
+"""Admit requests of other nodes.
 
-It asks in this order: do they know the secret, do both speak the same protocol, has the deadline passed,
-is it the request's turn in its lane. Whatever is refused here was not done.
+Four checks come in this order: the sender knows the secret, both nodes know the protocol, the deadline has not passed,
+and it is the request's turn in its lane. A request that is refused here was not done.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from broker.routing.lanes import LANES_MAX, LaneDecision, ReceivedLanes
 from broker.routing.nodeheaders import NodeHeaders, Sender
 
 TURN_S: Final = 1.0
-"""How long a request waits for earlier ones of its lane before the sender must ask anew: by then it
-may know more of their outcome than it did when it sent this one."""
+"""A request waits so long for earlier ones of its lane. Then its sender must send it again: by then the sender may know
+more outcomes than when it sent this copy."""
 
 
 class Receiving:
     """Admits requests of other nodes, each in its turn."""
 
     def __init__(self, secret: str, clock: Clock, *, lanes_max: int = LANES_MAX) -> None:
-        """Admit whoever knows the secret."""
+        """Admit the nodes that know the secret."""
         self._secret = secret
         self._clock = clock
         self._lanes = ReceivedLanes(lanes_max)
@@ -45,10 +45,10 @@ class Receiving:
 
     @asynccontextmanager
     async def turn(self, told: NodeHeaders, deadline: float) -> AsyncIterator[Handled]:
-        """Wait until it is a request's turn; the block handles it and says if that was final.
+        """Wait for a request's turn. The block handles the request, and notes if its answer is final.
 
         Raises:
-            NoLeader: it is not its turn yet; it may be sent again, with what is known by then.
+            NoLeader: it is not the request's turn yet; the sender may send it again, with a newer ticket.
             Overloaded: it is a late copy, or there are too many lanes.
         """
         handled = Handled()
@@ -76,9 +76,11 @@ class Receiving:
             await self._news(key, left_s)
         self._wake(key)
         if turn is LaneDecision.LATE:
-            raise Overloaded("A late copy of a request that has its outcome.")
+            raise Overloaded("This is a late copy of a request that has its outcome.")
         if turn is LaneDecision.FULL:
-            raise Overloaded("Too many clients of other nodes write here.", retry_after_s=1)
+            raise Overloaded(
+                "Too many clients write to this node through other nodes.", retry_after_s=1
+            )
 
     def _judge(self, told: NodeHeaders, deadline: float) -> LaneDecision:
         assert told.ticket is not None
@@ -91,7 +93,7 @@ class Receiving:
         )
 
     async def _news(self, key: tuple[Sender, int], seconds: float) -> None:
-        """Wait until something was answered in a lane, or was sent that tells more of it."""
+        """Wait until a request of the lane was answered, or another one has arrived."""
         event = self._waiting.setdefault(key, asyncio.Event())
         try:
             with suppress(TimeoutError):
@@ -99,7 +101,9 @@ class Receiving:
                     await event.wait()
         finally:
             if not event.is_set():
-                self._wake(key)  # Whoever else waits asks anew: nothing is kept for who gave up.
+                self._wake(
+                    key
+                )  # Other waiters ask again. No event stays behind for one that gave up.
 
     def _wake(self, key: tuple[Sender, int]) -> None:
         event = self._waiting.pop(key, None)
@@ -108,10 +112,10 @@ class Receiving:
 
 
 class Handled:
-    """What became of a request that had its turn."""
+    """The result of a request that had its turn."""
 
     __slots__ = ("is_final",)
 
     def __init__(self) -> None:
-        """Nothing yet: a request that ends without an answer has no outcome."""
+        """Begin as not final: a request that ends without an answer has no outcome."""
         self.is_final = False

@@ -1,10 +1,10 @@
-"""Connections to the other nodes: kept open, a few for each, one request at a time on each.
+"""Keep connections to the other nodes open: several for each node, one request at a time on each.
 
-A node answers the requests of one connection one after the other, so requests that shall be stored
-together must come on several. Waiting polls have a pool of their own: they hold a connection for as long
-as they wait, and must not keep publishes from theirs.
+A node answers the requests of one connection one after the other. So requests that should share a batch must come on
+several connections. Waiting polls have a pool of their own: a poll holds its connection while it waits, and must not
+block publishes.
 
-``Peers`` is the port: a simulation passes its own, which delays, cuts and kills.
+``Peers`` is the port: a simulation passes its own, which delays and cuts messages, and kills nodes.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection, open_
 from broker.http.pool import Pool
 
 CONNECTIONS_MAX: Final = 4096
-"""To one node, for requests that should be answered soon; how many of them are, the forwarder bounds."""
+"""Connections to one node for requests that should be answered soon. The forwarder bounds the use of these."""
 STREAMS_MAX: Final = 4096
-"""To one node, for polls."""
+"""Connections to one node for polls."""
 JOIN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Of an answer that is put together by the loop itself, which takes a millisecond; a larger one is by a thread."""
+"""The event loop joins an answer of up to this size, which takes a millisecond; a thread joins a larger one."""
 BLOCK_PIECES: Final = 64
 BLOCK_BYTES: Final = 64 * 1024
-"""So many pieces of an answer become one if they have less than so many bytes."""
+"""``BLOCK_PIECES`` pieces of an answer are joined early if they have fewer bytes than this."""
 CONNECT_S: Final = 1.0
 IDLE_S_MAX: Final = 15.0
-"""Below the time after which a node closes idle connections."""
+"""This is less than the time after which a node closes idle connections."""
 
 
 class RelayedAnswer(Protocol):
-    """An answer that is passed on as it comes."""
+    """An answer that is streamed while it arrives."""
 
     @property
     def status(self) -> int:
-        """The status."""
+        """Return the status."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers, names in lower case."""
+        """Return the headers, with names in lower case."""
 
     @property
     def ended(self) -> bool:
-        """Whether all of it has arrived."""
+        """Return whether the whole answer has arrived."""
 
     async def chunk(self, silence_s: float | None = None) -> bytes:
-        """Return what has arrived; no bytes are the end. Raises NoAnswer if it was cut."""
+        """Return the next bytes; an empty result is the end. Raises NoAnswer if the connection was cut."""
 
     def close(self) -> None:
-        """Read no further. Must be called, also after the end."""
+        """Stop reading. The caller must call this, also after the end."""
 
 
 class Peers(Protocol):
-    """The way to other nodes, each known by its URL."""
+    """Sends requests to other nodes, each known by its URL."""
 
     async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         """Send a request and return the whole answer. Raises NotSent, NoAnswer."""
@@ -93,12 +93,12 @@ class _Relay:
 
 
 class HttpPeers:
-    """The other nodes over TCP. To be made, used and closed in one event loop."""
+    """Reaches the other nodes over TCP. Create, use and close it in one event loop."""
 
     def __init__(
         self, *, reached_at: Mapping[str, str] | None = None, idle_s_max: float = IDLE_S_MAX
     ) -> None:
-        """Connect to no node yet; ``reached_at`` says where a node is, if not at its own URL."""
+        """Begin without a connection. ``reached_at`` has the address of a node that is not reached at its own URL."""
         self._reached_at = reached_at or {}
         self._idle_s_max = idle_s_max
         self._soon: dict[str, Pool[OutboundConnection]] = {}
@@ -119,7 +119,7 @@ class HttpPeers:
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
         pool = self._pool(self._streams, url, STREAMS_MAX)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        # Polls that hold all connections may wait for a minute yet; storage answers sooner.
+        # If polls hold all connections, they may wait for another minute; storage answers sooner.
         connection = await self._take(pool, url, min(timeout_s, CONNECT_S))
         try:
             left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
@@ -142,7 +142,7 @@ class HttpPeers:
     ) -> OutboundConnection:
         """Return a connection that no other request uses. Raises NotSent."""
         if not await pool.enter(timeout_s):
-            raise NotSent(f"too many requests to {url} are under way")
+            raise NotSent(f"too many requests to {url} are in flight")
         reached = self._reached_at.get(url, url)
         try:
             connection = pool.take(reached)
@@ -169,7 +169,7 @@ def _give_back(pool: Pool[OutboundConnection], connection: OutboundConnection) -
 
 
 async def _joined(blocks: list[bytes]) -> bytes:
-    """Join what would hold the loop for long; a large join lets go of the interpreter's lock."""
+    """Join large blocks in a thread: the join would block the event loop, and it releases the GIL."""
     return await asyncio.to_thread(b"".join, blocks)
 
 
@@ -184,7 +184,7 @@ async def whole(relay: RelayedAnswer, silence_s: float) -> HttpAnswer:
             if size > REPLY_BYTES_MAX:
                 raise NoAnswer(f"the answer has more than {REPLY_BYTES_MAX} bytes")
             pieces.append(chunk)
-            if len(pieces) == BLOCK_PIECES:  # Each of them costs some 40 bytes beside its own.
+            if len(pieces) == BLOCK_PIECES:  # Each piece costs some 40 bytes more than its content.
                 is_small = sum(map(len, pieces)) < BLOCK_BYTES
                 blocks += [b"".join(pieces)] if is_small else pieces
                 pieces.clear()

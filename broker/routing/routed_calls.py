@@ -1,4 +1,4 @@
-"""What is routed, and what comes back, as values: a request and an answer without the interface's types."""
+"""Describe a routed request and its answer as values, without the interface's types."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from broker.routing.decisions import PeerAnswer, RepeatEffect
 from broker.routing.peers import RelayedAnswer
 
 MOVED = "Broker-Moved"
-"""On the answer to a poll that waited: it ends early, for another node leads from now on."""
+"""A header of the answer to a waiting poll: the poll ends early, because another node leads now."""
 ERROR = "broker-error"
 OUTCOME = "broker-outcome"
 LEADER = "broker-leader"
 
 
 class Call(NamedTuple):
-    """A request that the topic's leader shall answer.
+    """A request for the topic's leader.
 
-    ``name`` is what it is counted as; ``target`` is its raw path and query; ``headers`` are those that
-    go with it to another node. ``deadline`` is monotonic. ``source`` is the connection by which it
-    came, if its order among others of that counts; it must be weakly referable. ``own_key``: the
-    client sent an idempotency key. ``waits_until`` (monotonic) is how long a poll may wait; each node that
-    is asked is told what is left of that.
+    ``name`` is its name in metrics; ``target`` is its raw path and query; ``headers`` go with it to another node.
+    ``deadline`` is monotonic. ``source`` is the connection from which it came, if its order among the requests of
+    this connection counts; it must be weakly referable. ``own_key``: the client sent an idempotency key. A poll may
+    wait until ``waits_until`` (monotonic); each node that is asked gets the time that is left.
     """
 
     kind: RepeatEffect
@@ -41,37 +40,37 @@ class Call(NamedTuple):
     waits_until: float = -math.inf
 
     def wait_s(self, now: float) -> float:
-        """Return how long it may still wait, 0 if it does not."""
+        """Return the time that it may still wait, 0 if it does not wait."""
         return max(self.waits_until - now, 0.0)
 
 
 class Relayed(NamedTuple):
-    """A leader's answer: a whole reply, or (``relay``) one whose body is still to come."""
+    """A leader's answer: a whole reply, or (with ``relay``) one whose body follows."""
 
     reply: HttpAnswer
     relay: RelayedAnswer | None = None
 
     @property
     def has_moved(self) -> bool:
-        """Whether it is a poll's that ended early since another node leads from now on."""
+        """Return whether it answers a poll that ended early because another node leads now."""
         return MOVED.lower() in self.reply.headers
 
     @property
     def told(self) -> PeerAnswer:
-        """What it says, as far as decisions need it."""
+        """Return the part of the answer that decisions need."""
         headers = self.reply.headers
         return PeerAnswer.by_reply(
             self.reply.status, headers.get(ERROR, ""), headers.get(OUTCOME, "")
         )
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading the body."""
         if self.relay is not None:
             self.relay.close()
 
 
 class LeaderSeen(NamedTuple):
-    """The header ``Broker-Leader``: ``<url>;node=<n>;epoch=<e>``, what is unknown left out."""
+    """The header ``Broker-Leader``: ``<url>;node=<n>;epoch=<e>``, without unknown parts."""
 
     url: str
     node: int | None = None
@@ -88,7 +87,7 @@ class LeaderSeen(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> LeaderSeen:
-        """Read the header's value; what can't be read counts as unknown."""
+        """Read the header's value. Unreadable parts count as unknown."""
         url, *parts = text.split(";")
         told = dict(part.strip().partition("=")[::2] for part in parts)
         return cls(url.strip(), _number(told.get("node")), _number(told.get("epoch")))

@@ -1,17 +1,17 @@
-"""The way of one request from the node that received it to an answer of the topic's leader.
+"""Route one request from the node that received it to the topic's leader, and return the leader's answer.
 
 ::
 
-    who leads, by what is known now? ──here──▶ local handler ──NotLeader──┐
-          ▲    │elsewhere                                                 │
+    look up the known leader ──this node──▶ local handler ──NotLeader─────┐
+          ▲    │another node                                              │
           │    ▼                                                          │
           │  forward, once ──▶ an answer ──▶ deciding ──REPLY──▶ client   │
           │                                     │                         │
           └──── jittered pause ◀── AGAIN, REPEAT┴─────────────────────────┘    until the deadline
 
-Requests wait here for the new leader while leadership moves: nobody is refused because of that. A read
-that the last node asked left without an answer until the deadline is read on this node after all. The
-first attempt on this node's own topics costs a look at the tenure and nothing else.
+While leadership moves, requests wait here for the new leader: none is refused because of the move. If the last node
+that was asked does not answer a read before the deadline, this node reads storage itself. For this node's own topics
+the first attempt costs only a look at the tenure.
 
 How a node uses it::
 
@@ -58,20 +58,20 @@ from broker.routing.routed_calls import Call, Relayed
 
 PAUSE_S: Final = 0.015
 PAUSE_GROWTH: Final = 1.5
-"""So that whoever waits looks again after at most half as long as it has waited already."""
+"""With this growth a request waits at most half as long again as it has already waited."""
 PAUSE_S_MAX: Final = 0.5
 KEY_BYTES: Final = 16
 READS_ELSEWHERE_MAX: Final = 2
-"""How many nodes are asked for a read before this one reads storage itself."""
+"""The most other nodes that are asked for a read before this node reads storage itself."""
 
 Result = TypeVar("Result")
 Local = Callable[[Repeat | None], Awaitable[Result]]
-"""This node's own handler. What it is given makes a write repeatable, where an earlier attempt went to
-another node. Raises BrokerError; NotLeader if another node leads, in which case nothing was done."""
+"""This node's own handler. Its argument makes a write repeatable if an earlier attempt went to another node. It raises
+BrokerError; NotLeader means that another node leads, and nothing was done."""
 
 
 class _LookAgain(Exception):
-    """Not answered; look again who leads."""
+    """The request has no answer; look up the leader again."""
 
 
 class Routing:
@@ -87,7 +87,7 @@ class Routing:
         me: NodeInfo,
         leads: Callable[[TopicId], bool],
     ) -> None:
-        """Route in the name of ``me``, which ``leads`` a topic as long as it holds its log."""
+        """Route in the name of ``me``. ``leads`` tells whether this node holds a topic's log."""
         self._tenure = tenure
         self._leads = leads
         self.forwarder = forwarder
@@ -95,26 +95,27 @@ class Routing:
         self.metrics = metrics
         self.me = me
         self.pause: Callable[[float], Awaitable[None]] = clock.sleep
-        """Returns after so many seconds, or when there is news of who leads."""
+        """Returns after so many seconds, or when the leaders change."""
         self.waits_until = math.inf
-        """When (monotonic) nobody waits for a leader any more, whatever its deadline: the node stops."""
+        """From this time (monotonic) on no request waits for a leader, even before its deadline: the node stops."""
 
     def place(self, topic: TopicId) -> TopicPlacement:
-        """Return who answers for a topic: who leads it, or else who should."""
+        """Return the node that answers for a topic: this node if it leads, else the one that should lead."""
         return HERE if self._leads(topic) else self._tenure.place(topic)
 
     async def answer(self, call: Call, local: Local[Result]) -> Result | Relayed:
         """Return the leader's answer, of this node or another.
 
         Raises:
-            BrokerError: what the leader here says; NoLeader if none was found until the deadline;
-                OutcomeUnknown if nobody can say whether it was done.
+            BrokerError: the error of this node's handler.
+            NoLeader: no leader was found before the deadline.
+            OutcomeUnknown: the request may have been done.
         """
         return await _Journey(self, call, local).answer()
 
 
 class _Journey(Generic[Result]):
-    """One request on its way: what was tried, and what is known by now."""
+    """One request, with the attempts made and the facts known so far."""
 
     def __init__(self, routing: Routing, call: Call, local: Local[Result]) -> None:
         self._routing = routing
@@ -124,10 +125,10 @@ class _Journey(Generic[Result]):
         self._local = local
         self._key: str | None = None
         self._doubts = 0
-        """How many attempts may have been done."""
+        """The number of attempts that may have been done."""
         self._elsewhere_read = 0
         self._was_here = False
-        """Whether this node itself was asked last."""
+        """True if the last attempt was on this node."""
         self._hint: Elsewhere | None = None
         self._place: tuple[SentLane, int] | None = None
         self._why = "none is known"
@@ -138,16 +139,15 @@ class _Journey(Generic[Result]):
         return self._doubts > 0
 
     def _repeat(self, protocol: int = PROTOCOL) -> Repeat:
-        """Return what makes the next attempt repeatable.
+        """Return the properties that make the next attempt repeatable.
 
-        What was certainly not done is no attempt: no copy of it is on the way, and its key is as new as it
-        was. Were it counted, the leader would look in storage for the key of each request that was sent to
-        the wrong epoch.
+        An attempt that was certainly not done does not count: no copy of it is in flight, and its key is still unused.
+        If it counted, the leader would look up in storage the key of each request that was sent in the wrong epoch.
         """
         return Repeat(self._key, self._doubts + 1, protocol=protocol)
 
     async def answer(self) -> Result | Relayed:
-        """Try until there is an answer, or no time is left."""
+        """Try until there is an answer, or the deadline has passed."""
         code = BrokerError.code
         try:
             answer = await self._tried()
@@ -174,18 +174,18 @@ class _Journey(Generic[Result]):
         try:
             return await self._attempt()
         except _LookAgain as error:
-            # Most requests need no more than that, and the machinery below costs as much as they do.
+            # Most requests need only one attempt, and the retries below cost as much as a request.
             first = error
         try:
             return await self._tried_again(first)
         except _LookAgain:
             if not self._call.kind.is_reading or self._was_here:
                 raise
-            # Whoever was asked last took all the time that there was, and storage answers reads, too.
+            # The last node took all the time, but storage answers reads too.
             return await self._here()
 
     async def _tried_again(self, first: _LookAgain) -> Result | Relayed:
-        """Try on after a pause."""
+        """Pause and retry until there is an answer. ``first`` is the failure of the first attempt."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_LookAgain),
             wait=wait_random_exponential(
@@ -212,7 +212,7 @@ class _Journey(Generic[Result]):
         return bool(self._clock.monotonic() + state.upcoming_sleep >= until)
 
     def _end(self, code: str) -> None:
-        """Note that whoever sent the request has its outcome."""
+        """Note that the client has the outcome of the request."""
         if self._place is not None:
             lane, number = self._place
             lane.resolved(number)
@@ -221,7 +221,7 @@ class _Journey(Generic[Result]):
             self._routing.metrics.forwarded(self._call.name, code, took_s)
 
     async def _attempt(self) -> Result | Relayed:
-        """Ask whoever leads by what is known now. Raises _LookAgain."""
+        """Ask the leader that is known now. Raises _LookAgain."""
         url, protocol = self._leader()
         if url is None:
             return await self._here()
@@ -234,7 +234,7 @@ class _Journey(Generic[Result]):
         except (NotSent, NoAnswer) as error:
             self._why = str(error)
             if isinstance(error, NoAnswer) and not isinstance(error, LeaderChanged):
-                # Whoever is silent once may be so for long, and storage answers reads, too.
+                # A silent node may stay silent for long, but storage answers reads too.
                 self._elsewhere_read = READS_ELSEWHERE_MAX
             self._next(after_loss(self._call.kind, sent=isinstance(error, NoAnswer)))
             raise _LookAgain from error
@@ -248,7 +248,7 @@ class _Journey(Generic[Result]):
         """Return the URL of the node to ask, None for this one, and its protocol.
 
         Raises:
-            _LookAgain: nobody may lead the topic that lives and can be spoken with.
+            _LookAgain: no live node with a known protocol may lead the topic.
         """
         hint, self._hint = self._hint, None
         if hint is not None and hint.url is not None and hint.url != self._routing.me.url:
@@ -259,7 +259,7 @@ class _Journey(Generic[Result]):
         if place.node is None:
             if self._call.kind.is_reading:
                 return None, PROTOCOL
-            self._why = "no node that lives may lead it"
+            self._why = "no live node may lead it"
             raise _LookAgain
         try:
             return place.node.url, spoken_with(place.node.protocol)
@@ -272,7 +272,7 @@ class _Journey(Generic[Result]):
         self._was_here = True
         repeat = None
         if self._key is not None or self._in_doubt:
-            # Without an epoch the key is looked up, whatever is remembered.
+            # Without an epoch, this node looks up the key in storage.
             repeat = self._repeat()
         try:
             return await self._local(repeat)
@@ -282,7 +282,7 @@ class _Journey(Generic[Result]):
             raise _LookAgain from error
         except BrokerError as error:
             self._why = error.message
-            # Without a key of some kind a publish here can't be repeated either.
+            # A publish on this node without any key can't be repeated either.
             repeatable = repeat is not None or self._call.kind is not RepeatEffect.KEYED
             kind = self._call.kind if repeatable else RepeatEffect.ONCE
             if self._after(PeerAnswer.by_error(error), kind) is Next.REPLY:
@@ -290,7 +290,7 @@ class _Journey(Generic[Result]):
             raise _LookAgain from error
 
     def _after(self, told: PeerAnswer, kind: RepeatEffect | None = None) -> Next:
-        """Decide after an answer. Raises OutcomeUnknown if that is all there is to say."""
+        """Decide after an answer. Raises OutcomeUnknown if the outcome stays unknown."""
         call = self._call
         kind = call.kind if kind is None else kind
         step = after_answer(kind, told, in_doubt=self._in_doubt, own_key=call.own_key)
@@ -298,14 +298,14 @@ class _Journey(Generic[Result]):
         return step
 
     def _next(self, step: Next) -> None:
-        """Take note of a decision. Raises OutcomeUnknown if nothing more can be found out."""
+        """Note a decision. Raises OutcomeUnknown if the outcome stays unknown."""
         if step is Next.REPEAT:
             self._doubts += 1
         elif step is Next.UNKNOWN:
             raise outcome_unknown(self._why, own_key=self._call.own_key)
 
     async def _send(self, url: str, protocol: int) -> Relayed:
-        """Send it there; again at once if the epoch was all that was wrong."""
+        """Send the request to a node. If only the epoch was wrong, send it again at once."""
         call = self._call
         self._was_here = False
         if call.kind is RepeatEffect.KEYED and not call.own_key and self._key is None:
@@ -332,7 +332,7 @@ class _Journey(Generic[Result]):
         return None if node is None else node.url
 
     def _is_only_epoch(self, url: str, relayed: Relayed) -> bool:
-        """Learn from a 421; whether it says that this very node leads, in another epoch."""
+        """Learn from a 421. Return whether it says that the node asked does lead, in another epoch."""
         if relayed.reply.status != NotLeader.http_status:
             return False
         told = Elsewhere.of(relayed.reply)

@@ -1,7 +1,7 @@
-"""The secret by which nodes of one cluster know each other: a record, made by the first node.
+"""Read or create the secret by which nodes of one cluster know each other: a record that the first node writes.
 
-It keeps clients from pretending to be nodes. Whoever can read the record store can read it, and who can
-do that needs no pretence.
+The secret keeps clients from pretending to be nodes. A program that can read the record store can read the secret,
+but it can read all messages too, so it gains nothing by pretending.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _FORM = re.compile(rb"[0-9a-f]{%d}" % (2 * SECRET_BYTES))
 
 
 async def cluster_secret(records: RecordStore, clock: Clock) -> str:
-    """Return the cluster's secret, making it if there is none. All nodes get the same.
+    """Return the cluster's secret, and create it if there is none. All nodes get the same.
 
     Raises:
         Unavailable: the record store does not answer.
-        StorageCorrupt: the record is none.
+        StorageCorrupt: the record has no valid secret.
     """
     for _ in range(TRIES_MAX):
         found = await records.get(KEY)
         if found is not None:
             if not _FORM.fullmatch(found.value):
-                raise StorageCorrupt(f"The record {KEY.decode()} is no secret.")
+                raise StorageCorrupt(f"The record {KEY.decode()} has no valid secret.")
             return found.value.decode("ascii")
         try:
             await records.put_if(KEY, None, secrets.token_hex(SECRET_BYTES).encode("ascii"))
         except OutcomeUnknown:
             await clock.sleep(PAUSE_S)
-        # Whoever came first: what counts is what is there now.
+        # Another node may have been first, so read the stored secret.
     raise Unavailable("The cluster's secret can't be written.")

@@ -1,7 +1,7 @@
-"""What time it is on the other nodes: the second witness where a storage server's clock differs from this one's.
+"""Ask the other nodes for their time: the second witness when a storage server's clock differs from this node's.
 
-Each node is asked for its view of itself, which has its time. Between the moment of asking and that of the
-answer it read its clock, so both clocks differ by what lies outside of that at least, as with a write.
+This node asks each node for its view of itself, which has its time. The other node reads its clock between the request
+and the answer. So the two clocks differ at least by the distance of that time from this interval, as with a write.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ASKED_MAX: Final = 8
 ANSWER_S_MAX: Final = 1.0
 
 Ask = Callable[[str, float], Awaitable[bytes]]
-"""Returns the view of the node at a URL within so many seconds. Raises BrokerError, OSError, TimeoutError."""
+"""Returns the view of the node at a URL, within so many seconds. Raises BrokerError, OSError, TimeoutError."""
 
 
 async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Sequence[Written]:
-    """Return what nodes that answer say of their clocks; at most ASKED_MAX are asked, all at once."""
+    """Return the clocks of the nodes that answer. This asks at most ASKED_MAX nodes, all at once."""
     asked = [_clock_of(node, ask, clock) for node in islice(others, ASKED_MAX)]
     return [told for told in await asyncio.gather(*asked) if told is not None]
 

@@ -167,7 +167,7 @@ async def test_other_protocols_are_told_so(ring: Ring, far: FarNode, version) ->
     status, code, body = await far.raw(b"a", told)
     assert (status, code) == ((400, "bad_request") if version == "x" else (503, "no_leader"))
     if version == "2":
-        assert b"serves the protocols 1 and 0" in body
+        assert b"serves the node protocols 1 and 0" in body
 
 
 async def test_a_leader_of_the_last_release_is_spoken_to_as_it_understands() -> None:
