@@ -1,1 +1,1 @@
-"""Which nodes there are, and which of them leads which topic: membership, instance ids, leases, assignment, tenure."""
+"""Decide which nodes live, and which node leads a topic: membership, instance ids, leases, assignment, tenure."""

@@ -1,18 +1,17 @@
-"""Who should lead a topic: a function of which nodes live, and of the operator's pins.
+"""Assign topics to nodes: the leader is a function of the live nodes and of the operator's pins.
 
 Nothing is stored per topic. A topic hashes into one of 1024 slots, and a slot goes to the live instance
 with the highest score for it (rendezvous hashing)::
 
     topic ── hash ──▶ slot 17 ──▶ the instance i with the highest score(i, 17)      "slot/17"
-      └── pinned to a node that lives ──▶ that node                                 "pin/ns:topic"
+      └── pinned to a live node ──▶ that node                                       "pin/ns:topic"
 
-An instance's scores depend on its number alone. So a node that joins takes the slots for which it scores
-best, about 1/N of all, and every other slot stays where it is; one that leaves gives its own slots up
-and no other. All nodes that know of the same members and pins come to the same answer, and one that knows
-less only asks the wrong node.
+An instance's scores depend only on its number. So a node that joins takes the slots for which it has the highest
+score, about 1/N of all, and every other slot stays. A node that leaves gives up only its own slots. All nodes that
+know the same members and pins compute the same leader. A node that knows less only asks the wrong node.
 
-The scores of an instance are one hash, made once. An assignment costs one maximum per slot; asking it
-costs one hash of the topic's name.
+The scores of an instance come from one hash, computed once. An assignment costs one maximum per slot; a lookup costs
+one hash of the topic's name.
 """
 
 from __future__ import annotations
@@ -60,16 +59,16 @@ def _scores(instance: int) -> tuple[int, ...]:
 
 
 class Assignment:
-    """Which instance should lead which slot, and which topics are pinned. It never changes."""
+    """The instance that should lead each slot, and the pinned topics. It never changes."""
 
     __slots__ = ("_leaders", "instances", "pins")
 
     def __init__(
         self, instances: Iterable[int] = (), pins: Mapping[TopicId, int] | None = None
     ) -> None:
-        """Assign all slots to ``instances``, the nodes that live and take topics.
+        """Assign all slots to ``instances``, the live nodes that take topics.
 
-        A pin to a node that is not among them counts for nothing: the topic is led by its slot.
+        A pin to any other node has no effect: the leader of the topic's slot leads it.
         """
         self.instances = frozenset(instances)
         self.pins = {topic: node for topic, node in (pins or {}).items() if node in self.instances}
@@ -83,10 +82,10 @@ class Assignment:
         drained: Collection[int] = (),
         pins: Mapping[TopicId, int] | None = None,
     ) -> Assignment:
-        """Assign to the nodes that live, leaving out those that drain or that were told to.
+        """Assign to the live nodes, except nodes that are draining and nodes that operators drained.
 
-        Where nobody else is left, those that were told to lead nevertheless, as when the last two nodes
-        were told so at the same time: drained or not, a node that lives is better than no leader.
+        If no other node is left, the nodes that operators drained lead nevertheless, as after a drain of the last two
+        nodes at the same time. A drained node is better than no leader.
         """
         staying = {instance for instance, node in nodes.items() if not node.draining}
         return cls(staying.difference(drained) or staying, pins)
@@ -97,18 +96,18 @@ class Assignment:
         return pinned if pinned is not None else self.leader_of_slot(slot_of(topic))
 
     def leader_of_slot(self, slot: int) -> int | None:
-        """Return the instance that should lead the topics of a slot that are not pinned."""
+        """Return the instance that should lead the unpinned topics of a slot; None if no node takes topics."""
         return self._leaders[slot] if self._leaders else None
 
     def resource_of(self, topic: TopicId) -> str:
-        """Return the name of the lock that goes with leading ``topic``."""
+        """Return the name of the lock that the leader of ``topic`` needs."""
         return pin_resource(topic) if topic in self.pins else slot_resource(slot_of(topic))
 
     def leader_of_resource(self, resource: str) -> int | None:
-        """Return who should hold a lock on a slot or a pin; None for a pin that does not count.
+        """Return the instance that should hold the lock on a slot or a pin; None for a pin without effect.
 
         Raises:
-            ValueError: it names neither a slot nor a pin.
+            ValueError: the name is neither of a slot nor of a pin.
         """
         kind, _, name = resource.partition("/")
         if kind == "slot":

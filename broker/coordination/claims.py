@@ -1,8 +1,9 @@
-"""Claiming a log until it is held, or until it is clear that it can't be.
+"""Claim a log again and again until this node holds it, or until it certainly can't.
 
-A claim changes the head of the log's last page, and then its root (storage/log.py). One whose outcome is unknown is simply followed by another, under a
-higher epoch: if the first did take place, the second fences it. Each needs a permit of its own, and one
-that another claim came before tells the tenure so: two nodes must not take a log from each other in turns.
+A claim changes the head of the log's last page, and then its root (storage/log.py). After a claim with an unknown
+outcome, this module claims again, under a higher epoch: if the first claim was done, the second one fences it. Each
+claim needs a new permit. If another node's claim came first, this module tells the tenure: two nodes must not take a
+log from each other in turns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def read_clock(clock: Clock) -> SendTime:
 
 
 class Written(NamedTuple):
-    """A write of this node, and when the server made it by its own clock."""
+    """A write of this node, with the time of the write by the server's clock."""
 
     sent: SendTime
     server_ms: int
@@ -43,23 +44,23 @@ class Written(NamedTuple):
 
     @property
     def ahead_ms(self) -> int:
-        """How far this clock is ahead of the server's at least: 0 if it wrote between both readings."""
+        """Return the least distance by which this clock is ahead; 0 if the server's time is between both readings."""
         server_ms = self.server_ms
         return max(self.sent.now_ms - server_ms, 0) or min(self.answered_ms - server_ms, 0)
 
 
 class Claimed(NamedTuple):
-    """A hold, and what its claim tells of the clocks; None: nothing."""
+    """A hold, and the times of its claim; None if the claim tells nothing about the clocks."""
 
     hold: LogHold
     written: Written | None
 
 
 def written(hold: LogHold, sent: SendTime, answered_ms: int) -> Written | None:
-    """Return what a claim tells of the clocks.
+    """Return the times of a claim, None without a valid time of the server.
 
-    None without a server's time: one that is not greater than that of the cell before is no time, since HBase
-    never lets it fall.
+    A server's time that is not greater than that of the cell before is invalid: HBase never lets a cell's time fall,
+    so it does not show the clock.
     """
     server_ms, before_ms = hold.claimed_server_ms, hold.before_server_ms
     if server_ms is None or (before_ms is not None and server_ms <= before_ms):
@@ -82,8 +83,8 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     Raises:
         NoLeader: the deadline (monotonic seconds) passed.
         NotLeader: another node should lead; nothing was done.
-        StaleGeneration, Deleted: see Logs.claim; claiming again would not help.
-        StorageFull: likewise; what the claim was for is certainly not done.
+        StaleGeneration, Deleted: see Logs.claim; another claim would not help.
+        StorageFull: likewise; the request behind the claim was certainly not done.
         StorageCorrupt: likewise.
     """
     back_off_s = BACK_OFF_S
@@ -101,7 +102,7 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
                     f"No node leads topic '{log.topic}' just now: {error.message}"
                 ) from error
         except StorageFull as error:
-            # Whether the claim is stored does not matter: nothing else was sent.
+            # The claim may be stored, but no other write was sent: so the error is definite.
             raise StorageFull(error.message) from error
         await clock.sleep(back_off_s * jitter.uniform(0.5, 1.0))
         back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)

@@ -1,22 +1,22 @@
-"""The tenure of a node in a cluster: assigned topics, under leases, passed on when they are reassigned.
+"""Decide which topics a node in a cluster may claim, take leases for them, and hand them over after a reassignment.
 
-Who *should* lead follows from the members and from what operators said (assignment.py, placement.py);
-a lease keeps two nodes that disagree for a moment from taking a log from each other in turns::
+The node that *should* lead follows from the members and from the operators' settings (assignment.py, placement.py).
+A lease keeps two nodes that disagree for a short time from taking a log from each other in turns::
 
-    members ─────┐                      ┌─▶ place(topic)    here, or which node
+    members ─────┐                      ┌─▶ place(topic)    this node, or another one
     placement ───┴─▶ assignment ────────┤
-                                        └─▶ not mine any more: topics handed over, lease released
+                                        └─▶ reassigned elsewhere: hand topics over, release the lease
 
-    permit(topic):  assigned here ─▶ the log's head names me ───────────────────────────▶ claim again
+    permit(topic):  assigned here ─▶ the log's head names this node ────────────────────▶ claim again
                                   └▶ lease held, good since the last fencing, contact ──▶ claim
-                                         └ the head names another that lives: a moment's patience first
+                                         └ the head names another live node: wait a short time first
 
-The patience is for topics that change their lock (a pin set, moved or taken back): the new leader's lock
-is free while the old one still leads, and it shall let go by itself.
+The wait is for topics that change their lock, because a pin was set, moved or removed. Then the new leader's lock is
+free while the old node still leads, and the old node should hand over by itself.
 
-Without contact nothing new is claimed, what is led goes on, and a log whose head still names this
-incarnation is claimed again without a lease. Where the head names another node by then, that one leads:
-this node alone was cut off, and its answers say so.
+Without contact this node claims nothing new, and keeps leading its topics. If a log's head still names this
+incarnation, the node claims the log again without a lease. If the head names another live node, that node leads: only
+this node was cut off, and its answers name the other one.
 
 How a node uses it::
 
@@ -28,8 +28,8 @@ How a node uses it::
     topics = Topics(around, records)
     tenure.serve(topics.leaders)
     ...
-    await membership.announce(draining=True)   # the others see it, and so does the assignment here
-    await tenure.leave(seconds)                # hands over everything, also without contact
+    await membership.announce(draining=True)   # the other nodes and this one change their assignments
+    await tenure.leave(seconds)                # hands over all topics, also without contact
     await membership.leave()
     await tenure.close()
 """
@@ -58,29 +58,29 @@ from broker.storage.records import RecordStore
 PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0
 RELEASE_WAIT_S: Final = 1.0
-"""How long a live node that the log's head names may take to let go, before its log is claimed."""
+"""A live node that the log's head names has this time to hand the log over. Then this node claims it."""
 PAUSE_S: Final = 0.005
 PAUSE_S_MAX: Final = 0.05
 SORTED_AT_ONCE: Final = 200
 FENCINGS_MAX: Final = 100_000
 _ANY_GENERATION: Final = 1
-"""A topic's name has one root for all its generations."""
+"""Any generation will do: a topic's name has one root for all of them."""
 
 log = logs.get_logger()
 
 
 class Holder(Protocol):
-    """Who leads topics under a tenure."""
+    """Leads topics under a tenure."""
 
     def topics_led(self) -> Collection[TopicId]:
-        """Return the topics that are led, or being claimed, just now."""
+        """Return the topics that this node leads, or is claiming."""
 
     async def hand_over(self, topics: Collection[TopicId]) -> None:
-        """Let go of topics that are not this node's any more, in good order and bounded time."""
+        """Hand over topics that another node should lead now, in bounded time."""
 
 
 class ClusterTenure:
-    """The right of one node in a cluster to claim topics. See the head of this file for its use."""
+    """The right of one node in a cluster to claim topics. The module's docstring shows its use."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ClusterTenure:
         clock: Clock,
         jitter: random.Random,
     ) -> None:
-        """Assign nothing before ``start``. ``membership`` says who this node is."""
+        """Begin without an assignment; ``start`` makes it. ``membership`` identifies this node."""
         self.assignment = Assignment()
         self.placement = Placement()
         self._coordinator = coordinator
@@ -106,7 +106,7 @@ class ClusterTenure:
         self._leases = Leases(coordinator, clock, self._is_mine)
         self._fenced: dict[TopicId, int] = {}
         self._fenced_before = 0
-        """Fencings up to this one are not kept by topic any more, and count for all."""
+        """Fencings up to this number are not kept by topic any more, and count for every topic."""
         self._elsewhere: dict[TopicId, NodeInfo] = {}
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._told = asyncio.Event()
@@ -119,10 +119,10 @@ class ClusterTenure:
         self._passing: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Read what operators said and assign; from then on follow every change.
+        """Read the operators' settings and assign the topics; from then on follow every change.
 
         Raises:
-            Unavailable: it can't be read.
+            Unavailable: the settings can't be read.
         """
         self._take(await read_placement(self._records))
         self._membership.on_change(self._assign)
@@ -131,19 +131,19 @@ class ClusterTenure:
         self._reading = asyncio.ensure_future(self._follow_placement())
 
     def serve(self, holder: Holder) -> None:
-        """Tell ``holder`` from now on what it must let go."""
+        """Make ``holder`` hand over the topics that another node should lead, from now on."""
         self._holder = holder
         self._let_go_soon()
 
-    # Who should lead.
+    # Placement.
 
     @property
     def slots_led(self) -> int:
-        """How many slots this node has the lease of."""
+        """Return the number of slots whose lease this node has."""
         return sum(resource.startswith("slot/") for resource in self._leases.resources)
 
     def place(self, topic: TopicId) -> TopicPlacement:
-        """Return who should lead a topic by what is known now."""
+        """Return the node that should lead a topic, as far as this node knows."""
         if self._elsewhere and topic in self._elsewhere:
             return TopicPlacement(here=False, node=self._elsewhere[topic])
         leader = self.assignment.leader_of(topic)
@@ -151,7 +151,7 @@ class ClusterTenure:
         return TopicPlacement(leader == self._me, node)
 
     async def pause(self, seconds: float) -> None:
-        """Return after so many seconds, or as soon as who should lead may have changed."""
+        """Return after so many seconds, or as soon as the assignment may have changed."""
         await asyncio.wait((self._changed,), timeout=seconds)
 
     def _is_mine(self, resource: str) -> bool:
@@ -159,7 +159,7 @@ class ClusterTenure:
 
     def _assign(self) -> None:
         me = self._membership.me
-        # Whoever is cut off from the others still counts itself: what it leads, it goes on leading.
+        # A node that is cut off from the others still counts itself: it keeps leading its topics.
         self._nodes = dict(self._membership.members.nodes)
         self._nodes[self._me] = me._replace(draining=me.draining or self._leaving)
         self.assignment = Assignment.of(self._nodes, self.placement.drained, self.placement.pins)
@@ -188,7 +188,7 @@ class ClusterTenure:
             patience_s = await self._read_placement()
 
     async def _read_placement(self) -> float:
-        """Read what operators said; return how long it may be trusted."""
+        """Read the operators' settings; return the time until the next read."""
         try:
             placement = await read_placement(self._records)
         except BrokerError as error:
@@ -208,13 +208,13 @@ class ClusterTenure:
     # Claims.
 
     def fenced(self, topic: TopicId) -> None:
-        """Take note that another epoch took this topic's log from this node."""
+        """Note that another epoch took this topic's log from this node."""
         self._leases.fencings += 1
         self._fenced[topic] = self._leases.fencings
         if len(self._fenced) > FENCINGS_MAX:
             self._fenced_before = self._leases.fencings
             self._fenced.clear()
-        # Perhaps the other one knows of a pin that this node has not heard of.
+        # Perhaps the other node knows a pin that this node does not know yet.
         self._told.set()
 
     async def permit(self, topic: TopicId, deadline: float) -> TailReading:
@@ -222,7 +222,7 @@ class ClusterTenure:
 
         Raises:
             NotLeader, NoLeader: see Tenure.
-            Unavailable: storage can't be asked who leads now.
+            Unavailable: the log's head can't be read.
         """
         patient_until: float | None = None
         pause_s = PAUSE_S
@@ -260,7 +260,7 @@ class ClusterTenure:
         changed: asyncio.Future[None],
         deadline: float,
     ) -> bool:
-        """Whether the topic's lease is held and good; if not, wait for what may change that."""
+        """Return whether the topic's lease is held and good. If not, first wait for a change that may help."""
         resource = self.assignment.resource_of(topic)
         suspended = self._coordinator.contact is not Contact.CONNECTED
         if suspended:
@@ -303,7 +303,7 @@ class ClusterTenure:
             raise NoLeader(f"No node leads topic '{topic}' just now: its lease could not be taken.")
 
     def _live_owner(self, written: Head | None) -> NodeInfo | None:
-        """Return the other node that a page's head names, if it lives as far as is known."""
+        """Return the other node that a page's head names, if this node believes that it lives."""
         if written is None or not written.owner:
             return None
         for node in self._nodes.values():
@@ -312,13 +312,13 @@ class ClusterTenure:
         return None
 
     def _must_not_be_elsewhere(self, topic: TopicId, written: Head | None) -> None:
-        """Without contact believe the log's head. Raises NotLeader."""
+        """Raise NotLeader if the log's head names another live node: without contact the head decides."""
         owner = self._live_owner(written)
         if owner is not None:
             self._elsewhere[topic] = owner
             raise not_leader(topic, self.place(topic), written.epoch if written else None)
 
-    # Passing on.
+    # Handing over.
 
     def _let_go_soon(self) -> None:
         self._sort_again = True
@@ -326,7 +326,7 @@ class ClusterTenure:
             self._sorting = asyncio.ensure_future(self._sort())
 
     async def _sort(self) -> None:
-        """Begin to pass on whatever is not this node's any more."""
+        """Begin to hand over all topics and leases that another node should have."""
         while self._sort_again:
             self._sort_again = False
             version = self._version
@@ -336,7 +336,7 @@ class ClusterTenure:
                     self._passing[resource] = task
 
     async def _not_mine(self) -> dict[str, list[TopicId]]:
-        """Return what another should hold, each lock with the led topics that go with it."""
+        """Return the locks that another node should hold, each with its topics that this node leads."""
         found: dict[str, list[TopicId]] = {
             resource: [] for resource in self._leases.resources if not self._is_mine(resource)
         }
@@ -349,7 +349,7 @@ class ClusterTenure:
         return found
 
     async def _pass_on(self, resource: str, topics: list[TopicId], version: int) -> None:
-        """Hand a lock over with its topics, as they were listed for that version of the assignment."""
+        """Hand a lock over with its topics. The list of topics is of this version of the assignment."""
         try:
             if topics and self._holder is not None:
                 await self._holder.hand_over(topics)
@@ -361,7 +361,7 @@ class ClusterTenure:
                 self._let_go_soon()
 
     async def leave(self, seconds: float) -> bool:
-        """Lead nothing more; return whether everything was handed over within ``seconds``."""
+        """Stop leading topics. Return whether all of them were handed over within ``seconds``."""
         self._leaving = True
         self._assign()
         deadline = self._clock.monotonic() + seconds
@@ -379,13 +379,13 @@ class ClusterTenure:
         return tasks
 
     def abandon(self) -> set[asyncio.Task[None]]:
-        """Do nothing more, and let go of nothing; return what was under way."""
+        """Cancel all work, and release nothing; return the cancelled tasks."""
         tasks = self._under_way() | ({self._reading} if self._reading is not None else set())
         for task in tasks:
             task.cancel()
         return tasks
 
     async def close(self) -> None:
-        """Follow nothing more, and let go of all leases."""
+        """Stop following changes, and release all leases."""
         await asyncio.gather(*self.abandon(), return_exceptions=True)
         await self._leases.close()

@@ -1,7 +1,7 @@
-"""The coordinator over a tree of nodes: members, locks and hints under one session.
+"""Coordinate over a tree of nodes: members, locks and hints under one session.
 
-Sessions come and go below it. What a session carried is ended when it is known to be over (leases) or
-made again under the next (the own membership, watches); who asks meanwhile waits for contact.
+The tree replaces a lost session by a new one. When a session is known to be over, this module ends its leases. It
+renews the node's membership and the watches under the next session. Callers that ask meanwhile wait for contact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TreeCoordinator:
     """One node's session with a tree. Use MemoryCoordination.session or ``zookeeper.connect``."""
 
     def __init__(self, tree: Tree, clock: Clock, *, root: str, name: str) -> None:
-        """Keep all nodes below ``root``; ``name`` is a word that no other session has."""
+        """Keep all tree nodes below ``root``. No other session has this ``name``."""
         self.tree = tree
         self._reach = Reach(tree, clock, root)
         self._locks = Locks(self._reach, name)
@@ -32,7 +32,7 @@ class TreeCoordinator:
 
     @property
     def contact(self) -> Contact:
-        """Whether it can be asked just now."""
+        """Return the state of contact with the coordinator."""
         return self.tree.contact
 
     def on_contact(self, changed: Callable[[Contact], None]) -> None:
@@ -51,17 +51,19 @@ class TreeCoordinator:
             changed(contact)
 
     async def nodes(self) -> Mapping[int, NodeInfo]:
-        """Return the nodes that live, asked now."""
+        """Read and return the live nodes."""
         return await live_nodes(self._reach)
 
     async def join(self, me: NodeInfo) -> Membership:
-        """Become a member; an earlier self with the same URL is put aside."""
-        assert self._membership is None or self._membership.over, "one session, one member"
+        """Become a member, and replace an earlier incarnation with the same URL."""
+        assert self._membership is None or self._membership.over, "one session has one member"
         membership = TreeMembership(self._reach, me)
         try:
             await membership.enter()
         except (NoNode, Unanswered) as error:
-            raise Unavailable("The coordinator can't be asked now: not joined yet.") from error
+            raise Unavailable(
+                "The coordinator does not answer, so this node has not joined."
+            ) from error
         self._locks.holder = encode(me)
         self._membership = membership
         return membership
@@ -71,7 +73,7 @@ class TreeCoordinator:
         return await self._locks.hold(resource, deadline)
 
     async def hint(self, what: str) -> None:
-        """Tell all nodes to read ``what`` again; without contact, once it is back."""
+        """Tell all nodes to read ``what`` again; without contact, do it once contact is back."""
         self._unsent.discard(what)
         try:
             await self._touch(what)
@@ -86,7 +88,7 @@ class TreeCoordinator:
             await self._reach.make_folder(path)
 
     def on_hint(self, what: str, told: Callable[[], None]) -> None:
-        """Call ``told`` after each hint, when contact was found again, and when listening begins."""
+        """Call ``told`` after each hint, when contact is back, and when listening begins."""
         self._reach.begin(self._listen(self._hint_path(what), told))
 
     async def _listen(self, path: str, told: Callable[[], None]) -> None:

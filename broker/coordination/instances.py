@@ -1,17 +1,17 @@
-"""Instance ids: which number 0-255 a node has, claimed where everybody looks and where data lies.
+"""Claim an instance id: a node's number, 0 to 255, in coordination and in storage.
 
-The number is the first byte of every row that a node writes, so no two nodes may have the same one. It is
-claimed twice, in this order::
+The number is the first byte of the counter in each row id that a node makes, so no two nodes may have the same one. A
+node claims it twice, in this order::
 
     {root}/nodes/007   ephemeral: this incarnation lives            ends with its session
     instance/007       record: {"incarnation", "url", "session"}    stays; only compared and set
 
-The ephemeral node decides between nodes that are there at the same time. The record outlives it: by it a
-node that starts again finds the number that it had, and an incarnation that was cut off for so long that
-its number went to another finds that out also where ZooKeeper says nothing. It has to stop then.
+The ephemeral node decides between nodes that live at the same time. The record outlives it. A node that restarts finds
+its former number in the record. An incarnation may be cut off for so long that another node gets its number. It then
+learns this from the record, even if ZooKeeper does not answer, and has to stop.
 
-A number may be taken when its ephemeral node is gone, and at once by a node with the same URL: this process
-listens there now, so the one that did before is dead.
+A node may take a number when the number's ephemeral node is gone. A node with the same URL may take it at once: it
+listens at this address now, so the former process is dead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from broker.storage.records import RecordStore
 PREFIX: Final = b"instance/"
 CHECK_EVERY_S: Final = 10.0
 START_S: Final = 15.0
-"""How long a node that starts waits for a coordinator that can't be asked."""
+"""The time that a starting node waits for a coordinator that does not answer."""
 PAUSE_S: Final = 0.1
 
 Answer = TypeVar("Answer")
@@ -50,7 +50,7 @@ log = logs.get_logger()
 
 
 class Claim(NamedTuple):
-    """What the record of an instance id says: who had it last."""
+    """The record of an instance id: the incarnation that claimed it last."""
 
     incarnation: str
     url: str
@@ -64,13 +64,13 @@ def record_key(instance: int) -> bytes:
 
 
 def encode(claim: Claim) -> bytes:
-    """Write a claim; the session in hexadecimal, as ZooKeeper's tools show it."""
+    """Encode a claim, with its session in hexadecimal, as in ZooKeeper's tools."""
     fields = {**claim._asdict(), "session": hex(claim.session)}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode(key: bytes, value: bytes) -> Claim:
-    """Read a claim. Raises StorageCorrupt."""
+    """Decode a claim. Raises StorageCorrupt."""
     try:
         fields = json.loads(value)
         return Claim(fields["incarnation"], fields["url"], int(fields["session"], 16))
@@ -79,7 +79,7 @@ def decode(key: bytes, value: bytes) -> Claim:
 
 
 async def read_claims(records: RecordStore) -> dict[int, Claim]:
-    """Return who had each instance id last, as far as the records make sense. Raises Unavailable."""
+    """Return the last claim of each instance id, without unreadable records. Raises Unavailable."""
     claims: dict[int, Claim] = {}
     for key, record in await records.scan_prefix(PREFIX):
         try:
@@ -93,25 +93,25 @@ def choose(live: Mapping[int, NodeInfo], claims: Mapping[int, Claim], url: str) 
     """Return the number to claim: the one that the node at ``url`` had, else the lowest free one.
 
     Raises:
-        Unavailable: all numbers are held by other nodes that live.
+        Unavailable: other live nodes hold all numbers.
     """
     free = [n for n in range(INSTANCES_MAX) if n not in live or live[n].url == url]
     if not free:
-        raise Unavailable(f"All {INSTANCES_MAX} instance ids are held by nodes that live.")
+        raise Unavailable(f"Live nodes hold all {INSTANCES_MAX} instance ids.")
     had = [n for n in free if n in live or (n in claims and claims[n].url == url)]
     return (had or free)[0]
 
 
 class _Patience:
-    """Asks a coordinator again that can't be asked: a session may end while a node starts, too."""
+    """Retries calls to a coordinator that does not answer: a session may end also while a node starts."""
 
     def __init__(self, clock: Clock) -> None:
-        """Be patient from now on."""
+        """Retry for ``START_S`` from now on."""
         self._clock = clock
         self._until = clock.monotonic() + START_S
 
     async def answer(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the first answer. Raises Unavailable if there is none for too long."""
+        """Return the first answer. Raises Unavailable if there is none in time."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
             wait=wait_fixed(PAUSE_S),
@@ -119,7 +119,7 @@ class _Patience:
             sleep=self._clock.sleep,
             reraise=True,
         )
-        # tenacity runs coroutine functions only, and a partial of one is none to it.
+        # tenacity runs only coroutine functions, and does not recognize a partial of one.
         answer: Answer = await retrying(_awaited, ask)
         return answer
 
@@ -140,13 +140,14 @@ async def claim_instance(
     *,
     configured: int | None = None,
 ) -> Membership:
-    """Become a member: under the instance id ``configured``, else under one that is free.
+    """Become a member under the instance id ``configured``, else under a free one.
 
-    ``me`` says the rest; its ``instance`` does not matter. A session that is lost meanwhile is waited for.
+    ``me`` has the other properties; its ``instance`` does not matter. If the session is lost meanwhile, this waits for
+    a new one.
 
     Raises:
-        InstanceTaken: another node has the configured id and lives; it says which.
-        Unavailable: coordination can't be asked for ``START_S``, storage can't, or no id is free.
+        InstanceTaken: another live node has the configured id; the error names the node.
+        Unavailable: coordination did not answer for ``START_S``, storage does not answer, or no id is free.
     """
     patience = _Patience(clock)
     while True:
@@ -160,7 +161,7 @@ async def claim_instance(
         except InstanceTaken:
             if configured is not None:
                 raise
-            continue  # Another took it meanwhile.
+            continue  # Another node took it meanwhile.
         live_now = partial(patience.answer, coordinator.nodes)
         try:
             if await _record(live_now, records, membership):
@@ -176,10 +177,11 @@ async def _record(
     records: RecordStore,
     membership: Membership,
 ) -> bool:
-    """Write the claim into its record; False if the id is not this incarnation's any more.
+    """Write the claim into its record. Return False if this incarnation does not have the id any more.
 
-    The record is set from what it was *before* the ephemeral node was seen to be ours: whoever gets the
-    id after that writes later than we read, so ours does not replace theirs.
+    This reads the record *before* it checks that the ephemeral node is still its own, and then changes that version
+    of the record. A node that gets the id later writes the record after this read. So this write can't replace that
+    node's claim.
     """
     me = membership.me
     key = record_key(me.instance)
@@ -191,12 +193,12 @@ async def _record(
         if holder is None or holder.incarnation != me.incarnation:
             return False
         value = encode(Claim(me.incarnation, me.url, membership.session))
-        with suppress(OutcomeUnknown):  # The record itself says, then.
+        with suppress(OutcomeUnknown):  # The next read of the record shows the outcome.
             await records.put_if(key, None if found is None else found.version, value)
 
 
 def _is_of(me: NodeInfo, key: bytes, value: bytes) -> bool:
-    """Whether a record is this incarnation's; one that makes no sense is nobody's, and written anew."""
+    """Return whether a record is this incarnation's. An unreadable record is not, so it is written again."""
     try:
         return decode(key, value).incarnation == me.incarnation
     except StorageCorrupt:
@@ -204,11 +206,11 @@ def _is_of(me: NodeInfo, key: bytes, value: bytes) -> bool:
 
 
 async def check_incarnation(records: RecordStore, me: NodeInfo) -> str | None:
-    """Return why this incarnation must stop, or None: nobody else has claimed its id since.
+    """Return the reason why this incarnation must stop, or None if no other incarnation has claimed its id since.
 
     Raises:
         Unavailable: the record can't be read now.
-        StorageCorrupt: it does not decode.
+        StorageCorrupt: the record does not decode.
     """
     key = record_key(me.instance)
     found = await records.get(key)
@@ -224,16 +226,18 @@ async def check_incarnation(records: RecordStore, me: NodeInfo) -> str | None:
 async def until_superseded(
     records: RecordStore, membership: Membership, clock: Clock, *, every_s: float = CHECK_EVERY_S
 ) -> str:
-    """Return, with the reason, once this incarnation must stop: another has its instance id.
+    """Wait until another incarnation has this one's instance id, and return the reason to stop.
 
-    Looks every ``every_s``, and at once when the members have changed, as they do under a new session.
+    This checks every ``every_s``, and at once when the members have changed, as they do under a new session.
     """
     changed = asyncio.Event()
     membership.on_change(changed.set)
     membership.stopped.add_done_callback(lambda _: changed.set())
     while not membership.stopped.done():
         changed.clear()
-        with suppress(Unavailable):  # Nothing is known against it; looked at again.
+        with suppress(
+            Unavailable
+        ):  # Nothing proves that another incarnation has the id; check again later.
             reason = await check_incarnation(records, membership.me)
             if reason is not None:
                 return reason
@@ -242,7 +246,7 @@ async def until_superseded(
 
 
 async def _first(changed: asyncio.Event, clock: Clock, seconds: float) -> None:
-    """Wait for a change, for so long at most."""
+    """Wait for a change, or until the time is over."""
     waiting = [
         asyncio.ensure_future(changed.wait()),
         asyncio.ensure_future(clock.sleep(seconds)),

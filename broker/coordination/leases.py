@@ -1,7 +1,7 @@
-"""The leases of one node: taken when they are asked for, shared by all who ask, kept while wanted.
+"""Keep the leases of one node: take a lease on request, share it among all requests, keep it while it is wanted.
 
-A lease is worth what is known of it, and since when. A counter of fencings orders that: a lease is good
-after a fencing if its taking, or a question whether it is still held, began after it::
+The node must know that it still holds a lease, at a time after the last fencing. A counter of fencings gives the
+order: a lease is good after a fencing if the node began to take it, or to verify it, after that fencing::
 
     fencing 1      taken      fencing 2        verified
     ───┼────────────┼────────────┼────────────────┼───▶
@@ -18,11 +18,11 @@ from broker.coordination.ports import Coordinator, Lease
 from broker.errors import NoLeader
 
 WAIT_S = 30.0
-"""How long one attempt waits in line. Whoever still wants the lease then begins another."""
+"""The time that one attempt waits in line. A caller that still wants the lease then begins another attempt."""
 
 
 class _Held:
-    """A lease that was acquired. ``good_after`` is the last fencing that it is known to outlive."""
+    """An acquired lease. ``good_after`` is the last fencing after which it is known to be held."""
 
     __slots__ = ("good_after", "lease", "lock")
 
@@ -33,14 +33,14 @@ class _Held:
 
 
 class Leases:
-    """Leases by resource. ``wanted`` says whether a lease that was waited for is still of use."""
+    """The leases by resource. ``wanted`` tells, when a lease arrives, whether this node still needs it."""
 
     def __init__(
         self, coordinator: Coordinator, clock: Clock, wanted: Callable[[str], bool]
     ) -> None:
-        """Begin with none."""
+        """Begin without a lease."""
         self.fencings = 0
-        """How often another epoch took a log from this node; the caller counts."""
+        """The number of times that another epoch took a log from this node; the caller counts them."""
         self._coordinator = coordinator
         self._clock = clock
         self._wanted = wanted
@@ -49,11 +49,11 @@ class Leases:
 
     @property
     def resources(self) -> list[str]:
-        """What is held, as far as is known."""
+        """Return the resources that this node holds, as far as it knows."""
         return [resource for resource in list(self._held) if self.holds(resource)]
 
     def holds(self, resource: str) -> bool:
-        """Whether a lease was taken, and nothing is known against it."""
+        """Return whether this node took a lease and does not know that it lost it."""
         held = self._held.get(resource)
         if held is None:
             return False
@@ -63,7 +63,7 @@ class Leases:
         return True
 
     def taking(self, resource: str) -> asyncio.Task[None]:
-        """Wait for a lease, with all others who do. When it is done ``holds`` tells what came of it."""
+        """Return the shared task that waits for a lease. When it is done, ``holds`` tells the result."""
         task = self._taking.get(resource)
         if task is None:
             task = self._taking[resource] = asyncio.ensure_future(self._take(resource))
@@ -75,17 +75,17 @@ class Leases:
         try:
             lease = await self._coordinator.hold(resource, self._clock.monotonic() + WAIT_S)
         except NoLeader:
-            return  # Whoever waits has a deadline of its own, and asks again before it.
+            return  # Each caller has a deadline of its own, and asks again before it.
         if self._wanted(resource):
             self._held[resource] = _Held(lease, good_after)
         else:
             await lease.release()
 
     async def is_good(self, resource: str, fencing: int) -> bool:
-        """Whether this node holds a lease that was taken, or verified, after a fencing.
+        """Return whether this node holds a lease that was taken, or verified, after a fencing.
 
         Raises:
-            Unavailable: it would have to be verified, and the coordinator can't be asked.
+            Unavailable: the lease must be verified, and the coordinator does not answer.
         """
         if not self.holds(resource):
             return False
@@ -100,13 +100,13 @@ class Leases:
         return held.good_after >= fencing and self.holds(resource)
 
     async def release(self, resource: str) -> None:
-        """Let go of a lease, if it is held."""
+        """Release a lease, if it is held."""
         held = self._held.pop(resource, None)
         if held is not None:
             await held.lease.release()
 
     async def close(self) -> None:
-        """Wait for nothing more, and let go of everything."""
+        """Stop waiting for leases, and release all."""
         taking = list(self._taking.values())
         for task in taking:
             task.cancel()

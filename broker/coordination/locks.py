@@ -1,4 +1,4 @@
-"""Locks on a tree of nodes: whoever has the lowest number holds it, the others wait in line.
+"""Lock on a tree of nodes: the attempt with the lowest number holds the lock, the others wait in line.
 
 Each attempt makes one ephemeral sequential node and waits until no lower one is left. It watches only the
 node before its own, so that a release wakes one waiter::
@@ -7,9 +7,9 @@ node before its own, so that a release wakes one waiter::
                             m9p-12-0000000009   waits for ...07
                             k3x-44-0000000010   waits for ...09
 
-A lease is the node and the session that owns it. It is over when that session is known to be over, and is
-never used again; the next one is a new node. Whether *making* the node was answered does not matter: its
-name begins with a token of the attempt, by which it is found again, or removed.
+A lease is the node and the session that owns it. It ends when that session is known to be over, and is never used
+again; the next lease is a new node. The answer to the *creation* of the node may be lost. That is harmless: the node's
+name begins with a token of the attempt, by which the attempt finds it again, or removes it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ SEQUENCE_DIGITS = 10
 
 
 def in_line(names: list[str]) -> list[str]:
-    """Return the names of sequential nodes, the one that was made first in front."""
+    """Return the names of sequential nodes in the order of creation."""
     return sorted(names, key=lambda name: name[-SEQUENCE_DIGITS:])
 
 
 @dataclass(frozen=True, slots=True)
 class LockAttempt:
-    """One attempt at a lock: where, and how its own node's name begins."""
+    """One attempt to take a lock: its folder, and the token with which its node's name begins."""
 
     resource: str
     folder: str
     token: str
 
     def is_own(self, name: str) -> bool:
-        """Whether a node was made for this attempt."""
+        """Return whether this attempt made the node of this name."""
         return name.startswith(self.token)
 
 
 class TreeLease:
-    """A lock that is held by a node of the tree, made under one session."""
+    """A lock held through a node of the tree, which was made under one session."""
 
     def __init__(self, locks: Locks, wish: LockAttempt, name: str, session: int) -> None:
-        """Note what was acquired."""
+        """Keep the acquired lock."""
         self._locks = locks
         self._wish = wish
         self._name = name
@@ -57,22 +57,22 @@ class TreeLease:
 
     @property
     def resource(self) -> str:
-        """What is held."""
+        """Return the name of the lock."""
         return self._wish.resource
 
     @property
     def valid(self) -> bool:
-        """Whether it was not released and its session is not known to be over."""
+        """Return whether it was not released, and its session is not known to be over."""
         return not self.lost.done()
 
     def end(self) -> None:
-        """Know from now on that it is over."""
+        """Mark the lease as lost."""
         self._locks.leases.pop(self, None)
         if not self.lost.done():
             self.lost.set_result(None)
 
     async def verify(self) -> bool:
-        """Ask whether this session still holds it; if not, it is over.
+        """Ask whether this session still holds the lock. If not, mark the lease as lost.
 
         Raises:
             Unavailable: there is no answer.
@@ -85,14 +85,14 @@ class TreeLease:
         except NoNode:
             found, line = None, []
         except Unanswered as error:
-            raise Unavailable(f"Whether '{self.resource}' is held can't be asked now.") from error
+            raise Unavailable(f"The lock on '{self.resource}' can't be verified now.") from error
         held = found is not None and found[1].owner == self.session and line[:1] == [self._name]
         if not held:
             self.end()
         return held and self.valid
 
     async def release(self) -> None:
-        """Let go. What can't be told now is told once there is contact."""
+        """Release the lock; without contact, remove its node once contact is back."""
         self.end()
         try:
             await self._locks.reach.tree.delete(f"{self._wish.folder}/{self._name}")
@@ -111,7 +111,7 @@ class Locks:
         self.reach = reach
         self.leases: dict[TreeLease, None] = {}
         self.holder = b""
-        """What own lock nodes say about who made them: for people who look."""
+        """The data of this session's lock nodes: it shows operators the node that made them."""
         self._name = name
         self._attempts = 0
         self._making = asyncio.Lock()
@@ -133,13 +133,13 @@ class Locks:
                 return await self._acquire(wish)
         except TimeoutError:
             self.forget(wish)
-            raise NoLeader(f"The lock on '{resource}' could not be had in time.") from None
+            raise NoLeader(f"This node did not get the lock on '{resource}' in time.") from None
         except BaseException:
             self.forget(wish)
             raise
 
     def forget(self, wish: LockAttempt) -> None:
-        """Remove what an attempt has, or may have, made."""
+        """Remove the node that an attempt made, or may have made."""
         self.reach.begin(self.reach.remove(wish.folder, wish.is_own))
 
     async def _acquire(self, wish: LockAttempt) -> TreeLease:
@@ -156,12 +156,12 @@ class Locks:
                 await self._make_folder(wish)
             except Unanswered:
                 await self.reach.pause()
-        raise AssertionError("it is tried for ever")
+        raise AssertionError("the loop above never ends")
 
     async def _make_folder(self, wish: LockAttempt) -> None:
         kind = wish.folder.rpartition("/")[0]
-        with suppress(Unanswered):  # Then it is found missing again.
-            # The locks of one kind are mostly wanted together; one of them makes the way for all.
+        with suppress(Unanswered):  # Then the next step finds it missing again.
+            # A node mostly takes many locks of one kind together; the first one makes their common folder.
             async with self._making:
                 if kind not in self._made:
                     await self.reach.make_folder(kind)
@@ -169,20 +169,20 @@ class Locks:
             await self.reach.make_folder(wish.folder)
 
     async def _step_in(self, wish: LockAttempt, *, again: bool) -> Created:
-        """Return the attempt's node. If one may have been made before, look for it first."""
+        """Return the attempt's node. If it may exist already, look for it first."""
         tree = self.reach.tree
         for name in filter(wish.is_own, await tree.children(wish.folder) if again else ()):
             path = f"{wish.folder}/{name}"
             found = await tree.get(path)
             if found is not None and found[1].owner == tree.session:
                 return Created(path, tree.session)
-            # One of an earlier session only waits for its end, and we would wait with it.
+            # A node of an earlier session lasts until that session ends, and would block this attempt until then.
             await tree.delete(path)
         path = f"{wish.folder}/{wish.token}"
         return await tree.create(path, self.holder, ephemeral=True, sequential=True)
 
     async def _is_turn(self, wish: LockAttempt, name: str) -> bool:
-        """Wait until no lower node is left; False if the own one is gone."""
+        """Wait until no lower node is left. Return False if the own node is gone."""
         while True:
             line = in_line(await self.reach.tree.children(wish.folder))
             if name not in line:

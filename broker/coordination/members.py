@@ -1,19 +1,19 @@
-"""Membership on a tree of nodes: one ephemeral node per instance id, and everybody reads them all.
+"""Keep membership on a tree of nodes: each instance id has one ephemeral node, and every member reads all of them.
 
 ::
 
     {root}/nodes/000   {"instance": 0, "incarnation": "9f2c…", "url": "http://a:8080", …}
                  001   …
 
-The node belongs to a session, the instance id to an incarnation. A session that was lost is followed by
-another, under which the same incarnation announces itself again. Who finds its number taken by another
-incarnation has stopped being a member, and says so.
+The tree node belongs to a session, the instance id to an incarnation. After a lost session, the same incarnation
+announces itself again under a new one. If a member finds that another incarnation has its number, it is not a member
+any more, and reports that.
 
-Who lost its own session was not alone perhaps: if all data is gone, every node is gone, and all are back
-within a moment. Until then a member goes on counting those that it knew, so that the topics of a whole
-cluster do not change hands because ZooKeeper was wiped, or slept.
+A member that lost its session may not be the only one. If ZooKeeper lost its data, all tree nodes are gone, and all
+members return after a short time. Until then a member keeps counting the members that it knew. So the topics of a
+whole cluster do not move because ZooKeeper was wiped, or stood still.
 
-One task per member reads, whenever a watch or new contact says that something may have changed.
+Each member has one task that reads, whenever a watch or new contact shows that something may have changed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from broker.coordination.tree import Changed, NodeExists, NoNode, Reach, Stat, U
 from broker.errors import Unavailable
 
 SETTLE_S = 2.0
-"""How long a member under a new session waits for others to return. A node tries to connect twice a
+"""The time that a member under a new session waits for others to return. A node tries to connect twice a
 second."""
 
 
 SAME_URL = (
     "the same URL (another process was started there, or elsewhere under that advertised_url)"
 )
-"""What a node says of the one that put it aside as its earlier self."""
+"""How a node describes a process that replaced it as its earlier incarnation."""
 
 
 class MemberNode(NamedTuple):
-    """A member's node as it was read."""
+    """A member's tree node, as read."""
 
     info: NodeInfo
     stat: Stat
@@ -51,14 +51,14 @@ def name_of(instance: int) -> str:
 
 
 def encode(info: NodeInfo) -> bytes:
-    """Write what a node tells the others."""
+    """Encode the information that a node gives to the others."""
     return json.dumps(info._asdict(), separators=(",", ":")).encode()
 
 
 def decode(name: str, data: bytes) -> NodeInfo | None:
-    """Read what a node tells; None if it makes no sense or belongs under another name.
+    """Decode a node's information; None if it is unreadable or belongs under another name.
 
-    Fields that a later release adds are passed over.
+    Fields of a later release are ignored.
     """
     try:
         fields = json.loads(data)
@@ -70,7 +70,7 @@ def decode(name: str, data: bytes) -> NodeInfo | None:
 
 
 async def read_nodes(reach: Reach) -> dict[int, MemberNode]:
-    """Return the members' nodes as they are now. Raises Unanswered."""
+    """Read and return the members' tree nodes. Raises Unanswered."""
     folder = f"{reach.root}/nodes"
     try:
         names = await reach.tree.children(folder)
@@ -86,10 +86,10 @@ async def read_nodes(reach: Reach) -> dict[int, MemberNode]:
 
 
 class TreeMembership:
-    """One incarnation among the others, under whichever session there is."""
+    """One incarnation among the others, under the present session."""
 
     def __init__(self, reach: Reach, me: NodeInfo) -> None:
-        """Prepare to be ``me``; ``enter`` makes it known."""
+        """Prepare to join as ``me``; ``enter`` announces it."""
         self._reach = reach
         self._me = me
         self._folder = f"{reach.root}/nodes"
@@ -97,7 +97,7 @@ class TreeMembership:
         self._members = Members(0, {})
         self._published: list[tuple[NodeInfo, int]] = []
         self.session = 0
-        """The session by which this node is a member, as read last; 0: it is none."""
+        """The session under which this node is a member, as read last; 0 if it is not a member."""
         self._listeners: list[Callable[[], None]] = []
         self._known: dict[str, MemberNode | None] = {}
         self._stale = asyncio.Event()
@@ -107,17 +107,17 @@ class TreeMembership:
 
     @property
     def me(self) -> NodeInfo:
-        """This node as it was announced last."""
+        """Return this node's information, as announced last."""
         return self._me
 
     @property
     def members(self) -> Members:
-        """The nodes that live, as last heard of."""
+        """Return the live nodes, as read last."""
         return self._members
 
     @property
     def over(self) -> bool:
-        """Whether it was left, or lost to another incarnation."""
+        """Return whether this node left, or lost its id to another incarnation."""
         return self._left or self.stopped.done()
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -125,7 +125,7 @@ class TreeMembership:
         self._listeners.append(changed)
 
     def look_again(self) -> None:
-        """Read everything again: contact was lost and found, or a session was."""
+        """Read everything again: contact was lost and is back, or there is a new session."""
         self._known.clear()
         self._stale.set()
         if self._reach.tree.session != self.session:
@@ -133,9 +133,9 @@ class TreeMembership:
             self._reach.begin(self._settle())
 
     async def _settle(self) -> None:
-        """Believe, after a while, that who has not returned is gone."""
+        """After some time, count members that have not returned as gone."""
         clock = self._reach.clock
-        # A sleep may end a little early, and nobody would look once more after this.
+        # A sleep may end a little early, and no other event would cause a read after this one.
         while (left_s := self._settled_at - clock.monotonic()) > 0:
             await clock.sleep(left_s)
         self._stale.set()
@@ -148,7 +148,7 @@ class TreeMembership:
         self._reach.begin(self._follow())
 
     async def announce(self, *, draining: bool) -> None:
-        """Tell the others; without contact they are told once it is back."""
+        """Tell the others whether this node is draining; without contact, tell them once it is back."""
         self._me = self._me._replace(draining=draining)
         try:
             if await self._has_node():
@@ -159,7 +159,7 @@ class TreeMembership:
         self.look_again()
 
     async def _has_node(self) -> bool:
-        """Whether the node of this number is this incarnation's: nobody else's may be touched."""
+        """Return whether the tree node of this number is this incarnation's: it must not change another one's."""
         found = await self._reach.tree.get(self._path)
         holder = None if found is None else decode(name_of(self._me.instance), found[0])
         return holder is not None and self._is_me(holder)
@@ -184,7 +184,7 @@ class TreeMembership:
     # Becoming a member.
 
     async def _announce_first(self) -> bool:
-        """Make or take over the own node; False if it has to be tried again."""
+        """Make or take over the own tree node. Return False if the caller has to try again."""
         tree = self._reach.tree
         try:
             await tree.create(self._path, encode(self._me), ephemeral=True)
@@ -197,7 +197,7 @@ class TreeMembership:
         return True
 
     async def _take_over(self, data: bytes, stat: Stat) -> bool:
-        """Put an earlier self aside. Raises InstanceTaken if it is somebody else."""
+        """Replace an earlier incarnation of this node. Raises InstanceTaken if it is another node."""
         holder = decode(name_of(self._me.instance), data)
         if holder is not None and holder.url != self._me.url:
             raise InstanceTaken(holder)
@@ -212,7 +212,7 @@ class TreeMembership:
             return False
         return True
 
-    # Following the others, and oneself.
+    # Following the others, and the own tree node.
 
     async def _follow(self) -> None:
         while not self.over:
@@ -229,7 +229,7 @@ class TreeMembership:
                 await self._reach.pause()
 
     async def _begin_again(self) -> None:
-        """The folder is gone: so is everything else."""
+        """Make the folder again. It is gone, and with it all members' tree nodes."""
         self.look_again()
         try:
             await self._reach.make_folder(self._folder)
@@ -252,7 +252,7 @@ class TreeMembership:
             self._stale.set()
 
         found = await self._reach.tree.get(f"{self._folder}/{name}", forget)
-        # The watch may be called before the answer that it came with is seen here.
+        # The watch may be called before this code sees the answer that set it.
         if found is not None and not moved.is_set():
             info = decode(name, found[0])
             self._known[name] = None if info is None else MemberNode(info, found[1])
@@ -274,7 +274,7 @@ class TreeMembership:
             changed()
 
     async def _mind_own(self) -> None:
-        """See to it that the own node is there, is ours, and says what it should."""
+        """Make sure that the own tree node exists, belongs to this incarnation, and has the right content."""
         if self.over:
             return
         name = name_of(self._me.instance)
@@ -303,8 +303,8 @@ class TreeMembership:
 
 
 async def live_nodes(reach: Reach) -> dict[int, NodeInfo]:
-    """Return the nodes that live, asked now. Raises Unavailable."""
+    """Read and return the live nodes. Raises Unavailable."""
     try:
         return {instance: seen.info for instance, seen in (await read_nodes(reach)).items()}
     except Unanswered as error:
-        raise Unavailable("Which nodes live can't be asked now.") from error
+        raise Unavailable("The live nodes can't be read now.") from error

@@ -1,20 +1,20 @@
-"""Coordination in one process: a tree of nodes for many simulated brokers, and what can go wrong with it.
+"""Coordinate in one process: a tree of nodes for many simulated brokers, with faults.
 
-The tree behaves as ZooKeeper's does: sessions own ephemeral nodes, a session ends by the *servers'* clock
-and the client hears of it late, watches fire once, an answer can be lost after it was done. The recipes
-above it are those of production. Time is the injected clock's and the running loop's alone, names and
-numbers are counted, so under a virtual clock a run with one seed is the same every time::
+The tree behaves like ZooKeeper's. Sessions own ephemeral nodes. A session ends by the *servers'* clock, and the client
+learns of it late. Watches fire once. An answer can be lost after the request was done. The recipes above the tree are
+those of production. All time comes from the injected clock and the running loop, and names and numbers are counted. So
+under a virtual clock, each run with one seed is the same::
 
     world = MemoryCoordination(clock)
     a, b = world.session(), world.session()       each a Coordinator, one per node
-    world.suspend(a)                              a hears nothing; its session ends after the time-out
-    world.resume(a)                               ... and only now does it learn that
-    world.expire(a, noticed_after_s=1.0)          its session ends early, and it believes in it for 1 s
-    world.crash(a)                                the node is gone; its session lives on for a while
-    world.deafen(a); world.listen(a)              a stands still: it is told nothing until it goes on
-    world.vanish(a)                               as crash, but not a step of a's own is done
-    world.outage(); world.recover()               nobody is served; sessions wait, as without a quorum
-    world.wipe()                                  everything is forgotten, all sessions with it
+    world.suspend(a)                              a gets no answers; its session ends after the time-out
+    world.resume(a)                               ... and a learns of that only now
+    world.expire(a, noticed_after_s=1.0)          a's session ends early, and a believes in it for 1 s
+    world.crash(a)                                a is gone; its session lives until its time-out
+    world.deafen(a); world.listen(a)              a is paused: it gets no notices until it continues
+    world.vanish(a)                               as crash, but a does no step of its own
+    world.outage(); world.recover()               no node is served; sessions wait, as without a quorum
+    world.wipe()                                  all data is lost, with all sessions
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class MemoryTree:
         self.contact = Contact.CONNECTED
         self.session = world.nodes.begin_session()
         self.losses = 0
-        """How often contact was lost: a question asked before a loss is not answered after it."""
+        """The number of losses of contact: a request sent before a loss gets no answer after it."""
         self.is_deaf = False
-        """Whether its node stands still."""
+        """True if its node is paused."""
         self.is_cut = False
-        """Whether it was cut off by itself, rather than with all others."""
+        """True if only this node was cut off, not all of them."""
         self.context = copy_context()
-        """In whose name this node is told of things: in that of whoever began the session."""
+        """The context of the task that began the session. Notices to this node run in it."""
 
     def on_contact(self, changed: Callable[[Contact], None]) -> None:
         """Call ``changed`` with every change of contact."""
         self._listeners.append(changed)
 
     def move(self, contact: Contact) -> None:
-        """Have contact, or lose it: then every watch is called."""
+        """Change the state of contact, and call every watch."""
         if contact is self.contact or self.is_deaf:
             return
         if contact is Contact.LOST:
@@ -75,7 +75,7 @@ class MemoryTree:
             changed(contact)
 
     def lose_session(self) -> None:
-        """Learn that the session is over, and begin another."""
+        """Tell the node that its session is over, and begin another session."""
         self.move(Contact.SUSPENDED)
         self.move(Contact.LOST)
         self.session = self._world.nodes.begin_session()
@@ -154,11 +154,11 @@ class MemoryTree:
         await self._ask(lambda: self._world.nodes.delete(path))
 
     async def sync(self) -> None:
-        """Ask: there is only one server."""
+        """Make one round trip: there is only one server, so its answers are never stale."""
         await self._ask(lambda: None)
 
     async def close(self) -> None:
-        """End the session; without contact it ends by the servers' clock."""
+        """End the session; without contact, it ends by the servers' clock."""
         if self.contact is Contact.CONNECTED:
             self._world.nodes.end_session(self.session)
         else:
@@ -168,10 +168,10 @@ class MemoryTree:
 
 
 class MemoryCoordination:
-    """The world that the sessions share, with its faults. All times in seconds of the loop.
+    """The servers that the sessions share, with their faults. All times are in seconds of the loop.
 
-    ``delay_s`` is how long a question and its answer each travel, ``notification_delay_s`` how late a
-    watch is called, ``session_timeout_s`` after how long without contact a session ends.
+    ``delay_s`` is the travel time of a request, and of its answer. ``notification_delay_s`` is the delay of a watch. A
+    session ends after ``session_timeout_s`` without contact.
     """
 
     def __init__(self, clock: Clock, *, session_timeout_s: float = SESSION_TIMEOUT_S) -> None:
@@ -186,7 +186,7 @@ class MemoryCoordination:
         self._ends: dict[int, asyncio.TimerHandle] = {}
         self._out: list[MemoryTree] | None = None
         self._context = copy_context()
-        """The servers': what they do later does not depend on who asked being alive by then."""
+        """The servers' context: their later steps don't depend on the node that caused them."""
 
     def session(self) -> TreeCoordinator:
         """Return a new node's session, in contact."""
@@ -199,24 +199,24 @@ class MemoryCoordination:
             self._out.append(tree)
         return node
 
-    # What happens to one node.
+    # Faults of one node.
 
     def suspend(self, node: TreeCoordinator, *, session_ends_after_s: float | None = None) -> None:
-        """Cut a node off. Its session ends after the time-out, or when the argument says."""
+        """Cut a node off. Its session ends after the time-out, or after ``session_ends_after_s``."""
         tree = self._tree_of(node)
         tree.is_cut = True
         tree.move(Contact.SUSPENDED)
         self._end_later(tree.session, session_ends_after_s)
 
     def resume(self, node: TreeCoordinator) -> None:
-        """Let a node have contact again; it learns now whether its session is over."""
+        """Give a node contact again. If its session is over, it learns that now."""
         tree = self._tree_of(node)
         tree.is_cut = False
-        if not tree.is_deaf:  # Else it learns of it when it goes on.
+        if not tree.is_deaf:  # Else it learns that when it continues.
             self._reconnect(tree)
 
     def expire(self, node: TreeCoordinator, *, noticed_after_s: float = 0.0) -> None:
-        """End a node's session now. It learns that later, or when it asks for anything."""
+        """End a node's session now. The node learns that later, or with its next request."""
         tree = self._tree_of(node)
         session = tree.session
         self.nodes.end_session(session)
@@ -225,7 +225,7 @@ class MemoryCoordination:
     async def crash(
         self, node: TreeCoordinator, *, session_ends_after_s: float | None = None
     ) -> None:
-        """Let a node be gone without a word. Its session ends after the time-out, as above."""
+        """Remove a node without a notice to the servers. Its session ends as in ``suspend``."""
         tree = self._tree_of(node)
         self.forget(tree)
         self._end_later(tree.session, session_ends_after_s)
@@ -233,14 +233,14 @@ class MemoryCoordination:
         await node.close()
 
     def deafen(self, node: TreeCoordinator) -> None:
-        """Let a node stand still. Nothing is told to it, and its session ends after the time-out."""
+        """Pause a node. It gets no notices, and its session ends after the time-out."""
         tree = self._tree_of(node)
         tree.is_deaf = True
         if tree.contact is Contact.CONNECTED:
             self._end_later(tree.session, None)
 
     def listen(self, node: TreeCoordinator) -> None:
-        """Let it go on. It learns now what it would have been told."""
+        """Continue a paused node. It gets the missed notices now."""
         tree = self._tree_of(node)
         tree.is_deaf = False
         if tree.is_cut or self._out is not None:
@@ -249,17 +249,17 @@ class MemoryCoordination:
             self._reconnect(tree)
 
     def vanish(self, node: TreeCoordinator, *, session_ends_after_s: float | None = None) -> None:
-        """Let a node be gone, without a step of its own. Its session ends after the time-out."""
+        """Remove a node without a step of its own. Its session ends as in ``suspend``."""
         tree = self._tree_of(node)
         self.forget(tree)
         self._end_later(tree.session, session_ends_after_s)
         self.nodes.forget_watches(tree)
         tree.is_deaf = True
 
-    # What happens to all.
+    # Faults of all nodes.
 
     def outage(self) -> None:
-        """Serve nobody. No session ends meanwhile: there is nobody to say so."""
+        """Serve no node. The sessions of these nodes don't end meanwhile: there is no server to end them."""
         self._out = [
             tree for tree in self._trees if tree.contact is Contact.CONNECTED and not tree.is_deaf
         ]
@@ -267,7 +267,7 @@ class MemoryCoordination:
             tree.move(Contact.SUSPENDED)
 
     def recover(self) -> None:
-        """Serve again those whom the outage cut off."""
+        """Serve the nodes again that the outage cut off."""
         out, self._out = self._out or [], None
         for tree in out:
             if tree in self._trees and not tree.is_deaf:
@@ -276,25 +276,25 @@ class MemoryCoordination:
                 self._end_later(tree.session, None)
 
     def wipe(self) -> None:
-        """Forget everything. Those in contact learn at once that their sessions are over."""
+        """Lose all data. Nodes in contact learn at once that their sessions are over."""
         self.nodes.wipe()
         for tree in list(self._trees):
             if tree.contact is Contact.CONNECTED and not tree.is_deaf:
                 tree.lose_session()
 
-    # What the parts call.
+    # Calls from the trees.
 
     async def travel(self) -> None:
-        """Let a question or an answer be on its way."""
+        """Wait for the travel time of a request or an answer."""
         await self.clock.sleep(self.delay_s)
 
     def forget(self, tree: MemoryTree) -> None:
-        """Reach a tree no more."""
+        """Remove a tree from the world."""
         if tree in self._trees:
             self._trees.remove(tree)
 
     def end_in_time(self, session: int) -> None:
-        """Let a session end after the time-out, if its end has not been set already."""
+        """End a session after the time-out, if its end is not scheduled already."""
         if session not in self._ends:
             self._end_later(session, None)
 
@@ -303,13 +303,13 @@ class MemoryCoordination:
         return node.tree
 
     def _notify(self, watched: Watched) -> None:
-        # In the watching node's name: who made the change has no part in what follows from it.
+        # The watch runs in the context of the watching node, not of the node that made the change.
         loop = asyncio.get_running_loop()
         loop.call_later(self.notification_delay_s, watched.fire, context=watched.tree.context)
 
     def _end_later(self, session: int, after_s: float | None) -> None:
         if not session:
-            return  # It has learned already that it has none.
+            return  # The node knows already that it has no session.
         after_s = self.session_timeout_s if after_s is None else after_s
         loop = asyncio.get_running_loop()
         self._ends[session] = loop.call_later(

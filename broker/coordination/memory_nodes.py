@@ -1,6 +1,6 @@
-"""The servers' side of coordination in memory: nodes, sessions and watches, each method one atomic step.
+"""Keep the servers' state of coordination in memory: nodes, sessions and watches. Each method is one atomic step.
 
-What one client of them sees, and when, is in memory.py.
+memory.py decides what a client sees of it, and when.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker.coordination.tree import NodeExists, NoNode, Stat, Watch
 
 
 class Watcher(Protocol):
-    """Who sets watches; ``context`` is in whose name it is told of what has changed."""
+    """Sets watches. Its watches are called in its ``context``."""
 
     context: Context
 
@@ -25,7 +25,7 @@ class TreeNode:
     __slots__ = ("children", "data", "made", "next_number", "owner", "version")
 
     def __init__(self, data: bytes, owner: int, made: int) -> None:
-        """Be made as step number ``made``; ``owner`` is a session, or 0."""
+        """Begin a node that was made in step ``made``; ``owner`` is a session, or 0."""
         self.data = data
         self.owner = owner
         self.made = made
@@ -35,22 +35,22 @@ class TreeNode:
 
     @property
     def stat(self) -> Stat:
-        """What is told of it."""
+        """Return the node's stat."""
         return Stat(self.owner, self.version, self.made)
 
 
 class Watched:
-    """A watch of one tree's, called at most once."""
+    """A watch of one tree, called at most once."""
 
     __slots__ = ("_call", "tree")
 
     def __init__(self, tree: Watcher, call: Watch) -> None:
-        """Wait to ``call``."""
+        """Keep the function to call."""
         self.tree = tree
         self._call: Watch | None = call
 
     def fire(self) -> None:
-        """Call, the first time."""
+        """Call the watch's function, but only the first time."""
         call, self._call = self._call, None
         if call is not None:
             call()
@@ -60,7 +60,7 @@ class TreeNodes:
     """The servers' state."""
 
     def __init__(self, notify: Callable[[Watched], None]) -> None:
-        """Begin with the root alone; ``notify`` is given each watch that is over."""
+        """Begin with only the root; ``notify`` gets each watch that fires."""
         self._notify = notify
         self._steps = 0
         self._last_session = 0
@@ -75,7 +75,7 @@ class TreeNodes:
         return self._last_session
 
     def end_session(self, session: int) -> None:
-        """Remove what a session owns."""
+        """End a session, and remove its nodes."""
         self.sessions.discard(session)
         owned = [path for path, node in self._nodes.items() if node.owner == session]
         for path in owned:
@@ -88,7 +88,7 @@ class TreeNodes:
         self._nodes = {"/": TreeNode(b"", 0, 0)}
 
     def forget_watches(self, tree: Watcher) -> list[Watched]:
-        """Take away and return the watches of one tree."""
+        """Remove and return the watches of one tree."""
         taken = [w for watched in self._watches.values() for w in watched if w.tree is tree]
         for key, watched in list(self._watches.items()):
             self._watches[key] = [watch for watch in watched if watch.tree is not tree]
@@ -121,7 +121,7 @@ class TreeNodes:
         return path
 
     def delete(self, path: str) -> None:
-        """Remove a node, if it is there."""
+        """Remove a node, if it exists."""
         if self._nodes.pop(path, None) is None:
             return
         parent_path, _, name = path.rpartition("/")

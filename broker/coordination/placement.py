@@ -1,14 +1,15 @@
-"""What operators said about where topics are led: pins, and nodes that shall lead nothing.
+"""Keep the operators' settings of where topics are led: pins, and drained nodes.
 
-Both are records, so that they outlive every node, and small enough to be read whole::
+Both are records, so that they outlive every node. They are few, so a node reads all of them::
 
-    pin/ns:topic:   {"node": 7}         this topic is led by that node, while it lives; null: by any
-    drained/007     {"drained": true}   this node leads nothing, also after a restart, unless none else is left
+    pin/ns:topic:   {"node": 7}         that node leads this topic while it lives; null: any node
+    drained/007     {"drained": true}   this node leads nothing, also after a restart, unless no other node is left
 
-A record is never removed, since a record store only compares and sets: what was taken back says so.
-One that can't be understood counts for nothing, and is told of: a node must not stop for want of a pin.
-Setting what is set already writes nothing, so that a change whose outcome is unknown is simply made
-again. Whoever changes a record hints ``placement`` afterwards; who misses the hint reads them anyway.
+A pin's record is never removed, because a record store only compares and sets: a removed pin has the value null, and a
+drain that was undone the value false. An unreadable record has no effect, and is reported: a node must not stop because
+of a pin. Setting the present value again writes nothing. So a change with an unknown outcome can simply be repeated.
+After a change of a record, the caller sends the hint ``placement``. A node that misses the hint reads the records
+later anyway.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ Value = dict[str, object]
 
 
 class Placement(NamedTuple):
-    """Everything that operators said, as read at one moment. Nodes are instance ids."""
+    """All settings of the operators, as read at one time. Nodes are instance ids."""
 
     pins: Mapping[TopicId, int] = {}
     drained: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
-    """What is wrong with records that count for nothing."""
+    """The errors of records that have no effect."""
 
 
 async def read_placement(records: RecordStore) -> Placement:
-    """Return all pins and drained nodes. Raises Unavailable: they can't be read just now."""
+    """Return all pins and drained nodes. Raises Unavailable if they can't be read now."""
     pins: dict[TopicId, int] = {}
     drained: set[int] = set()
     problems: list[str] = []
@@ -63,27 +64,27 @@ async def read_placement(records: RecordStore) -> Placement:
 
 
 async def pin(records: RecordStore, topic: TopicId, node: int) -> bool:
-    """Let a topic be led by a node while that lives; return whether this changed anything.
+    """Pin a topic to a node, which leads it while it lives. Return whether this changed anything.
 
     Raises:
-        OutcomeUnknown: it may have been done; doing it again is safe.
+        OutcomeUnknown: it may have been done; repeating it is safe.
     """
     assert 0 <= node < INSTANCES_MAX
     return await _set(records, _pin_key(topic), {"node": node}, absent_means=None)
 
 
 async def unpin(records: RecordStore, topic: TopicId) -> bool:
-    """Let a topic be led by any node again; return whether it had a pin. Raises as ``pin`` does."""
+    """Remove a topic's pin: any node may lead it again. Return whether it had a pin. Raises as ``pin`` does."""
     return await _set(records, _pin_key(topic), {"node": None}, absent_means={"node": None})
 
 
 async def drain(records: RecordStore, node: int) -> bool:
-    """Let a node lead nothing while others can; return whether this changed anything. Raises as ``pin``."""
+    """Let a node lead nothing while others can. Return whether this changed anything. Raises as ``pin`` does."""
     return await _set(records, _drained_key(node), {"drained": True}, absent_means=None)
 
 
 async def undrain(records: RecordStore, node: int) -> bool:
-    """Let a node lead again; return whether it was drained. Raises as ``pin`` does."""
+    """Let a node lead again. Return whether it was drained. Raises as ``pin`` does."""
     value: Value = {"drained": False}
     return await _set(records, _drained_key(node), value, absent_means=value)
 
@@ -98,7 +99,7 @@ async def _set(
         except UnavailableError as error:
             if not changed:
                 raise
-            raise OutcomeUnknown(f"The record {key.decode()} may be changed.") from error
+            raise OutcomeUnknown(f"The record {key.decode()} may have been changed.") from error
         known = absent_means if found is None else _understood(key, found.value)
         if known == value:
             return changed
@@ -107,7 +108,7 @@ async def _set(
             if await records.put_if(key, version, _encode(value)) is not None:
                 return True
         except OutcomeUnknown:
-            # The record is read again: if it says so now, it was done, by whomever.
+            # Read the record again: if it has the value now, this write or another one did it.
             changed = True
     raise OutcomeUnknown(f"Changing the record {key.decode()} did not finish.")
 
@@ -152,7 +153,7 @@ def _encode(value: Value) -> bytes:
 
 
 def _understood(key: bytes, value: bytes) -> Value | None:
-    """Return what a record says; None if it makes no sense, so that it is written anew."""
+    """Return the value of a record; None if it is unreadable, so that it is written again."""
     try:
         return _decode(key, value)
     except StorageCorrupt:

@@ -1,14 +1,14 @@
-"""The port to coordination: which nodes live, and locks that end with a session.
+"""Define the port to coordination: the live nodes, and locks that end with a session.
 
-Nothing here decides whose writes count; the head of a log's last page does that, in storage. Coordination says who
-*should* lead, so that two nodes do not take a log from each other in turns. Whatever it says may be late
-or wrong, and no message is lost by that::
+Coordination does not decide which node's writes count: the head of a log's last page does, in storage. Coordination
+says which node *should* lead, so that two nodes do not take a log from each other in turns. Its answers may be late or
+wrong, and that loses no message::
 
-    Membership   the nodes that live, this one among them, as last heard of
-    Lease        a lock on a resource (slot/17, pin/ns:topic); ends with its session, never re-used
-    hint         "read these records again", told to all; may be lost, so they are read now and then anyway
+    Membership   the live nodes, with this one, as last known
+    Lease        a lock on a resource (slot/17, pin/ns:topic); it ends with its session, and is never re-used
+    hint         "read these records again", sent to all nodes; it may be lost, so nodes also read them regularly
 
-Everything that is told (changes, hints, the end of a lease) is told on the event loop.
+All notices (changes, hints, the end of a lease) arrive on the event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSTANCES_MAX = 256
 
 
 class NodeInfo(NamedTuple):
-    """What a node tells the others. ``incarnation`` is fresh with every start and owns its holds."""
+    """The information that a node gives to the others. ``incarnation`` is new with every start, and owns its holds."""
 
     instance: int
     incarnation: str
@@ -33,94 +33,92 @@ class NodeInfo(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The nodes that live, by instance id. ``version`` rises with each change that this node sees."""
+    """The live nodes, by instance id. ``version`` rises with each change that this node sees."""
 
     version: int
     nodes: Mapping[int, NodeInfo]
 
 
 class Contact(enum.Enum):
-    """Whether the coordinator can be asked just now."""
+    """The state of contact with the coordinator."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
-    """No contact; the session may live. Nothing new is taken, what is held goes on."""
+    """There is no contact, but the session may live. The node takes no new leases, and keeps its leases."""
     LOST = "lost"
-    """The session is over, and with it every lease."""
+    """The session is over, and so is every lease."""
 
 
 class InstanceTaken(Exception):
-    """Another live node has the instance id. ``holder`` says which."""
+    """Another live node, ``holder``, has the instance id."""
 
     def __init__(self, holder: NodeInfo) -> None:
-        """Keep who has it."""
-        super().__init__(
-            f"Instance id {holder.instance} is held by the node at {holder.url}, which lives."
-        )
+        """Keep the node that has the id."""
+        super().__init__(f"Instance id {holder.instance} is held by the live node at {holder.url}.")
         self.holder = holder
 
 
 class Lease(Protocol):
-    """A lock that was acquired once, under one session. A new one is made for every attempt."""
+    """A lock that was acquired once, under one session. Every attempt makes a new one."""
 
     @property
     def resource(self) -> str:
-        """What is held."""
+        """Return the name of the locked resource."""
 
     @property
     def session(self) -> int:
-        """The session that holds it."""
+        """Return the session that holds the lock."""
 
     @property
     def taken_at(self) -> float:
-        """When it was acquired, in monotonic seconds."""
+        """Return the time when the lock was acquired, in monotonic seconds."""
 
     @property
     def valid(self) -> bool:
-        """Whether nothing is known against it: not released, its session not known to be over."""
+        """Return whether the lock was not released, and its session is not known to be over."""
 
     @property
     def lost(self) -> asyncio.Future[None]:
-        """Done once it is not valid any more."""
+        """Return a future that is done once the lock is not valid any more."""
 
     async def verify(self) -> bool:
-        """Ask the coordinator whether this session still holds it.
+        """Ask the coordinator whether this session still holds the lock.
 
         Raises:
-            Unavailable: it can't be asked just now.
+            Unavailable: the coordinator does not answer now.
         """
 
     async def release(self) -> None:
-        """Let go; whoever waits for it gets it. Without contact it goes with the session."""
+        """Release the lock; the next waiting node gets it. Without contact, it ends with the session."""
 
 
 class Membership(Protocol):
-    """This node among the others. A session that was lost is replaced, under the same incarnation."""
+    """This node among the others. A lost session is replaced, under the same incarnation."""
 
     @property
     def me(self) -> NodeInfo:
-        """This node as it was announced last."""
+        """Return this node's information, as announced last."""
 
     @property
     def members(self) -> Members:
-        """The nodes that live, as last heard of; without contact those of before."""
+        """Return the live nodes, as last known; without contact they stay the same."""
 
     @property
     def session(self) -> int:
-        """The session by which this node is a member, as last heard of; 0: it is none."""
+        """Return the session under which this node is a member, as last known; 0 if it is not a member."""
 
     @property
     def stopped(self) -> asyncio.Future[str]:
-        """Done, with the reason, once another incarnation has this node's instance id."""
+        """Return a future that is done, with the reason, once another incarnation has this node's instance id."""
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever ``members`` has changed."""
 
     async def announce(self, *, draining: bool) -> None:
-        """Tell the others whether this node lets its topics go."""
+        """Tell the others whether this node is draining."""
 
     async def leave(self) -> None:
-        """Leave: the others see this node go at once. Without contact it goes with the session."""
+        """Leave: the others see that at once. Without contact, membership ends with the session."""
 
 
 class Coordinator(Protocol):
@@ -128,40 +126,40 @@ class Coordinator(Protocol):
 
     @property
     def contact(self) -> Contact:
-        """Whether it can be asked just now."""
+        """Return the state of contact."""
 
     def on_contact(self, changed: Callable[[Contact], None]) -> None:
         """Call ``changed`` with every change of ``contact``."""
 
     async def nodes(self) -> Mapping[int, NodeInfo]:
-        """Return the nodes that live, asked now.
+        """Read and return the live nodes.
 
         Raises:
-            Unavailable: the coordinator can't be asked.
+            Unavailable: the coordinator does not answer.
         """
 
     async def join(self, me: NodeInfo) -> Membership:
         """Become a member under ``me.instance``.
 
-        An earlier self, one with the same URL, is put aside: this process listens there now.
+        This replaces an earlier incarnation with the same URL: this process listens at that address now.
 
         Raises:
-            InstanceTaken: another node has the id and lives.
-            Unavailable: the coordinator can't be asked.
+            InstanceTaken: another live node has the id.
+            Unavailable: the coordinator does not answer.
         """
 
     async def hold(self, resource: str, deadline: float) -> Lease:
         """Wait for a lock, fairly, and return it.
 
         Raises:
-            NoLeader: the deadline (monotonic seconds) passed, or there is no contact until then.
+            NoLeader: the deadline (monotonic seconds) passed, perhaps without contact until then.
         """
 
     async def hint(self, what: str) -> None:
-        """Tell all nodes to read ``what`` again. One that can't be told is left out in silence."""
+        """Tell all nodes to read ``what`` again. A node without contact does not get the hint."""
 
     def on_hint(self, what: str, told: Callable[[], None]) -> None:
-        """Call ``told`` after each hint, after contact was lost and found, and when listening begins."""
+        """Call ``told`` after each hint, when contact is back after a loss, and when listening begins."""
 
     async def close(self) -> None:
         """End the session: leases and membership end with it, at once if there is contact."""

@@ -1,7 +1,7 @@
-"""May this node claim a topic's log? What the rest of a node asks of coordination.
+"""Define tenure: the other parts of a node ask it whether this node may claim a topic's log.
 
-A tenure only suggests: it keeps nodes from claiming what another should lead. Whose writes count is
-decided by the head of the log's last page. A standalone node may claim everything at any time.
+A tenure is only advice: it keeps a node from claiming a topic that another one should lead. The head of the log's last
+page decides which node's writes count. A standalone node may claim everything at any time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from broker.storage.last_page import TailReading
 
 
 class TopicPlacement(NamedTuple):
-    """Which node should lead a topic. ``node`` None: nobody that lives may lead it."""
+    """The node that should lead a topic. ``node`` is None if no live node may lead it."""
 
     here: bool
     node: NodeInfo | None
@@ -25,7 +25,7 @@ HERE = TopicPlacement(here=True, node=None)
 
 
 def not_leader(topic: TopicId, place: TopicPlacement, epoch: int | None = None) -> NotLeader:
-    """Return the error that sends a request to where its topic is led."""
+    """Return the error that sends a request to the node that should lead its topic."""
     node = place.node
     if node is None:
         return NotLeader(f"No node leads topic '{topic}' just now.")
@@ -38,25 +38,25 @@ def not_leader(topic: TopicId, place: TopicPlacement, epoch: int | None = None) 
 
 
 class Tenure(Protocol):
-    """The right to claim topics. Implementations: everything is mine; a cluster's leases."""
+    """The right to claim topics. Implementations: ``Everything``, for a standalone node; a cluster's leases."""
 
     def place(self, topic: TopicId) -> TopicPlacement:
-        """Return who should lead a topic by what is known now. Asks nobody; costs microseconds."""
+        """Return the node that should lead a topic, as far as this node knows. It sends no request."""
 
     async def permit(self, topic: TopicId, deadline: float) -> TailReading | None:
-        """Return once this node may claim the topic, with what it saw of its log; None: it did not look.
+        """Return once this node may claim the topic, with its reading of the log's tail; None if it read nothing.
 
-        It waits for the lease while another node still has it. After ``fenced`` only a lease that was
-        taken, or verified, since then will do.
+        It waits for the lease while another node still has it. After ``fenced``, the lease must have been taken or
+        verified since then.
 
         Raises:
             NotLeader: another node should lead the topic; nothing was done.
-            NoLeader: the deadline (monotonic seconds) passed, or coordination can't be asked.
-            Unavailable: storage can't be asked just now.
+            NoLeader: the deadline (monotonic seconds) passed, or coordination does not answer.
+            Unavailable: storage does not answer now.
         """
 
     def fenced(self, topic: TopicId) -> None:
-        """Take note that another epoch took this topic's log from this node."""
+        """Note that another epoch took this topic's log from this node."""
 
 
 class Everything:
@@ -67,11 +67,11 @@ class Everything:
         return HERE
 
     async def permit(self, topic: TopicId, deadline: float) -> TailReading | None:
-        """Permit."""
+        """Permit every claim at once."""
         return None
 
     def fenced(self, topic: TopicId) -> None:
-        """Do nothing: there is nobody to make way for."""
+        """Do nothing: no other node can lead."""
 
 
 EVERYTHING = Everything()

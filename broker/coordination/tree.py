@@ -1,18 +1,18 @@
-"""The port below coordination: a tree of nodes as ZooKeeper keeps it, with sessions and watches.
+"""Define the port below coordination: a tree of nodes like ZooKeeper's, with sessions and watches.
 
-Membership, locks and hints are recipes over this port, written once; memory and ZooKeeper each give a
-tree, so the recipes that run under simulated faults are the ones that run against real servers::
+Membership, locks and hints are recipes over this port, written once. Memory and ZooKeeper each implement a tree. So the
+recipes that run under simulated faults are the same that run against real servers::
 
     ports.Coordinator ◀── recipes (coordinator, members, locks, hints) ──▶ Tree ◀── memory | ZooKeeper
 
-What the recipes rely on:
+The recipes rely on these properties:
 
-* An *ephemeral* node ends with the session that made it. A session ends some time after contact was lost,
-  by the servers' clock: later than one thinks, or earlier.
-* Calls of one session take effect in the order in which they were made, also those given up on.
-* A watch is called once: after the node has changed, or when contact was lost; then it is gone.
-* Once contact is told to be back, no answer is older than what was seen before.
-* ``Unanswered`` says nothing about whether it was done.
+* An *ephemeral* node ends with the session that made it. A session ends some time after a loss of contact, by the
+  servers' clock: later or earlier than the client expects.
+* Calls of one session take effect in the order in which they were made, even if the caller stopped waiting for them.
+* A watch is called once, after the node has changed or contact was lost. Then it is removed.
+* After the tree has reported contact again, no answer is older than an earlier one.
+* After ``Unanswered`` the call may or may not have been done.
 """
 
 from __future__ import annotations
@@ -25,103 +25,103 @@ from broker.clock import Clock
 from broker.coordination.ports import Contact
 
 RETRY_S = 0.05
-"""The pause before a question without an answer is asked again."""
+"""The pause before an unanswered call is repeated."""
 
 Watch = Callable[[], None]
 
 
 class NoNode(Exception):
-    """There is no such node, or no parent to make one in."""
+    """There is no such node, or no parent for a new one."""
 
 
 class NodeExists(Exception):
-    """There is such a node already."""
+    """The node exists already."""
 
 
 class Changed(Exception):
-    """The node is not the version that was named."""
+    """The node has another version than the expected one."""
 
 
 class Unanswered(Exception):
-    """No contact, or none for long enough to be answered. It may have been done."""
+    """There was no contact, or no answer in time. The call may have been done."""
 
 
 class Stat(NamedTuple):
-    """What the tree knows of a node. ``owner`` is the session of an ephemeral node, else 0."""
+    """The tree's facts about a node. ``owner`` is the session of an ephemeral node, else 0."""
 
     owner: int
     version: int
     made: int
-    """Of two nodes that had one name at different times, the later one's is higher."""
+    """The number of the node's creation. If a name is used twice, the later node has the higher number."""
 
 
 class Created(NamedTuple):
-    """A node that was made: its whole path, and the session it belongs to."""
+    """A new node: its whole path, and the session that owns it."""
 
     path: str
     owner: int
 
 
 class Tree(Protocol):
-    """One session with a tree. Every call raises Unanswered beside what it names."""
+    """One session with a tree. Every call may raise Unanswered, beside the named errors."""
 
     @property
     def contact(self) -> Contact:
-        """Whether it can be asked just now."""
+        """Return the state of contact."""
 
     @property
     def session(self) -> int:
-        """The session as last heard of; 0 if there is none."""
+        """Return the session, as last known; 0 if there is none."""
 
     def on_contact(self, changed: Callable[[Contact], None]) -> None:
-        """Call ``changed`` with every change of contact; ``session`` is up to date by then."""
+        """Call ``changed`` with every change of contact, after ``session`` was updated."""
 
     async def create(
         self, path: str, data: bytes, *, ephemeral: bool = False, sequential: bool = False
     ) -> Created:
-        """Make a node; a sequential one's name is followed by a number of 10 digits that rises.
+        """Make a node. The name of a sequential one gets a suffix: a rising number of 10 digits.
 
         Raises:
-            NodeExists: there is one.
+            NodeExists: the node exists already.
             NoNode: the parent is missing.
         """
 
     async def replace(self, path: str, version: int, data: bytes) -> None:
-        """In one step: remove the node if it is this version, and make an ephemeral one there.
+        """In one step, remove the node if it has this version, and make an ephemeral one of the same path.
 
         Raises:
-            NoNode, Changed: it is not what was seen.
+            NoNode, Changed: the node is missing, or has another version.
         """
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat] | None:
-        """Return a node; None if there is none, and then nothing is watched."""
+        """Return a node and watch it. If there is none, return None and watch nothing."""
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """Return the names of a node's children, in no order.
+        """Return the names of a node's children, in any order, and watch them.
 
         Raises:
-            NoNode: there is no such node, and nothing is watched.
+            NoNode: there is no such node; nothing is watched.
         """
 
     async def put(self, path: str, data: bytes) -> None:
-        """Set a node's data, which changes its version also if it is equal.
+        """Set a node's data. This changes its version even if the data is the same.
 
         Raises:
             NoNode: there is no such node.
         """
 
     async def delete(self, path: str) -> None:
-        """Remove a node; it may be gone already."""
+        """Remove a node. Do nothing if it is gone already."""
 
     async def sync(self) -> None:
-        """Return once what is read next is as new as this call."""
+        """Return once later reads show at least the state at the time of this call."""
 
     async def close(self) -> None:
         """End the session."""
 
 
 class Reach:
-    """A tree together with waiting for contact: what every recipe needs."""
+    """A tree with the waits for contact that every recipe needs."""
 
     def __init__(self, tree: Tree, clock: Clock, root: str) -> None:
         """Follow the contact of ``tree``."""
@@ -140,29 +140,29 @@ class Reach:
             self._connected.clear()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` beside, at most until ``close``."""
+        """Run ``work`` in a task, at most until ``close``."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End what was begun."""
+        """Cancel all tasks that were begun."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def contact(self) -> None:
-        """Wait until the tree can be asked."""
+        """Wait until there is contact."""
         await self._connected.wait()
 
     async def pause(self) -> None:
-        """Wait a little, then for contact."""
+        """Wait for a short time, then for contact."""
         await self.clock.sleep(RETRY_S)
         await self._connected.wait()
 
     async def make_folder(self, path: str) -> None:
-        """Make a node that lasts, and the parents that it lacks."""
+        """Make a persistent node, with its missing parents."""
         try:
             await self.tree.create(path, b"")
         except NodeExists:

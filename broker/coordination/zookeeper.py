@@ -1,21 +1,21 @@
-"""Coordination on ZooKeeper: the tree of nodes behind kazoo, and the only door to it.
+"""Coordinate through ZooKeeper: the tree of nodes behind kazoo. No other module uses kazoo.
 
-kazoo has threads of its own and blocks in them; the broker has an event loop and blocks nowhere. What
-kazoo tells is handed over, and what is asked of it is only put into its queue::
+kazoo has threads of its own and blocks in them; the broker has an event loop and never blocks it. This module passes
+kazoo's notices to the event loop, and puts requests into kazoo's queue::
 
-    event loop   question ─▶ kazoo's queue            answer, contact, watch ◀─ call_soon_threadsafe
+    event loop   request ─▶ kazoo's queue             answer, contact, watch ◀─ call_soon_threadsafe
     kazoo        connection thread ◀─▶ ZooKeeper      completion and callback threads ─┘
 
-kazoo speaks of a connection; three things that a node needs to know are found out here:
+kazoo reports the state of a connection. A node needs to know three more facts, and this module finds them out:
 
-* *Is contact back?* Only after a sync: a server that lags must not show what is older than was seen.
-* *Is there contact now?* A process that was stopped for a while (SIGSTOP, a sleeping machine) finds kazoo
-  saying CONNECTED until it has looked. So contact counts only if an answer was heard within a session's
-  time-out; a heartbeat asks for one. From then on it alone asks: kazoo gives a silent server up, and
-  goes to the next, only if it is left in peace. Without a quorum it never says that a session is over.
-* *Is this still the same ZooKeeper?* One whose data was wiped refuses every client that has seen a later
-  transaction than itself, so kazoo would try for ever under its old session. A client that names none is
-  told that its session is over.
+* *Is contact back?* It is back only after a sync: a server that lags must not give stale reads.
+* *Is there contact now?* After a pause of the process (SIGSTOP, a sleeping machine), kazoo says CONNECTED until it has
+  checked. So contact counts only if an answer came within a session's time-out; a heartbeat asks for one. After a
+  silence only the heartbeat still asks: kazoo leaves a silent server, and tries the next one, only while there are no
+  other requests. Without a quorum kazoo never reports that a session is over.
+* *Is this still the same ZooKeeper?* A server whose data was wiped refuses every client that has seen a later
+  transaction than its own last one. So kazoo would retry for ever under its old session. This module resets the last
+  transaction that kazoo has seen. Then the server answers that the session is over.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ from broker.errors import Unavailable
 
 log = logs.get_logger()
 
-# kazoo warns of every attempt to connect, several a second; contact is told here, once per change.
+# kazoo warns of every attempt to connect, several per second; this module logs contact once per change.
 _kazoo_log = logging.getLogger("zookeeper")
 _kazoo_log.setLevel(logging.ERROR)
 
 ASKED_MAX: Final = 100
-"""Questions under way at once. kazoo's queue wakes its thread through a socket pair that holds less than
-300 wake-ups and then blocks whoever asks."""
+"""The most requests in flight. kazoo's queue wakes its thread through a socket pair, which holds less than 300
+wake-ups. When it is full, it blocks the caller."""
 
 CLOSE_S: Final = 2.0
-"""How long a close waits for kazoo, which may be waiting for a server that does not answer."""
+"""The time that a close waits for kazoo. kazoo may be waiting for a server that does not answer."""
 
 HEARTBEATS: Final = 3
-"""How often in a session's time-out an answer is asked for, at least."""
+"""The least number of heartbeats in a session's time-out."""
 
 # A session's handshake: lengths, protocol, last transaction seen, time-out, session, password.
 _CONNECT: Final = struct.Struct(">iiqiqi16s?")
@@ -95,7 +95,7 @@ async def connect(
     """Return a node's session with the ZooKeeper at ``hosts``, each "host:port".
 
     Raises:
-        Unavailable: none of them served within ``connect_s``.
+        Unavailable: no server answered within ``connect_s``.
     """
     tree = ZooKeeperTree(hosts, session_timeout_ms=session_timeout_ms, clock=clock)
     coordinator = TreeCoordinator(tree, clock, root=root, name=secrets.token_hex(4))
@@ -105,7 +105,7 @@ async def connect(
     except TimeoutError:
         await coordinator.close()
         raise Unavailable(
-            f"No ZooKeeper serves at {', '.join(hosts)} (asked for {connect_s:.0f} s)."
+            f"No ZooKeeper answered at {', '.join(hosts)} within {connect_s:.0f} s."
         ) from None
     except BaseException:
         await coordinator.close()
@@ -114,12 +114,12 @@ async def connect(
 
 
 async def granted_ms(host: str, port: int, asked_ms: int) -> int:
-    """Return the session time-out that a server grants, by a short session of its own.
+    """Open a short session of its own, and return the session time-out that the server grants.
 
-    kazoo keeps what was granted to itself, and the four-letter words that tell it are often switched off.
+    kazoo does not give out the granted time-out, and the four-letter words that show it are often switched off.
 
     Raises:
-        OSError, EOFError: it does not answer as a ZooKeeper does.
+        OSError, EOFError: the server does not answer as a ZooKeeper does.
     """
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -134,7 +134,7 @@ async def granted_ms(host: str, port: int, asked_ms: int) -> int:
 
 
 class ZooKeeperTree:
-    """One session after the other with a ZooKeeper. Made and used on the event loop."""
+    """Consecutive sessions with a ZooKeeper. Create and use it on the event loop."""
 
     def __init__(self, hosts: Sequence[str], *, session_timeout_ms: int, clock: Clock) -> None:
         """Prepare; ``open`` connects."""
@@ -147,9 +147,9 @@ class ZooKeeperTree:
         self._told = Contact.LOST
         self._connected = False
         self._silent = False
-        """Whether a connection that kazoo trusts was found to answer nothing any more."""
+        """True if kazoo reports a connection on which no answers come any more."""
         self._moves = 0
-        """How often kazoo told of its connection: what began before the last time is out of date."""
+        """The number of kazoo's reports on its connection. Work that began before the last one is out of date."""
         self._heard_at = clock.monotonic()
         self._asking = asyncio.Semaphore(ASKED_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +157,7 @@ class ZooKeeperTree:
         self._client = KazooClient(
             hosts=",".join(hosts),
             timeout=self._timeout_s,
-            # kazoo's own policy backs off to many seconds; a cluster waits for each of them.
+            # kazoo's own policy backs off to many seconds, and a cluster would wait for so long.
             connection_retry=KazooRetry(
                 max_tries=-1, delay=0.05, backoff=1.5, max_jitter=0.1, max_delay=0.5
             ),
@@ -173,7 +173,7 @@ class ZooKeeperTree:
         await self._check_timeout()
 
     async def close(self) -> None:
-        """End the session, if there is contact; wait for at most CLOSE_S."""
+        """End the session, if there is contact; wait at most CLOSE_S."""
         for task in list(self._tasks):
             task.cancel()
         closed = asyncio.Event()
@@ -182,7 +182,7 @@ class ZooKeeperTree:
             try:
                 self._client.stop()
                 self._client.close()
-            except Exception as error:  # noqa: BLE001  # Whatever it is, the process goes on ending.
+            except Exception as error:  # noqa: BLE001  # No error may stop the process from ending.
                 log.warning("closing the ZooKeeper session failed", error=repr(error))
             self._post(closed.set)
 
@@ -199,7 +199,7 @@ class ZooKeeperTree:
 
     @property
     def contact(self) -> Contact:
-        """Whether it can be asked just now: connected, and heard of within a session's time-out."""
+        """Return the state of contact. CONNECTED needs an answer within a session's time-out."""
         silent_s = self._clock.monotonic() - self._heard_at
         if self._told is Contact.CONNECTED and silent_s > self._timeout_s:
             return Contact.SUSPENDED
@@ -210,15 +210,15 @@ class ZooKeeperTree:
         self._listeners.append(changed)
 
     def _post(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call on the event loop; from any thread, and in vain once the loop is closed."""
+        """Call a function on the event loop, from any thread. Do nothing if the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _heard(self, state: str) -> None:
-        """Take note of the connection's state: in kazoo's connection thread, which must not wait."""
+        """Note the connection's state. This runs in kazoo's connection thread, which must not wait."""
         session = 0
         if state == KazooState.SUSPENDED:
-            # Asked for at the next connection: see "the same ZooKeeper" above.
+            # The next connection sends this number: see "the same ZooKeeper" above.
             self._client.last_zxid = 0
         elif state == KazooState.CONNECTED:
             identity = self._client.client_id
@@ -238,7 +238,7 @@ class ZooKeeperTree:
             self._tell(Contact.LOST)
 
     async def _catch_up(self, session: int, move: int) -> None:
-        """Have contact once nothing older than before can be seen; give up if kazoo moves on."""
+        """Report contact after a sync, so that no read is stale. Stop if kazoo's connection changes meanwhile."""
         while self._moves == move:
             try:
                 await self.sync()
@@ -261,17 +261,17 @@ class ZooKeeperTree:
 
     async def _beat(self) -> None:
         while True:
-            # The time-out may yet turn out to be a shorter one.
+            # The servers may grant a shorter time-out, which this module learns later.
             await self._clock.sleep(min(self._timeout_s / HEARTBEATS, 1.0))
             with suppress(Unanswered):
                 await self._ask(self._client.exists_async, "/", is_beat=True)
 
     async def _check_timeout(self) -> None:
-        """Go by the session time-out that the servers grant, and warn if it is not what was asked."""
+        """Use the session time-out that the servers grant, and warn if it differs from the configured one."""
         granted = self._timeout_ms
         for host, port in self._client.hosts:
             with suppress(OSError, EOFError):
-                async with asyncio.timeout(min(self._timeout_s, 1.0)):  # Another can tell as well.
+                async with asyncio.timeout(min(self._timeout_s, 1.0)):  # Else ask the next server.
                     granted = await granted_ms(host, port, self._timeout_ms)
                 break
         self._timeout_s = granted / 1000
@@ -304,7 +304,7 @@ class ZooKeeperTree:
         transaction = self._client.transaction()
         transaction.delete(path, version)
         transaction.create(path, data, ephemeral=True)
-        # What failed comes back as a value.
+        # kazoo returns errors as values here.
         results = await self._ask(transaction.commit_async)
         for result in results:
             if type(result) in _MEANING:
@@ -329,12 +329,12 @@ class ZooKeeperTree:
         await self._ask(self._client.set_async, path, data)
 
     async def delete(self, path: str) -> None:
-        """Remove a node; it may be gone already."""
+        """Remove a node. Do nothing if it is gone already."""
         with suppress(NoNode):
             await self._ask(self._client.delete_async, path)
 
     async def sync(self) -> None:
-        """Return once what is read next is as new as this call."""
+        """Return once later reads show at least the state at the time of this call."""
         await self._ask(self._client.sync_async, "/")
 
     def _watcher(self, watch: Watch | None) -> Callable[[object], None] | None:
@@ -343,7 +343,7 @@ class ZooKeeperTree:
     async def _ask(
         self, ask: Callable[..., Any], *arguments: object, is_beat: bool = False, **options: object
     ) -> Any:
-        """Ask kazoo and wait for the answer, for a session's time-out at most."""
+        """Ask kazoo, and wait for the answer, at most for a session's time-out."""
         async with self._asking:
             if not self._connected or (self._fell_silent() and not is_beat):
                 raise Unanswered("no contact with ZooKeeper")
@@ -364,14 +364,14 @@ class ZooKeeperTree:
         return value
 
     def _fell_silent(self) -> bool:
-        """Whether there is no contact, though kazoo never said so; whoever has to wait is told."""
+        """Return whether answers stopped although kazoo still reports a connection. Report a change of contact."""
         if self.contact is not self._told:
             self._silent = True
             self._tell(Contact.SUSPENDED)
         return self._silent
 
     def _answered(self, asked_at: float) -> None:
-        """Note that a question of that time was answered."""
+        """Note that a request of that time was answered."""
         fell_silent, self._silent = self._fell_silent(), False
         self._heard_at = max(self._heard_at, asked_at)
         if fell_silent:
@@ -393,8 +393,8 @@ def _settle(answer: asyncio.Future[Any], result: Any) -> None:
 
 
 def _unanswered(error: KazooException) -> Unanswered:
-    """Take everything else that kazoo raises for no answer."""
+    """Treat every other error of kazoo as no answer."""
     if not isinstance(error, ConnectionLoss | SessionExpiredError):
-        # Such as a missing permission: it would be asked for ever, so say what is wrong.
+        # Such as a missing permission: callers would retry for ever, so log the error.
         log.warning("zookeeper refuses", error=repr(error))
     return Unanswered(repr(error))

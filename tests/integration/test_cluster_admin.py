@@ -216,7 +216,7 @@ def test_a_second_node_with_the_number_of_one_that_lives_does_not_start(
     assert done.returncode == 1, done.stderr
     said = done.stderr.splitlines()[-1]
     assert said == (
-        f"broker: Instance id {number} is held by the node at {other.url}, which lives. "
+        f"broker: Instance id {number} is held by the live node at {other.url}. "
         "This node does not start."
     )
     assert "Traceback" not in done.stderr
