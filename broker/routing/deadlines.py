@@ -9,7 +9,8 @@ absolute, so that the leader refuses a late copy even if the network delayed it 
 The clocks of a cluster differ by ``clock_skew_ms_max`` at most. So a leader may begin a request up to this time after
 its sender gave up. That is safe: the sender has then answered *unknown*, never *refused*. Conversely, if the leader's
 clock is ahead by more than the time left, it refuses a request that its sender still waits for. This loses nothing,
-because nothing was done. A leader that tolerated late requests would also accept late copies.
+because nothing was done. A leader that tolerated late requests would also accept late copies. After such a refusal the
+leader compares its clock with the storage's (api/routed.py). If its clock is off by more, it leaves the membership.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 At the begin of a sweep each node asks the transaction service for a snapshot. Then it passes the topics that it
 should lead. If the service does not answer, this sweep does no clean-up, and nothing else follows from that.
-``settling`` describes a pass, and why it is safe to prune a transaction that all topics have passed. If no
+``settlement`` describes a pass, and why it is safe to prune a transaction that all topics have passed. If no
 transaction has settled since the last pass, the clean-up reads and writes nothing in the log.
 
 A sealed page keeps its pointers. So this node remembers the least and the greatest pointer of each page that it read,

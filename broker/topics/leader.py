@@ -2,7 +2,7 @@
 
 A claim creates a leader, and the leader is useless once its hold is done: its memory does not outlive the epoch. It
 writes the message log, and under the same epoch the payload logs of the transactions that store into this topic
-(stored.py).
+(stored_payloads.py).
 
 A leader stops in two steps. When it *ends*, it accepts no more requests. When it has *settled*, every write that it
 sent has its outcome, and the next leader may take the requests that were certainly not stored.

@@ -10,7 +10,7 @@ the topic has been idle::
 The next claim waits until all requests of the former leader have their outcome. So a request that was certainly not
 stored keeps its place before later requests.
 
-In a cluster this node hands over a topic that another node should lead (handing_over.py).
+In a cluster this node hands over a topic that another node should lead (hand_over.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The leader answers from its memory of the record; any other node reads the record. So the leader writes the
 record, adopts it, and then proves that it still leads. A later leader reads the record once it holds the log
-(claiming.py). Either it reads after the change, or its claim came early enough for this proof to fail.
+(topic_claims.py). Either it reads after the change, or its claim came early enough for this proof to fail.
 
 A **purge** is such a change. It names a moment: messages before it are not read any more. The moment only rises.
 It never lies past the log's last message. A later claim gives only ids above that message, and the leader itself

@@ -6,7 +6,7 @@ One sweep goes over all records, also of deleted topics. It sweeps each topic in
     pages          remove the entries of pages below the floor, with one change a page; the heads stay
     lifetimes      turn entries into stubs if their own, shorter lifetime is over, with one change a page
     marks          remove those whose window has passed
-    invalid        roll back the messages of invalid transactions (inverting.py)
+    invalid        roll back the messages of invalid transactions (inversion.py)
     payload logs   drop those to which no live reference can exist, empty them, and forget them a margin later
     generations    remove all older ones, and a deleted topic's last one, with their cursors
 

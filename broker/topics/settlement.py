@@ -1,7 +1,7 @@
 """Decide which invalid transactions are settled, and record how far the clean-up of a topic has passed.
 
 A transaction that failed without a rollback stays *invalid*: the service keeps its pointer in a list, and every
-snapshot carries that list. The clean-up (inverting.py) rolls back the messages of such a transaction, in every topic.
+snapshot carries that list. The clean-up (inversion.py) rolls back the messages of such a transaction, in every topic.
 Then the pointer may be *pruned*: removed from the list. From then on every new snapshot takes the pointer for a
 committed one. So **no topic may have a message of a pruned pointer that is not rolled back, then or later**.
 

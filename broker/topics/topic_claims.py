@@ -2,7 +2,7 @@
 
 In a cluster the claim reads the record twice. The first read says which generation to claim, and may be stale.
 The second read begins once the log is held, so it shows every change that the leader before made. A leader that
-changes a record proves afterwards that it still leads (changing.py). So if a change and a claim overlap, one of
+changes a record proves afterwards that it still leads (record_changes.py). So if a change and a claim overlap, one of
 the two sees the other.
 """
 

@@ -318,7 +318,7 @@ class Topics:
     ) -> PollStream:
         """Read a page. If it has no message for this consumer, wait for one, at most ``wait_s``.
 
-        A poll with a snapshot does not wait while an open transaction holds it (see ``waiting``).
+        A poll with a snapshot does not wait while an open transaction holds it (see ``waiting_polls``).
 
         In a cluster a poll waits at the topic's leader. It may wait ``anywhere`` if no leader answers: then it
         reads storage from time to time. ``hold`` is the request's.
@@ -419,7 +419,7 @@ class Topics:
 
         Raises:
             ClockSkew: this node's clock is too far off.
-            Unavailable: it can't be compared now.
+            Unavailable: the clock can't be compared now.
         """
         await self.leaders.claims.clocks.compare(is_led_here=False)
 

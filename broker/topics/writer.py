@@ -67,7 +67,7 @@ class LogWriter:
         self.ids = around.row_ids(timestamp_of(hold.pointer))
         self.closed = False
         self.refused_below = 0
-        """The writer refuses messages of transactions with a lower pointer (see settling.py)."""
+        """The writer refuses messages of transactions with a lower pointer (see settlement.py)."""
         self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
         self._around = around
         self._message_bytes_max = around.logs.entry_bytes_max
