@@ -39,7 +39,7 @@ class Workers:
         self._reading: list[asyncio.Task[None]] = []
 
     async def start(self, name: str, **more: Any) -> None:
-        """Start a worker; ``more``: what it alone is told."""
+        """Start a worker; ``more`` has settings for this worker only."""
         command = (sys.executable, "-m", "chaos.rowlog_worker", name)
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -87,7 +87,7 @@ class Judged:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Judged:
-        """Read what ``as_json`` wrote. Raises KeyError."""
+        """Return the judgement in a value of ``as_json``. Raises KeyError."""
         details = [(one["name"], one["detail"]) for one in told["details"]]
         # Older runs did not judge availability, and have no ``not_judged``.
         not_judged = list(told.get("not_judged", [UNAVAILABLE]))

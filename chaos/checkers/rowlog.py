@@ -46,28 +46,28 @@ class _Judge:
         self.found: list[Violation] = []
         self.done: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
         self._put = put
-        self._flying: defaultdict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+        self._in_flight: defaultdict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
 
     def take(self, seen: HistoryLine) -> None:
         """Take the next line."""
         place = (seen.subscription, seen.row)
         if seen.kind == "halted":
-            for those in self._flying.values():
+            for those in self._in_flight.values():
                 those -= {each for each in those if each[0] == seen.process}
         elif seen.kind == "begin":
             self._begin(seen, place)
         elif seen.kind == "end":
-            self._flying[place].discard((seen.process, seen.seq))
+            self._in_flight[place].discard((seen.process, seen.seq))
             if seen.done:
                 self.done[place].add(seen.seq)
 
     def _begin(self, seen: HistoryLine, place: tuple[str, str]) -> None:
-        if beside := {seq for _, seq in self._flying[place]} - {seen.seq}:
+        if beside := {seq for _, seq in self._in_flight[place]} - {seen.seq}:
             self._add("row_in_flight", f"{place} {seen.seq} beside {sorted(beside)}")
         earlier = {seq for seq in self._put.get(seen.row, ()) if seq < seen.seq}
         if missing := earlier - self.done[place]:
             self._add("row_order", f"{place} {seen.seq} before {sorted(missing)}")
-        self._flying[place].add((seen.process, seen.seq))
+        self._in_flight[place].add((seen.process, seen.seq))
 
     def _add(self, name: str, detail: str) -> None:
         self.found.append(Violation(name, detail))
@@ -92,25 +92,25 @@ def violations(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> 
 
 
 def overlaps(history: Iterable[HistoryLine]) -> list[Violation]:
-    """Return where calls of two processes for one subscription were in flight at once.
+    """Return the calls of two processes for one subscription that were in flight at once.
 
-    This holds only while no process is cut off: a processor that lost contact ends the calls that it began.
+    Use it only if no process was cut off: a processor that lost contact still ends the calls that it began.
     """
     found: list[Violation] = []
-    flying: defaultdict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    in_flight: defaultdict[str, set[tuple[str, str, int]]] = defaultdict(set)
     for each in sorted(history, key=lambda line: line.time_ns):
         call = (each.process, each.row, each.seq)
         if each.kind == "halted":
-            for calls in flying.values():
+            for calls in in_flight.values():
                 calls -= {other for other in calls if other[0] == each.process}
         elif each.kind == "begin":
-            others = {other[0] for other in flying[each.subscription]} - {each.process}
+            others = {other[0] for other in in_flight[each.subscription]} - {each.process}
             if others:
                 detail = f"{each.subscription}: {each.process} beside {sorted(others)}"
                 found.append(Violation("subscription_in_flight", detail))
-            flying[each.subscription].add(call)
+            in_flight[each.subscription].add(call)
         elif each.kind == "end":
-            flying[each.subscription].discard(call)
+            in_flight[each.subscription].discard(call)
     return found
 
 

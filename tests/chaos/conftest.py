@@ -1,4 +1,4 @@
-"""One cluster for all tests here: whoever breaks it leaves it well, or renews it first."""
+"""One cluster for all tests here. A test that breaks it mends it, or renews it first."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,12 @@ from chaos.proxied_cluster import ChaosCluster
 from tests.kit.fixtures import require
 
 SESSION_MS = 4_000
-"""So long that a busy machine does not end sessions by itself, which no test asks for."""
+"""So long that sessions do not expire only because the machine is busy."""
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ChaosCluster]:
-    """Three nodes and a spare one, each behind proxies of its own, with clocks that can be set."""
+    """Three nodes and a spare one, each behind its own proxies, with clocks that can be set."""
     for server in ("hbase", "toxiproxy"):
         require(server)
     settings = {"cluster.session_timeout_ms": SESSION_MS}

@@ -16,11 +16,11 @@ from chaos.proxied_cluster import ChaosCluster
 from tests.kit.fixtures import require
 
 OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "time_poisoned"}
-"""Violations that no checker of histories finds."""
+"""Violations that the cases report themselves, because no checker finds them."""
 IN_SHORT = ("zombie-leader", "late-rollback")
-"""Of the cases that are played on a cluster, those that every run of the tests plays: all would take too long.
+"""The cluster cases in every test run. All of them would take too long.
 
-Under their mutants they are played by the nightly run alone.
+Only the nightly run plays them under their mutants.
 """
 
 quick = pytest.mark.timeout(120)
@@ -96,21 +96,21 @@ class TestOnACluster:
         failed(await play(case, cluster, mutant=case.mutant))
 
 
-def test_there_are_twenty_four() -> None:
+def test_there_are_24_cases() -> None:
     assert [case.number for case in CASES.values()] == list(range(1, 25))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-def test_each_says_what_protects_and_how_that_shows(case: Case) -> None:
+def test_each_case_has_texts_a_mutant_and_known_violations(case: Case) -> None:
     assert all((case.title, case.happens, case.protects, case.without))
     assert case.mutant in mutants.NAMES
     assert case.violations
     assert case.violations <= set(NAMES) | OWN_NAMES
 
 
-def test_what_came_of_a_case_is_its_exit_code() -> None:
+def test_the_exit_code_gives_the_result_of_a_case() -> None:
     case = CASES["zombie-leader"]
-    assert Played(case).exit_code == 2, "nothing happened"
+    assert Played(case).exit_code == 2, "no fault happened"
     assert Played(case, faults={"pause": False}).exit_code == 2
     assert Played(case, faults={"pause": True}).exit_code == 0
     assert Played(case, faults={"pause": True}, is_known=False).exit_code == 2
@@ -121,7 +121,7 @@ def test_what_came_of_a_case_is_its_exit_code() -> None:
     assert not Played(case, case.mutant, [Violation("torn", "")]).is_as_expected
 
 
-def test_the_command_line_lists_them_and_plays_one() -> None:
+def test_the_command_line_lists_the_cases_and_plays_one() -> None:
     listed = CliRunner().invoke(cli, ["cases", "--json"])
     assert [one["name"] for one in json.loads(listed.stdout)] == list(CASES)
     assert "zombie-leader" in CliRunner().invoke(cli, ["cases"]).stdout

@@ -1,4 +1,4 @@
-"""A cluster that somebody else has started, broken by commands of its owner: as a user does it."""
+"""A cluster that the verifier did not start, with faults by its owner's commands, as a user does it."""
 
 import json
 import select
@@ -26,14 +26,14 @@ DEADLINE_S = 180
 SESSION_S = 2
 SECONDS = 12
 SEED = 3
-"""Of one window in which there are both faults."""
+"""This seed draws one window with both faults."""
 
 Process = dict[str, Any]
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[list[Process]]:
-    """Start a cluster by its command, and end it by a signal; give what it tells of its processes."""
+    """Start a cluster by its command, yield the processes that it lists, and end it by a signal."""
     words = ["--nodes", "2", "--ports", "free", "--dir", str(folder), "--json"]
     words += ["--set", f"cluster.session_timeout_ms={SESSION_S * 1000}"]
     with subprocess.Popen(
@@ -52,7 +52,7 @@ def cluster(folder: Path) -> Iterator[list[Process]]:
 
 
 def start_script(node: Process, folder: Path) -> Path:
-    """Write down how a node is started again, from what the cluster told of it."""
+    """Write a script that restarts a node, from the command and variables that the cluster lists."""
     variables = (f"{name}={shlex.quote(value)}" for name, value in node["env"].items())
     command = " ".join(["env", *variables, shlex.join(node["command"])])
     script = folder / f"start-{node['name']}.sh"
@@ -75,7 +75,7 @@ def chaos(*words: str) -> dict[str, Any]:
     return verdict
 
 
-def test_nodes_of_a_cluster_of_others_are_killed_and_frozen_by_its_owners_commands(
+def test_nodes_of_a_given_cluster_are_killed_and_paused_by_its_owners_commands(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "cluster"
@@ -100,7 +100,7 @@ def test_nodes_of_a_cluster_of_others_are_killed_and_frozen_by_its_owners_comman
             "pause",
         }
         assert "unavailable" not in verdict["not_judged"]
-        # It is left well, and not all of it is what was started first.
+        # All processes run, and at least one node was restarted.
         now = pids.live(folder)
         assert set(now) == {process["name"] for process in processes}
         assert {node["name"] for node in nodes if now[node["name"]] != node["pid"]} != set()

@@ -1,4 +1,4 @@
-"""Links through the real Toxiproxy: what a cut holds back, and what it gives out again."""
+"""Links through the real Toxiproxy: a cut holds data back, and healing releases it."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 @pytest.fixture
 async def links(server: ToxiproxyServer) -> AsyncIterator[Links]:
-    """One link, at whose end somebody repeats what is said."""
+    """One link to an echo server."""
     serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,7 +63,7 @@ async def links(server: ToxiproxyServer) -> AsyncIterator[Links]:
     port = listening.sockets[0].getsockname()[1]
     proxy = Toxiproxy(HOST, server.port)
     yield proxied(server, [LINK], {"broker-2": f"{HOST}:{port}"})
-    # Ends every connection that the end of the link still has.
+    # End every remaining connection of the echo server.
     proxy.enable(LINK.proxy, enabled=False)
     listening.close()
     await asyncio.gather(*(task for task in serving if task is not None))
@@ -102,7 +102,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("direction", ["both", "up", "down"])
-async def test_a_cut_is_silent_and_gives_out_what_it_held_back(
+async def test_a_cut_link_is_silent_and_releases_its_data_when_healed(
     links: Links, direction: str
 ) -> None:
     async with Talk(links) as talk:
@@ -119,7 +119,7 @@ async def test_a_cut_is_silent_and_gives_out_what_it_held_back(
         await talk.hears(b"three")
 
 
-async def test_dropped_connections_end_and_new_ones_are_welcome(links: Links) -> None:
+async def test_drop_ends_connections_and_new_ones_can_be_opened(links: Links) -> None:
     async with Talk(links) as talk:
         talk.say(b"one")
         await talk.hears(b"one")
@@ -143,17 +143,17 @@ async def test_a_closed_link_refuses_until_it_is_opened(links: Links) -> None:
         await talk.hears(b"open")
 
 
-async def test_a_toxic_takes_the_place_of_its_like(links: Links) -> None:
+async def test_a_toxic_replaces_one_of_the_same_name(links: Links) -> None:
     for delay in (1, 2):
         await links.spoil([LINK], [Toxic("latency", "downstream", {"latency": delay})])
     assert await links.spoilt() == {LINK.proxy: ["latency_downstream"]}
     await links.reset()
 
 
-async def test_a_toxiproxy_that_says_nothing_is_started_anew(
+async def test_a_toxiproxy_that_hangs_is_restarted(
     links: Links, server: ToxiproxyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It bounds the answers of the new one, too, so it must not be too short for a slow machine.
+    # The time-out also holds for the restarted Toxiproxy, so it must suit a slow machine.
     monkeypatch.setattr(toxiproxy, "TIMEOUT_S", ANSWER_S)
     await links.cut([LINK])
     server.suspend()
@@ -164,7 +164,7 @@ async def test_a_toxiproxy_that_says_nothing_is_started_anew(
         await talk.hears(b"again")
 
 
-def test_packets_get_lost_on_their_way_to_a_port_until_it_is_healed() -> None:
+def test_packets_to_a_port_are_lost_until_it_is_healed() -> None:
     if shutil.which("nft") is None or os.geteuid():
         with pytest.raises(PacketsMissing, match="nft"):
             Packets()
@@ -174,7 +174,7 @@ def test_packets_get_lost_on_their_way_to_a_port_until_it_is_healed() -> None:
         address = listening.getsockname()
         packets.lose([address[1]], 99, "up")
         try:
-            # Of a hundred connections one or two may get through at once.
+            # One or two of a hundred connections may succeed at once.
             with pytest.raises(TimeoutError):
                 connect(address, times=100)
             assert packets.lost() > 0
@@ -184,12 +184,12 @@ def test_packets_get_lost_on_their_way_to_a_port_until_it_is_healed() -> None:
 
 
 def connect(address: tuple[str, int], *, times: int = 1, timeout_s: float = SILENCE_S) -> None:
-    """Open connections, one after the other. Raises TimeoutError."""
+    """Open connections, one after another. Raises TimeoutError."""
     for _ in range(times):
         socket.create_connection(address, timeout=timeout_s).close()
 
 
-def test_what_toxiproxy_refuses_is_told(server: ToxiproxyServer) -> None:
+def test_a_refusal_by_toxiproxy_raises(server: ToxiproxyServer) -> None:
     proxy = Toxiproxy(HOST, server.port)
     with pytest.raises(ToxiproxyFailed, match="404"):
         proxy.enable("nobody", enabled=False)

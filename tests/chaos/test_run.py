@@ -1,4 +1,4 @@
-"""A run on a real cluster: faults come and go, and the verdict says what it says for good reason."""
+"""A run on a real cluster: faults happen, and the verdict is based on enough evidence."""
 
 import asyncio
 import json
@@ -27,17 +27,17 @@ pytestmark = [
 
 FAULTS = ("kill", "pause", "partition", "session", "leaders", "clock-skew")
 SEED = 2
-"""Of two windows, neither of which is healthy."""
+"""This seed draws two windows with faults."""
 
 
 @pytest.fixture(scope="module")
 def fresh(cluster: ChaosCluster) -> ChaosCluster:
-    """The cluster without any topic and with every guard, with every process well."""
+    """The cluster without topics, faults and mutants."""
     asyncio.run(cluster.renew())
     return cluster
 
 
-async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
+async def test_a_cluster_under_six_faults_loses_no_message(
     fresh: ChaosCluster, tmp_path: Path
 ) -> None:
     plan = RunPlan(("log",), FAULTS, 24.0, SEED, window_s=(12.0, 12.0), together=(3, 3))
@@ -53,15 +53,15 @@ async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
     kept = {file.name for file in (folder.folder / "001").iterdir()}
     assert kept == {"history.jsonl", "verdict.json", "rate.svg", "leaders.svg"}
     assert any("ok" in line and "writes" in line for line in said)
-    # It is left well.
+    # The run leaves it without faults.
     assert await fresh.links.spoilt() == {}
     assert all(fresh.is_running(node) for node in fresh.nodes)
     summed = CliRunner().invoke(cli, ["sum", str(tmp_path), "--json"])
     assert (summed.exit_code, json.loads(summed.stdout)["runs"]) == (0, 1)
 
 
-async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster) -> None:
-    """By registers alone: nothing is published."""
+async def test_a_given_cluster_is_judged_and_not_changed(fresh: ChaosCluster) -> None:
+    """The workload uses only registers, and publishes nothing."""
     target = GivenTarget(fresh.urls)
     before = {node: fresh.member(node).pid for node in fresh.nodes}
     quick = replace(REAL, pause_s=0.02)
@@ -76,7 +76,7 @@ async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster)
     assert before == {node: fresh.member(node).pid for node in fresh.nodes}
 
 
-async def test_a_target_does_what_it_says_it_can(fresh: ChaosCluster) -> None:
+async def test_a_target_has_its_abilities(fresh: ChaosCluster) -> None:
     can = {Ability.KILL, Ability.PAUSE, Ability.LINKS, Ability.CLOCKS, Ability.ZOOKEEPER}
     assert fresh.abilities >= can | {Ability.OWN_ZOOKEEPER, Ability.SPARE}
     assert not fresh.abilities & fresh.missing.keys()
@@ -107,7 +107,7 @@ async def test_a_broker_whose_power_fails_loses_nothing(tmp_path: Path) -> None:
         judged = await Run(broker, plan, RunFolder(tmp_path / "run"), said.append).run()
     assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
     assert set(judged.facts["nemeses"]) == {"power-cut", "torn-tail", "flipped-bit"}
-    # Its disk is the machine's, unless it is in a namespace of its own.
+    # Without its own mount namespace it uses the machine's disk, which it must not fill.
     assert "left out: disk-full" in said[0]
 
 

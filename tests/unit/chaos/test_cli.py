@@ -6,7 +6,7 @@ from chaos.nemeses import NEMESES
 from chaos.target import Ability
 
 
-def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
+def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     refused = CliRunner().invoke(cli, ["run", "--nemesis", "kil"])
     assert refused.exit_code == 2
     assert "there is no nemesis 'kil'; there are mix, kill" in refused.stderr
@@ -35,13 +35,13 @@ def test_every_command_explains_itself(command: str) -> None:
     assert f"  {command}" in CliRunner().invoke(cli, ["--help"]).stdout
 
 
-def test_the_nemeses_are_listed_with_what_they_need() -> None:
+def test_the_nemeses_are_listed_in_order() -> None:
     lines = CliRunner().invoke(cli, ["nemeses"]).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(NEMESES)
 
 
 @pytest.mark.parametrize("name", NEMESES)
-def test_a_nemesis_has_the_name_it_is_made_by_and_says_what_it_needs(name: str) -> None:
+def test_a_nemesis_has_its_registered_name_and_known_needs(name: str) -> None:
     nemesis = NEMESES[name]()
     assert nemesis.name == name
     assert nemesis.needs <= set(Ability)

@@ -8,7 +8,7 @@ from chaos.clocks import ClockOffsets
 
 SAY = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
 TOLERANCE_S = 600
-"""A loaded machine may be late; the steps are hours."""
+"""A loaded machine may answer late. The steps of the clock are much longer."""
 
 
 def test_a_clock_is_set_while_its_process_runs(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from chaos.run_folder import Judged
 
 
 class Told:
-    """A history whose time is given."""
+    """A history whose time the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

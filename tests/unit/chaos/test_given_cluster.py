@@ -14,19 +14,19 @@ from chaos.target import Ability, Unable
 URLS = ["http://10.0.0.1:8080/", "http://10.0.0.2:8080"]
 
 
-def test_a_hook_is_told_which_node() -> None:
+def test_a_hook_gets_the_node() -> None:
     words = filled("ssh {host} 'kill {node} at {url}'", 2, "http://10.0.0.2:8080")
     assert words == ["ssh", "10.0.0.2", "kill 2 at http://10.0.0.2:8080"]
 
 
-def test_only_what_can_be_undone_can_be_done() -> None:
+def test_an_ability_needs_a_hook_that_undoes_it() -> None:
     assert GivenTarget(URLS).abilities == set()
     assert GivenTarget(URLS, Hooks(kill="k")).abilities == set()
     assert GivenTarget(URLS, Hooks(kill="k", start="s")).abilities == {Ability.KILL}
     assert GivenTarget(URLS, Hooks(pause="p", resume="r")).abilities == {Ability.PAUSE}
 
 
-async def test_what_has_no_hook_is_said() -> None:
+async def test_a_call_without_its_hook_is_refused() -> None:
     target = GivenTarget(URLS)
     assert target.nodes == ("broker-1", "broker-2")
     with pytest.raises(Unable, match="kill"):
@@ -48,12 +48,12 @@ async def test_a_hook_is_run_and_its_failure_is_told(tmp_path: Path) -> None:
     assert not target.is_running("broker-2")
 
 
-async def test_a_hook_that_is_no_program_has_failed() -> None:
+async def test_a_hook_without_its_program_fails() -> None:
     with pytest.raises(HookFailed, match="no-such-program"):
         await GivenTarget(URLS, Hooks(kill="no-such-program {node}", start="s")).kill("broker-1")
 
 
-async def test_a_node_that_was_killed_is_not_woken_any_more() -> None:
+async def test_a_killed_node_is_not_resumed() -> None:
     hooks = Hooks(kill="true", start="true", pause="true", resume="false")
     target = GivenTarget(URLS, hooks)
     await target.pause("broker-1")
@@ -61,7 +61,7 @@ async def test_a_node_that_was_killed_is_not_woken_any_more() -> None:
     assert not target._frozen
 
 
-async def test_nodes_are_frozen_and_woken_where_they_can_not_be_killed(tmp_path: Path) -> None:
+async def test_nodes_can_be_paused_without_a_hook_that_kills(tmp_path: Path) -> None:
     file = tmp_path / "did"
     hooks = [f"sh -c 'echo {verb} {{node}} >> {file}'" for verb in ("pause", "resume")]
     target = GivenTarget(URLS, Hooks(pause=hooks[0], resume=hooks[1]), session_s=0.01)
@@ -73,8 +73,8 @@ async def test_nodes_are_frozen_and_woken_where_they_can_not_be_killed(tmp_path:
     assert words[1] == words[3]
 
 
-async def test_a_hook_may_leave_a_process_behind_that_holds_its_output(tmp_path: Path) -> None:
-    """As one does that starts a node: only its own end counts."""
+async def test_a_hook_may_leave_a_process_that_keeps_its_output_open(tmp_path: Path) -> None:
+    """A hook that starts a node does that. The hook ends when its own process ends."""
     file = tmp_path / "pid"
     starts = f"sh -c 'tail -f /dev/null & echo $! > {file}'"
     target = GivenTarget(URLS, Hooks(kill=starts, start="true"))

@@ -10,7 +10,7 @@ ALL = links_of(NODES, ["zookeeper-1"], ["thrift-1", "thrift-2"])
 
 
 class Recorded:
-    """Notes what Toxiproxy is asked for."""
+    """Records the requests to Toxiproxy."""
 
     def __init__(self) -> None:
         self.toxics_of: dict[str, set[str]] = {}
@@ -68,7 +68,7 @@ async def test_a_cut_is_whole_or_one_way_and_heals(links: Links, recorded: Recor
     assert await links.spoilt() == {}
 
 
-async def test_a_cut_and_a_narrow_link_are_healed_apart(links: Links) -> None:
+async def test_a_cut_and_a_bandwidth_limit_are_healed_separately(links: Links) -> None:
     link = ALL[0]
     narrow = [Toxic("bandwidth", "upstream", {"rate": 10})]
     await links.cut([link], "up")
@@ -79,13 +79,13 @@ async def test_a_cut_and_a_narrow_link_are_healed_apart(links: Links) -> None:
     assert await links.spoilt() == {}
 
 
-async def test_dropped_connections_are_welcome_again(links: Links, recorded: Recorded) -> None:
+async def test_drop_disables_and_enables_the_proxy(links: Links, recorded: Recorded) -> None:
     link = Link("client", "broker-3")
     await links.drop([link])
     assert recorded.disabled == [f"{link.proxy} False", f"{link.proxy} True"]
 
 
-def test_a_proxy_leads_to_where_its_accepter_listens() -> None:
+def test_a_proxy_leads_to_the_address_of_its_accepter() -> None:
     upstreams = {name: f"127.0.0.1:{number}" for number, name in enumerate([*NODES, "x"])}
     (proxy,) = proxies_of([Link("client", "broker-2")], "127.0.0.1", upstreams, [4711])
     assert proxy == ("client>broker-2", "127.0.0.1:4711", "127.0.0.1:1")

@@ -21,7 +21,7 @@ CHANCE = random.Random(1)
 
 
 class Doing(Repeated):
-    """Does what it is told, and counts."""
+    """Returns or raises the scripted results, one for each ``act``."""
 
     name = "doing"
     needs: ClassVar[frozenset[Any]] = frozenset()
@@ -55,21 +55,21 @@ async def played(nemesis: Doing) -> dict[str, Any]:
         return dict(await nemesis.heal(target))
 
 
-async def test_what_is_repeated_tells_how_often_it_was_done() -> None:
+async def test_a_repeated_fault_counts_its_repetitions() -> None:
     nemesis = Doing("one", None, "two")
     evidence = await played(nemesis)
     assert evidence == {"happened": True, "times": 2, "done": ["one", "two"]}
     assert nemesis.undone
 
 
-async def test_what_could_not_be_done_did_not_happen_and_says_why() -> None:
+async def test_a_fault_that_only_fails_did_not_happen_and_has_errors() -> None:
     evidence = await played(Doing(ServerFailed("it ended"), None))
     assert evidence["happened"] is False
     assert evidence["errors"] == ["ServerFailed('it ended')"]
 
 
 class Killable(Target):
-    """Notes what is done to its processes."""
+    """Records the kills and starts of its processes."""
 
     def __init__(self) -> None:
         super().__init__(NODES, (), session_s=1)
@@ -92,7 +92,7 @@ class Killable(Target):
         self.did.append(f"start {name}")
 
 
-async def test_only_what_lives_is_killed_and_it_is_started_again_even_when_it_is_over() -> None:
+async def test_only_a_living_node_is_killed_and_it_is_restarted_also_after_the_window() -> None:
     target, nemesis = Killable(), Kill()
     acting = asyncio.create_task(nemesis.act(target, CHANCE))
     await target.killed.wait()
@@ -113,7 +113,7 @@ async def test_a_workloads_own_process_is_killed_as_a_node_is(
 
 
 class Moving(Target):
-    """Has two region servers, of which the first has regions."""
+    """Has two region servers; only the first has regions."""
 
     def __init__(self, *running: str) -> None:
         super().__init__(NODES, (), session_s=1)
@@ -129,7 +129,7 @@ class Moving(Target):
         return 4 if region_server == "region-1" else 0
 
 
-async def test_regions_move_where_there_is_another_server_and_only_what_moved_counts() -> None:
+async def test_regions_move_if_there_is_another_server_and_an_empty_move_does_not_count() -> None:
     assert await RegionMove().act(Moving("region-1"), CHANCE) is None
     target, chance = Moving("region-1", "region-2"), random.Random(1)
     told = [await RegionMove().act(target, chance) for _ in range(20)]
@@ -138,7 +138,7 @@ async def test_regions_move_where_there_is_another_server_and_only_what_moved_co
 
 
 class Proxied(Target):
-    """Notes what is wrong with its links."""
+    """Records the toxics of its links."""
 
     def __init__(self) -> None:
         super().__init__(NODES, (), session_s=1)
@@ -173,7 +173,7 @@ async def test_a_partition_cuts_the_links_of_its_kind_and_heals_them() -> None:
         assert await target.links.spoilt() == {}
 
 
-async def test_a_workloads_own_process_is_cut_off_from_what_it_uses_alone() -> None:
+async def test_a_rowlog_processor_is_cut_off_alone() -> None:
     assert "rowlog-1" not in Proxied().ends_of("node-node")
     for pair in ("node-zookeeper", "node-hbase"):
         details = [
@@ -192,7 +192,7 @@ async def test_a_partition_that_was_healed_by_another_is_no_evidence() -> None:
 
 
 class Timed(Target):
-    """Has clocks."""
+    """Has settable clocks."""
 
     def __init__(self) -> None:
         super().__init__(NODES, (), session_s=1)

@@ -41,7 +41,7 @@ def test_writes_are_counted_by_second_and_outcome() -> None:
     assert [round(value or 0) for value in plots.percentiles(points, 99, 20)] == [50] * 20
 
 
-def test_leads_tell_who_acknowledged_when() -> None:
+def test_leads_have_the_acknowledging_node_at_each_time() -> None:
     leads = plots.leads_of(told().calls(), 0)
     assert [node for _, node in leads["default:a"]] == ["http://node-0"] * 90 + [
         "http://node-1"
@@ -57,7 +57,7 @@ def test_the_plots_are_drawn_and_name_the_faults(tmp_path: Path) -> None:
     assert plots.draw([], tmp_path) == []
 
 
-def test_names_that_are_near_stand_on_lines_of_their_own() -> None:
+def test_close_names_stand_on_different_lines() -> None:
     begins = (0.0, 0.0, 5.0, 50.0, 100.0)
     shades = [plots.Shade("kill", begin_s, begin_s + 10) for begin_s in begins]
     assert plots.rows_of(shades) == [0, 1, 2, 0, 0]

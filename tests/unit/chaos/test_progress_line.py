@@ -7,7 +7,7 @@ from chaos import progress_line
 from chaos.history import History
 
 
-async def test_a_line_tells_what_was_answered_and_what_is_broken(
+async def test_a_line_has_the_counts_of_answers_and_the_present_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress_line, "EVERY_S", 0.0)
@@ -34,7 +34,7 @@ async def test_a_line_tells_what_was_answered_and_what_is_broken(
         assert part in line
 
 
-async def test_a_topic_is_silent_until_it_acknowledges_what_is_asked_or_under_way(
+async def test_a_topic_is_silent_until_it_acknowledges_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress_line, "LOOK_S", 0.0)

@@ -13,7 +13,7 @@ def wired(gateway: ListenAddress | None = None) -> tuple[Wiring, dict[Link, str]
     return wiring, {link: f"proxy:{number}" for number, link in enumerate(wiring.links())}
 
 
-def test_a_node_knows_nothing_but_proxies_of_its_own() -> None:
+def test_a_nodes_settings_have_only_its_own_proxies() -> None:
     wiring, where = wired()
     assert wiring.settings("broker-2", where) == {
         "cluster.advertised_url": f"http://{where[Link('client', 'broker-2')]}",
@@ -22,7 +22,7 @@ def test_a_node_knows_nothing_but_proxies_of_its_own() -> None:
     }
 
 
-def test_a_node_reaches_another_past_what_that_tells_clients() -> None:
+def test_a_node_reaches_another_by_its_own_proxy() -> None:
     wiring, where = wired()
     theirs, mine = where[Link("client", "broker-2")], where[Link("broker-1", "broker-2")]
     assert wiring.environment("broker-1", where) == {
@@ -30,7 +30,7 @@ def test_a_node_reaches_another_past_what_that_tells_clients() -> None:
     }
 
 
-def test_a_process_of_a_workload_has_proxies_of_its_own_and_no_node_one_to_it() -> None:
+def test_a_rowlog_processor_has_its_own_proxies_and_accepts_no_connections() -> None:
     wiring = Wiring.of(PLACES, None, ["rowlog-1"])
     where = {link: link.proxy for link in wiring.links()}
     assert wiring.beneath("rowlog-1", where) == {

@@ -9,7 +9,7 @@ from chaos.rowlog_worker import Worker
 MESSAGE = Message("mq", b"row", 1, 1_000, b'{"n": 1}', b"")
 
 
-async def test_a_call_that_is_cancelled_is_told_as_over(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_cancelled_call_writes_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     listen = Worker("one", {"id": "mq", "takes_s": 1000.0}).listener("a")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):  # It cancels the call at its first pause.

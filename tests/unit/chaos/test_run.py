@@ -1,4 +1,4 @@
-"""A run without a cluster: a workload that makes its own answers, and faults that are only told of."""
+"""A run without a cluster: a workload that answers its own requests, and faults without an effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TOPIC = "default:t"
 SILENT_S = 0.2
 LONG_S = 60.0
-"""Longer than a busy machine keeps anybody waiting."""
+"""Longer than any delay of a busy machine."""
 PLAN = RunPlan(
     ("answered",),
     ("fault",),
@@ -38,11 +38,11 @@ SHORT = replace(PLAN, unavailable_s=SILENT_S)
 
 
 class Answered:
-    """Publishes one message after the other to a log that is a list; ``silent`` answers nothing."""
+    """Publishes one message after another to a list; when ``silent`` is set, it gives no answers."""
 
     name = "answered"
     silent: ClassVar[asyncio.Event]
-    """Set by a target from when on nothing is answered."""
+    """The target sets it to stop all answers."""
     asks_when_healed: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Answered:
                 asked = {"payloads": ["never"], "generation": 1}
                 ending = stage.history.invoke("q", "publish", TOPIC, asked)
                 await stop.wait()
-                ending.unknown("nobody answers")
+                ending.unknown("no answer")
             await stage.clock.sleep(0.001)
 
     def publish(self, stage: WorkloadStage) -> None:
@@ -92,7 +92,7 @@ class Registered(Answered):
 
 
 class Told:
-    """A fault of which there is nothing but the word."""
+    """A fault that says it happened, but has no effect."""
 
     name = "fault"
     needs: ClassVar[frozenset[Ability]] = frozenset()
@@ -111,7 +111,7 @@ class Told:
 
 
 class Mended(Target):
-    """Nothing is wrong with it; once it is mended its topics may be silent."""
+    """A target without faults; after ``mend``, its topics may be silent."""
 
     def __init__(self, *, silent: bool = False) -> None:
         super().__init__(("broker-1",), ("http://127.0.0.1:1",), session_s=1)
@@ -173,7 +173,7 @@ async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named
     assert judged.figures.silent_well_s > SILENT_S
 
 
-async def test_what_nobody_asks_any_more_is_not_judged_and_so_unknown(
+async def test_a_topic_without_requests_after_the_fault_is_not_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Answered, "asks_when_healed", False)
@@ -182,7 +182,7 @@ async def test_what_nobody_asks_any_more_is_not_judged_and_so_unknown(
     assert NOT_BACK in judged.unsure
 
 
-async def test_too_little_to_say_is_unknown() -> None:
+async def test_a_run_without_faults_is_unknown() -> None:
     judged, _ = await played(Mended(), replace(PLAN, seconds=0.0))
     assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("unknown", 2)
     assert judged.unsure[-1] == "no fault happened"
@@ -220,7 +220,7 @@ async def test_each_segment_has_a_history_and_a_verdict_of_its_own(tmp_path: Pat
 
 
 @pytest.mark.parametrize("which", ["begins", "heals"])
-async def test_a_fault_that_could_not_be_taken_back_lasts_until_all_is_mended(
+async def test_a_fault_that_could_not_be_healed_lasts_until_the_target_is_mended(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Told, "heals", False)

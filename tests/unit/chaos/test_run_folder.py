@@ -19,7 +19,7 @@ from chaos.run_folder import (
 )
 
 VALID = Verdict((), is_known=True)
-INVALID = Verdict((Violation("lost_tail", "three are gone"),), is_known=True)
+INVALID = Verdict((Violation("lost_tail", "three are lost"),), is_known=True)
 
 
 def figures(acknowledged: int = ACKNOWLEDGED_MIN, **happened: int) -> RunFigures:
@@ -34,7 +34,7 @@ def test_enough_and_nothing_wrong_is_valid() -> None:
     assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("valid", 0)
 
 
-def test_what_is_wrong_is_invalid_however_little_there_is() -> None:
+def test_a_violation_in_a_short_history_is_invalid() -> None:
     judged = judge(figures(0), INVALID)
     assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("invalid", 1)
     assert judged.as_json()["violations"] == {"lost_tail": 1}
@@ -82,7 +82,7 @@ def test_runs_are_kept_and_added_up(tmp_path: Path) -> None:
     assert runs_below(tmp_path / "one") == [tmp_path / "one" / "verdict.json"]
 
 
-def test_of_many_violations_some_are_told_and_all_are_counted() -> None:
+def test_of_many_violations_some_have_details_and_all_are_counted() -> None:
     many = Verdict(200 * INVALID.violations, is_known=True, counts={"found.lost_tail": 5000})
     told = together([judge(figures(), many), judge(figures(), INVALID)]).as_json()
     assert (told["violations"], len(told["details"])) == ({"lost_tail": 5001}, 100)
@@ -95,7 +95,7 @@ def test_a_run_is_not_written_over(tmp_path: Path) -> None:
         RunFolder(tmp_path / "one")
 
 
-def test_what_was_promised_and_could_not_be_judged_is_unknown_and_said() -> None:
+def test_a_promise_that_could_not_be_judged_makes_the_verdict_unknown() -> None:
     silent = Verdict((), is_known=True, unjudged=("expired_late", "unavailable"))
     promised = judge(figures(kill=1), silent, promises=Promises(unavailable_ms=1000))
     assert (promised.outcome, promised.unsure) == ("unknown", [NOT_BACK])
@@ -108,7 +108,7 @@ def test_what_was_promised_and_could_not_be_judged_is_unknown_and_said() -> None
     assert Judged.from_json(whole.as_json()).not_judged == ["expired_late", "unavailable"]
 
 
-def test_a_verdict_of_before_says_what_it_did_not_judge() -> None:
+def test_an_older_verdict_did_not_judge_availability() -> None:
     told = Judged().as_json()
     del told["not_judged"], told["longest_silent_when_well_s"]
     assert Judged.from_json(told).not_judged == ["unavailable"]

@@ -3,7 +3,7 @@ import struct
 from chaos.sessions import password_of
 
 
-def test_the_password_is_what_java_draws() -> None:
+def test_the_password_is_the_one_that_java_draws() -> None:
     # new java.util.Random(42): nextInt() is -1170105035, then 234785527, -1360544799, 205897768.
     drawn = struct.unpack("<4i", password_of(42 ^ 0xB3415C00))
     assert drawn == (-1170105035, 234785527, -1360544799, 205897768)

@@ -9,7 +9,7 @@ def line(pid: int, text: str) -> str:
     return f"{pid} {text}\n"
 
 
-def test_only_what_was_written_before_a_sync_began_is_synced() -> None:
+def test_only_bytes_written_before_a_sync_began_are_synced() -> None:
     disk = replay(
         [
             line(1, f"write(7<{LOG}>, ..., 100) = 100"),
@@ -33,7 +33,7 @@ def test_a_write_during_a_sync_is_not_covered_by_it() -> None:
     assert (disk.written[LOG], disk.synced[LOG]) == (150, 100)
 
 
-def test_what_did_not_end_or_failed_counts_for_nothing() -> None:
+def test_a_failed_or_unfinished_call_does_not_count() -> None:
     disk = replay(
         [
             line(1, f"write(7<{LOG}>, ..., 100) = 100"),
@@ -46,7 +46,7 @@ def test_what_did_not_end_or_failed_counts_for_nothing() -> None:
     assert (disk.written, disk.synced) == ({LOG: 100}, {})
 
 
-def test_a_renamed_file_keeps_what_is_known_of_it() -> None:
+def test_a_renamed_file_keeps_its_counts() -> None:
     disk = replay(
         [
             line(1, "write(7</d/new>, ..., 10) = 10"),

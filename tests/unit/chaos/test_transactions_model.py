@@ -20,14 +20,14 @@ def begun(model, now_ms=NOW, timeout_ms=500):
     return model.begin(now_ms, timeout_ms).pointer
 
 
-def test_a_pointer_is_the_time_of_its_beginning_or_the_next_number(model):
+def test_a_pointer_is_the_start_time_or_the_next_number(model):
     first, second = begun(model), begun(model)
     assert first == NOW * POINTERS_PER_MS
     assert second == first + 1
     assert begun(model, NOW - 50) == second + 1
 
 
-def test_what_is_in_progress_is_not_seen_and_what_is_committed_is(model):
+def test_a_transaction_in_progress_is_invisible_and_a_committed_one_visible(model):
     one, other = begun(model), begun(model)
     model.commit(NOW, other)
     snapshot = model.look(NOW)
@@ -45,18 +45,18 @@ def test_a_snapshot_stays_as_it_was(model):
     assert model.look(NOW).is_visible(one)
 
 
-def test_a_transaction_sees_its_own(model):
+def test_a_transaction_sees_its_own_writes(model):
     own = model.begin(NOW, 500)
     assert own.snapshot.is_visible(own.pointer)
 
 
-def test_who_aborts_has_undone_what_was_written_so_the_pointer_becomes_visible(model):
+def test_an_abort_makes_the_pointer_visible(model):
     pointer = begun(model)
     model.abort(NOW, pointer)
     assert model.look(NOW).is_visible(pointer)
 
 
-def test_what_is_invalid_is_never_seen(model):
+def test_an_invalid_transaction_is_never_visible(model):
     pointer = begun(model)
     model.invalidate(NOW, pointer)
     assert model.look(NOW).is_invalid(pointer)
@@ -64,7 +64,7 @@ def test_what_is_invalid_is_never_seen(model):
         model.commit(NOW, pointer)
 
 
-def test_what_has_timed_out_is_invalid_until_it_is_aborted(model):
+def test_a_timed_out_transaction_is_invalid_until_it_is_aborted(model):
     pointer = begun(model, timeout_ms=500)
     assert not model.look(NOW + 499).is_invalid(pointer)
     assert model.look(NOW + 500).is_invalid(pointer)
@@ -74,7 +74,7 @@ def test_what_has_timed_out_is_invalid_until_it_is_aborted(model):
     assert model.look(NOW + 500).is_visible(pointer)
 
 
-def test_nothing_ends_twice(model):
+def test_a_transaction_ends_once(model):
     pointer = begun(model)
     model.commit(NOW, pointer)
     for end in (model.commit, model.abort, model.invalidate):
@@ -82,7 +82,7 @@ def test_nothing_ends_twice(model):
             end(NOW, pointer)
 
 
-def test_an_answer_may_be_lost_after_the_call_was_carried_out_or_before():
+def test_an_answer_may_be_lost_after_the_call_was_done_or_before():
     async def main(loop):
         clock = VirtualClock(loop)
         carried_out = set()
@@ -96,7 +96,7 @@ def test_an_answer_may_be_lost_after_the_call_was_carried_out_or_before():
     simulate(main)
 
 
-def test_all_end_when_they_are_told_to():
+def test_end_all_makes_all_transactions_invalid():
     async def main(loop):
         clock = VirtualClock(loop)
         service = ModelService(clock, random.Random(1), timeout_s=20, lost=0.0)

@@ -1,7 +1,7 @@
-"""A log that keeps its promises, and clients that tell the truth: histories in which nothing is wrong.
+"""Correct histories: a log that keeps its promises, and clients that record the truth.
 
-Chance decides who goes on, when a request is done between its asking and its answer, and whether the
-answer is lost. Rows are given ids in the order in which they are done.
+A random generator chooses the next process, the moment at which a request is done, and the lost answers. Rows
+get ids in the order in which they are done.
 """
 
 import random
@@ -38,7 +38,7 @@ class Transaction:
 
 
 class HonestWorld:
-    """One topic, three nodes of which two may be behind, publishers, transactions and readers."""
+    """One topic, three nodes (two of them may lag), publishers, transactions and readers."""
 
     def __init__(self, seed: int, steps: int) -> None:
         self.chance = random.Random(seed)
@@ -49,7 +49,7 @@ class HonestWorld:
         self.next_pointer = 1
         self.next_payload = 0
         self.lives: dict[str, int] = {}
-        self.under_way: dict[str, Publish] = {}
+        self.in_flight: dict[str, Publish] = {}
         self.open: dict[str, Transaction] = {}
         self.invalids: list[int] = []
         self.committed = 0
@@ -72,10 +72,10 @@ class HonestWorld:
 
     def _publisher(self) -> None:
         name = f"p{self.chance.randrange(4)}"
-        if name in self.under_way:
-            self._answer(name, self.under_way.pop(name))
+        if name in self.in_flight:
+            self._answer(name, self.in_flight.pop(name))
         else:
-            self.under_way[name] = self._ask(name, None)
+            self.in_flight[name] = self._ask(name, None)
 
     def _ask(self, name: str, pointer: int | None) -> Publish:
         payloads = [f"m{self.next_payload + n}" for n in range(self.chance.choice((1, 1, 2, 4)))]
@@ -109,7 +109,7 @@ class HonestWorld:
             ending.ok({}, "")
 
     def _leader(self) -> None:
-        # What is under way when the leader changes is answered by the next one.
+        # The new leader answers the requests in flight.
         self.epoch += 1
 
     # Transactions.
@@ -155,7 +155,7 @@ class HonestWorld:
         top = self.next_pointer - 1
         return snapshot(top, invalids=self.invalids, in_progress=in_progress, own=own)
 
-    # Reading. A node may be behind by some rows.
+    # Reading. A node may lag by some rows.
 
     def _known(self, node: str) -> list[Row]:
         behind = 0 if node == "one" else self.chance.choice((0, 0, 1, 3))
@@ -203,7 +203,7 @@ class HonestWorld:
         self._read("in a transaction", page, "three", snapshot=view, view="messages")
 
     def _finish(self) -> None:
-        for name, publish in self.under_way.items():
+        for name, publish in self.in_flight.items():
             self._answer(name, publish)
         for name in list(self.open):
             self._decide(name, self.open.pop(name))

@@ -1,4 +1,4 @@
-"""How long a topic may be silent, what of that counts, and when nothing can be said of it."""
+"""How long a topic may be silent, which part of a silence counts, and when it is not judged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fault(of: Story, kind: str = "kill") -> Ending:
 
 
 def silent_until(ms: int, *, healed: int = 5000) -> Story:
-    """A fault begins, a publish is asked for, the fault is healed, and then the publish is answered."""
+    """A fault begins, a publish is sent, the fault is healed, and then the publish is answered."""
     told = story().at(100)
     ending = fault(told)
     asked = told.publishing("b")
@@ -29,7 +29,7 @@ def silent_until(ms: int, *, healed: int = 5000) -> Story:
     return told.at(ms).answer(asked)
 
 
-def test_time_to_heal_does_not_count_and_what_follows_does() -> None:
+def test_healing_time_does_not_count_and_later_silence_does() -> None:
     assert silent_until(7900).found() == set()
     assert silent_until(8100).found() == {UNAVAILABLE}
     (found,) = silent_until(8100).verdict().violations
@@ -47,14 +47,14 @@ def test_while_one_of_several_faults_lasts_nothing_counts() -> None:
     assert told.at(11_900).answer(asked).found() == set()
 
 
-def test_a_fault_ends_what_counts_and_judges_it() -> None:
+def test_a_fault_ends_the_counted_silence_and_judges_it() -> None:
     told = story().at(100)
     told.publishing("b")
     fault(told.at(1200))
     assert told.at(9000).found() == {UNAVAILABLE}
 
 
-def test_who_asks_seldom_counts_a_second_of_each_pause() -> None:
+def test_a_pause_without_requests_counts_a_second() -> None:
     told = story()
     for ms in (1000, 5000):
         told.at(ms).publish(None, f"b{ms}", outcome="fail")
@@ -84,7 +84,7 @@ def test_a_topic_that_may_be_deleted_owes_nothing(outcome: str) -> None:
     assert told.at(9900).answer(asked).found() == set()
 
 
-def test_a_publish_that_is_told_of_after_the_delete_does_not_bring_the_topic_back() -> None:
+def test_an_acknowledgement_after_the_delete_does_not_bring_the_topic_back() -> None:
     told = story()
     asked = told.publishing("b")
     told.at(100).done("delete", {}).answer(asked)
@@ -92,9 +92,9 @@ def test_a_publish_that_is_told_of_after_the_delete_does_not_bring_the_topic_bac
         told.at(ms).publish(None, f"c{ms}", outcome="fail")
     assert told.found() == set()
     told.publish(None, "x", topic="ns:u")
-    assert UNAVAILABLE not in unjudged(told), "nothing is owed by what is gone"
+    assert UNAVAILABLE not in unjudged(told), "a deleted topic owes no answer"
     told.done("create", {"generation": 2})
-    assert UNAVAILABLE not in unjudged(told), "nobody has asked since it was made again"
+    assert UNAVAILABLE not in unjudged(told), "no request came after the topic was created again"
 
 
 def test_a_topic_that_was_created_again_or_was_not_deleted_owes_everything() -> None:
@@ -112,7 +112,7 @@ def unjudged(of: Story) -> tuple[str, ...]:
     return of.verdict().unjudged
 
 
-def test_what_nothing_is_promised_of_is_named() -> None:
+def test_unjudged_names_the_violations_without_a_promise() -> None:
     assert unjudged(story(Promises(early_ms=None))) == (
         "expired_early",
         "expired_late",
@@ -132,19 +132,19 @@ def test_a_topic_that_comes_back_was_judged_and_one_that_is_silent_was_not() -> 
     assert UNAVAILABLE in unjudged(told), "a fault was never healed"
     told = story()
     fault(told).ok({"happened": True})
-    assert UNAVAILABLE in unjudged(told), "nobody has asked since"
+    assert UNAVAILABLE in unjudged(told), "no request came since"
     assert UNAVAILABLE in unjudged(told.publish(None, "b", outcome="fail"))
     assert UNAVAILABLE not in unjudged(told.publish(None, "c"))
 
 
-def test_one_that_was_found_silent_was_judged() -> None:
+def test_a_topic_that_was_found_silent_was_judged() -> None:
     told = story()
     told.publishing("b")
     assert unjudged(told.at(9000).get(None)) == ("expired_late", "stored_late")
     assert told.found() == {UNAVAILABLE}
 
 
-def test_a_history_in_which_nothing_is_asked_says_nothing() -> None:
+def test_a_history_without_requests_does_not_judge_availability() -> None:
     assert UNAVAILABLE in unjudged(Story(PROMISES).decide("abort", 7))
     assert "unjudged" in Story(PROMISES).decide("abort", 7).verdict().to_json()
 
@@ -163,16 +163,16 @@ def test_a_register_is_silent_until_it_is_set_or_shown(op: str) -> None:
     assert UNAVAILABLE not in unjudged(told)
 
 
-def test_a_register_that_is_asked_has_to_come_back_after_a_fault() -> None:
+def test_a_requested_register_must_come_back_after_a_fault() -> None:
     told = Story(PROMISES).cas(None, "a")
     fault(told).ok({"happened": True})
-    assert UNAVAILABLE in unjudged(told), "nobody has asked since"
+    assert UNAVAILABLE in unjudged(told), "no request came since"
     told.begin("get", {"key": "k"}, "asks", topic="")
     assert UNAVAILABLE in unjudged(told)
     assert UNAVAILABLE not in unjudged(told.get("a"))
 
 
-def test_what_is_stored_late_is_judged_where_somebody_tells_a_deadline() -> None:
+def test_late_storing_is_judged_if_a_request_has_a_deadline() -> None:
     promises = Promises(stored_late_ms=100)
     assert "stored_late" in unjudged(Story(promises).publish(None, "a"))
     assert "stored_late" not in unjudged(Story(promises).publish(None, "a", until_ms=500))

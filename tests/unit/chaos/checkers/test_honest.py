@@ -1,4 +1,4 @@
-"""Honest histories are never blamed, and each lie in one is found."""
+"""Correct histories have no violation, and each lie in one is found."""
 
 import copy
 import random
@@ -27,7 +27,7 @@ def acknowledged(events: list[Event]) -> list[Event]:
 
 
 def reads(events: list[Event], *, final: bool | None = None) -> list[Event]:
-    """Return the oks of reads without a snapshot that showed something, in order."""
+    """Return the oks of reads without a snapshot that showed more than two rows, in order."""
     calls = calls_of(events)
     return [
         events[call.ended]
@@ -41,12 +41,12 @@ def reads(events: list[Event], *, final: bool | None = None) -> list[Event]:
 
 
 def rows_everywhere(events: list[Event]) -> list[list]:
-    """Return every list of rows that was shown."""
+    """Return the rows of every answered read."""
     return [event.value["rows"] for event in events if event.type == "ok" and "rows" in event.value]
 
 
 def lose(events: list[Event], chance: random.Random) -> set[str]:
-    """Let an acknowledged message never have been there."""
+    """Remove an acknowledged message from all reads."""
     gone = chance.choice(acknowledged(events)).value["payloads"]
     for rows in rows_everywhere(events):
         rows[:] = [row for row in rows if row[1] not in gone]
@@ -54,14 +54,14 @@ def lose(events: list[Event], chance: random.Random) -> set[str]:
 
 
 def duplicate(events: list[Event], chance: random.Random) -> set[str]:
-    """Let the last read show a message once more."""
+    """Show a message a second time in the final read."""
     [rows] = [event.value["rows"] for event in reads(events, final=True)[:1]]
     rows.append([f"{int(rows[-1][0], 16) + 1:020x}", chance.choice(rows)[1], None])
     return {"duplicated"}
 
 
 def swap(events: list[Event], chance: random.Random) -> set[str]:
-    """Let two messages stand in each other's place, for everybody."""
+    """Exchange two messages in all reads."""
     final = reads(events, final=True)[0].value["rows"]
     known = {payload for event in acknowledged(events) for payload in event.value["payloads"]}
     ends = [place for place, row in enumerate(final) if row[1] in known]
@@ -74,20 +74,20 @@ def swap(events: list[Event], chance: random.Random) -> set[str]:
 
 
 def hide(events: list[Event], chance: random.Random) -> set[str]:
-    """Let one reader not see a row within its page."""
+    """Remove a row from the page of one reader."""
     event = chance.choice(reads(events, final=False))
     del event.value["rows"][1]
     return {"changed_read", "skipped", "time_addressing"}
 
 
 def alter(events: list[Event], chance: random.Random) -> set[str]:
-    """Let one reader see another payload."""
+    """Change a payload in the page of one reader."""
     chance.choice(chance.choice(reads(events)).value["rows"])[1] = "altered"
     return {"phantom"}
 
 
 def admit(events: list[Event], chance: random.Random) -> set[str]:
-    """Let what was refused be there."""
+    """Add a refused message to the final reads."""
     calls = calls_of(events)
     [refused, *_] = [c for c in calls if c.op == "publish" and c.outcome == "fail"]
     for event in reads(events, final=True):
@@ -97,13 +97,13 @@ def admit(events: list[Event], chance: random.Random) -> set[str]:
 
 
 def diverge(events: list[Event], chance: random.Random) -> set[str]:
-    """Let one node's log be shorter at the end."""
+    """Remove the last row from one node's final read."""
     del chance.choice(reads(events, final=True)[1:]).value["rows"][-1]
     return {"divergence"}
 
 
 def turn_back(events: list[Event], chance: random.Random) -> set[str]:
-    """Let one reader be shown a page in the wrong order."""
+    """Reverse a page of one reader."""
     chance.choice(reads(events)).value["rows"].reverse()
     return {"misordered"}
 
@@ -121,13 +121,13 @@ def with_snapshot(events: list[Event]) -> list[Event]:
 
 
 def hold_back(events: list[Event], chance: random.Random) -> set[str]:
-    """Let a transaction not see a message that its snapshot includes."""
+    """Hide a message from a transaction whose snapshot includes it."""
     del chance.choice(with_snapshot(events)).value["rows"][0]
     return {"lost_visible"}
 
 
 def let_through(events: list[Event], chance: random.Random) -> set[str]:
-    """Let a transaction see what was rolled back or is invalid."""
+    """Show a transaction a message that was rolled back or is invalid."""
     final = reads(events, final=True)[0].value["rows"]
     last = with_snapshot(events)[-1].value["rows"]
     shown = {row[0] for row in last}
@@ -138,7 +138,7 @@ def let_through(events: list[Event], chance: random.Random) -> set[str]:
 
 
 def lead_again(events: list[Event], chance: random.Random) -> set[str]:
-    """Let the last publish be acknowledged by the first epoch."""
+    """Give the last acknowledgement a lower epoch."""
     place = max(n for n, e in enumerate(events) if e.op == "publish" and e.type == "ok")
     event = events[place]
     events[place] = Event(*[getattr(event, name) for name in event.__slots__[:7]], 0, event.time_ns)
@@ -146,7 +146,7 @@ def lead_again(events: list[Event], chance: random.Random) -> set[str]:
 
 
 def undo_a_commit(events: list[Event], chance: random.Random) -> set[str]:
-    """Let a message of a committed transaction be rolled back at the end."""
+    """Show a message of a committed transaction as rolled back at the end."""
     calls = calls_of(events)
     committed = {call.asked["pointer"] for call in calls if call.op == "commit" and call.is_ok}
     final = reads(events, final=True)[0].value["rows"]
@@ -167,7 +167,7 @@ def found(events: list[Event]) -> set[str]:
 
 
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(0, 150))
-def test_an_honest_history_is_never_blamed(seed: int, steps: int) -> None:
+def test_an_honest_history_has_no_violation(seed: int, steps: int) -> None:
     verdict = check(calls_of(HonestWorld(seed, steps).events))
     assert not verdict.violations, verdict.violations
 

@@ -1,4 +1,4 @@
-"""What is owed while a topic's lifetime is changed: what lived when it was raised lives on."""
+"""Expiry while a topic's lifetime changes: a message that is alive when it is raised gets the new lifetime."""
 
 import pytest
 
@@ -9,7 +9,7 @@ PROMISES = Promises(early_ms=100, late_ms=100)
 
 
 def of_a_second() -> Story:
-    """Two messages of a topic where they live for a second."""
+    """Two messages of a topic with a lifetime of a second."""
     story = Story(PROMISES).done("create", {"ttl_s": 1})
     return story.publish(1, "a").publish(2, "b").read([(1, "a"), (2, "b")])
 
@@ -19,7 +19,7 @@ def raised(at_ms: int, outcome: str = "ok") -> Story:
 
 
 def raised_while_read() -> Story:
-    """A read is asked before the lifetime is raised, and answered long after."""
+    """A read begins before the lifetime is raised, and is answered long after."""
     story = of_a_second().at(500)
     reading = story.begin("read", {"at_ms": 500})
     story.done("update", {"ttl_s": 10}).at(2000)
@@ -29,15 +29,15 @@ def raised_while_read() -> Story:
 
 MISSING = [(2, "b")]
 
-OWED = {
+MUST_BE_SHOWN = {
     "raised while it lived": raised(500).at(2000).read(MISSING),
-    "raised, and never read again but at the end": raised(500).at(2000).final((2, "b")),
+    "raised, and only read at the end": raised(500).at(2000).final((2, "b")),
 }
-GONE = {
+MAY_BE_MISSING = {
     "raised when it was about to expire": raised(950).at(2000).read(MISSING),
     "perhaps not raised": raised(500, "unknown").at(2000).read(MISSING),
     "not raised": raised(500, "fail").at(2000).read(MISSING),
-    "the raised life is over, too": raised(500).at(9950).read(MISSING),
+    "the raised lifetime is over too": raised(500).at(9950).read(MISSING),
     "raised while it was read": raised_while_read(),
     "lowered": raised(500).at(600).done("update", {"ttl_s": 1}).at(2000).read(MISSING),
     "lowered for a while": raised(500)
@@ -47,7 +47,7 @@ GONE = {
     .done("update", {"ttl_s": 20})
     .at(2000)
     .read(MISSING),
-    "with a short life of its own": Story(PROMISES)
+    "with a short ttl of its own": Story(PROMISES)
     .done("create", {"ttl_s": 1})
     .publish(1, "a", ttl_ms=1000)
     .publish(2, "b")
@@ -58,17 +58,17 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize("name", OWED)
-def test_what_lived_when_the_lifetime_was_raised_is_owed(name: str) -> None:
-    assert {"expired_early", "lost_prefix"} & OWED[name].found()
+@pytest.mark.parametrize("name", MUST_BE_SHOWN)
+def test_a_message_alive_when_the_lifetime_was_raised_must_be_shown(name: str) -> None:
+    assert {"expired_early", "lost_prefix"} & MUST_BE_SHOWN[name].found()
 
 
-@pytest.mark.parametrize("name", GONE)
-def test_what_may_have_expired_by_then_is_not(name: str) -> None:
-    assert GONE[name].found() == set()
+@pytest.mark.parametrize("name", MAY_BE_MISSING)
+def test_a_message_that_may_have_expired_may_be_missing(name: str) -> None:
+    assert MAY_BE_MISSING[name].found() == set()
 
 
-def test_a_message_with_a_life_of_its_own_is_owed_when_the_topics_is_raised() -> None:
+def test_a_message_with_its_own_ttl_must_be_shown_when_the_topics_is_raised() -> None:
     story = Story(PROMISES).done("create", {"ttl_s": 1})
     story.publish(1, "a", ttl_ms=5000).publish(2, "b").read([(1, "a"), (2, "b")])
     story.at(500).done("update", {"ttl_s": 10})

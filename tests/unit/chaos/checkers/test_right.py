@@ -1,4 +1,4 @@
-"""Small histories that are right, each in a way that a checker might take for wrong."""
+"""Small correct histories that look wrong at first."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def short_lived(promises: Promises = PROMISES) -> Story:
 
 
 def told_after_others(ms: int, promises: Promises = PROMISES) -> Story:
-    """A session shows a message while it lives, and tells of it at its end, after others have passed it."""
+    """A session reads a live message, but reports it at its end, after other reads passed it over."""
     story = short_lived(promises)
     session = story.begin("read", {"cursor": "session"})
     story.at(ms).read([(2, "b")], cursor="late")
@@ -54,7 +54,7 @@ def told_after_others(ms: int, promises: Promises = PROMISES) -> Story:
 
 
 def halted() -> Story:
-    """A processor dies with a message; another does that, and the next."""
+    """A processor dies with a message in flight; another does this message and the next."""
     story = Story(PROMISES).row_put(1).row_put(2).row_put(None, outcome="unknown")
     story.offering(1)
     story.at(100).done("row-halt", {"processor": "one"}, topic="")
@@ -65,14 +65,14 @@ def halted() -> Story:
 
 
 def asked_again() -> Story:
-    """What was unknown is asked again under its key, after something else was published."""
+    """A publish of unknown outcome is repeated with its key, after another publish."""
     story = Story().publish(1, "a", key="k", process="p", outcome="unknown")
     story.publish(2, "b", process="p")
     return story.publish(None, "a", key="k", process="p")
 
 
 def stored() -> Story:
-    """What is stored shows where its reference stands; a poll shows no reference."""
+    """Stored messages appear at their reference; a poll does not show the reference itself."""
     story = Story().publish(1, "a")
     story.done("store", {"number": 7, "payloads": ["s", "t"]}, {"last": rid(2)})
     story.done("reference", {"number": 7})
@@ -124,21 +124,21 @@ RIGHT = {
     .publish(2, "b", epoch=2)
     .publish(1, "a", key="k", replayed=True)
     .final((1, "a"), (2, "b")),
-    "what was unknown is asked again later": asked_again().final((1, "a"), (2, "b")),
-    "what a dead processor had in flight does not count": halted(),
-    "it may as well be stored then": asked_again().final((2, "b"), (3, "a")),
-    "a later generation owes nothing of an earlier one": Story()
+    "an unknown publish is repeated later": asked_again().final((1, "a"), (2, "b")),
+    "calls in flight of a dead processor do not count": halted(),
+    "an unknown publish is stored at its repetition": asked_again().final((2, "b"), (3, "a")),
+    "a later generation has no messages of an earlier one": Story()
     .publish(1, "a")
     .done("delete", {})
     .publish(2, "b", generation=2)
     .final((2, "b"), generation=2),
-    "a generation that nobody knows follows from deletes": Story()
+    "an unknown generation follows from deletes": Story()
     .publish(1, "a", generation=0)
     .done("delete", {"generation": 0})
     .done("create", {"generation": 0})
     .publish(2, "b", generation=0)
     .final((2, "b"), generation=0),
-    "while a delete is unknown nothing is owed": Story()
+    "during a delete of unknown outcome the checkers are unsure": Story()
     .publish(1, "a", generation=0)
     .done("delete", {"generation": 0}, outcome="unknown")
     .publish(2, "b", generation=0)
@@ -146,7 +146,7 @@ RIGHT = {
     .done("create", {"generation": 0})
     .publish(3, "c", generation=0)
     .final((3, "c"), generation=0),
-    "a delete of unknown outcome is asked for again": Story()
+    "a delete of unknown outcome is repeated": Story()
     .publish(1, "a", generation=0)
     .done("delete", {"generation": 1}, outcome="unknown")
     .done("delete", {"generation": 1}, outcome="unknown")
@@ -154,34 +154,34 @@ RIGHT = {
     .done("create", {"generation": 0})
     .publish(2, "b", generation=0)
     .final((2, "b"), generation=2),
-    "a bounded range vouches for that range alone": Story()
+    "a read covers only its own range": Story()
     .publish(1, "a")
     .publish(2, "b")
     .read([], through=rid(1), after=1, reverse=True, seen=1)
     .read([(2, "b")], after=1)
     .final((1, "a"), (2, "b")),
-    "backward from a place that the node does not know yet": Story()
+    "a reverse read from an id that the node does not have yet": Story()
     .publish(1, "a")
     .publish(2, "b")
     .read([(1, "a"), (2, "b")])
     .read([(1, "a")], reverse=True, through=rid(9), node="behind")
     .final((1, "a"), (2, "b")),
-    "a node may be behind": Story()
+    "a node may lag": Story()
     .publish(1, "a")
     .publish(2, "b")
     .read([(1, "a"), (2, "b")], node="one")
     .read([(1, "a")], node="two")
     .final((1, "a"), (2, "b"))
     .final((1, "a"), (2, "b"), node="two"),
-    "from a moment on": Story()
+    "a read by time": Story()
     .publish(0x20000, "a")
     .publish(0x30000, "b")
     .read([(0x20000, "a"), (0x30000, "b")])
     .read([(0x30000, "b")], time=3)
     .final((0x20000, "a"), (0x30000, "b")),
-    "one under way at the same time may come first": pipelined(2, 1, ("p", "q")),
+    "a concurrent publish may come first": pipelined(2, 1, ("p", "q")),
     "pipelined in order": pipelined(1, 2),
-    "what expires goes, a moment earlier or later": short_lived()
+    "a message expires a moment earlier or later": short_lived()
     .read([(1, "a"), (2, "b")])
     .at(950)
     .read([(2, "b")])
@@ -205,24 +205,24 @@ RIGHT = {
     .final((1, "a"), (2, "b"))
     .at(1200)
     .final((2, "b"), node="n"),
-    "a stream may tell late what it read early": short_lived()
+    "a stream may report an early read late": short_lived()
     .at(9000)
     .done("read", {}, {"rows": [[rid(1), "a", None]]})
     .final(),
-    "a session tells of what others came too late for": told_after_others(1200),
-    "the same where nothing is promised of ages": told_after_others(600, Promises(early_ms=None)),
-    "clocks may differ when something is stored in time": Story(PROMISES)
+    "a session shows a message that had expired for later reads": told_after_others(1200),
+    "the same without a promise about expiry": told_after_others(600, Promises(early_ms=None)),
+    "clocks may differ a little from the deadline": Story(PROMISES)
     .publish(None, "a", until_ms=500)
     .final((600 << 16, "a")),
-    "a later try has its own time": Story(PROMISES)
+    "a later attempt has its own deadline": Story(PROMISES)
     .publish(None, "a", key="k", until_ms=500, outcome="unknown")
     .publish(None, "a", key="k", until_ms=900)
     .final((950 << 16, "a")),
-    "stored at any time where nobody said until when": Story(PROMISES)
+    "without a deadline a message may be stored at any time": Story(PROMISES)
     .publish(None, "a")
     .final((9000 << 16, "a")),
-    "silence while nothing is promised": while_broken(),
-    "silence when nobody asks": Story(PROMISES)
+    "silence during a fault without a promise": while_broken(),
+    "silence without requests": Story(PROMISES)
     .publish(1, "a")
     .at(9000)
     .publish(2, "b")
@@ -240,7 +240,7 @@ RIGHT = {
     .get("c", process="final@n")
     .publish(1, "a")
     .final((1, "a")),
-    "an unknown change shows by what follows": Story()
+    "a later value shows that an unknown change was done": Story()
     .cas(None, "a", "unknown")
     .cas("a", "b", "unknown")
     .cas("b", "c")
@@ -250,9 +250,9 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(RIGHT))
-def test_a_right_history_is_not_blamed(what):
-    verdict = RIGHT[what].verdict()
+@pytest.mark.parametrize("name", sorted(RIGHT))
+def test_a_right_history_is_valid(name):
+    verdict = RIGHT[name].verdict()
     assert verdict.is_valid, verdict
 
 
@@ -263,7 +263,7 @@ def test_concurrent_publishes_may_come_in_any_order_and_epoch():
     assert story.final((1, "a"), (2, "b")).verdict().is_valid
 
 
-def test_a_session_tells_of_what_others_should_have_been_shown():
+def test_a_row_of_a_session_that_other_reads_must_have_shown_is_found():
     assert told_after_others(600).found() >= {"changed_read", "skipped"}
 
 
@@ -281,7 +281,7 @@ def test_topics_are_judged_apart():
     assert story.final((1, "a")).final((1, "a"), topic="ns:u").verdict().is_valid
 
 
-def test_counts_tell_what_happened():
+def test_a_verdict_counts_operations_and_silences():
     counts = of_everything().verdict().counts
     assert counts["acknowledged"] == 4
     assert (counts["refused"], counts["unknown"], counts["leader_changes"]) == (1, 1, 1)
@@ -292,7 +292,7 @@ def test_counts_tell_what_happened():
     assert counts["longest_unavailable_ms"] == 900
 
 
-def test_a_snapshot_as_lines_have_it():
+def test_a_history_has_a_snapshot_as_a_value():
     value = snapshot_value(
         Snapshot(transaction_id=9, read_pointer=7, invalids=[3], in_progress=[5])
     )

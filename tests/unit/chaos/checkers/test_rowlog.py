@@ -1,4 +1,4 @@
-"""The checker of rowlogs finds what is broken, and nothing else."""
+"""The checker of rowlogs finds each violation, and no false one."""
 
 from collections.abc import Iterable, Sequence
 
@@ -37,19 +37,19 @@ def test_a_message_that_was_never_done_is_lost() -> None:
     assert found(GOOD, ["a", "b"]) == [("row_lost", "b never got [1, 2] of row")]
 
 
-def test_two_of_a_row_at_once_are_found_and_one_twice_is_none() -> None:
+def test_two_messages_of_a_row_at_once_are_found_and_one_message_twice_is_not() -> None:
     both = [seen("begin", 9, 3), seen("begin", 10, 4, "two")]
     assert found([*GOOD, *both], ["a"]) == [("row_in_flight", "('a', 'row') 4 beside [3]")]
     twice = [seen("begin", 9, 3), seen("begin", 10, 3, "two")]
     assert violations([*GOOD, *twice], ["a"]) == []
 
 
-def test_what_a_halted_process_had_in_flight_does_not_count() -> None:
+def test_calls_in_flight_of_a_halted_process_do_not_count() -> None:
     halted = [seen("begin", 9, 3), HistoryLine("halted", "one", 10), seen("begin", 11, 4, "two")]
     assert violations([*GOOD, *halted], ["a"]) == []
 
 
-def test_a_message_before_an_earlier_one_is_found() -> None:
+def test_a_message_offered_before_an_earlier_one_is_found() -> None:
     late = [
         seen("put", 9, 3),
         seen("put", 10, 4),

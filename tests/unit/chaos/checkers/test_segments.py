@@ -1,4 +1,4 @@
-"""A history in segments is judged as the whole is, in bounded memory and with as much work as it is long."""
+"""A history in segments is judged like the whole, in bounded memory, with work in proportion to its length."""
 
 import gc
 import json
@@ -25,20 +25,20 @@ def judged(story: Story, length: int, tables: DiskTables | None = None) -> list[
 
 @pytest.mark.parametrize("name", sorted(WRONG))
 @pytest.mark.parametrize("length", [1, 3])
-def test_what_is_wrong_is_found_however_it_is_cut(name, length):
+def test_a_wrong_history_is_found_in_segments_of_any_length(name, length):
     for story in WRONG[name]:
         whole = judged(story, length, DiskTables())[-1]
         assert whole.names == story.found()
 
 
-@pytest.mark.parametrize("what", sorted(RIGHT))
+@pytest.mark.parametrize("name", sorted(RIGHT))
 @pytest.mark.parametrize("length", [1, 4])
-def test_what_is_right_is_valid_however_it_is_cut(what, length):
-    whole = judged(RIGHT[what], length, DiskTables())[-1]
+def test_a_right_history_is_valid_in_segments_of_any_length(name, length):
+    whole = judged(RIGHT[name], length, DiskTables())[-1]
     assert whole.is_valid, whole
-    counts = RIGHT[what].verdict().counts
-    assert {name: n for name, n in whole.counts.items() if n} == {
-        name: n for name, n in counts.items() if n
+    counts = RIGHT[name].verdict().counts
+    assert {kind: n for kind, n in whole.counts.items() if n} == {
+        kind: n for kind, n in counts.items() if n
     }
 
 
@@ -53,7 +53,7 @@ def test_each_segment_has_a_verdict_of_its_own():
     assert whole.names == {"reordered"}
 
 
-def test_what_was_acknowledged_in_one_segment_is_missed_at_the_end():
+def test_an_acknowledged_message_of_an_early_segment_is_missed_at_the_end():
     story = Story().publish(1, "a").publish(2, "b").publish(3, "c").publish(4, "d")
     *segments, end, _ = judged(story.final((1, "a"), (2, "b"), (4, "d")), 2)
     assert all(segment.is_valid for segment in segments)
@@ -62,7 +62,7 @@ def test_what_was_acknowledged_in_one_segment_is_missed_at_the_end():
     assert "segment=2" in lost.detail
 
 
-def test_what_was_unknown_in_one_segment_may_be_seen_in_another():
+def test_an_unknown_publish_may_be_shown_in_a_later_segment():
     story = Story().publish(1, "a", outcome="unknown").read([(1, "a")]).publish(2, "b")
     assert judged(story.final((1, "a"), (2, "b")), 2)[-1].is_valid
 
@@ -126,7 +126,7 @@ def rows_and_lines(world: HonestWorld) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_the_work_grows_as_the_history_does(on_disk):
-    """By each line and each row that was shown; what is looked up twice stays twice."""
+    """The number of table operations for each line and each shown row is constant."""
     short, long = HonestWorld(1, 150), HonestWorld(1, 750)
     each = [
         steps_of(world, DiskTables() if on_disk else None) / rows_and_lines(world)
@@ -158,5 +158,5 @@ def test_memory_does_not_grow_with_the_history():
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    # The first segment makes what stays; from then on a segment of messages adds next to nothing.
+    # The first segment creates the lasting objects. Later segments add almost no memory.
     assert sizes[-1] - sizes[1] < 20_000, sizes

@@ -1,4 +1,4 @@
-"""Both kinds of tables do the same, in memory and on disk."""
+"""Tables in memory and on disk behave the same."""
 
 import random
 
@@ -54,7 +54,7 @@ def test_a_value_is_replaced(tables):
     assert list(table.between("", "z")) == [("a", (2,))]
 
 
-def test_what_is_done_is_counted(tables):
+def test_steps_count_the_table_operations(tables):
     table = tables.table(tuple)
     table.put("a", (1,))
     table.get("a")

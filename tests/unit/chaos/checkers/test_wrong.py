@@ -1,4 +1,4 @@
-"""Every violation in a small history that is wrong in that way."""
+"""Small histories, at least one for each violation."""
 
 import pytest
 
@@ -9,7 +9,7 @@ PROMISES = Promises(early_ms=100, late_ms=100, stored_late_ms=100, unavailable_m
 
 
 def three(*left: tuple[int, str]) -> Story:
-    """One publisher's three messages, of which some are left at the end."""
+    """One publisher's three messages; only the given ones are there at the end."""
     story = Story()
     for row, payload in ((1, "a"), (2, "b"), (3, "c")):
         story.publish(row, payload, process="p")
@@ -100,7 +100,7 @@ WRONG = {
     ],
     "stored_late": [
         Story(PROMISES).publish(None, "a", until_ms=500).final((row_of(601), "a")),
-        # That nobody knows what became of it does not excuse it.
+        # A request of unknown outcome has a deadline too.
         Story(PROMISES)
         .publish(None, "a", until_ms=500, outcome="unknown")
         .final((row_of(601), "a")),
@@ -207,7 +207,7 @@ WRONG = {
         Story().publish(1, "a", pointer=7).read([(1, "a")], snapshot=snapshot(5)),
         Story().publish(1, "a", pointer=7).read([(1, "a")], snapshot=snapshot(9, invalids=[7])),
         Story().publish(1, "a", pointer=7).read([(1, "a")], snapshot=snapshot(9, in_progress=[7])),
-        # It stands behind one that is open.
+        # It stands after a message of an open transaction.
         Story()
         .publish(1, "a", pointer=7)
         .publish(2, "b")
@@ -276,7 +276,7 @@ WRONG = {
 
 
 def _left_broken() -> Story:
-    """A fault that promises much lasts, and then nothing comes back when it is healed."""
+    """A fault without a promise lasts long, and the topic does not come back after it."""
     story = Story(PROMISES).publish(None, "a")
     ending = fault(story)
     asked = story.at(5000).publishing("b")
@@ -338,13 +338,13 @@ def test_a_history_without_acknowledgements_or_an_end_is_unknown():
     assert not one_of_two.verdict().is_known
 
 
-def test_registers_are_known_when_each_that_was_set_was_got_at_the_end():
+def test_registers_are_known_if_a_final_read_shows_each_changed_one():
     assert not Story().cas(None, "a").get("a").verdict().is_known
     assert not Story().get(None, process="final@n").verdict().is_known
     assert Story().cas(None, "a").get("a", process="final@n").verdict().is_valid
 
 
-def test_a_rowlog_is_known_when_it_was_waited_for():
+def test_a_rowlog_is_known_if_the_run_waited_for_it():
     done = Story().row_put(1).offer(1)
     assert not done.verdict().is_known
     assert done.row_final().verdict().is_valid

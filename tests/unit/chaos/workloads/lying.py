@@ -1,6 +1,6 @@
-"""A broker that lies: a real one, and between it and the clients somebody who changes what they say.
+"""A lying broker: a real one, with a transport that changes requests and answers.
 
-Each lie is a defect that a broker may have, and what the checkers call it is said where it is used.
+Each lie is a defect that a broker may have. The test that uses it names the violation.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Send = Callable[[ClientRequest], Awaitable[Reply]]
 
 
 def action(request: ClientRequest) -> str:
-    """Return what is asked for: ``publish``, ``poll``, or the method where the path says no more."""
+    """Return the action of a request: ``publish``, ``poll``, or else the method."""
     last = request.path.partition("?")[0].rpartition("/")[2]
     known = {"publish", "store", "rollback", "poll", "messages", "events", "properties"}
     return last if last in known else request.method
@@ -34,28 +34,28 @@ def action(request: ClientRequest) -> str:
 
 @dataclass
 class Lies:
-    """What is changed; every ``every``th request of the kind."""
+    """The lie, for every ``every``th request of the kind ``of``."""
 
     of: str = ""
     every: int = 3
     write: Callable[[Send, ClientRequest], Awaitable[Reply]] | None = None
-    """Carries out a write in its own way."""
+    """Does a write in a wrong way."""
     ask: Callable[[ClientRequest], ClientRequest] | None = None
-    """Changes what a read asks for."""
+    """Changes the request of a read."""
     page: Callable[[list[Message]], list[Message]] | None = None
-    """Changes what a poll gives."""
+    """Changes the messages of a poll."""
     delay_s: float = 0.0
-    """Writes are answered at once, and done so much later."""
+    """Writes are answered at once, and done after this delay."""
     told: int = 0
     late: list[asyncio.Task[Reply]] = field(default_factory=list)
 
     @property
     def of_writes(self) -> bool:
-        """Whether it is writes that are lied about."""
+        """Return True if the lie is about writes."""
         return self.write is not None or self.delay_s > 0
 
     def apply(self, request: ClientRequest) -> bool:
-        """Whether to lie about this request."""
+        """Return True if this request gets the lie."""
         if action(request) != self.of:
             return False
         self.told += 1
@@ -91,20 +91,20 @@ class LyingTransport:
     async def stream(
         self, request: ClientRequest, timeout_s: float
     ) -> AsyncIterator[StreamedReply]:
-        """Send a read, and perhaps change what is asked or told."""
+        """Send a read; change its request or its answer if it gets a lie."""
         is_lie = not self._lies.of_writes and self._lies.apply(request)
         if is_lie and self._lies.ask is not None:
             request = self._lies.ask(request)
         async with self._inner.stream(request, timeout_s) as reply:
             if is_lie and self._lies.page is not None and reply.status == 200:
-                # Behind a request for keys and headers.
+                # The client asks for keys and headers, so the answer has this format.
                 assert reply.headers["content-type"] == messages.CONTENT_TYPE
                 yield reply._replace(chunks=_changed(reply.chunks, self._lies.page))
             else:
                 yield reply
 
     async def connect(self, topic: TopicId | None) -> ClientConnection:
-        """Open a connection, on which there are no lies."""
+        """Open a connection without lies."""
         return await self._inner.connect(topic)
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ async def _changed(
 
 
 class LyingCluster(StagedCluster):
-    """A simulated cluster whose clients are lied to; requests travel one by one."""
+    """A simulated cluster with lying transports; clients do not coalesce requests."""
 
     lies = Lies()
 
@@ -145,31 +145,31 @@ class LyingCluster(StagedCluster):
 
 
 async def not_done(send: Send, request: ClientRequest) -> Reply:
-    """Say that it was done, and do nothing."""
+    """Answer that the write was done, and do nothing."""
     del send, request
     return Reply(200, {}, b"")
 
 
 async def done_twice(send: Send, request: ClientRequest) -> Reply:
-    """Do it twice."""
+    """Do the write twice."""
     await send(request)
     return await send(request)
 
 
 async def refused_and_done(send: Send, request: ClientRequest) -> Reply:
-    """Do it, and say that it was refused for good."""
+    """Do the write, and answer that it was refused."""
     await send(request)
     return Reply(400, {"broker-error": "bad_request", "broker-outcome": "refused"}, b"")
 
 
 async def done_anyway(send: Send, request: ClientRequest) -> Reply:
-    """Say that it was done, whatever the broker says."""
+    """Answer that the write was done, also if the broker refuses it with 409."""
     reply = await send(request)
     return Reply(200, reply.headers, b"") if reply.status == 409 else reply
 
 
 def half_of_it(messages_max: int) -> Callable[[Send, ClientRequest], Awaitable[Reply]]:
-    """Return a lie: a part of a request's messages is left out."""
+    """Return a lie that leaves out the last message of a request."""
 
     async def write(send: Send, request: ClientRequest) -> Reply:
         is_whole = request.headers["Content-Type"] == messages.CONTENT_TYPE
@@ -186,18 +186,18 @@ def half_of_it(messages_max: int) -> Callable[[Send, ClientRequest], Awaitable[R
 
 
 def refused_read(request: ClientRequest) -> ClientRequest:
-    """Refuse it for good."""
+    """Refuse the read."""
     del request
     raise BadRequest("refused")
 
 
 def without_a_middle(page: list[Message]) -> list[Message]:
-    """Leave a message out."""
+    """Leave the second message out."""
     return page[:1] + page[2:]
 
 
 def backward(page: list[Message]) -> list[Message]:
-    """Give the newest first."""
+    """Return the newest message first."""
     return page[::-1]
 
 
@@ -212,7 +212,7 @@ def with_attributes_of_the_first(page: list[Message]) -> list[Message]:
 
 
 def without_snapshot(request: ClientRequest) -> ClientRequest:
-    """Forget what a consumer may see."""
+    """Drop the snapshot of a poll."""
     poll = avro.decode_poll(request.body)
     bare = type(poll)(poll.start, poll.inclusive, poll.limit, None)
     return request._replace(body=avro.encode_poll(bare))

@@ -1,4 +1,4 @@
-"""A workload on a simulated cluster where nothing goes wrong but what its clients are told."""
+"""A workload on a simulated cluster without faults, with or without lies to its clients."""
 
 import asyncio
 from dataclasses import replace
@@ -17,14 +17,14 @@ SCALE = replace(SIMULATED, publishers=6, page_messages_max=20, transaction_s=5.0
 
 
 class Played(NamedTuple):
-    """What came of it."""
+    """The result of a played workload."""
 
     verdict: Verdict
     calls: list[Operation]
 
     @property
     def done(self) -> set[str]:
-        """The operations that were done."""
+        """Return the operations that were acknowledged."""
         return {call.op for call in self.calls if call.is_ok}
 
 

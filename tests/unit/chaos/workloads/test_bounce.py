@@ -18,6 +18,6 @@ def test_leaders_are_moved_and_nothing_is_lost():
 
 
 @pytest.mark.slow
-def test_a_broker_that_lies_is_found_out():
+def test_a_lying_broker_is_found():
     verdict, _ = play(BounceWorkload(), Lies("publish", write=lying.not_done), seconds=6)
     assert "lost_middle" in verdict.names, verdict

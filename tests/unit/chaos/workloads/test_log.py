@@ -10,7 +10,7 @@ from tests.unit.chaos.workloads.lying import Lies
 from tests.unit.chaos.workloads.staged import SCALE, play
 
 
-def test_a_broker_that_does_its_work_is_found_valid():
+def test_a_correct_broker_is_valid():
     verdict, calls = play(LogWorkload())
     assert verdict.is_valid, verdict
     kinds = {call.process.partition("-")[0] for call in calls if call.is_ok}
@@ -24,7 +24,7 @@ def test_a_broker_that_does_its_work_is_found_valid():
     assert {call.process.partition("-")[0] for call in published if call.is_ok} == by
 
 
-def test_the_last_reads_ask_again_for_a_page_that_was_refused():
+def test_the_final_reads_repeat_a_refused_page():
     lies = Lies("poll", every=2, ask=lying.refused_read)
     _, calls = play(LogWorkload((publishers.keyed,), (readers.browsing,)), lies, seconds=3)
     finals = [call for call in calls if call.process.startswith(("final", "settling"))]
@@ -48,13 +48,13 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_broker_that_lies_is_found_out(lie):
+def test_a_lying_broker_is_found(lie):
     name, lies = LIES[lie]
     verdict, _ = play(LogWorkload(), lies, seconds=6)
     assert name in verdict.names, verdict
 
 
-def test_a_publish_is_not_repeated_when_its_key_may_be_forgotten():
+def test_a_publish_is_not_repeated_after_its_key_may_have_expired():
     keyed = LogWorkload((publishers.keyed,), (readers.paging,))
     seldom = replace(SCALE, publishers=4, pause_s=400.0)
     verdict, calls = play(keyed, seconds=2 * 3600, scale=seldom)

@@ -6,7 +6,7 @@ from tests.unit.chaos.workloads.lying import Lies
 from tests.unit.chaos.workloads.staged import play
 
 
-def test_a_broker_that_does_its_work_is_found_valid():
+def test_a_correct_broker_is_valid():
     played = play(MetadataWorkload())
     assert played.verdict.is_valid, played.verdict
     assert played.done == {"cas", "get"}
@@ -20,13 +20,13 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_broker_that_lies_is_found_out(lie):
+def test_a_lying_broker_is_found(lie):
     name, lies = LIES[lie]
     verdict, _ = play(MetadataWorkload(), lies, seconds=10)
     assert name in verdict.names, verdict
 
 
-def test_the_last_look_at_a_register_asks_again_after_a_refusal():
+def test_the_final_read_of_a_register_is_repeated_after_a_refusal():
     _, calls = play(MetadataWorkload(), Lies("GET", every=5, ask=lying.refused_read), seconds=3)
     looks = [call for call in calls if call.process.startswith("final")]
     assert looks

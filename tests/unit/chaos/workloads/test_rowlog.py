@@ -1,4 +1,4 @@
-"""The workload's rowlog stays in memory, and its processes are files to which the test writes."""
+"""The rowlog workload with a rowlog in memory; the test writes the logs of its processes."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ SMALL = Scale(pause_s=0.001, final_s=0.3)
 
 
 class Below:
-    """One process, whose log the test writes."""
+    """One process of the rowlog; the test writes its log."""
 
     gateways = zookeepers = ("127.0.0.1:1",)
 
@@ -69,7 +69,7 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Below:
 
 
 async def judged(below: Below, act: Callable[[str, int], None]) -> Verdict:
-    """Return the verdict of a run in which ``act`` is called with each message that was put."""
+    """Run the workload, call ``act`` with each acknowledged put, and return the verdict."""
     stage, workload, stop = (
         RealStage((), seed=1, scale=SMALL, beneath=below),
         RowLogWorkload(),
@@ -90,7 +90,7 @@ async def judged(below: Below, act: Callable[[str, int], None]) -> Verdict:
     return check(stage.history.calls())
 
 
-async def test_what_all_processes_tell_is_judged(below: Below) -> None:
+async def test_the_calls_of_all_processes_are_judged(below: Below) -> None:
     def act(row: str, seq: int) -> None:
         for name in below.given["subscriptions"]:
             below.offer(row, seq, name, done=False)
@@ -102,7 +102,7 @@ async def test_what_all_processes_tell_is_judged(below: Below) -> None:
 
 
 @pytest.mark.slow
-async def test_what_was_never_done_is_lost_and_a_halt_is_told(below: Below) -> None:
+async def test_a_message_that_is_never_done_is_lost_and_a_halt_is_recorded(below: Below) -> None:
     def act(row: str, seq: int) -> None:
         below.halted("rowlog-1")
         below.offer(row, seq, "a")
@@ -112,6 +112,6 @@ async def test_what_was_never_done_is_lost_and_a_halt_is_told(below: Below) -> N
     assert verdict.counts["row-halt.ok"] > 5
 
 
-async def test_it_says_what_it_lacks() -> None:
+async def test_a_stage_without_hbase_is_refused() -> None:
     with pytest.raises(Unavailable, match="needs HBase"):
         await RowLogWorkload().prepare(RealStage((), seed=1))

@@ -10,12 +10,12 @@ from tests.unit.chaos.workloads.staged import play
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    """Let more happen in less time."""
+    """Make changes of topics more frequent."""
     monkeypatch.setattr(topics, "DELETE", 0.7)
     monkeypatch.setattr(topics, "PAUSES", 2)
 
 
-def test_a_broker_that_does_its_work_is_found_valid():
+def test_a_correct_broker_is_valid():
     played = play(TopicsWorkload(), seconds=30)
     assert played.verdict.is_valid, played.verdict
     assert {"create", "update", "delete", "publish", "read"} <= played.done
@@ -31,7 +31,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_broker_that_lies_is_found_out(lie):
+def test_a_lying_broker_is_found(lie):
     name, lies = LIES[lie]
     verdict, _ = play(TopicsWorkload(), lies, seconds=12)
     assert name in verdict.names, verdict

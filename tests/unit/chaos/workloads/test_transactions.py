@@ -10,11 +10,11 @@ from tests.unit.chaos.workloads.staged import play
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    """Let more transactions be undone."""
+    """Make more publishers undo their transactions."""
     monkeypatch.setattr(transaction_clients, "UNDONE", 0.4)
 
 
-def test_a_broker_that_does_its_work_is_found_valid():
+def test_a_correct_broker_is_valid():
     played = play(TransactionsWorkload(), seconds=30)
     assert played.verdict.is_valid, played.verdict
     ops = {"begin", "publish", "store", "reference", "rollback", "commit", "abort", "read"}
@@ -33,7 +33,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_broker_that_lies_is_found_out(lie):
+def test_a_lying_broker_is_found(lie):
     name, lies = LIES[lie]
     verdict, _ = play(TransactionsWorkload(), lies, seconds=10)
     assert name in verdict.names, verdict
