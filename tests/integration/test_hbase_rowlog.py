@@ -233,7 +233,7 @@ async def test_a_listener_in_another_process_is_killed_started_again_and_gets_al
 ) -> None:
     """This process puts and processes; the listeners are in the other, which a kill hits while it has two messages."""
     workers.given |= {"subscriptions": ["a"], "serves": True, "fails": 0.0, "fails_rows": "bad"}
-    subscription = Subscription("a", max_tries=3, backoff_ms_first=400)
+    subscription = Subscription("a", max_tries=3, backoff_ms_first=200)
     log = RowLog(
         pool,
         table,

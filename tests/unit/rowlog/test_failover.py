@@ -134,6 +134,7 @@ async def test_subscriptions_are_spread_over_nodes_and_over_those_that_are_left(
     share = len(heard[second].messages)
     assert share == sum(best_for(name, [0, 1]) == 1 for name in names)
     assert 0 < share < 8
+    assert [each.log.figures.values["leads", ""] for each in processes] == [8 - share, share]
     await second.crash()
     await first.log.put(ROW)
     await until(lambda: len(heard[first].messages) == 8 - share + 8)
