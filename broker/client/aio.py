@@ -20,8 +20,8 @@ Guarantees:
   order of their calls, unless one of them is retried or ``connections_per_topic`` is more than one.
 * A reader resumes after the last message that it has seen, also after a lost connection.
 * In a cluster the client sends requests directly to the leaders of the topics, see ``node_directory``. With the
-  addresses of several nodes, the client works while any one of them is up. The order of publishes is
-  kept also while leadership moves, see ``track``.
+  addresses of several nodes, the client also works while one of them is down. It keeps the order of
+  publishes while leadership moves, see ``track``.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Client(Reader):
         Args:
             topic: the topic.
             before: a datetime with a time zone, or ms since 1970, not in the future by the broker's clock; or
-                ``"now"`` for all stored messages. A lower moment than an earlier purge's changes nothing.
+                ``"now"`` for all stored messages. A moment below that of an earlier purge changes nothing.
 
         Returns:
             The moment, in ms: no message from before it is left. It is at most 1 ms after the last message.
@@ -241,7 +241,7 @@ class Client(Reader):
         or an idempotency key of its own, and a sequence of messages, has a request of its own.
 
         Args:
-            topic: where to.
+            topic: the topic.
             messages: bytes, text or ``NewMessage``, one or a sequence.
             key: the key of each of these messages that has none of its own.
             headers: the headers, by name, of each of these messages that has none of its own.

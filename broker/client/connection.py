@@ -62,7 +62,7 @@ class ClientConnection(outbound.OutboundConnection):
         self.ours = False
         self._nodes = nodes
         self._idle_s_max = idle_s_max
-        self._left = False
+        self._closed_here = False
         self._heads: dict[tuple[str, str, tuple[tuple[str, str], ...]], bytes] = {}
 
     def good_for(self, topic: TopicId | None) -> bool:
@@ -84,7 +84,7 @@ class ClientConnection(outbound.OutboundConnection):
         try:
             reply = await self.exchange(request, timeout_s)
         except asyncio.CancelledError:
-            self._left = True  # The later requests on it did not fail by the node's fault.
+            self._closed_here = True  # The later requests on it did not fail by the node's fault.
             raise
         except NotSent as error:
             self._lost()
@@ -126,7 +126,7 @@ class ClientConnection(outbound.OutboundConnection):
             raise outcomes.no_answer(request, error) from error
 
     def _lost(self) -> None:
-        if not self._left:
+        if not self._closed_here:
             self._nodes.lost(self.url, self._loop.time())
 
     def _note(self, request: ClientRequest, status: int, headers: Mapping[str, str]) -> None:
@@ -143,7 +143,7 @@ class ClientConnection(outbound.OutboundConnection):
 
     @override
     def close(self, reason: str = "the connection was closed on this side") -> None:
-        self._left = True
+        self._closed_here = True
         super().close(reason)
 
     @override
@@ -157,12 +157,12 @@ class ClientConnection(outbound.OutboundConnection):
         head = self._heads.get(key)
         if head is None:
             head = super().head(request)
-            if len(self._heads) < HEADS_KEPT_MAX and not _comes_once(request):
+            if len(self._heads) < HEADS_KEPT_MAX and not _is_used_once(request):
                 self._heads[key] = head
         return head
 
 
-def _comes_once(request: outbound.Ask) -> bool:
+def _is_used_once(request: outbound.Ask) -> bool:
     """Return whether the head of a request occurs once, except for retries."""
     headers = request.headers
     is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers

@@ -123,7 +123,7 @@ def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
     kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
     if kind is NotFound and reply.status == 405:
         kind = MethodNotAllowed
-    if kind is None and reply.status == 404 and _is_no_brokers(reply):
+    if kind is None and reply.status == 404 and _is_foreign(reply):
         kind, message = NotFound, NO_BROKER
     kind = kind or _kind_by_text(message) or _kind_by_status(request, reply.status)
     error = kind(message)
@@ -138,7 +138,7 @@ def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
     return error
 
 
-def _is_no_brokers(reply: Reply) -> bool:
+def _is_foreign(reply: Reply) -> bool:
     """Return whether an answer looks like a web server's. Both kinds of broker name the missing thing in plain text."""
     return not reply.body.strip() or reply.headers.get("content-type", "").startswith("text/html")
 
@@ -191,10 +191,10 @@ def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
 
 def never_sent(reason: object) -> BrokerError:
     """Return the error for a request that certainly reached no broker."""
-    return Unavailable(f"{UNREACHED}{_plain(reason)}")
+    return Unavailable(f"{UNREACHED}{_plain_reason(reason)}")
 
 
-def _plain(reason: object) -> str:
+def _plain_reason(reason: object) -> str:
     """Return the reason of a failed connection in plain words."""
     text = _CONNECT_FAILED.sub(
         lambda found: f"{os.strerror(int(found[1])).lower()} ({found[2]}:{found[3]})", str(reason)

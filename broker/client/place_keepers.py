@@ -158,7 +158,7 @@ class CursorKeeper:
             Stopped: the subscriber must stop.
             CursorMoved: the cursor existed and was deleted.
         """
-        self._data = _data(self._wanted.takeover_s)
+        self._data = _holder_data(self._wanted.takeover_s)
         seen, since_s, failures = "", 0.0, 0
         while True:
             asked_s = _now_s()
@@ -170,7 +170,7 @@ class CursorKeeper:
                 failures = 0
             except (UnavailableError, OutcomeUnknown) as error:
                 failures += 1
-                await self._outlast(error, failures)
+                await self._wait_to_retry(error, failures)
                 continue
             except _Raced:
                 continue
@@ -240,7 +240,7 @@ class CursorKeeper:
                     await self._put(after, self._data)
             except (UnavailableError, OutcomeUnknown) as error:
                 failures += 1
-                await self._outlast(error, failures)
+                await self._wait_to_retry(error, failures)
             else:
                 return
 
@@ -264,12 +264,12 @@ class CursorKeeper:
                     wanted.topic, wanted.name, after, expected=self._version, data=data
                 )
             except CursorMoved as moved:
-                self._judge(moved)
+                self._check_refusal(moved)
             else:
                 self._note(put)
                 return
 
-    def _judge(self, moved: CursorMoved) -> None:
+    def _check_refusal(self, moved: CursorMoved) -> None:
         """After a refused put: adopt the version of an own put that got no answer. Raises CursorLost, CursorMoved."""
         there = moved.cursor
         if there is not None and there["data"] == self._data:
@@ -317,7 +317,7 @@ class CursorKeeper:
                 self._retrier.tell(error, None)
                 await asyncio.sleep(beat_s)
 
-    async def _outlast(self, error: BrokerError, failures: int) -> None:
+    async def _wait_to_retry(self, error: BrokerError, failures: int) -> None:
         """Wait before the next attempt. Raises Stopped, or ``error`` if the client was closed."""
         if self._retrier.closed:
             raise error
@@ -333,7 +333,7 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _data(takeover_s: float) -> str:
+def _holder_data(takeover_s: float) -> str:
     """Return the data of this holder: a unique name, and how long it may be silent."""
     holder = f"{socket.gethostname()[:128]} {os.getpid()} {secrets.token_hex(8)}"
     return json.dumps({"holder": holder, "takeover_s": takeover_s})

@@ -83,7 +83,7 @@ class Reader:
         """Yield all messages from a place on, and new ones as they arrive, without end.
 
         Places are as for ``poll``. After a lost connection the tail resumes behind the last message that it yielded;
-        see ``tail``.
+        see the module ``tail``.
         """
         pages = self.tail_pages(
             topic, start, inclusive=inclusive, snapshot=snapshot, options=options

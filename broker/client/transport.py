@@ -112,8 +112,8 @@ class HttpTransport:
 
     async def connect(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection outside of the pools, to the node to ask about a topic. The caller closes it."""
-        headers = {**self._headers, **self._patience()}
-        return await self._anywhere(topic, partial(self._open, headers))
+        headers = {**self._headers, **self._timeout_header()}
+        return await self._try_nodes(topic, partial(self._open, headers))
 
     async def _open(
         self, headers: Mapping[str, str], url: str, timeout_s: float
@@ -143,7 +143,7 @@ class HttpTransport:
         if self._closed:
             raise outcomes.never_sent(CLOSED)
 
-    def _patience(self) -> dict[str, str]:
+    def _timeout_header(self) -> dict[str, str]:
         """Return the header that lets a node refuse a request before this client gives up.
 
         Without it a publish that waits too long for a leader would end as unknown. A standalone broker never
@@ -154,7 +154,7 @@ class HttpTransport:
             return {}
         return {"Request-Timeout": f"{min(REQUEST_TIMEOUT_S_MAX, 0.9 * deadline_s):g}"}
 
-    async def _anywhere(
+    async def _try_nodes(
         self,
         topic: TopicId | None,
         attempt: Callable[[str, float], Awaitable[T]],
@@ -219,7 +219,7 @@ class HttpTransport:
             raise outcomes.never_sent(NO_CONNECTION)
         try:
             begin = partial(self._begin, request, ends)
-            connection, streamed = await self._anywhere(request.topic, begin, ends)
+            connection, streamed = await self._try_nodes(request.topic, begin, ends)
             try:
                 yield self._streamed(connection, streamed, request, timeout_s)
             finally:

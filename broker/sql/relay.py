@@ -60,7 +60,7 @@ class Relay:
         self._work = SqlWork(engine)
         self._clock = clock or SystemClock()
         self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
-        self._found: set[tuple[str, int]] = set()
+        self._fresh: set[tuple[str, int]] = set()
         """Batches that were assigned while this relay looked. They are fresh, so their age needs no check."""
 
     async def run(self, stop: asyncio.Event | None, idle_s: float) -> None:
@@ -114,7 +114,7 @@ class Relay:
         )
         known = not published.replayed or published.count == len(batch.messages)
         await self._work(self._outbox.forget, batch, known=known)
-        self._found.discard((batch.topic, batch.number))
+        self._fresh.discard((batch.topic, batch.number))
         return len(batch.messages)
 
     async def _batch(self, topic: str) -> OutboxBatch | None:
@@ -129,13 +129,13 @@ class Relay:
             log.info("another relay has assigned the next batch of %s", topic)
         batch = await self._work(self._outbox.assigned, topic)
         if batch is not None:
-            self._found.add((topic, batch.number))
+            self._fresh.add((topic, batch.number))
         return batch
 
     async def _check_age(self, batch: OutboxBatch) -> None:
         """Raise OutcomeUnknown if the broker may have forgotten the number of a batch."""
         age_ms = self._clock.now_ms() - batch.assigned_ms
-        if age_ms <= KNOWN_MS or (batch.topic, batch.number) in self._found:
+        if age_ms <= KNOWN_MS or (batch.topic, batch.number) in self._fresh:
             return
         ttl_s = (await self._client.topic(batch.topic)).ttl_s
         if age_ms > KNOWN_MS + ttl_s * 1000:

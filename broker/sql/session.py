@@ -45,7 +45,7 @@ class Participant:
         if not session.in_nested_transaction():
             self._committed = True
 
-    def _watch_no_more(self) -> None:
+    def _stop_watching(self) -> None:
         if event.contains(self._session, "after_commit", self._note_commit):
             event.remove(self._session, "after_commit", self._note_commit)
 
@@ -67,7 +67,7 @@ class Participant:
 
     def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
         """Commit with a record. Raises ParticipantFailed, or an error that leaves the outcome unknown."""
-        self._watch_no_more()
+        self._stop_watching()
         try:
             self._record.write(self._session, transaction, published)
             self._session.flush()
@@ -99,7 +99,7 @@ class Participant:
 
     def rollback_tx(self) -> bool:
         """Roll the session back. Uncommitted changes are certainly undone, even if the connection fails."""
-        self._watch_no_more()
+        self._stop_watching()
         try:
             self._session.rollback()
         except SQLAlchemyError as error:

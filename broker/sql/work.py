@@ -34,7 +34,9 @@ class SqlWork:
         """Run a function in a SQL transaction. When this returns, the function has ended, also after a cancellation."""
         engine = self._engine
         if isinstance(engine, Engine):
-            return await _to_its_end(asyncio.to_thread(lambda: run(engine, work, *args, **kwargs)))
+            return await _await_thread(
+                asyncio.to_thread(lambda: run(engine, work, *args, **kwargs))
+            )
         async with engine.begin() as connection:
             return await connection.run_sync(lambda plain: work(plain, *args, **kwargs))
 
@@ -50,7 +52,7 @@ def run(
         return work(connection, *args, **kwargs)
 
 
-async def _to_its_end(working: Coroutine[Any, Any, T]) -> T:
+async def _await_thread(working: Coroutine[Any, Any, T]) -> T:
     """Await a thread to its end, also after a cancellation: a thread can't be cancelled, and must not be left behind."""
     task = asyncio.ensure_future(working)
     try:

@@ -134,7 +134,7 @@ class _Text:
             self.at += 1
             return
         while True:
-            if run := self._whole_items():
+            if run := self._items_in_window():
                 yield run
             else:
                 yield [(yield from self.value())]
@@ -193,7 +193,7 @@ class _Text:
     def _is_last(self) -> bool:
         return self._decoded == len(self._body)
 
-    def _whole_items(self) -> list[Any]:
+    def _items_in_window(self) -> list[Any]:
         """Read values that a comma follows in the window; return none if the next value has no comma yet."""
         text, at = self._text, self.at
         if text.startswith('"', at):

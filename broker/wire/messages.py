@@ -8,7 +8,7 @@ original's record, but its messages are records. The reply to a poll is an array
     attributes count | place | key | headers | … | 00          only for messages that have any; none: 00
     reply      page page … 00                                  an empty reply is 00 alone
 
-``place`` is the index of the message in the page, from 0. A page of messages without attributes costs three bytes in
+``place`` is the index of the message in the page, from 0. A page of messages without attributes adds three bytes in
 all. A reply without the final zero was cut off, as in ``blocks``. The body of the poll itself stays ``avro/binary``. A
 client asks for this form of the reply by ``Accept``, and decodes the reply by its ``Content-Type``.
 """
