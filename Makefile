@@ -66,7 +66,7 @@ test: SERVERS = tms tephra hbase toxiproxy $(if $(filter true,$(CI)),compose)
 bench: SERVERS = tms kafka redis
 
 test-servers: setup-dev
-	@$(BIN)/python -m broker.local.servers fetch --if-possible $(SERVERS)
+	@$(BIN)/python -m tests.kit.servers fetch --if-possible $(SERVERS)
 
 bench: test-servers ## Measure us and our peers side by side.
 	@$(BIN)/python -m benchmarks $(ARGS)

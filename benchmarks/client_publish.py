@@ -22,7 +22,7 @@ from benchmarks.figures import Question, best, compare
 from benchmarks.harness import Bench, Side, not_measured
 from benchmarks.load import Load
 from broker.client import Client
-from broker.local.servers import KafkaServer, RedisServer
+from tests.kit.servers import KafkaServer, RedisServer
 
 PUBLISHERS = 64
 TOPIC = "bench-a"

@@ -24,7 +24,8 @@ from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench, Side, not_measured
 from benchmarks.load import Load
 from broker.client import Client
-from broker.local.servers import KafkaServer, ServerFailed, ServerMissing
+from broker.local.servers import ServerFailed, ServerMissing
+from tests.kit.servers import KafkaServer
 
 BROKERS, MESSAGES = 3, 100
 KAFKA = "three Kafka brokers"

@@ -28,7 +28,7 @@ from benchmarks.spark import latency, queries
 from benchmarks.spark import page as pages
 from benchmarks.spark.bare import BareSource
 from benchmarks.spark.sides import Bare, Files, FreeServer, Kafka, Source, Tms, fresh, kafka_jars
-from broker.local.servers import KafkaServer
+from tests.kit.servers import KafkaServer
 
 QUESTIONS = ("noop", "count", "copy", "latency")
 PAYLOAD_BYTES = 100

@@ -29,7 +29,8 @@ from benchmarks.peers import LOAD_CPU, SERVER_CPU, OurServer
 from benchmarks.transactions import page as pages
 from benchmarks.transactions.worker import Task, Times
 from broker.client import SyncClient
-from broker.local.servers import ServerMissing, TephraClient, free_ports
+from broker.local.servers import ServerMissing, free_ports
+from tests.kit.servers import TephraClient
 
 CLIENTS: Final = 64
 PROCESSES: Final = 2

@@ -9,14 +9,14 @@ import pytest
 
 from broker.http.body import COUNTED_BYTES_MIN
 from broker.http.budget import Bounds, BudgetKind
-from broker.local.servers import JavaClient, JavaError
-from broker.local.servers.javaclient import JavaTopics
 from broker.model import PublishRequest, Snapshot, timestamp_of
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 from tests.conformance.exchange import Connection, Sent
 from tests.conformance.script import AVRO
 from tests.kit.served import ServedNode
+from tests.kit.servers import JavaClient, JavaError
+from tests.kit.servers.javaclient import JavaTopics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.local.servers import TmsServer
 from tests.conformance.differences import Differences, differing, load
 from tests.conformance.exchange import Connection
 from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.conformance.script import Exchange, Script
 from tests.kit.openapi import Checker
 from tests.kit.served import ServedNode
+from tests.kit.servers import TmsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

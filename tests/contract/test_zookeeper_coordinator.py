@@ -20,7 +20,6 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
 from broker.local.servers import ZooKeeperServer, free_ports
-from broker.local.servers.ensemble import ZooKeeperEnsemble
 from broker.testing.virtual_time import within
 from tests.kit.contract.coordination import (
     PATIENCE_S,
@@ -30,6 +29,7 @@ from tests.kit.contract.coordination import (
     reaches,
 )
 from tests.kit.contract.coordinator import FaultContract, LockContract, MembershipContract
+from tests.kit.servers.ensemble import ZooKeeperEnsemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]
 

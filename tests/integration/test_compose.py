@@ -32,8 +32,9 @@ from broker.local.plan import (
     programs,
     zoo_cfg,
 )
-from broker.local.servers import ToxiproxyServer, compose, free_ports, hbase, toxiproxy, zookeeper
+from broker.local.servers import ToxiproxyServer, free_ports, hbase, toxiproxy, zookeeper
 from tests.kit.fixtures import require
+from tests.kit.servers import compose
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

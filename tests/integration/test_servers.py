@@ -9,16 +9,12 @@ import pytest
 
 from broker.local.servers import (
     HBaseServer,
-    JavaClient,
-    JavaError,
-    KafkaServer,
-    RedisServer,
     ServerProcess,
-    TmsServer,
     ToxiproxyServer,
     ZooKeeperServer,
     thrift2_idl,
 )
+from tests.kit.servers import JavaClient, JavaError, KafkaServer, RedisServer, TmsServer
 
 pytestmark = pytest.mark.integration
 

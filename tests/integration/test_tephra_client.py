@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from broker.config.sections import Config, ServerConfig, TransactionsConfig
-from broker.local.servers import JavaError, TephraCalls, TephraClient
 from broker.model import POINTER_MAX
 from tests.kit.fixtures import require
 from tests.kit.served import ServedNode
+from tests.kit.servers import JavaError, TephraCalls, TephraClient
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -15,14 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.local.servers import (
-    HBaseServer,
-    JavaClient,
-    ServerFailed,
-    ServerMissing,
-    TmsServer,
-    downloads,
-)
+from broker.local.servers import HBaseServer, ServerFailed, ServerMissing
+from tests.kit.servers import JavaClient, TmsServer
+from tests.kit.servers.recipes import ALL
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def require(name: str) -> None:
     """Skip this test, or in CI fail it, unless the server ``name`` can be started here."""
     try:
-        downloads.check(name)
+        ALL[name].check(name)
     except ServerMissing as missing:
         if os.environ.get("CI") == "true":
             pytest.fail(str(missing), pytrace=False)

@@ -50,7 +50,7 @@ def installed(name: str) -> Path:
     """
     folder = place(name, key_of_files(java_project(name)))
     if not folder.is_dir():
-        message = f"{name} is not fetched: python -m broker.local.servers fetch {name}"
+        message = f"{name} is not fetched; in a checkout: make test-servers SERVERS={name}"
         raise ServerMissing(message)
     return folder
 

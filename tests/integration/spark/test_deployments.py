@@ -13,6 +13,7 @@ from broker.local.servers.cache_folder import cache_folder
 from broker.local.single import BrokerProcess
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import Gate, Jobs
+from tests.kit.servers.recipes import ALL
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -43,7 +44,7 @@ def test_through_spark_connect(
 def test_with_the_oldest_spark_that_is_supported(
     gate: Gate, client: SyncClient, broker: BrokerProcess, topic: str, tmp_path: Path
 ) -> None:
-    downloads.fetch("pyspark", print)
+    downloads.fetch("pyspark", ALL["pyspark"], print)
     (folder,) = cache_folder().glob("pyspark-4.2.*")
     before = filter(None, [os.environ.get("PYTHONPATH")])
     environment = {"PYTHONPATH": os.pathsep.join([str(folder), *before])}

@@ -5,6 +5,7 @@ import pytest
 from broker.local.servers import ServerMissing, jvm
 from broker.local.servers import cache_folder as cache
 from broker.local.servers.__main__ import main
+from tests.kit.servers.recipes import ALL
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_a_build_that_fails_leaves_nothing(cache_folder: Path) -> None:
 
 
 def test_a_server_that_is_not_fetched_is_named_with_the_command_that_fetches_it() -> None:
-    with pytest.raises(ServerMissing, match=r"python -m broker\.local\.servers fetch tms$"):
+    with pytest.raises(ServerMissing, match=r"make test-servers SERVERS=tms$"):
         jvm.installed("tms")
 
 
@@ -74,7 +75,7 @@ def test_the_command_names_what_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CI", ci)
-    assert main(["fetch", *options, "tms", "redis", "toxiproxy"]) == code
+    assert main(["fetch", *options, "tms", "redis", "toxiproxy"], ALL) == code
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines == [
         "MISSING tms: java is not installed: apt-get install default-jdk-headless",

@@ -17,6 +17,6 @@ def binary() -> Path:
     """
     found = place("compose", VERSION) / "docker-compose"
     if not found.is_file():
-        message = "compose is not fetched: python -m broker.local.servers fetch compose"
+        message = "compose is not fetched: make test-servers SERVERS=compose"
         raise ServerMissing(message)
     return found

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from broker.local.servers.javaclient import JavaClient
+from tests.kit.servers.javaclient import JavaClient
 
 
 class TephraClient(JavaClient):

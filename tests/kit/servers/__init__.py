@@ -1,0 +1,30 @@
+"""Servers that only tests and benchmarks need: oracles, peers, and other clients.
+
+``python -m tests.kit.servers fetch`` downloads these and those of ``broker.local.servers``, once.
+
+    TmsServer        CDAP's own messaging server on LevelDB: the oracle, and a peer of the benchmarks
+    JavaClient       CDAP's own client, unmodified, driven from Python
+    TephraClient     Tephra's own client, and its server, unmodified, driven from Python
+    ZooKeeperEnsemble    three ZooKeepers that elect a leader
+    RedisServer, KafkaServer     peers of the benchmarks; they acknowledge after a sync
+"""
+
+from tests.kit.servers.ensemble import ZooKeeperEnsemble
+from tests.kit.servers.javaclient import JavaClient, JavaError, JavaTopics, RollbackHandle
+from tests.kit.servers.kafka import KafkaServer
+from tests.kit.servers.redis import RedisServer
+from tests.kit.servers.tephraclient import TephraCalls, TephraClient
+from tests.kit.servers.tms import TmsServer
+
+__all__ = [
+    "JavaClient",
+    "JavaError",
+    "JavaTopics",
+    "KafkaServer",
+    "RedisServer",
+    "RollbackHandle",
+    "TephraCalls",
+    "TephraClient",
+    "TmsServer",
+    "ZooKeeperEnsemble",
+]

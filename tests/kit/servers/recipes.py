@@ -1,0 +1,128 @@
+"""The recipes of servers that only tests and benchmarks need. ``ALL`` has those of clusters, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from broker.local.servers import cache_folder, downloads
+from broker.local.servers.cache_folder import ServerMissing
+from broker.local.servers.downloads import MAVEN, Recipe, Report, log_of, run
+from broker.local.servers.process import program
+from tests.kit.servers import compose
+
+_COMPOSE = "github.com/docker/compose/v2"
+PYSPARK: Final = "4.2.1"
+"""The oldest supported version."""
+
+
+def _fetch_compose(name: str, report: Report) -> None:
+    """Build docker-compose from a copy of its source: ``go install`` refuses this module."""
+    target = cache_folder.place(name, compose.VERSION)
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    go = program("go", "golang-go")
+    report(f"{name}: building with Go (some minutes of CPU time, once)")
+    log = log_of(name)
+
+    def make(folder: Path) -> None:
+        module = f"{_COMPOSE}@v{compose.VERSION}"
+        downloaded = _output([go, "mod", "download", "-json", module], log)
+        source = folder / "source"
+        # Go's own copy of the source is read-only, and a build must not write there.
+        shutil.copytree(json.loads(downloaded)["Dir"], source, copy_function=shutil.copyfile)
+        for directory in (source, *(path for path in source.rglob("*") if path.is_dir())):
+            directory.chmod(0o755)
+        command = [go, f"-C={source}", "build", "-trimpath", "-ldflags", "-s -w"]
+        environment = {**os.environ, "GOFLAGS": "-buildvcs=false"}
+        built = run(
+            [*command, "-o", str(folder / "docker-compose"), "./cmd"],
+            log,
+            lambda line: report(f"{name}: {line}"),
+            environment=environment,
+        )
+        if built != 0:
+            raise ServerMissing(f"Go could not build it; see {log}")
+        shutil.rmtree(source)
+
+    cache_folder.build(target, make)
+    report(f"{name}: {(target / 'docker-compose').stat().st_size >> 20} MB")
+
+
+def _output(command: Sequence[str], log: Path) -> str:
+    with log.open("ab") as errors:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, check=False
+        )
+    if done.returncode != 0:
+        raise ServerMissing(f"{' '.join(command[:3])} failed (is there a network?); see {log}")
+    return done.stdout.decode()
+
+
+def _fetch_pyspark(name: str, report: Report) -> None:
+    """Put an older PySpark into a folder for PYTHONPATH: an environment can have only one version."""
+    target = cache_folder.place(name, PYSPARK)
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    report(f"{name}: installing PySpark {PYSPARK} (about 450 MB, once)")
+    log = log_of(name)
+
+    def make(folder: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        if run([*pip, "--target", str(folder), f"pyspark=={PYSPARK}"], log) != 0:
+            raise ServerMissing(f"pip could not install it; see {log}")
+
+    cache_folder.build(target, make)
+    report(f"{name}: installed")
+
+
+def _fetch_redis(name: str, report: Report) -> None:
+    if shutil.which("redis-server"):
+        report(f"{name}: installed")
+        return
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        raise ServerMissing("redis-server is not installed: apt-get install redis-server")
+    report(f"{name}: installing Debian's redis-server")
+    # Run level 1: apt installs the package's service, but does not start it.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    log = log_of(name)
+    install = [apt, "install", "--yes", "--no-install-recommends", "redis-server"]
+    if run(install, log, environment=environment) != 0 and (
+        run([apt, "update"], log) != 0 or run(install, log, environment=environment) != 0
+    ):
+        raise ServerMissing(f"apt-get install redis-server failed; see {log}")
+    report(f"{name}: installed")
+
+
+def _check_compose(name: str) -> None:
+    compose.binary()
+
+
+def _check_pyspark(name: str) -> None:
+    if not cache_folder.place(name, PYSPARK).is_dir():
+        raise ServerMissing(f"{name} was not fetched")
+
+
+def _check_redis(name: str) -> None:
+    program("redis-server", "redis-server")
+
+
+ALL: Final[Mapping[str, Recipe]] = {
+    **downloads.RECIPES,
+    "tms": MAVEN,
+    "tephra": MAVEN,
+    "kafka": MAVEN,
+    "spark-kafka": MAVEN,
+    "pyspark": Recipe(_fetch_pyspark, _check_pyspark),
+    "redis": Recipe(_fetch_redis, _check_redis),
+    "compose": Recipe(_fetch_compose, _check_compose),
+}
