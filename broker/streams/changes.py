@@ -72,8 +72,8 @@ def check(job_id: str, end: str, before: Form, now: Form) -> None:
             raise JobChanged(f"{where} {problem} {way_out}")
     for store in now["stores"][len(before["stores"]) :]:
         raise JobChanged(
-            f"{where} the operator {next(iter(store['operators']))} has state of its own, for which the checkpoint has "
-            f"no place. {way_out}"
+            f"{where} the operator {next(iter(store['operators']))} needs its own state, but the checkpoint has none for "
+            f"it. {way_out}"
         )
 
 
@@ -82,7 +82,7 @@ def _problem(before: Store, now: Store | None) -> str | None:
     here = {} if now is None else now["operators"]
     for name, kind in before["operators"].items():
         if name not in here:
-            return f"its state has the operator {name} ({kind}), which the job lacks at this place."
+            return f"its state has the operator {name} ({kind}), but the job has no such operator at this place."
         if here[name] != kind:
             return f"the operator {name} was {kind}, and is {here[name]}."
     if now is not None and before["run"] != now["run"]:

@@ -161,8 +161,8 @@ class Compiler:
         schema = f"{kept}, value {step.returns}"
         if branch.is_keyed or graph.has_keys(step):
             raise ValueError(
-                f"{step.name} has returns=, which is for values without keys: give it to a map before key_by, or behind "
-                "a topic."
+                f"{step.name} has returns=, which is only for values without keys: use it before key_by, or publish to "
+                "a topic and use it behind a source of that topic."
             )
         assert branch.reader is not None
         run = [*map(step_alone, branch.parts)]
@@ -202,8 +202,8 @@ class Compiler:
             return [behind([branch for branch in in_columns if branch], found, columns=found)]
         if isinstance(select, str):
             raise TypeError(
-                f"{operator.name} selects by SQL, which is for count, sum and avg of windows without a topic of late "
-                "records, behind functions that are SQL, too: give it a function of Python."
+                f"{operator.name} selects by SQL. SQL is only for count, sum and avg of windows without a topic for late "
+                "records, and all functions before must be SQL, too. Give it a function of Python."
             )
         if operator.kind in {"min", "max"}:
             select = Measured(select)
@@ -261,8 +261,8 @@ class Compiler:
         """Return a branch with all pairs of a window, which Spark joins by itself."""
         if join.windows is None or join.pairs != "all" or join.late is not None:
             raise TypeError(
-                f"{join.name} makes values by SQL, which is for joins of all pairs of a window without a topic of late "
-                "records: give apply() a function of Python."
+                f"{join.name} makes values by SQL. SQL is only for joins of all pairs of a window without a topic for "
+                "late records. Give apply() a function of Python."
             )
         found: Flow = []
         sides = []
@@ -273,7 +273,8 @@ class Compiler:
                 in_columns = self._in_columns(branch)
                 if in_columns is None or in_columns.columns is None:
                     raise TypeError(
-                        f"{join.name} makes values by SQL, but its streams have objects of Python: give apply() a function."
+                        f"{join.name} makes values by SQL, but its streams have objects of Python. Give apply() a "
+                        "function of Python."
                     )
                 found.append(in_columns)
                 frames.append((in_columns.columns, branch.lateness_ms))

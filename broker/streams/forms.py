@@ -63,8 +63,8 @@ def check_times(branch: Branch, name: str) -> None:
     """Raise ValueError if an operator that needs times is behind an operator with state."""
     if branch.is_behind_state:
         raise ValueError(
-            f"{name} needs the times of its records, but is behind an operator with state and another key: publish to "
-            "a topic there, and begin with a source of it here."
+            f"{name} needs the times of its records, but an operator with state and another key is before it. Publish "
+            "that operator's results to a topic, and read this topic by another source."
         )
 
 

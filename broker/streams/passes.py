@@ -139,7 +139,7 @@ class RowWriter:
             key = encode_key(record.key)
             name = self._made_by
             return record.row(key)
-        except Exception as error:  # noqa: BLE001 - Pickle calls what the user's classes define.
+        except Exception as error:  # noqa: BLE001 - Pickle calls methods of the user's classes.
             return self._failures.letter("error", name, record, error)
 
 

@@ -284,7 +284,7 @@ class _Starter:
         frame.persist()
         for row in frame.where("headers IS NULL").collect():
             shown = bytes(row.value).decode("utf-8", "backslashreplace")
-            print(shown if row.key is None else f"{bytes(row.key).decode()}\t{shown}", flush=True)  # noqa: T201 - It is what print() is for.
+            print(shown if row.key is None else f"{bytes(row.key).decode()}\t{shown}", flush=True)  # noqa: T201 - The user asked for it by print().
         publish(frame.where("headers IS NOT NULL AND topic IS NOT NULL"), batch, **self._options)
         frame.unpersist()
 

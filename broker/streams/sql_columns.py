@@ -94,7 +94,7 @@ def without_errors(
             sf.lit(f"{source.name} failed at the message "),
             sf.lower(sf.hex("_at")),
             sf.lit(
-                " (decode): it is not what the schema says. Give the builder dead_letters=TOPIC to go on without such "
+                " (decode): it does not fit the schema. Give the builder dead_letters=TOPIC to go on without such "
                 "records."
             ),
         )
@@ -108,7 +108,7 @@ def without_errors(
             reason="decode",
             job=job.job_id,
             operator=source.name,
-            error="the message is not what the schema says",
+            error="the message does not fit the schema",
             stack="",
             id=sf.lower(sf.hex("_at")),
         ).alias("headers"),
@@ -170,7 +170,7 @@ def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
             return opened.withColumn("_time", time).select(*KEPT, value.alias(_VALUE))
         case _:
             pass
-    raise ValueError(f"{step.name} takes a function of Python, and no SQL")
+    raise ValueError(f"{step.name} takes a function of Python, and not SQL")
 
 
 def watermarked(frame: DataFrame, time: str, lateness_ms: int) -> DataFrame:

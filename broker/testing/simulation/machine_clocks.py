@@ -38,7 +38,7 @@ class MachineWall:
         return self._loop.time() * 1000
 
     def wall_ms(self) -> float:
-        """Return what the clock shows."""
+        """Return the time that the clock shows."""
         return self._shown_ms + self._passed_ms() * self._rate_now()
 
     def _passed_ms(self) -> float:

@@ -62,7 +62,7 @@ def test_functions_and_operators_in_the_same_store_may_change(now) -> None:
         (
             counted,
             lambda s: grouped(s).sum(),
-            r"the operator count-1 \(count\), which the job lacks",
+            r"the operator count-1 \(count\), but the job has no such operator",
         ),
         (counted, lambda s: grouped(s).count(name="n"), r"the operator count-1 \(count\)"),
         (counted, grouped, r"the operator count-1 \(count\)"),
@@ -84,7 +84,7 @@ def test_functions_and_operators_in_the_same_store_may_change(now) -> None:
         (
             counted,
             lambda s: counted(s).to_stream().key_by(str).sum(name="behind"),
-            "the operator behind has state of its own",
+            "the operator behind needs its own state",
         ),
         (
             lambda s: counted(s).to_stream().key_by(str).sum(name="behind"),
