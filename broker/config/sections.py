@@ -1,17 +1,16 @@
-"""What can be set, with its default, its unit and its reason: the one place for all of it.
+"""All settings, each with its default, its unit and its meaning. There is no other place for them.
 
-A *key* is a field of one of the sections below. Key names are unique by themselves (a section only
-groups), carry their unit and bound last, and are the same word everywhere::
+A *key* is a field of one of the sections below. The name of a key is unique without its section; a section only
+groups keys. Unit and bound come last in the name. A key has the same name in every source::
 
-    where            how a key looks                              wins over
+    source           how a key looks                              wins over
     default          the field below                              nothing
     TOML file        [limits]  body_bytes_max = 1048576           defaults
     environment      BROKER_LIMITS__BODY_BYTES_MAX=1048576        the file
     flag             --body-bytes-max 1048576                     all
 
-Flags leave the unit of seconds away (``--request-deadline 30``), for that is what one expects. A key
-that nobody knows is an error that names the nearest one: a misspelt bound must not go unnoticed.
-How the sources are read stands in ``broker.config.sources``.
+Flags omit the unit of seconds (``--request-deadline 30``), as users expect. An unknown key is an error that names
+the nearest key, so that a misspelt limit does not go unnoticed. ``broker.config.sources`` reads the sources.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PROPERTIES_BYTES_MAX = 65_536
 TRANSACTIONS = ("optional", "required", "refused")
 """The values of the property ``transactions``."""
 REGIONS_MAX = 256
-"""A key's first byte says which region it lies in."""
+"""The first byte of a row's key decides its region."""
 EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - Compared only.
 """Hosts that stand for every address of a machine."""
 _MIB = 1024 * 1024
@@ -43,11 +42,11 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class ConfigError(ValueError):
-    """The configuration can't be used; the text names each key and what is wrong with it."""
+    """The configuration is not usable. The message names each wrong key and the reason."""
 
 
 class LogLevel(enum.StrEnum):
-    """What is worth a line."""
+    """The least important level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -56,7 +55,7 @@ class LogLevel(enum.StrEnum):
 
 
 class LogFormat(enum.StrEnum):
-    """How a line looks: for people, for machines, or as the place it goes to suggests."""
+    """The format of log lines: for people, for programs, or chosen by the output (terminal or not)."""
 
     CONSOLE = "console"
     JSON = "json"
@@ -64,21 +63,21 @@ class LogFormat(enum.StrEnum):
 
 
 class Durability(enum.StrEnum):
-    """When a write to HBase is acknowledged: on disk, or in the memory of its servers."""
+    """When HBase acknowledges a write: on disk, or in the memory of its servers."""
 
     FSYNC = "fsync"
     FLUSHED = "flushed"
 
 
 class Compression(enum.StrEnum):
-    """What LevelDB does to blocks of messages before it writes them."""
+    """How LevelDB compresses blocks before it writes them."""
 
     NONE = "none"
     SNAPPY = "snappy"
 
 
 class Role(enum.StrEnum):
-    """What a node serves."""
+    """The services of a node."""
 
     ALL = "all"
     TOPICS = "topics"
@@ -86,9 +85,9 @@ class Role(enum.StrEnum):
 
 
 def key(default: T, doc: str, *, least: float | None = None) -> T:
-    """Declare a key. ``least`` is the smallest number that makes sense."""
+    """Declare a key. ``least`` is the smallest allowed number."""
     metadata = {"doc": doc, "least": least}
-    if isinstance(default, Mapping):  # Read-only, but dataclasses take it for mutable.
+    if isinstance(default, Mapping):  # Dataclasses refuse it as mutable, although it is read-only.
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -98,104 +97,130 @@ class ServerConfig:
     """Where a node listens, and how long it waits for its clients."""
 
     host: str = key(
-        "127.0.0.1", "Address to listen on; beyond loopback everyone may do everything."
+        "127.0.0.1",
+        "Address to listen on. The broker checks no users: each client that reaches it may do everything.",
     )
     port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0)
     host_names: tuple[str, ...] = key(
         (),
-        "Names, beside its own ones, by which clients reach this node; another Host gets 403.",
+        "More names by which clients reach this node. A request with another Host gets 403.",
     )
     cors_origins: tuple[str, ...] = key(
         (),
-        "Origins (https://app.example,...) whose pages may use this broker; others get 403.",
+        "Origins (https://app.example,...) whose web pages may use this broker; others get 403.",
     )
-    connections_max: int = key(16_384, "Open connections; further ones get 503.", least=1)
+    connections_max: int = key(16_384, "Most open connections; further ones get 503.", least=1)
     keep_alive_s: float = key(75.0, "How long an idle connection stays open.", least=0)
     header_deadline_s: float = key(30.0, "How long a request's headers may take.", least=0.1)
-    body_stall_s: float = key(30.0, "How long a request's body may stand still.", least=0.1)
+    body_stall_s: float = key(30.0, "How long a request's body may make no progress.", least=0.1)
     body_bytes_per_s_min: int = key(
-        8_192, "A body that comes more slowly ends as one that stands still.", least=1
+        8_192, "A body that is slower than this counts as one without progress.", least=1
     )
     body_deadline_s: float = key(600.0, "How long a request's body may take in all.", least=0.1)
-    reply_stall_s: float = key(60.0, "How long a reader may take nothing of its reply.", least=0.1)
+    reply_stall_s: float = key(60.0, "How long a client may read nothing of its reply.", least=0.1)
     request_line_bytes_max: int = key(8_190, "Longest request line.", least=512)
-    header_bytes_max: int = key(8_190, "Longest header, name and value.", least=512)
+    header_bytes_max: int = key(8_190, "Longest header, name and value together.", least=512)
     headers_max: int = key(128, "Most headers of a request.", least=16)
     request_deadline_s: float = key(
         30.0,
-        "How long a request waits for a leader, another node, its turn to be stored.",
+        "How long a request may wait for a leader, for another node, or in the queue of publishes.",
         least=0.1,
     )
-    role: Role = key(Role.ALL, "What a node that stands alone serves: all, topics or transactions.")
-    drain_s: float = key(10.0, "Longest wait for quiet after SIGTERM.", least=0)
+    role: Role = key(Role.ALL, "Services of a standalone node: all, topics or transactions.")
+    drain_s: float = key(
+        10.0, "After SIGTERM: how long the node waits for requests in flight.", least=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """Where a node that stands alone keeps its messages."""
+    """Where a standalone node keeps its messages."""
 
-    data_dir: Path = key(Path("data"), "Folder of the LevelDB database; made if it is missing.")
-    block_cache_bytes: int = key(32 * _MIB, "LevelDB's cache of uncompressed blocks.", least=0)
-    write_buffer_bytes: int = key(16 * _MIB, "LevelDB's table in memory.", least=65_536)
-    compression: Compression = key(
-        Compression.NONE, "`snappy` makes files of text smaller, and publishing slower."
+    data_dir: Path = key(Path("data"), "Folder of the LevelDB database; created if missing.")
+    block_cache_bytes: int = key(
+        32 * _MIB, "Size of LevelDB's cache of uncompressed blocks.", least=0
     )
-    open_files_max: int = key(1_000, "Table files that LevelDB keeps open.", least=64)
+    write_buffer_bytes: int = key(16 * _MIB, "Size of LevelDB's table in memory.", least=65_536)
+    compression: Compression = key(
+        Compression.NONE,
+        "Compression of blocks: none or snappy. snappy makes files smaller and publishing slower.",
+    )
+    open_files_max: int = key(1_000, "Most table files that LevelDB keeps open.", least=64)
     probe_interval_s: float = key(
-        1.0, "After a failed write: how often a probe asks whether writing works again.", least=0.01
+        1.0,
+        "After a failed write: how often the node tries whether the disk works again.",
+        least=0.01,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """The bounds. Each is there so that no client can take the node from the others."""
+    """The limits. They prevent one client from using up a node for all others."""
 
-    body_bytes_max: int = key(64 * _MIB, "Largest request body on the wire; over it 413.", least=1)
-    body_inflated_bytes_max: int = key(
-        128 * _MIB, "Largest request body after gunzip; over it 413.", least=1
+    body_bytes_max: int = key(
+        64 * _MIB, "Largest request body as sent, so compressed; a larger one gets 413.", least=1
     )
-    messages_per_request_max: int = key(100_000, "Messages in one request; over it 413.", least=1)
+    body_inflated_bytes_max: int = key(
+        128 * _MIB, "Largest request body after decompression; a larger one gets 413.", least=1
+    )
+    messages_per_request_max: int = key(
+        100_000, "Most messages in one request; more get 413.", least=1
+    )
     poll_messages_max: int | None = key(
         None,
-        "Cap on a poll's limit; none, since some clients take a short page for the end.",
+        "Most messages of one poll. Default none: some clients treat a short page as the end.",
         least=1,
     )
-    poll_chunk_bytes: int = key(60_000, "About how much of a poll's reply goes at once.", least=1)
+    poll_chunk_bytes: int = key(
+        60_000, "About how many bytes of a poll's reply are sent at once.", least=1
+    )
     browse_messages_max: int = key(10_000, "Largest limit of a browse.", least=1)
     wait_max_s: float = key(60.0, "Longest wait of a long poll.", least=0)
-    waiting_polls_max: int = key(10_000, "Long polls and event streams that wait.", least=1)
-    queued_requests_max: int = key(4_096, "Publishes that wait for the disk; over it 503.", least=1)
-    queued_bytes_max: int = key(256 * _MIB, "Their bodies together; over it 503.", least=1)
+    waiting_polls_max: int = key(
+        10_000, "Most long polls and event streams that wait at once.", least=1
+    )
+    queued_requests_max: int = key(
+        4_096, "Most publishes that wait for the disk; further ones get 503.", least=1
+    )
+    queued_bytes_max: int = key(
+        256 * _MIB, "Most bytes of the bodies of these publishes; further ones get 503.", least=1
+    )
     idempotency_keys_max: int = key(
-        100_000, "Idempotency keys kept in memory; older ones are looked up on disk.", least=1
+        100_000, "Idempotency keys kept in memory; the node reads older ones from disk.", least=1
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsConfig:
-    """How topics behave."""
+    """Defaults and limits of topics."""
 
     topic_ttl_default_s: int = key(
-        604_800, "Lifetime of messages of a topic without a ttl.", least=1
+        604_800, "Lifetime of messages in a topic without a ttl.", least=1
     )
     topic_properties_default: Mapping[str, str] = key(
         MappingProxyType({}),
-        "Properties of new topics that do not give them (name=value,...).",
+        "Properties of a new topic, for those that its creation does not give (name=value,...).",
     )
-    cache_bytes_max: int = key(256 * _MIB, "Recent messages in memory, over all topics.", least=0)
+    cache_bytes_max: int = key(
+        256 * _MIB, "Memory for recent messages of all topics together.", least=0
+    )
     idempotency_window_s: float = key(
         600.0,
-        "How long an idempotency key is remembered; at least twice a request's deadline.",
+        "How long an idempotency key counts; at least twice a request's deadline.",
         least=1,
     )
     transaction_life_max_s: int = key(
-        90_000, "Longest life of a transaction; a publish of an older one is refused.", least=1
+        90_000,
+        "Longest life of a transaction; the broker refuses publishes of an older one.",
+        least=1,
     )
     stage_life_s: int = key(
-        3_600, "How long a stage may be stored into and published; then it is removed.", least=1
+        3_600, "How long a stage takes messages and can be published; then it is removed.", least=1
     )
-    cursors_max: int = key(100, "Named cursors of one topic; over it 409.", least=1)
-    id_lead_ms_max: int = key(1_000, "How far message ids may run ahead of the clock.", least=0)
+    cursors_max: int = key(100, "Most named cursors of one topic; further ones get 409.", least=1)
+    id_lead_ms_max: int = key(
+        1_000, "How far the time in message ids may run ahead of the clock.", least=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +229,7 @@ class TransactionsConfig:
 
     transactions_url: str | None = key(
         None,
-        "Where a transaction service elsewhere is asked for the clean-up; none: this cluster's own.",
+        "URL of another transaction service, for the clean-up of transactions; none: this cluster's own.",
     )
     transaction_timeout_default_s: float = key(
         30.0, "Time-out of a short transaction that names none.", least=0.001
@@ -217,123 +242,141 @@ class TransactionsConfig:
     )
     transactions_in_progress_max: int = key(
         4_000,
-        "Transactions in progress, with their checkpoints; over it a start gets 503.",
+        "Most transactions in progress, counted with their checkpoints; a further start gets 503.",
         least=1,
     )
     transaction_changes_max: int = key(
-        10_000, "Keys of one transaction's change set; over it 413.", least=1
+        10_000, "Most keys in one transaction's change set; more get 413.", least=1
     )
-    transaction_changes_bytes_max: int = key(_MIB, "Bytes of these keys; over it 413.", least=1)
+    transaction_changes_bytes_max: int = key(
+        _MIB, "Most bytes of these keys; more get 413.", least=1
+    )
     change_sets_bytes_max: int = key(
-        256 * _MIB, "Memory for the change sets of all transactions; over it 503.", least=1
+        256 * _MIB, "Memory for the change sets of all transactions; more get 503.", least=1
     )
     transaction_client_characters_max: int = key(
-        256, "Longest name that a client may give a transaction.", least=0
+        256, "Longest client name of a transaction, in characters.", least=0
     )
     thrift_port: int | None = key(
         None,
-        "Port of Tephra's Thrift service (Tephra's default: 15165); 0 takes a free one, none: off.",
+        "Port of Tephra's Thrift service (Tephra's default is 15165); 0 takes a free one; none: off.",
         least=0,
     )
     transaction_sweep_interval_s: float = key(
-        10.0, "How often transactions are looked for whose time is over.", least=0.01
+        10.0, "How often the service looks for transactions past their time-out.", least=0.01
     )
     journal_snapshot_edits: int = key(
-        50_000, "Changes after which the service's journal gets a snapshot.", least=100
+        50_000, "The service writes a snapshot to its journal after so many changes.", least=100
     )
     journal_snapshot_bytes: int = key(
-        16 * _MIB, "Bytes of changes after which it gets one, too.", least=65_536
+        16 * _MIB, "It also writes one after so many bytes of changes.", least=65_536
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
-    """How expired messages, and those of earlier generations, are removed."""
+    """How the sweeper removes expired messages, and messages of earlier generations."""
 
     sweep_interval_s: float = key(300.0, "Time between two sweeps.", least=0.1)
     sweep_margin_s: float = key(
-        60.0, "How long the expired stays, for clocks that differ.", least=0
+        60.0, "How long expired messages stay on disk, because clocks of nodes differ.", least=0
     )
-    sweep_rest_s: float = key(180.0, "Rest after a start or a jump of the clock.", least=0)
-    sweep_rows_max: int = key(2_000, "Marks that one slice removes; a page counts as 100.", least=1)
+    sweep_rest_s: float = key(
+        180.0, "After a start or a jump of the clock: how long no sweep begins.", least=0
+    )
+    sweep_rows_max: int = key(
+        2_000, "Most marks that one slice of a sweep removes; a page counts as 100.", least=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsConfig:
-    """What the node says."""
+    """The log lines of a node."""
 
     log_level: LogLevel = key(LogLevel.INFO, "Least important level that is written.")
-    log_format: LogFormat = key(LogFormat.AUTO, "console, json, or auto: console on a terminal.")
-    log_lines_max: int = key(10_000, "Lines that wait for a slow sink; more are dropped.", least=1)
+    log_format: LogFormat = key(
+        LogFormat.AUTO, "console, json, or auto: console on a terminal, else json."
+    )
+    log_lines_max: int = key(
+        10_000, "Most lines that wait for a slow output; further ones are dropped.", least=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """What the node counts."""
+    """The metrics of a node."""
 
     metrics_topics: tuple[str, ...] = key(
-        (), "Topics (ns/topic,...) that get a label of their own."
+        (), "Topics (ns/topic,...) that get a label of their own in metrics."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """How several nodes find each other; without ZooKeeper a node stands alone."""
+    """How several nodes find each other. Without ZooKeeper a node is standalone."""
 
-    zookeeper_hosts: tuple[str, ...] = key((), "ZooKeeper (host:port,...); empty: standalone.")
+    zookeeper_hosts: tuple[str, ...] = key(
+        (), "ZooKeeper's servers (host:port,...); empty: standalone."
+    )
     zookeeper_root: str = key("/broker", "Path of this cluster in ZooKeeper.")
     session_timeout_ms: int = key(
-        4_000, "Silence after which ZooKeeper takes a node for dead.", least=500
+        4_000, "ZooKeeper counts a node as dead after it was silent for so long.", least=500
     )
     instance_id: int | None = key(
-        None, "Number of this node, 0 to 255; none takes the lowest free one.", least=0
+        None, "Instance id of this node, 0 to 255; none takes the lowest free one.", least=0
     )
-    advertised_url: str | None = key(None, "Where others reach this node; none: http://host:port.")
+    advertised_url: str | None = key(
+        None, "URL by which other nodes reach this one; none: http://host:port."
+    )
     peer_urls: Mapping[str, str] = key(
         MappingProxyType({}),
-        "How this node reaches others where not by what they advertise (theirs=mine,...).",
+        "URLs for other nodes that this node can't reach by their advertised ones (advertised=used,...).",
     )
     clock_skew_ms_max: int = key(
-        2_000, "Further from the storage's clock a node does not lead.", least=1
+        2_000, "A node does not lead if its clock differs more from the storage's clock.", least=1
     )
 
     @property
     def is_on(self) -> bool:
-        """True if this node is one of a cluster."""
+        """True if this node belongs to a cluster."""
         return bool(self.zookeeper_hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HBaseConfig:
-    """Where a cluster keeps its messages, through HBase's Thrift-2 gateways."""
+    """Where a cluster keeps its messages: HBase, through its Thrift-2 gateways."""
 
-    hbase_gateways: tuple[str, ...] = key((), "Thrift-2 gateways (host:port,...), equal in rights.")
-    hbase_namespace: str = key("default", "HBase's namespace for the tables.")
-    hbase_table_prefix: str = key("broker_", "What the names of the tables begin with.")
+    hbase_gateways: tuple[str, ...] = key(
+        (), "HBase's Thrift-2 gateways (host:port,...). All of them are equal."
+    )
+    hbase_namespace: str = key("default", "Namespace of the tables in HBase.")
+    hbase_table_prefix: str = key("broker_", "Prefix of the names of the tables.")
     hbase_regions: int = key(
-        16, "Regions of each new table, which never split; at most 256.", least=1
+        16, "Number of regions of each new table, at most 256. Regions never split.", least=1
     )
     hbase_connections_max: int = key(
         16,
-        "Calls to the gateways under way at once; of those that hang, three times as many beside them.",
+        "Most calls to the gateways in flight, not counting late calls; of those, three times as many.",
         least=1,
     )
     hbase_call_s: float = key(
-        25.0, "After this a change that storage does not answer is given up.", least=0.1
+        25.0, "How long the node waits for the outcome of a change in storage.", least=0.1
     )
-    hbase_connect_s: float = key(2.0, "How long a connection may take to open.", least=0.01)
+    hbase_connect_s: float = key(2.0, "How long opening a connection may take.", least=0.01)
     hbase_idle_s: float = key(
-        30.0, "An idle connection is not used again; gateways close it after 60 s.", least=0.1
+        30.0,
+        "A connection that was idle for so long is not used again; gateways close it after 60 s.",
+        least=0.1,
     )
     durability: Durability = key(
         Durability.FSYNC,
-        "fsync: acknowledged when on disk; flushed: a power cut may take it back.",
+        "When HBase acknowledges a write. fsync: on disk. flushed: in memory; a power cut may lose it.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All of it. Making one checks it: raises ConfigError that tells everything that is wrong."""
+    """The whole configuration. Its creation checks it, and raises one ConfigError with all problems."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
@@ -353,9 +396,9 @@ class Config:
 
 
 class Key(NamedTuple):
-    """What there is to know about a key, for flags, ``broker config`` and the documentation.
+    """The declaration of a key, for flags, ``broker config`` and the documentation.
 
-    ``dotted`` is ``section.name``, ``type`` the field's annotation, ``least`` the smallest number.
+    ``dotted`` is ``section.name``, ``type`` the field's annotation, ``least`` the smallest allowed number.
     """
 
     dotted: str
@@ -444,9 +487,9 @@ def _of_thrift(config: Config) -> Iterator[str]:
     if port > 65_535:
         yield f"transactions.thrift_port = {port} must be at most 65535"
     if port and port == config.server.port:
-        yield f"transactions.thrift_port = {port} is server.port, too"
+        yield f"transactions.thrift_port = {port} must differ from server.port"
     if config.server.role is Role.TOPICS:
-        yield "transactions.thrift_port: with server.role = topics this node serves no transactions"
+        yield "transactions.thrift_port: a node with server.role = topics serves no transactions"
 
 
 def _of_pages(server: ServerConfig) -> Iterator[str]:
@@ -457,29 +500,29 @@ def _of_pages(server: ServerConfig) -> Iterator[str]:
         if not _ORIGIN.fullmatch(origin):
             yield (
                 f"server.cors_origins: {origin!r} is not an origin such as https://app.example: "
-                "scheme, host and port, and no slash at the end"
+                "scheme, host and port, no slash at the end"
             )
 
 
 def _of_properties(defaults: Mapping[str, str]) -> Iterator[str]:
-    """What would make every creation of a topic fail, or be said in two places."""
+    """Yield problems of default properties: each would make every creation of a topic fail."""
     where = "topics.topic_properties_default"
     if "ttl" in defaults:
-        yield f"{where}: ttl has a key of its own, topics.topic_ttl_default_s"
+        yield f"{where}: set the ttl with topics.topic_ttl_default_s"
     if "generation" in defaults:
-        yield f"{where}: generation is given by the broker"
+        yield f"{where}: only the broker sets generation"
     size = sum(len(name.encode()) + len(value.encode()) for name, value in defaults.items())
     if size > PROPERTIES_BYTES_MAX:
         yield f"{where}: names and values have {size} bytes; {PROPERTIES_BYTES_MAX} are allowed"
     transactions = defaults.get("transactions", TRANSACTIONS[0])
     if transactions not in TRANSACTIONS:
-        yield f"{where}: transactions = {transactions} is none of {', '.join(TRANSACTIONS)}"
+        yield f"{where}: transactions = {transactions} is not one of {', '.join(TRANSACTIONS)}"
 
 
 def _of_clusters(config: Config) -> Iterator[str]:
     cluster, hbase = config.cluster, config.hbase
     if cluster.zookeeper_hosts and not hbase.hbase_gateways:
-        yield "hbase.hbase_gateways must be set where cluster.zookeeper_hosts is"
+        yield "hbase.hbase_gateways must be set if cluster.zookeeper_hosts is set"
     if cluster.instance_id is not None and cluster.instance_id > INSTANCE_ID_MAX:
         yield f"cluster.instance_id = {cluster.instance_id} must be at most {INSTANCE_ID_MAX}"
     if hbase.hbase_regions > REGIONS_MAX:
@@ -487,7 +530,7 @@ def _of_clusters(config: Config) -> Iterator[str]:
     if not cluster.zookeeper_root.startswith("/") or cluster.zookeeper_root.endswith("/"):
         yield f"cluster.zookeeper_root = {cluster.zookeeper_root} must be a path like /broker"
     if cluster.is_on and config.server.role is not Role.ALL:
-        yield f"server.role = {config.server.role}: the nodes of a cluster serve all of it"
+        yield f"server.role = {config.server.role}: a node of a cluster must have the role all"
     yield from _of_urls(config)
     addresses = {
         "cluster.zookeeper_hosts": cluster.zookeeper_hosts,
@@ -504,8 +547,8 @@ def _of_urls(config: Config) -> Iterator[str]:
     cluster = config.cluster
     if cluster.is_on and cluster.advertised_url is None and config.server.host in EVERY_ADDRESS:
         yield (
-            f"cluster.advertised_url must be set where server.host = {config.server.host!r}: that "
-            "names no machine, so other nodes would not find this one"
+            f"cluster.advertised_url must be set if server.host = {config.server.host!r}: that "
+            "address names no machine, so other nodes can't find this one"
         )
     urls = [("cluster.advertised_url", cluster.advertised_url or "http://none")]
     urls.append(

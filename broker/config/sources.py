@@ -1,13 +1,13 @@
 """Reading the configuration: defaults, then a TOML file, the environment, and flags.
 
-The result remembers where each value came from, so that ``broker config`` can say it. Text from the
-environment and from flags is turned into a key's type here and nowhere else; booleans, numbers and
-lists that can't be read are errors that name their source.
+The result has the source of each value, so that ``broker config`` can show it. Only this module turns text from the
+environment and from flags into a key's type. Booleans, numbers and lists that it can't parse are errors that name
+their source.
 
-A variable that begins with BROKER_ and names no key is an error, too: a setting that has no effect must not go
-unnoticed. Two kinds pass. Some have other readers (``OTHER_VARIABLES``). And Kubernetes tells each process of
-the Services beside it: one that is called ``broker`` gives BROKER_SERVICE_HOST, BROKER_PORT=tcp://10.0.0.9:8080,
-and more. They pass as a set: its host, its port, and its address as a URL must all be there.
+A variable that begins with BROKER_ and names no key is an error too, so that a setting without effect does not go
+unnoticed. Two kinds are allowed. Some variables have other readers (``OTHER_VARIABLES``). And Kubernetes sets
+variables for the Services beside a process: a Service named ``broker`` sets BROKER_SERVICE_HOST,
+BROKER_PORT=tcp://10.0.0.9:8080, and more. These are allowed only as a set: host, port, and the address as a URL.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ OTHER_VARIABLES = frozenset(
     f"{_PREFIX}{name}"
     for name in (
         *("URL", "CONTEXT", "CONFIG"),  # Options of commands.
-        *("TOPIC", "MESSAGE_ID", "MESSAGE_TIMESTAMP_MS"),  # Given to the commands that a tail runs.
-        *("SERVERS_DIR", "KILLS", "CUTS"),  # The tests'.
+        *("TOPIC", "MESSAGE_ID", "MESSAGE_TIMESTAMP_MS"),  # For the commands that ``tail`` runs.
+        *("SERVERS_DIR", "KILLS", "CUTS"),  # For tests.
     )
 )
-"""Variables of this prefix that are no keys, but have other readers."""
+"""Variables with this prefix that are not keys, but have other readers."""
 _OF_SERVICE = r"(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 _SERVICE_HOST = "_SERVICE_HOST"
 _SERVICE_URL = re.compile("(tcp|udp|sctp)://")
@@ -46,13 +46,13 @@ _SERVICE_URL = re.compile("(tcp|udp|sctp)://")
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A checked configuration and, per dotted key, the name of the source that gave its value."""
+    """A checked configuration and, by dotted key, the name of the source of its value."""
 
     config: Config
     origins: Mapping[str, str]
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (dotted key, value as text, where it came from) for every key."""
+        """Yield (dotted key, value as text, source) for every key."""
         for known in iter_keys():
             text = as_text(value_of(self.config, known.dotted))
             yield known.dotted, text, self.origins[known.dotted]
@@ -68,12 +68,12 @@ def load(
 
     Args:
         file: a TOML file whose tables are the sections.
-        environment: variables; those named BROKER_SECTION__KEY count, and others of that prefix must be
+        environment: variables. Those named BROKER_SECTION__KEY are read; others that begin with BROKER_ must be
             known (see above).
         flags: texts by dotted key; None means that the flag was not given.
 
     Raises:
-        ConfigError: unknown keys, unreadable values or files, keys that contradict each other.
+        ConfigError: a key is unknown, a value or file can't be read, or keys contradict each other.
     """
     keys = {known.dotted: known for known in iter_keys()}
     values: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def load(
 
 
 def as_text(value: Any) -> str:
-    """Write a value as an environment variable or a flag would give it."""
+    """Return a value as the text of an environment variable or a flag."""
     if value is None:
         return "none"
     if isinstance(value, tuple):
@@ -115,21 +115,21 @@ def parse(known: Key, text: str) -> Any:
     try:
         return wanted(text)
     except ValueError:
-        raise ValueError(f"{text!r} is {_what_it_is_not(wanted)}") from None
+        raise ValueError(f"{text!r} is not {_description(wanted)}") from None
 
 
 def _plain_type(annotation: Any) -> tuple[Any, bool]:
-    """Return the type without ``| None``, and whether None was allowed."""
+    """Return the type without ``| None``, and whether it allows None."""
     if not isinstance(annotation, types.UnionType):
         return annotation, False
     (wanted,) = (part for part in typing.get_args(annotation) if part is not type(None))
     return wanted, True
 
 
-def _what_it_is_not(wanted: Any) -> str:
+def _description(wanted: Any) -> str:
     if _is_enum(wanted):
-        return f"none of {', '.join(wanted)}"
-    return "no whole number" if wanted is int else "no number"
+        return f"one of {', '.join(wanted)}"
+    return "a whole number" if wanted is int else "a number"
 
 
 def _is_enum(wanted: Any) -> bool:
@@ -204,17 +204,17 @@ def _from_environment(
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse what would be overlooked: for commands that read no other key from the environment.
+    """Refuse unknown variables and wrong values, for commands that read no keys from the environment.
 
     Raises:
-        ConfigError: a variable that begins with BROKER_ is none, or its value can't be read.
+        ConfigError: a variable that begins with BROKER_ is unknown, or its value can't be read.
     """
     for _ in _from_environment(environment, {known.dotted: known for known in iter_keys()}):
         pass
 
 
 def _ours(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables of the prefix, but for those with another reader or from Kubernetes."""
+    """Return the variables with the prefix, except those with another reader and those of Kubernetes."""
     named = [name for name in environment if name.startswith(_PREFIX)]
     services = [
         service
@@ -240,8 +240,8 @@ def _unknown_variable(variable: str, keys: Mapping[str, Key]) -> ConfigError:
     near = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
     meant = f"did you mean {names[near[0]]}?" if near else "`broker config` lists all keys."
     return ConfigError(
-        f"environment variable {variable}: no key is called so; {meant} "
-        "Variables that begin with BROKER_ are settings of the broker: set it right, or unset it."
+        f"environment variable {variable}: there is no such key; {meant} "
+        "Variables that begin with BROKER_ are settings of the broker. Correct the variable, or unset it."
     )
 
 
@@ -267,7 +267,7 @@ def _unknown(dotted: str, keys: Mapping[str, Key], source: str) -> ConfigError:
     near = difflib.get_close_matches(dotted, keys, n=1) or [
         names[match] for match in difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     ]
-    return ConfigError(f"{source}: no key is called {dotted!r}; the nearest is {near[0]!r}")
+    return ConfigError(f"{source}: there is no key {dotted!r}; the nearest is {near[0]!r}")
 
 
 def _parse_named(known: Key, text: str, source: str) -> Any:
@@ -278,7 +278,7 @@ def _parse_named(known: Key, text: str, source: str) -> Any:
 
 
 def _build(values: Mapping[str, Any]) -> Config:
-    """Make the tree from the values that differ from the defaults. Raises ConfigError."""
+    """Build the configuration from the values that differ from the defaults. Raises ConfigError."""
     sections: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
         section, _, name = dotted.partition(".")

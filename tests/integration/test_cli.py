@@ -472,7 +472,7 @@ def test_a_node_with_a_variable_that_names_no_key_does_not_start(tmp_path: Path)
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "BROKER_PORT: no key is called so; did you mean BROKER_SERVER__PORT?" in done.stderr
+    assert "BROKER_PORT: there is no such key; did you mean BROKER_SERVER__PORT?" in done.stderr
     assert not data_dir.exists()
 
 

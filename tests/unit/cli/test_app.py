@@ -136,9 +136,9 @@ def test_the_version_is_told(capsys):
         (("poll", "a/b", "--url", "localhost:1"), "http://HOST:PORT"),
         (("poll", "a/b", "--url", "http://a:1,http://b:99999"), "'http://b:99999' is not"),
         (("poll", "a/b", "--url", "http://:80"), "http://HOST:PORT"),
-        (("serve", "--port", "http"), "--port: server.port = 'http': 'http' is no whole number"),
-        (("serve", "--drain", "soon"), "'soon' is no number"),
-        (("serve", "--log-level", "loud"), "'loud' is none of debug, info, warning, error"),
+        (("serve", "--port", "http"), "--port: server.port = 'http': 'http' is not a whole number"),
+        (("serve", "--drain", "soon"), "'soon' is not a number"),
+        (("serve", "--log-level", "loud"), "'loud' is not one of debug, info, warning, error"),
         (("serve", "--no-such-key", "1"), "No such option"),
     ],
 )
@@ -358,4 +358,4 @@ def test_a_variable_that_names_no_key_is_2(words, capsys, monkeypatch):
     monkeypatch.setenv("BROKER_PORT", "9000")
     code, _, error = run(capsys, *words)
     assert code == 2
-    assert "BROKER_PORT: no key is called so; did you mean BROKER_SERVER__PORT?" in error
+    assert "BROKER_PORT: there is no such key; did you mean BROKER_SERVER__PORT?" in error

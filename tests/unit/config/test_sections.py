@@ -85,7 +85,7 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
         ({"server": ServerConfig(cors_origins=("null",))}, "server.cors_origins: 'null'"),
         ({"server": ServerConfig(cors_origins=("http://a/",))}, "no slash at the end"),
         ({"topics": TopicsConfig(topic_ttl_default_s=2**31)}, "topics.topic_ttl_default_s"),
-        ({"topics": TopicsConfig(topic_properties_default={"ttl": "9"})}, "ttl has a key"),
+        ({"topics": TopicsConfig(topic_properties_default={"ttl": "9"})}, "set the ttl with"),
         ({"topics": TopicsConfig(topic_properties_default={"generation": "9"})}, "generation"),
         (
             {"topics": TopicsConfig(topic_properties_default={"team": "x" * 65_533})},
@@ -93,7 +93,7 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
         ),
         (
             {"topics": TopicsConfig(topic_properties_default={"transactions": "never"})},
-            "transactions = never is none of optional, required, refused",
+            "transactions = never is not one of optional, required, refused",
         ),
         ({"metrics": MetricsConfig(metrics_topics=("a/b", "a.b"))}, "'a.b' is not namespace/topic"),
         ({"metrics": MetricsConfig(metrics_topics=("a/b/c",))}, "'a/b/c' is not namespace/topic"),
@@ -116,19 +116,19 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
                 "cluster": ClusterConfig(zookeeper_hosts=("zk:2181",)),
                 "hbase": HBaseConfig(hbase_gateways=("h:9090",)),
             },
-            "cluster.advertised_url must be set where server.host = '0.0.0.0'",
+            "cluster.advertised_url must be set if server.host = '0.0.0.0'",
         ),
         ({"transactions": TransactionsConfig(thrift_port=65_536)}, "thrift_port = 65536"),
         (
             {"transactions": TransactionsConfig(thrift_port=8080)},
-            "thrift_port = 8080 is server.port",
+            "thrift_port = 8080 must differ from server.port",
         ),
         (
             {
                 "server": ServerConfig(role=Role.TOPICS),
                 "transactions": TransactionsConfig(thrift_port=0),
             },
-            "transactions.thrift_port: with server.role = topics",
+            "transactions.thrift_port: a node with server.role = topics",
         ),
         ({"hbase": HBaseConfig(hbase_regions=257)}, "hbase.hbase_regions"),
         ({"hbase": HBaseConfig(hbase_gateways=("here",))}, "hbase.hbase_gateways: 'here'"),
