@@ -1,18 +1,18 @@
-"""Time: the port, the system's clock, and the guard that keeps a jumping clock from doing harm.
+"""Time: the port, the system's clock, and the guard against jumps of the wall clock.
 
-A node has one clock, and it serves ids, expiry, windows and longest lives alike. Wall clocks jump: an
-operator sets them, a virtual machine wakes up, a time server lies for a minute. The guard watches the
-difference between the wall clock and the boot clock, which only ever counts up at the true rate, also
-through a suspend. Small changes are the time daemon at work and are followed. A jump is believed only
-when it has stood for a minute; until then time goes on at the boot clock's rate from where it was::
+A node has one clock for ids, expiry, windows and the longest lives of transactions. Wall clocks jump: an operator
+sets them, a virtual machine wakes up, a time server is wrong for a minute. The guard watches the difference between
+the wall clock and the boot clock. The boot clock only counts up at the true rate, also through a suspend. The guard
+follows small changes, which come from the time daemon. It follows a jump only after the jump has lasted for a
+minute. Until then time goes on at the boot clock's rate, without the jump::
 
     wall - boot    ______          ______________
-                         |  60 s  |                     believed after a minute
+                         |  60 s  |                     the guard follows after a minute
                          |________|
-                                   ↑ still the old offset until here
+                                   ↑ the old offset counts until here
 
-While a jump is pending, and some minutes after, nothing is swept: removing is the one thing that a
-wrong clock makes irreversible.
+While a jump is pending, and some minutes after it, the sweeper removes nothing: of all effects of a wrong clock,
+only a removal can't be undone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import time
 from typing import Protocol
 
 JUMP_MS_MIN = 500
-"""A change of offset between two readings that is more than slewing."""
+"""A change of the offset between two readings from which on it is a jump, and not slewing."""
 JUMP_BELIEVED_AFTER_MS = 60_000
 
 
 class Clock(Protocol):
-    """What code may know of time."""
+    """All access to time."""
 
     def now_ms(self) -> int:
         """Return the guarded wall clock, ms since 1970."""
@@ -39,17 +39,17 @@ class Clock(Protocol):
         """Wait."""
 
     def steady_ms(self) -> float:
-        """Return for how many ms the wall clock has been steady: no jump pending or followed."""
+        """Return for how many ms the wall clock has been steady: without a jump, pending or followed."""
 
 
 class WallGuard:
-    """The decision which wall time to believe: a function of pairs of readings.
+    """Decides which wall time counts, from pairs of readings.
 
-    Pure: both readings are given. ``offset_ms`` is the believed difference wall - boot.
+    It reads no clock itself: the caller gives both readings. ``offset_ms`` is the difference wall - boot that counts.
     """
 
     def __init__(self, wall_ms: float, boot_ms: float) -> None:
-        """Believe the first reading: there is nothing to compare it with."""
+        """Accept the first reading, as there is no earlier one to compare it with."""
         self.offset_ms = wall_ms - boot_ms
         self.unsteady_at_ms = boot_ms
         """Boot time of the last sign of a jump, or of the start."""
@@ -57,7 +57,7 @@ class WallGuard:
         self._jumped_at_ms: float | None = None
 
     def now_ms(self, wall_ms: float, boot_ms: float) -> int:
-        """Return the time to go by, given both clocks' readings."""
+        """Return the guarded time for a reading of both clocks."""
         offset = wall_ms - boot_ms
         if abs(offset - self.offset_ms) < JUMP_MS_MIN:
             self.offset_ms = offset
@@ -77,7 +77,7 @@ class WallGuard:
 
 
 class SystemClock:
-    """The machine's clocks behind the guard. One per node, so that all of it agrees."""
+    """The machine's clocks behind the guard. A node has one, so that all its parts use the same time."""
 
     def __init__(self) -> None:
         """Take the first reading."""
@@ -89,7 +89,7 @@ class SystemClock:
         return self._guard.now_ms(wall_s * 1000, boot_s * 1000)
 
     def monotonic(self) -> float:
-        """Return seconds of the boot clock: it counts a suspend, as other machines do."""
+        """Return seconds of the boot clock: it also counts during a suspend, as other machines do."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:

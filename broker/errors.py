@@ -1,9 +1,9 @@
-"""Every way in which a request can end badly, in one registry.
+"""All errors of requests, in one registry.
 
 ::
 
     BrokerError
-    ├── RequestError          the request is wrong; repeating it is no use        (4xx, 501)
+    ├── RequestError          the request is wrong; repeating it does not help    (4xx, 501)
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
     │   ├── TopicNotFound  TopicExists  NotFound  MethodNotAllowed
     │   ├── PayloadsSealed  TransactionTooOld  IdempotencyKeyReused
@@ -13,12 +13,12 @@
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
     │   ├── StorageFull
     │   └── Fenced            a leader met a higher epoch; never leaves a node
-    ├── OutcomeUnknown        it may have been done, or be done yet
-    └── StorageCorrupt        stop: what is stored can't be trusted
+    ├── OutcomeUnknown        the request may have been done, or be done later
+    └── StorageCorrupt        stop: the stored data can't be trusted
 
-``outcome`` is the point of it all: *refused* means that the request has certainly had no effect and
-never will; *unknown* means that it may have been done or not. An error that is not in this tree is *unknown*.
-``retriable`` says whether the same request, sent again unchanged, is both safe and useful.
+Each error has an ``outcome``: *refused* means that the request certainly had no effect and never will; *unknown*
+means that it may have been done. An error outside this tree counts as *unknown*.
+``retriable`` is True if sending the same request again, unchanged, is both safe and useful.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Outcome = Literal["refused", "unknown"]
 class BrokerError(Exception):
     """An unexpected error; the log has its cause under the request's `X-Request-Id`.
 
-    All that is foreseen is a subclass. ``code`` is stable and part of the interface.
+    Every expected error is a subclass. ``code`` is stable and part of the interface.
     """
 
     code: ClassVar[str] = "internal"
@@ -43,14 +43,14 @@ class BrokerError(Exception):
     outcome: Outcome = "unknown"
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        """Keep the text for people and, where known, the seconds to wait before a retry."""
+        """Keep the text for people and, if known, the seconds to wait before a retry."""
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
 
 
 class RequestError(BrokerError):
-    """The request itself is wrong. Nothing was done."""
+    """The request itself is wrong. It had no effect."""
 
     code = "bad_request"
     http_status = 400
@@ -58,45 +58,45 @@ class RequestError(BrokerError):
 
 
 class BadRequest(RequestError):
-    """Malformed body, parameter or header."""
+    """A body, parameter or header is malformed."""
 
 
 class BadName(RequestError):
-    """A namespace or topic name with characters that names can't have."""
+    """The name of a namespace or topic has characters that are not allowed."""
 
     code = "bad_name"
 
 
 class BodyTooLarge(RequestError):
-    """The body, or what it inflates to, or one message, is over a limit."""
+    """The body, the decompressed body, or one message is larger than its limit."""
 
     code = "body_too_large"
     http_status = 413
 
 
 class TooManyMessages(RequestError):
-    """More messages in one request than ``messages_per_request_max``."""
+    """The request has more messages than ``messages_per_request_max``."""
 
     code = "too_many_messages"
     http_status = 413
 
 
 class TopicNotFound(RequestError):
-    """No such topic, or it was deleted."""
+    """The topic does not exist, or was deleted."""
 
     code = "topic_not_found"
     http_status = 404
 
 
 class TopicExists(RequestError):
-    """A topic of that name exists already."""
+    """A topic with this name exists already."""
 
     code = "topic_exists"
     http_status = 409
 
 
 class NotFound(RequestError):
-    """No such path, no such cursor, no such node, or no cluster."""
+    """The path, the cursor or the node does not exist, or this node is in no cluster."""
 
     code = "not_found"
     http_status = 404
@@ -110,90 +110,90 @@ class MethodNotAllowed(RequestError):
 
 
 class PayloadsSealed(RequestError):
-    """The transaction's stored payloads were published already: nothing can be added."""
+    """The transaction's stored payloads were published already: no more can be stored."""
 
     code = "payloads_sealed"
     http_status = 409
 
 
 class TransactionTooOld(RequestError):
-    """The transaction is past its longest life."""
+    """The transaction is older than the longest life of a transaction."""
 
     code = "transaction_too_old"
     http_status = 422
 
 
 class TransactionNotInProgress(RequestError):
-    """The transaction is over, or its time has passed and it is invalid."""
+    """The transaction has ended, or its time-out has passed and it is invalid."""
 
     code = "transaction_not_in_progress"
     http_status = 409
 
 
 class TransactionConflict(RequestError):
-    """A transaction that was committed since this one began changed the same."""
+    """Another transaction changed the same key, and was committed after this one began."""
 
     code = "transaction_conflict"
     http_status = 409
 
     def __init__(self, message: str, *, key: bytes | None = None) -> None:
-        """Keep the text, and the key that both changed, if it is known."""
+        """Keep the text, and the key that both transactions changed, if it is known."""
         super().__init__(message)
         self.key = key
 
 
 class ChangesTooLarge(RequestError):
-    """The transaction's change set has more, or larger, keys than the service takes."""
+    """The transaction's change set has more keys, or larger keys, than the service takes."""
 
     code = "changes_too_large"
     http_status = 413
 
 
 class IdempotencyKeyReused(RequestError):
-    """The key came before, with another body."""
+    """An earlier request had the same key, with another body."""
 
     code = "idempotency_key_reused"
     http_status = 422
 
 
 class CursorMoved(RequestError):
-    """The cursor is not at the version that the request expects: somebody else moved, made or deleted it.
+    """The cursor has another version than the request expects: another client moved, made or deleted it.
 
-    ``cursor`` is what is there, as the interface shows it; None: there is no such cursor.
+    ``cursor`` is the present cursor, in the form of the interface; None: there is no such cursor.
     """
 
     code = "cursor_moved"
     http_status = 409
 
     def __init__(self, message: str, *, cursor: Mapping[str, Any] | None = None) -> None:
-        """Keep the text and the cursor that is there."""
+        """Keep the text and the present cursor."""
         super().__init__(message)
         self.cursor = cursor
 
 
 class TooManyCursors(RequestError):
-    """The topic has as many cursors as it may have (`topics.cursors_max`)."""
+    """The topic has reached its limit of cursors (`topics.cursors_max`)."""
 
     code = "too_many_cursors"
     http_status = 409
 
 
 class Forbidden(RequestError):
-    """The caller may not do this, or a browser asks for a page of another site (`Origin`, `Host`)."""
+    """The caller may not do this, or a browser sends the request for a page of another site (`Origin`, `Host`)."""
 
     code = "forbidden"
     http_status = 403
 
 
 class NotInstalled(RequestError):
-    """This node lacks a package that the answer needs; the message names the extra that brings it."""
+    """This node lacks a package that the answer needs; the message names the extra to install."""
 
     code = "not_installed"
     http_status = 501
 
 
 class UnavailableError(BrokerError):
-    """Not done, and will not be; the same request may succeed later."""
+    """The request had no effect and never will; the same request may succeed later."""
 
     code = "overloaded"
     http_status = 503
@@ -202,23 +202,23 @@ class UnavailableError(BrokerError):
 
 
 class Unavailable(UnavailableError):
-    """A server that is needed does not answer; definitely nothing was done."""
+    """A server that the request needs does not answer; certainly nothing was done."""
 
     code = "no_leader"
 
 
 class Overloaded(UnavailableError):
-    """A bound of this node is reached."""
+    """A limit of this node is reached."""
 
 
 class NoLeader(UnavailableError):
-    """No node leads the topic just now."""
+    """No node leads the topic at the moment."""
 
     code = "no_leader"
 
 
 class NotLeader(UnavailableError):
-    """Another node leads; between nodes only. ``node``, ``url``, ``epoch`` say what is known of it."""
+    """Another node leads; only nodes get this error. ``node``, ``url``, ``epoch`` describe the leader, if known."""
 
     code = "not_leader"
     http_status = 421
@@ -231,7 +231,7 @@ class NotLeader(UnavailableError):
         url: str | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Keep the text and which node to ask instead."""
+        """Keep the text and the leader."""
         super().__init__(message)
         self.node = node
         self.url = url
@@ -245,13 +245,13 @@ class ClockSkew(UnavailableError):
 
 
 class StorageFull(UnavailableError):
-    """The disk is full. ``outcome`` may be set to unknown for a request that was under way."""
+    """The disk is full. ``outcome`` can be unknown for a request in flight."""
 
     code = "storage_full"
     http_status = 507
 
     def __init__(self, message: str, *, outcome: Outcome = "refused") -> None:
-        """Keep the text and whether this very request may have been stored."""
+        """Keep the text, and whether this request may have been stored (*unknown*)."""
         super().__init__(message)
         self.outcome = outcome
         self.retriable = outcome == "refused"
@@ -264,13 +264,13 @@ class Fenced(UnavailableError):
 
 
 class OutcomeUnknown(BrokerError):
-    """It may have been done. Not retriable, unless the client itself sent an idempotency key."""
+    """The request may have been done. It is not retriable, unless the client sent an idempotency key."""
 
     code = "outcome_unknown"
     http_status = 500
 
     def under_key(self) -> OutcomeUnknown:
-        """Return the same error for a client that sent a key: it may repeat the request under it."""
+        """Return the same error for a client that sent a key, and so may retry the request."""
         error = OutcomeUnknown(self.message, retry_after_s=self.retry_after_s)
         error.http_status = 503
         error.retriable = True
@@ -278,7 +278,7 @@ class OutcomeUnknown(BrokerError):
 
 
 class StorageCorrupt(BrokerError):
-    """What is stored does not make sense; nothing is served from it and nothing is mended."""
+    """The stored data are damaged; the broker neither serves nor repairs them."""
 
     code = "storage_corrupt"
     http_status = 500
@@ -287,8 +287,8 @@ class StorageCorrupt(BrokerError):
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to the installation that runs this.
 
-    It names this interpreter, since a bare ``pip`` may belong to another one. pip knows the package that is
-    installed, from a checkout or from a wheel, so no index needs to have it.
+    It names this interpreter, because a bare ``pip`` may belong to another one. pip knows the installed package,
+    from a checkout or from a wheel, so the package need not be in an index.
     """
     return f"{shlex.quote(sys.executable)} -m pip install 'tms-broker[{extra}]'"
 

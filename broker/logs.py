@@ -1,18 +1,18 @@
-"""Log lines: one per event in the life of a node, a topic's leadership or the storage; none per message.
+"""Log lines: one for each event of a node, of a topic's leadership, or of the storage; none for single messages.
 
 A line is a short lower-case fact and its fields: ``log.info("topic claimed", topic=..., epoch=...)``.
-Whoever reads the node's standard error must never be able to stop it: a pipe that nobody empties, a
-closed one, a full disk. So a line is put into a bounded queue, and one daemon thread writes::
+The reader of the node's standard error must not be able to stop the node: the pipe may be full because it is not
+read, it may be closed, or the disk may be full. So a line goes into a bounded queue, and one daemon thread writes::
 
     any thread --line--> [ bounded queue ] --thread--> file descriptor
                  |                             |
                  full: dropped, counted        fails: dropped, counted
                                                blocks: only this thread waits
 
-Dropped lines are told in a line of their own as soon as one can be written again.
+As soon as lines can be written again, one line reports how many were dropped.
 
-structlog is imported here and nowhere else; modules call ``logs.get_logger()``. What other packages
-say through the standard library's logging is written the same way.
+Only this module imports structlog; other modules call ``logs.get_logger()``. Log records that other packages write
+through the standard library's logging go the same way.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class LogSink:
     """Writes lines to a file descriptor from a thread of its own. Never blocks or fails a caller."""
 
     def __init__(self, descriptor: int, lines_max: int, notice: str = NOTICE) -> None:
-        """Start the thread. At most ``lines_max`` lines wait; ``notice`` tells of dropped ones."""
+        """Start the thread. At most ``lines_max`` lines wait; ``notice`` is the line for dropped ones."""
         self.dropped = 0
-        """Lines that were never written, since the start."""
+        """How many lines were dropped since the start."""
         self._descriptor = _own(descriptor)
         self._notice = notice
         self._lines: queue.Queue[str | None] = queue.Queue(lines_max)
@@ -69,16 +69,16 @@ class LogSink:
             self._drop(1)
 
     def close(self, deadline_s: float) -> bool:
-        """Write what waits, for at most so long. Returns whether all of it was dealt with."""
+        """Write the waiting lines, for at most ``deadline_s``. Return whether all were written or dropped."""
         self._closing = True
-        # If it is full, the thread isn't waiting for a line and sees the mark by itself.
+        # If the queue is full, the thread does not wait for a line, and sees ``_closing`` by itself.
         with suppress(queue.Full):
             self._lines.put_nowait(None)
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     def release(self) -> None:
-        """Give the descriptor back, unless the thread is stuck in it. Only after ``close``."""
+        """Close the descriptor, unless the thread hangs in a write to it. Call this only after ``close``."""
         if not self._thread.is_alive() and self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -92,11 +92,11 @@ class LogSink:
             lines = self._take()
             try:
                 self._write_whole("".join(f"{line}\n" for line in lines))
-            except OSError:  # Closed, or no space: nobody is left to tell but the counter.
+            except OSError:  # Closed, or no space: only the counter can report it.
                 self._drop(len(lines))
 
     def _take(self) -> list[str]:
-        """Wait for a line, and take what else is there."""
+        """Wait for a line, and return it with all other waiting lines."""
         taken: list[str] = []
         size = 0
         line = self._lines.get()
@@ -120,21 +120,23 @@ class LogSink:
     def _write_some(self, rest: memoryview) -> int:
         try:
             return os.write(self._descriptor, rest)
-        except BlockingIOError:  # Standard error may be shared with someone who wants it so.
+        except (
+            BlockingIOError
+        ):  # Another process that shares standard error may set it to non-blocking.
             select.select([], [self._descriptor], [], 1.0)
             return 0
 
 
 def _own(descriptor: int) -> int:
-    """Return a descriptor of our own: a closed one's number may soon be that of another file."""
+    """Return a duplicate: if the original is closed, its number may soon belong to another file."""
     try:
         return os.dup(descriptor)
-    except OSError:  # Closed from the start; then every line is dropped and counted.
+    except OSError:  # It is closed already, so every line will be dropped and counted.
         return -1
 
 
 class _SinkLogger:
-    """What structlog calls with a finished line."""
+    """The logger that structlog calls with each finished line."""
 
     def __init__(self, sink: LogSink) -> None:
         self._sink = sink
@@ -159,17 +161,17 @@ class _Forward(logging.Handler):
             log = get_logger(library=record.name)
             tell = log.error if record.levelno >= logging.ERROR else log.warning
             tell(record.getMessage(), exc_info=record.exc_info)
-        except Exception as error:  # noqa: BLE001  # A bad record never stops whoever made it.
+        except Exception as error:  # noqa: BLE001  # A bad record must not stop its caller.
             self._sink.write(f"a log record could not be written: {error!r}")
 
 
 def _no_raise(render: Processor) -> Processor:
-    """Make a renderer whose failure becomes a line instead of an exception."""
+    """Wrap a renderer, so that its failure becomes a line instead of an exception."""
 
     def safely(logger: WrappedLogger, name: str, event: EventDict) -> str:
         try:
             return str(render(logger, name, event))
-        except Exception as error:  # noqa: BLE001  # Logging never stops what it tells about.
+        except Exception as error:  # noqa: BLE001  # Logging must not stop its caller.
             return f"a log line could not be written: {error!r}"
 
     return safely
@@ -221,7 +223,7 @@ def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[LogSink]:
 
 @contextmanager
 def taken(take: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
-    """Hand the lines of this process to ``take``, event and fields, and write none."""
+    """Call ``take`` with the event and the fields of each line of this process, and write no line."""
 
     def note(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         fields = dict(event)
@@ -242,7 +244,7 @@ def taken(take: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
 
 @contextmanager
 def _standard_library(level: int, sink: LogSink) -> Iterator[None]:
-    """Forward the standard library's warnings and errors for a while."""
+    """Forward the standard library's warnings and errors within a ``with`` block."""
     forward, root = _Forward(sink), logging.getLogger()
     level_before = root.level
     root.addHandler(forward)

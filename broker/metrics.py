@@ -1,15 +1,16 @@
-"""What a node counts, for ``/metrics``.
+"""The metrics of a node, for ``/metrics``.
 
-Names are ``broker_<noun>_<unit>[_total]``; labels are node, kind and code, and a topic for the topics
-that the configuration lists, because every distinct label costs memory for as long as the node runs.
-Nothing here is called per message: handlers and the writer tell once per request, batch or sync, and
-telling is an addition to a plain dictionary (under 1 µs; the library's own counters take 2 µs each,
-most of it for locks). Only when somebody reads ``/metrics`` does a figure become a metric. Levels
-(cache, queues, waiting polls) are not told at all; whoever has one registers a function that is asked.
+Names are ``broker_<noun>_<unit>[_total]``. Labels are node, kind and code, and a topic for the topics that the
+configuration lists. Other topics get no label, because each distinct label takes memory as long as the node runs.
 
-Each method is called from one thread only: ``synced`` from whichever writes, all others from the event
-loop. prometheus-client is imported here and nowhere else. Each node has its own registry, so that
-several nodes can live in one process.
+No method is called for each message: handlers and the writer call once for each request, batch or sync. A call adds
+to a plain dictionary (less than 1 µs; the library's own counters take 2 µs each, most of it for locks). Only a read
+of ``/metrics`` turns the counts into metrics. Levels (cache, queues, waiting polls) are not counted: their owner
+registers a function, and each read calls it.
+
+Each method is called from one thread only: ``synced`` from the thread that writes, all others from the event loop.
+Only this module imports prometheus-client. Each node has its own registry, so that several nodes can run in one
+process.
 """
 
 from __future__ import annotations
@@ -85,15 +86,15 @@ class _Histogram:
 
 
 class Metrics(Collector):
-    """The figures of one node."""
+    """The metrics of one node."""
 
     def __init__(self, node: str, topics: Iterable[str] = (), *, process: bool = False) -> None:
         """Start at zero.
 
         Args:
-            node: the label that tells nodes apart.
-            topics: those (``namespace/topic``) that get a label of their own.
-            process: whether the process's own figures (memory, files) are shown too.
+            node: the label of this node.
+            topics: the topics (``namespace/topic``) that get a label of their own.
+            process: whether to show metrics of the process too (memory, files).
         """
         self._node = node
         self._topics = frozenset(topics)
@@ -101,21 +102,19 @@ class Metrics(Collector):
         self._seconds = _Histogram("request_seconds", "Time to answer.", _SECONDS, "kind")
         self._messages = _Counter("messages", "Messages published, stored, polled.", "kind")
         self._bytes = _Counter(
-            "message_bytes", "Bytes of their payloads; of polls, with their ids.", "kind"
+            "message_bytes", "Bytes of payloads; for polls, with message ids.", "kind"
         )
-        self._of_topic = _Counter("topic_messages", "Of the listed topics.", "kind", "topic")
+        self._of_topic = _Counter("topic_messages", "Messages of listed topics.", "kind", "topic")
         self._batches = _Histogram("batch_messages", "Messages in one batch.", _COUNTS)
         self._joined = _Histogram("batch_requests", "Requests in one batch.", _COUNTS)
         self._sync = _Histogram("sync_seconds", "Time of one synced write.", _SECONDS)
-        self._cache = _Counter("cache_reads", "Polls by where they read: hit, miss.", "kind")
+        self._cache = _Counter("cache_reads", "Polls: hit if the cache had the messages.", "kind")
         self._swept = _Counter("swept_rows", "Messages and marks that sweeps removed.", "kind")
-        self._forwarded = _Counter("forwarded", "Requests passed on to leaders.", "kind", "code")
-        self._forward = _Histogram("forward_seconds", "Time to pass one on.", _SECONDS, "kind")
+        self._forwarded = _Counter("forwarded", "Requests forwarded to leaders.", "kind", "code")
+        self._forward = _Histogram("forward_seconds", "Time of one forward.", _SECONDS, "kind")
         self._calls = _Counter("storage_calls", "Calls to the storage's gateways.", "kind", "code")
         self._call = _Histogram("storage_call_seconds", "Time of one call.", _SECONDS, "kind")
-        self._unknown = _Counter(
-            "unknown_outcomes", "Answers that can't say what was done.", "kind"
-        )
+        self._unknown = _Counter("unknown_outcomes", "Answers with the outcome unknown.", "kind")
         self._events = _Counter("events", "Rare events in the life of a node.", "kind")
         self._held = _Histogram(
             "loop_held_seconds", "How long the event loop was held at a time.", _HELD
@@ -134,12 +133,12 @@ class Metrics(Collector):
         self._seconds.observe(seconds, kind)
 
     def forwarded(self, kind: str, code: str, seconds: float) -> None:
-        """Count a request that was passed on to other nodes, by how it ended."""
+        """Count a request that was forwarded to other nodes, by its outcome."""
         self._forwarded.sums[kind, code] += 1
         self._forward.observe(seconds, kind)
 
     def called(self, kind: str, error: str | None, seconds: float) -> None:
-        """Count a call to a gateway of the storage; ``error`` says what went wrong, if anything did."""
+        """Count a call to a gateway of the storage. ``error`` is the kind of failure; None is a success."""
         self._calls.sums[kind, error or OK] += 1
         self._call.observe(seconds, kind)
 
@@ -150,7 +149,7 @@ class Metrics(Collector):
     def moved(self, kind: str, topic: str, messages: int, payload_bytes: int) -> None:
         """Count messages. ``kind`` is publish, store or poll; ``topic`` is ``namespace/topic``.
 
-        ``payload_bytes`` of polls are those of the blocks that go out: payloads, ids, lengths.
+        For polls ``payload_bytes`` is the size of the blocks sent: payloads, ids, lengths.
         """
         label = (kind,)
         self._messages.sums[label] += messages
@@ -159,7 +158,7 @@ class Metrics(Collector):
             self._of_topic.sums[kind, topic] += messages
 
     def batched(self, requests: int, messages: int) -> None:
-        """Count a batch that was written at once."""
+        """Count a batch that was written together."""
         self._joined.observe(requests)
         self._batches.observe(messages)
 
@@ -168,11 +167,11 @@ class Metrics(Collector):
         self._sync.observe(seconds)
 
     def cache_read(self, *, hit: bool) -> None:
-        """Count a poll by where it read."""
+        """Count a poll by whether the cache had its messages."""
         self._cache.sums["hit" if hit else "miss",] += 1
 
     def swept(self, kind: str, rows: int) -> None:
-        """Count what a sweep removed: expired messages, those of deleted topics, and marks."""
+        """Count rows that a sweep removed: expired messages, messages of deleted topics, and marks."""
         self._swept.sums[kind,] += rows
 
     def happened(self, kind: str) -> None:
@@ -180,11 +179,11 @@ class Metrics(Collector):
         self._events.sums[kind,] += 1
 
     def loop_held(self, seconds: float) -> None:
-        """Count for how long the event loop was held before one tick of its monitor; mostly 0."""
+        """Count how long the event loop was held before one tick of its monitor; mostly 0."""
         self._held.observe(seconds)
 
     def watch(self, name: str, doc: str, level: Callable[[], float]) -> None:
-        """Show ``level()`` as ``broker_<name>`` whenever figures are read.
+        """Show ``level()`` as ``broker_<name>`` at each read of the metrics.
 
         Raises:
             ValueError: the name is taken.
@@ -196,7 +195,7 @@ class Metrics(Collector):
     def watch_each(
         self, name: str, doc: str, label: str, values: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Show ``values()``, by the label, as ``broker_<name>``: counts if the name ends with total.
+        """Show ``values()``, by the label, as ``broker_<name>``. They are counters if the name ends with total.
 
         Raises:
             ValueError: the name is taken.
@@ -206,12 +205,12 @@ class Metrics(Collector):
         self._each[name] = (doc, label, values)
 
     def render(self) -> bytes:
-        """Return all figures in Prometheus's text format (CONTENT_TYPE)."""
+        """Return all metrics in Prometheus's text format (CONTENT_TYPE)."""
         return generate_latest(self._registry)
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures as metrics; called by the library."""
+        """Yield all metrics. The library calls this."""
         for figures in vars(self).values():
             if isinstance(figures, (_Counter, _Histogram)):
                 yield figures.collect(self._node)

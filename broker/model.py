@@ -1,13 +1,13 @@
-"""The values that every part speaks of: topics, ids, messages, snapshots.
+"""The values that all parts use: topics, ids, messages, snapshots.
 
-Two kinds of id, both plain bytes whose order as unsigned bytes is the topic's order::
+There are two kinds of id. Both are plain bytes, and their order as unsigned bytes is the topic's order::
 
     row id      int64 timestamp ms | uint16 seq                              10 bytes, one row of one log
     message id  row id of the message row | row id of the payload row        20 bytes, what consumers see
 
-The second half of a message id is zero for a message whose payload lies in its own row. Ids stay raw
-bytes everywhere, because comparing, slicing and concatenating bytes is the cheapest thing that Python
-does, and because a number would lose the fixed width that makes them sort. ``seq`` is unsigned.
+The second half of a message id is zero if the message's payload lies in its own row. Ids stay raw bytes everywhere
+for two reasons: Python compares, slices and joins bytes very fast, and a number would lose the fixed width that
+makes ids sort. ``seq`` is unsigned.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ROW_ID_MIN: RowId = bytes(ROW_ID_BYTES)
 ROW_ID_MAX: RowId = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
 POINTER_MAX = (1 << 63) - 1
 _SECONDS = range(10**9, 10**10)
-"""Seconds since 1970, from 2001 to 2286."""
+"""Times from 2001 to 2286, as seconds since 1970."""
 POINTERS_PER_MS = 1_000_000
-"""A write pointer divided by this is when its transaction began, in ms."""
+"""A write pointer divided by this is the time when its transaction began, in ms."""
 
 _ROW_ID = struct.Struct(">qH")
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]+")
@@ -50,7 +50,7 @@ _CURSOR = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 class TopicId(NamedTuple):
-    """The name of a topic. ``str()`` gives ``namespace:topic``, as error texts do."""
+    """The name of a topic. ``str()`` gives ``namespace:topic``, as in error texts."""
 
     namespace: str
     topic: str
@@ -62,7 +62,7 @@ class TopicId(NamedTuple):
 
     @property
     def entity(self) -> str:
-        """The longer form, ``topic:namespace.topic``, as other error texts of the original have it."""
+        """The longer form, ``topic:namespace.topic``, as in other error texts of the original."""
         return f"topic:{self.namespace}.{self.topic}"
 
 
@@ -89,7 +89,7 @@ def check_cursor(name: str) -> str:
     """Return ``name`` if it can be the name of a cursor, else raise BadName."""
     if not _CURSOR.fullmatch(name):
         raise BadName(
-            f"A cursor's name has 1 to 128 letters, digits, and any of _ - . in it, unlike {name!r:.200}."
+            f"A cursor's name has 1 to 128 letters, digits, _, - and . only, unlike {name!r:.200}."
         )
     return name
 
@@ -125,18 +125,18 @@ def timestamp_of(identifier: RowId | MessageId) -> int:
 
 
 def row_before(row: RowId) -> RowId:
-    """Return the greatest row id below ``row``; the least row id stays what it is."""
+    """Return the greatest row id below ``row``; the least row id itself if there is none."""
     number = int.from_bytes(row, "big")
     return (number - 1 if number else 0).to_bytes(ROW_ID_BYTES, "big")
 
 
 def row_after(row: RowId) -> RowId:
-    """Return the least row id above ``row``; the greatest row id stays what it is."""
+    """Return the least row id above ``row``; the greatest row id itself if there is none."""
     return ROW_ID_MAX if row >= ROW_ID_MAX else _next(row)
 
 
 def id_after(message_id: MessageId) -> MessageId:
-    """Return the least message id above one; the greatest stays what it is."""
+    """Return the least message id above ``message_id``; the greatest one itself if there is none."""
     row, payload_row = message_id[:ROW_ID_BYTES], message_id[ROW_ID_BYTES:]
     if payload_row < ROW_ID_MAX:
         return row + _next(payload_row)
@@ -148,18 +148,18 @@ def _next(row: RowId) -> RowId:
 
 
 def first_row_at(timestamp_ms: int) -> RowId:
-    """Return the least row id of a millisecond, clamped to what an id can hold."""
+    """Return the least row id of a millisecond, clamped to the range of ids."""
     return _ROW_ID.pack(min(max(timestamp_ms, 0), TIMESTAMP_MAX_MS), 0)
 
 
 def checked_time_ms(time_ms: int) -> int:
-    """Return a place in a topic that is given as ms since 1970.
+    """Return a time in ms since 1970, if it is valid as a place in a topic.
 
-    What looks like seconds since 1970 is refused: read as ms it would be a day in January to April 1970, before all
-    messages, and a reader would begin with the oldest in silence. Raises BadRequest.
+    A number that looks like seconds since 1970 is refused. As ms it would be a day in January to April 1970, before
+    all messages, and a reader would silently begin with the oldest message. Raises BadRequest.
     """
     if not 0 <= time_ms <= TIMESTAMP_MAX_MS:
-        raise BadRequest(f"{time_ms} is no time in ms since 1970.")
+        raise BadRequest(f"{time_ms} is not a time in ms since 1970.")
     if time_ms in _SECONDS:
         raise BadRequest(f"{time_ms} looks like seconds since 1970. Give ms: {time_ms * 1000}.")
     return time_ms
@@ -177,7 +177,7 @@ def message_id_from_hex(text: str) -> MessageId:
 
 
 class _NoHeaders(Mapping[str, bytes]):
-    """No headers: one value for all messages without any, which can't be changed and can be pickled."""
+    """The headers of all messages without headers: one immutable value, which can be pickled."""
 
     @override
     def __getitem__(self, name: str) -> bytes:
@@ -204,7 +204,7 @@ NO_HEADERS: Final = _NoHeaders()
 
 
 class Message(NamedTuple):
-    """What a consumer receives; ``key`` and ``headers`` are what its publisher gave beside the payload."""
+    """A message as a consumer receives it. Its publisher gave ``key`` and ``headers`` beside the payload."""
 
     id: MessageId
     payload: bytes
@@ -218,7 +218,7 @@ class Message(NamedTuple):
 
 
 class TransactionUse(enum.StrEnum):
-    """The topic property ``transactions``: whether publishes carry a write pointer."""
+    """The topic property ``transactions``: whether publishes may or must have a write pointer."""
 
     OPTIONAL = "optional"
     REQUIRED = "required"
@@ -226,10 +226,10 @@ class TransactionUse(enum.StrEnum):
 
 
 class Topic(NamedTuple):
-    """A topic as its record says it is.
+    """A topic, from its record.
 
-    ``properties`` are the flat strings that the interface shows, without ``generation``; ``ttl_s``
-    and ``transactions`` are parsed from them. What was published before ``purged_ms`` is never read again.
+    ``properties`` are the strings that the interface shows, without ``generation``. ``ttl_s`` and ``transactions``
+    are parsed from them. Messages published before ``purged_ms`` are never read again.
     """
 
     id: TopicId
@@ -241,16 +241,16 @@ class Topic(NamedTuple):
 
     @property
     def ttl_ms(self) -> int:
-        """How long a message lives, in ms from its publication."""
+        """How long a message lives from its publication, in ms."""
         return self.ttl_s * 1000
 
 
 class PublishRequest(NamedTuple):
     """A publish or a store. ``pointer`` is the transaction's write pointer, or None.
 
-    ``stages``: the numbers of stages that are published, in this order, instead of payloads. ``attributes``: of
-    each payload its key and headers, encoded (wire.attributes), no bytes where it has none; empty if none has any.
-    ``ttls_s``: of each payload how many seconds it lives, None where it is as the request's; empty if all are.
+    ``stages``: the numbers of the stages to publish, in this order, instead of payloads. ``attributes``: key and
+    headers of each payload, encoded (wire.attributes), or no bytes; empty if no payload has any. ``ttls_s``: the
+    lifetime of each payload in seconds, or None for the request's; empty if no payload has its own.
     """
 
     pointer: int | None
@@ -269,10 +269,11 @@ class RollbackRange(NamedTuple):
 
 
 class Snapshot:
-    """What a transaction may see (Tephra's Transaction).
+    """The messages that a transaction may see (Tephra's Transaction).
 
-    Lists are ascending; those that come as arrays are so already. A pointer is *visible*, *skipped* (invalid), or *held*: the scan of a consumer
-    ends at a pointer whose fate is open, since order comes before latency.
+    Lists are ascending; arrays must be ascending already. For a consumer a pointer is *visible*, *skipped*
+    (invalid), or *held*: its transaction can still commit. A scan ends at a held pointer, because the order of
+    messages is more important than latency.
     """
 
     __slots__ = (
@@ -288,13 +289,13 @@ class Snapshot:
     )
 
     class Visibility(enum.IntEnum):
-        """True if a transaction sees its own writes."""
+        """Which of its own writes a transaction sees."""
 
         SNAPSHOT = 1
         SNAPSHOT_EXCLUDE_CURRENT = 2
         SNAPSHOT_ALL = 3
 
-    def __init__(  # noqa: PLR0913  # As many as the original has, all by name.
+    def __init__(  # noqa: PLR0913  # The same parts as in the original, all by name.
         self,
         *,
         transaction_id: int,
@@ -309,7 +310,7 @@ class Snapshot:
     ) -> None:
         """Sort and keep the parts; ``write_pointer`` is the transaction's id if not given.
 
-        An array is kept as it is: who gives one has put it in order (wire/pointers.py).
+        An array is kept as it is: the caller has put it in order (wire/pointers.py).
         """
         self.transaction_id = transaction_id
         self.read_pointer = read_pointer
@@ -328,7 +329,7 @@ class Snapshot:
             return NotImplemented
         return all(_part(self, name) == _part(other, name) for name in self.__slots__)
 
-    __hash__ = None  # type: ignore[assignment]  # Mutable lists inside: not a key.
+    __hash__ = None  # type: ignore[assignment]  # It has mutable lists, so it can't be a key.
 
     @override
     def __repr__(self) -> str:
@@ -341,13 +342,13 @@ class Snapshot:
         return _holds(self.invalids, pointer)
 
     def is_own(self, pointer: int) -> bool:
-        """True if the pointer is one of this transaction's own."""
+        """True if the pointer belongs to this transaction."""
         return pointer in (self.write_pointer, self.transaction_id) or _holds(
             self.checkpoint_pointers, pointer
         )
 
     def is_visible(self, pointer: int) -> bool:
-        """True if rows written under ``pointer`` (positive) may be seen."""
+        """True if this transaction may see messages written under ``pointer`` (positive)."""
         if (
             pointer <= self.read_pointer
             and not _holds(self.in_progress, pointer)
@@ -365,7 +366,7 @@ def _ascending(pointers: Sequence[int]) -> Sequence[int]:
 
 
 def _part(snapshot: Snapshot, name: str) -> object:
-    """Return a part, a list always as a list."""
+    """Return a part; an array as a list."""
     part = getattr(snapshot, name)
     return list(part) if isinstance(part, array) else part
 
@@ -379,8 +380,8 @@ def _holds(pointers: Sequence[int], pointer: int) -> bool:
 class Poll:
     """A consumer's request.
 
-    ``start`` is a message id (longer ones are cut to 20 bytes), a time in ms, or None for the oldest
-    message; ``inclusive`` matters for an id alone. ``limit`` None means no limit.
+    ``start`` is a message id (longer ones are cut to 20 bytes), a time in ms, or None for the oldest message.
+    ``inclusive`` counts only if ``start`` is an id. ``limit`` None means no limit.
     """
 
     start: MessageId | int | None = None

@@ -1,21 +1,20 @@
-"""How long the event loop is held at a time.
+"""Measuring how long single pieces of work hold the event loop.
 
-All requests of a node share one event loop. While one piece of work has the loop, or keeps the
-interpreter's lock in another thread, every other request waits. So no piece may take more than 20 ms.
-This module measures whether that is true::
+All requests of a node share one event loop. While one piece of work has the loop, or holds the interpreter's lock
+in another thread, every other request waits. So no piece may take more than 20 ms. This module measures that::
 
     tick            due             tick
      |----10 ms------|====late=======|
                       work that holds the loop
 
-A tick also comes late when the operating system gave the processor to other programs. That is no fault of
-the node, so two bounds hold: the time that the loop's thread waited for a processor is taken off, and
-nothing counts that this process did not compute. Short pieces of work that follow each other within one
-turn of the loop count as one: no other request came in between them.
+A tick is also late if the operating system gave the processor to other programs. That is not the node's fault. So
+the module subtracts the time that the loop's thread waited for a processor, and never counts more than this process
+computed. Consecutive short pieces within one turn of the loop count as one, because no other request ran between
+them.
 
-A piece of work that begins before a tick is due is measured from when the tick is due: up to 10 ms less.
-A node at rest ticks every 50 ms, since each tick wakes the processor: the first piece of work after a rest
-may count for up to 50 ms less.
+A piece of work that begins before a tick is due counts only from the due time, so up to 10 ms are missing. A node at
+rest ticks every 50 ms, because each tick wakes the processor. So up to 50 ms of the first piece of work after a rest
+may be missing.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from broker import logs
 TICK_S: Final = 0.01
 REST_TICK_S: Final = 0.05
 REST_SHARE_MAX: Final = 0.05
-"""A process that computes for no more than this share of the time is at rest."""
+"""A process that computes for at most this share of the time is at rest."""
 LOGGED_S: Final = 0.1
-"""From here on the log tells it."""
+"""From this duration on, the log reports it."""
 LOGGED_EVERY_S: Final = 10.0
 _WAITS = "/proc/thread-self/schedstat"
 
@@ -41,10 +40,10 @@ log = logs.get_logger()
 
 
 class ClockReading(NamedTuple):
-    """The clocks at one moment, in seconds.
+    """A reading of the clocks at one moment, in seconds.
 
-    ``computed_s``: processor time of this process. ``waited_s``: how long the loop's thread could have run
-    and had no processor.
+    ``computed_s``: processor time of this process. ``waited_s``: how long the loop's thread was ready to run and
+    had no processor.
     """
 
     at_s: float
@@ -53,47 +52,47 @@ class ClockReading(NamedTuple):
 
 
 def next_tick_s(before: ClockReading, now: ClockReading) -> float:
-    """Return in how many seconds the next tick is due, by what was done since the last."""
+    """Return in how many seconds the next tick is due, by the work done since the last one."""
     computed_s, passed_s = now.computed_s - before.computed_s, now.at_s - before.at_s
     return REST_TICK_S if computed_s <= passed_s * REST_SHARE_MAX else TICK_S
 
 
 def held_s(due_s: float, before: ClockReading, now: ClockReading) -> float:
-    """Return how long the loop was held, in seconds, where a tick that was due at ``due_s`` comes now.
+    """Return how long the loop was held, in seconds, when a tick that was due at ``due_s`` comes now.
 
-    ``before`` is the reading of the last tick.
+    ``before`` is the reading at the last tick.
     """
     late = now.at_s - due_s - (now.waited_s - before.waited_s)
     return max(0.0, min(late, now.computed_s - before.computed_s))
 
 
 class MachineClocks:
-    """The machine's clocks, for the thread that makes this object. Close it."""
+    """The machine's clocks, for the thread that makes this object. The caller closes it."""
 
     def __init__(self) -> None:
-        """Open the kernel's account of this thread; a kernel that keeps none counts no waits."""
+        """Open the kernel's statistics of this thread; without them ``waited_s`` is always 0."""
         try:
             self._waits = os.open(_WAITS, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self._waits = -1
 
     def __call__(self) -> ClockReading:
-        """Read all three clocks; 2 µs."""
+        """Read all three clocks. It takes 2 µs."""
         waited_ns = int(os.pread(self._waits, 96, 0).split()[1]) if self._waits >= 0 else 0
         return ClockReading(time.monotonic(), time.process_time(), waited_ns / 1e9)
 
     def close(self) -> None:
-        """Close the kernel's account."""
+        """Close the kernel's statistics."""
         if self._waits >= 0:
             os.close(self._waits)
             self._waits = -1
 
 
 class Monitor:
-    """Ticks on the running event loop within a ``with`` block."""
+    """Measures the running event loop within a ``with`` block."""
 
     def __init__(self, tell: Callable[[float], None], read: Callable[[], ClockReading]) -> None:
-        """Tell ``tell``, at each tick, for how many seconds the loop was held."""
+        """Call ``tell`` at each tick with the seconds for which the loop was held."""
         self._tell = tell
         self._read = read
         self._before = read()
@@ -104,19 +103,19 @@ class Monitor:
         self._log_again_s = 0.0
 
     def __enter__(self) -> Self:
-        """Begin to tick."""
+        """Start ticking."""
         self._before = self._read()
         self._tick_in(TICK_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tick no more."""
+        """Stop ticking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def tick(self) -> None:
-        """Measure; the loop calls this."""
+        """Measure once. The event loop calls this."""
         now = self._read()
         held = held_s(self._due_s, self._before, now)
         next_s = next_tick_s(self._before, now)

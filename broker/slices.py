@@ -1,22 +1,23 @@
 """Long work on the event loop, in slices of time.
 
-One thread serves all requests, so work that takes long would keep every other request waiting. Such work is
-made of small steps. After each step it asks its slice whether its time is over, and if so waits for the next slice.
-All long work of a loop shares one slice, however much of it there is. After each, some rounds of the loop are free of long
-work, since an answer takes several rounds::
+One thread serves all requests, so long work would make every other request wait. So long work is divided into small
+steps. After each step it checks whether its slice is over, and if so it waits for the next slice. All long work of a
+loop takes turns, one slice at a time. After each slice some rounds of the loop are free of long work, because an
+answer takes several rounds::
 
     round    slice of A, requests │ requests │ requests │ requests │ slice of B, requests │ requests │ …
 
-While **short work** is under way, a change on its way to the disk, no slice is given for up to HELD_S_MAX: the change
-passes from the loop to a thread and back, and would wait for a slice each time.
+**Short work** is a change on its way to the disk. While it is in flight, no slice begins for up to HELD_S_MAX. The
+reason: the change passes from the loop to a thread and back, and would wait for a slice each time.
 
-So a request waits for a slice or two, and where there are none, free rounds cost microseconds. Work that waits for
-something else between its steps may get a new slice somewhat early, which costs no more than that.
+So a request waits for one or two slices. Without long work there are no slices, and without requests a free round
+takes microseconds. Work that waits for another event between its steps may get a new slice slightly early, which
+does little harm.
 
-Work that can't be cut into small steps, since it copies much at once, goes to one thread (``aside``), of which Python
-lets the loop run every half of a millisecond or so.
+Work that can't be divided, because it copies much at once, runs in one other thread (``aside``). Python then lets
+the loop run about every half millisecond.
 
-Time is the loop's. Where that is virtual, no slice is ever over, and a run stays the same every time.
+Time is the loop's time. If that is virtual, no slice is ever over, and a run is the same every time.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 SLICE_S: Final = 0.0005
-"""How long work may go on; a step of it should take less than this."""
+"""The length of a slice. One step of long work should take less than this."""
 ROUNDS_FREE: Final = 8
-"""The rounds of the loop between two slices. With none, a publish beside long work took five slices; with 3, 99 of 100
-took 6 to 8 ms beside pages of messages of 4 MB, and 5 to 6 with 8."""
+"""The rounds of the loop between two slices. Without free rounds, a publish beside long work waited for five slices.
+The 99th percentile beside pages of messages of 4 MB was 6 to 8 ms with 3 rounds, and 5 to 6 ms with 8."""
 HELD_S_MAX: Final = 0.003
-"""How long short work holds long work up: a write that waits for a disk must not stop it. Beside polls that skip
-very many messages 99 of 100 publishes took 6.5 to 8 ms without this, and 4 to 5 with it."""
+"""How long short work may delay long work. It is limited, because a write may wait for the disk. Beside polls that
+skip very many messages, the 99th percentile of publishes was 6.5 to 8 ms without this delay, and 4 to 5 ms with it."""
 
 ASIDE_BYTES_MIN: Final = 256 * 1024
 ASIDE_ITEMS_MIN: Final = 2_048
-"""Work on so many bytes or items belongs aside: on the loop it would take more than a slice."""
+"""Work on at least so many bytes or items goes to ``aside``: on the loop it would take more than a slice."""
 
 _Result = TypeVar("_Result")
 
@@ -48,12 +49,12 @@ ASIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="aside")
 
 
 async def aside(work: Callable[[], _Result]) -> _Result:
-    """Do work in the thread and return what it returns. It must not touch what the loop changes meanwhile."""
+    """Call ``work`` in the thread and return its result. It must not use data that the loop changes meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(ASIDE, work)
 
 
 async def in_slices(steps: Generator[None, None, _Result]) -> _Result:
-    """Take all steps of long work and return what they return. Raises what they raise."""
+    """Run all steps of long work and return their result. Raises their errors."""
     time = Slice()
     while True:
         try:
@@ -65,7 +66,7 @@ async def in_slices(steps: Generator[None, None, _Result]) -> _Result:
 
 
 class Slice:
-    """The slice of one piece of long work. It begins when it is made."""
+    """The slice of one piece of long work. It begins when the object is made."""
 
     __slots__ = ("_ends_s", "_loop")
 
@@ -76,22 +77,22 @@ class Slice:
 
     @property
     def is_over(self) -> bool:
-        """True if other work should go on now."""
+        """True if this work should let other work run now."""
         return self._loop.time() >= self._ends_s
 
     async def go_on(self) -> None:
-        """Return at once within the slice; else let other work go on, and return with the next slice."""
+        """Return at once within the slice; else let other work run, and return with the next slice."""
         if self._loop.time() >= self._ends_s:
             await self.next()
 
     async def next(self) -> None:
-        """Let other work go on, and return with the next slice."""
+        """Let other work run, and return with the next slice."""
         await _turns(self._loop).turn()
         self._ends_s = self._loop.time() + SLICE_S
 
 
 class _LoopTurns:
-    """The turns of a loop: pieces of long work that wait for a slice, and the short work that goes first."""
+    """The turns of a loop: pieces of long work that wait for a slice, and the short work in flight."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -100,7 +101,7 @@ class _LoopTurns:
         self._held: asyncio.TimerHandle | None = None
 
     async def turn(self) -> None:
-        """Wait until it is this caller's turn: those that wait get one slice each, with free rounds between."""
+        """Wait for this caller's turn. Waiting callers get one slice each, with free rounds in between."""
         mine: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(mine)
         if len(self._waiting) == 1:
@@ -112,12 +113,12 @@ class _LoopTurns:
         self._short += 1
 
     def end_short(self) -> None:
-        """End it."""
+        """End short work; the last one lets long work go on."""
         self._short -= 1
         if not self._short and self._held is not None:
             self._held.cancel()
             self._held = None
-            # The round before is its caller's, who goes on.
+            # ``call_soon``: the caller that ended the short work goes on first.
             self._loop.call_soon(self._give)
 
     def _after_free_rounds(self, rounds: int) -> None:
@@ -133,7 +134,7 @@ class _LoopTurns:
         self._give()
 
     def _give(self) -> None:
-        """Give a slice to the first that still waits."""
+        """Give a slice to the first caller that still waits."""
         while self._waiting:
             first = self._waiting.popleft()
             if not first.done():
@@ -154,12 +155,12 @@ def _turns(loop: asyncio.AbstractEventLoop) -> _LoopTurns:
 
 
 class ShortWork:
-    """Short work that long work waits for, as a context: a write of small changes until it is on disk."""
+    """Short work, as a context manager: a write of small changes until it is on disk. Long work waits for it."""
 
     __slots__ = ("_turns",)
 
     def __init__(self) -> None:
-        """There must be a running loop."""
+        """Prepare it; there must be a running loop."""
         self._turns = _turns(asyncio.get_running_loop())
 
     def __enter__(self) -> None:

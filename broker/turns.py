@@ -1,8 +1,8 @@
-"""Turns: how many calls to others may be under way at once, and whose turn is next.
+"""Turns: a limit of calls in flight to other servers, and the order in which waiting calls get their turn.
 
-What is called may hang by itself, and then answers nothing for as long as a call may take: a *region* of storage, or
-a topic at its leader. So no region and no topic may take every turn, and a call that is *late* keeps its connection
-but gives its turn back::
+One part of the called side may hang while the rest works: a *region* of storage, or a topic at its leader. Then its
+calls get no answer for as long as a call may take. So no region and no topic may take every turn. A call that is
+*late* keeps its connection but gives its turn back::
 
     turns       calls that are not late          turns_max
     of these    of one topic of a region         half of them
@@ -11,9 +11,8 @@ but gives its turn back::
     late        calls without an answer for      late_max; a call that becomes late beyond that keeps its turn
                 LATE_S
 
-A region is slow from its first late call until it answers again. So a region that hangs takes turns from
-the others for LATE_S at most, and is then asked by single calls. Topics and regions that wait get their
-turns in rotation.
+A region is slow from its first late call until it answers again. So a region that hangs takes turns from the others
+for at most LATE_S. After that it gets one call at a time. Waiting topics and regions get their turns in rotation.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ from typing import Final, NamedTuple
 
 LATE_S: Final = 1.0
 SLOW_LATE_MAX: Final = 2
-"""With so many late calls a slow region is not asked again, until one of them has ended."""
+"""A slow region with so many late calls gets no further call until one of them has ended."""
 SLOW_KNOWN_MAX: Final = 4096
-"""Of so many regions it is remembered that they are slow while none of their calls is under way."""
+"""How many slow regions without calls in flight are remembered."""
 
 
 class CallSubject(NamedTuple):
-    """What a call is about: what may hang by itself, and a topic in it, if it is about one of several."""
+    """The subject of a call: the region, which may hang by itself, and a topic in it, if there is one."""
 
     region: str
     topic: bytes = b""
 
 
 class Turn:
-    """One call's turn. ``begun_s`` is a moment of the loop's clock."""
+    """One call's turn. ``begun_s`` is a time of the loop's clock."""
 
     __slots__ = ("begun_s", "is_late", "place")
 
     def __init__(self, place: CallSubject, begun_s: float) -> None:
-        """Begin."""
+        """Begin a turn that is not late."""
         self.place = place
         self.begun_s = begun_s
         self.is_late = False
 
 
 class _Region:
-    """The calls under way to one region, the late ones among them."""
+    """The calls in flight to one region, including late ones."""
 
     __slots__ = ("calls", "is_slow", "late", "topics")
 
@@ -67,13 +66,13 @@ class Turns:
     """The turns of one node. Made and used in one event loop."""
 
     def __init__(self, turns_max: int, late_max: int) -> None:
-        """Give ``turns_max`` turns at once; so many more calls may be late."""
+        """Give at most ``turns_max`` turns at once; ``late_max`` more calls may be late."""
         self._turns_max = turns_max
         self._late_max = late_max
         self._of_region_max = turns_max - turns_max // 4
         self._of_topic_max = turns_max - turns_max // 2
         self._in_time: OrderedDict[Turn, None] = OrderedDict()
-        """In the order in which they began."""
+        """The turns that are not late, in the order in which they began."""
         self._late = 0
         self._regions: dict[str, _Region] = {}
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
@@ -81,11 +80,11 @@ class Turns:
 
     @property
     def under_way(self) -> int:
-        """How many calls are under way, the late ones among them."""
+        """How many calls are in flight, including late ones."""
         return len(self._in_time) + self._late
 
     async def take(self, place: CallSubject, wait_s: float) -> Turn:
-        """Return a turn for a call. Raises TimeoutError: none came within ``wait_s``."""
+        """Wait for a turn for a call and return it. Raises TimeoutError after ``wait_s``."""
         loop = asyncio.get_running_loop()
         self._note_late(loop.time())
         if place.topic not in self._waiting.get(place.region, ()) and self._may(place):
@@ -99,13 +98,15 @@ class Turns:
                 return await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                self.give_back(waiter.result())  # It came as its caller went away.
+                self.give_back(
+                    waiter.result()
+                )  # The turn came while the caller was being cancelled.
             else:
                 self._leave(place, waiter)
             raise
 
     def give_back(self, turn: Turn, *, answered: bool = False) -> None:
-        """End a turn. ``answered``: the region did what it was asked, so it is not slow, or no longer."""
+        """End a turn. ``answered``: the region has answered the call, so it is not slow any more."""
         name, topic = turn.place
         region = self._regions[name]
         if turn.is_late:
@@ -137,7 +138,7 @@ class Turns:
             return region.calls < self._of_region_max
         if not region.calls:
             return True
-        # Half of the places of late calls are left to regions that begin to hang.
+        # Half of ``late_max`` is reserved for other regions, which may begin to hang.
         is_bounded = region.late < SLOW_LATE_MAX and 2 * self._late < self._late_max
         return region.calls == region.late and is_bounded
 
@@ -155,7 +156,7 @@ class Turns:
         return turn
 
     def _note_late(self, now_s: float) -> None:
-        """Take their turns from calls that have had no answer for too long."""
+        """Mark calls without an answer for LATE_S as late, and take their turns back."""
         while self._in_time and self._late < self._late_max:
             oldest = next(iter(self._in_time))
             if now_s < oldest.begun_s + LATE_S:
@@ -167,10 +168,10 @@ class Turns:
             region.late += 1
             region.is_slow = True
 
-    # Who waits.
+    # Waiting calls.
 
     def _pass_on(self) -> None:
-        """Give turns to those that wait, as far as there are any."""
+        """Give free turns to waiting calls."""
         if not self._waiting:
             return
         now_s = asyncio.get_running_loop().time()
@@ -183,21 +184,21 @@ class Turns:
         self._look_later()
 
     def _next(self) -> CallSubject | None:
-        """Return the first that waits and may begin."""
+        """Return the subject of the first waiting call that may begin."""
         if len(self._in_time) >= self._turns_max:
             return None
         for name, topics in self._waiting.items():
             region = self._regions.get(name)
             if region is not None and not self._takes_more(region):
                 continue
-            # Few topics can be at their bound while the region is below its own.
+            # This loop is short: few topics can be at their limit while the region is below its own.
             for topic in topics:
                 if region is None or self._takes_more_of(region, topic):
                     return CallSubject(name, topic)
         return None
 
     def _rotate(self, place: CallSubject) -> None:
-        """Let the topic and its region be the last in line; forget them if no call of theirs waits."""
+        """Move the topic and its region to the end of the line; remove them if no call of theirs waits."""
         topics = self._waiting[place.region]
         if topics[place.topic]:
             topics.move_to_end(place.topic)
@@ -220,11 +221,11 @@ class Turns:
             del self._waiting[place.region]
 
     def _look_later(self) -> None:
-        """Look again when the oldest call is late, if a call waits for a turn then."""
+        """If calls wait for turns, set a timer for the time when the oldest call becomes late."""
         if self._timer is not None or not self._waiting or not self._in_time:
             return
         if self._late >= self._late_max:
-            return  # Nothing more becomes late before a call ends.
+            return  # No further call becomes late before one ends.
         oldest = next(iter(self._in_time))
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(oldest.begun_s + LATE_S, self._look)
@@ -234,6 +235,6 @@ class Turns:
         self._pass_on()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
