@@ -461,7 +461,6 @@ class Client(Reader):
                 transaction may happen several times.
             attempts_max: the maximum number of attempts.
             begin: makes each transaction; by default ``transaction``, without arguments.
-            begin: makes each transaction; by default ``transaction``, without arguments.
 
         Returns:
             The result of ``work``, after the commit.

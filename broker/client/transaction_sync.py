@@ -201,7 +201,7 @@ async def _call_on_thread(call: Callable[..., Any], *arguments: Any, **named: An
 
 
 class SyncTransactionPublisher:
-    """Publishes under one write pointer, and remembers the publishes for a rollback; see ``transaction``."""
+    """Publishes under one write pointer, and remembers the publishes for a rollback; see ``transaction_publisher``."""
 
     def __init__(self, client: SyncClient, pointer: int, snapshot: Snapshot | None = None) -> None:
         self.pointer = pointer

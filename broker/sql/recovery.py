@@ -174,7 +174,7 @@ class Recovery:
         return None
 
     async def _commit(self, decision: RecordOwner) -> None:
-        """Commit a transaction. The caller asks for its outcome again, so an unknown outcome is no error here."""
+        """Commit a transaction; the caller asks for its outcome again. Raises OutcomeUnknown if the service does not tell."""
         transaction = Snapshot(
             transaction_id=decision.transaction_id,
             read_pointer=0,
