@@ -1,7 +1,7 @@
 """The transaction service on any node of a cluster: each call goes to the node that leads the service.
 
 If this node leads, it calls the service directly. Otherwise the call becomes the request that a client would send
-over HTTP (api/transactions.py). It is forwarded and retried like such a request (routing/service.py), and this module
+over HTTP (api/transactions.py). It is forwarded and retried like such a request (routing/routing.py), and this module
 decodes the answer.
 """
 
