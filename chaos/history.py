@@ -51,7 +51,7 @@ Values by operation. A field marked ? may be left out or null. ``fail`` and ``un
     row-put     log, row                                                  seq
     row-offer   log, row, seq, subscription, processor                    done
     row-halt    processor                                                 it was killed, stopped, or has ended
-    row-final   log, subscriptions                                        every message of the log was done
+    row-final   log, subscriptions                                        the run has waited for the messages
 
     Leaders
     elect       node                                                      the election has begun

@@ -194,16 +194,16 @@ async def outage(scene: Scene) -> None:
 
 
 async def _in_contact(
-    scene: Scene, anew: Mapping[str, str | None] = MappingProxyType({})
+    scene: Scene, former: Mapping[str, str | None] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Wait until every node has contact, with a session that is not in ``anew``; return the sessions."""
+    """Wait until every node has contact with ZooKeeper, in a session other than its ``former`` one."""
 
     async def sessions() -> dict[str, str] | None:
         told = {node: session_of(scene, node) for node in scene.cluster.nodes}
         known = {
             node: session
             for node, session in told.items()
-            if session is not None and session != anew.get(node)
+            if session is not None and session != former.get(node)
         }
         return known if len(known) == len(told) else None
 
@@ -230,7 +230,7 @@ async def wiped(scene: Scene) -> None:
     old = await scene.led(topic)
     sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
     await scene.cluster.wipe_zookeeper()
-    after = await _in_contact(scene, anew=sessions)
+    after = await _in_contact(scene, former=sessions)
     async with scene.process("after-the-loss") as process:
         done = await scene.until_acknowledged(process, topic, lambda _: True)
     kept = scene.by(done)
