@@ -57,7 +57,7 @@ def next_head(
         former = held.epoch if held is not None else (root.epoch if root is not None else 0)
         epoch = former + 1
     elif held is not None and held.epoch > epoch:
-        raise Fenced(f"Another leads topic '{log.topic}'.")
+        raise Fenced(f"Another node leads topic '{log.topic}'.")
     token = tokens.fresh()
     if tail.head is not None:
         return heads.taken(tail.head, epoch, owner, token)

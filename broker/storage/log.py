@@ -230,14 +230,14 @@ class Logs:
         space, row = space_of(log), page_key(log, tail.page)
         expected = None if tail.value is None else tail.value.value
         if not await self.resolver.swap(space, row, expected, heads.encode(head)):
-            raise Fenced(f"Another claims topic '{log.topic}'.")
+            raise Fenced(f"Another node claims topic '{log.topic}'.")
         before = root or Root(log.generation, RootState.OPEN)
         linked = roots.linked(before, tail.page, head.epoch)._replace(token=tokens.fresh())
         confirmed, written_ms = await asyncio.gather(
             self._link(log, value, linked), self._written_ms(log, row)
         )
         if confirmed is None:
-            raise Fenced(f"Another claims topic '{log.topic}'.")
+            raise Fenced(f"Another node claims topic '{log.topic}'.")
         hold = LogHold(
             log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=confirmed
         )

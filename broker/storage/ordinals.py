@@ -271,7 +271,7 @@ class Numbering:
             while not reader.ended and reader.after < end:
                 known.add(await reader.next(1 << 20))
             if not known.lasts or known.lasts[-1] < end:
-                raise Unavailable("The page can't be read to its end just now. Try again.")
+                raise Unavailable("The page can't be read to its end at the moment. Try again.")
         return known
 
     def _reader(self, after: RowId, through: RowId) -> LogReader:

@@ -370,11 +370,11 @@ class OwnPage:
 
     def _must_go_on(self) -> None:
         if self.done:
-            raise Fenced(f"No hold on {self.log.topic} any more.")
+            raise Fenced(f"This node no longer leads topic '{self.log.topic}'.")
 
     def _fenced(self) -> NoReturn:
         self._end()
-        raise Fenced(f"Another leads topic '{self.log.topic}'.")
+        raise Fenced(f"Another node leads topic '{self.log.topic}'.")
 
 
 def _cells(added: Sequence[Entry]) -> dict[bytes, bytes]:

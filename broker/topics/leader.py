@@ -221,7 +221,7 @@ class TopicLeader:
         except Unavailable:
             return False
         if not shown and self.hold.done:
-            self.end(Fenced(f"Another leads topic '{self.topic.id}'."))
+            self.end(Fenced(f"Another node leads topic '{self.topic.id}'."))
         return shown and self.ended is None
 
     # Retention.

@@ -30,7 +30,7 @@ WAIT_S: Final = 60.0
 EVERY_S: Final = 0.05
 AGAIN_S: Final = 0.1
 SCALE: Final = replace(REAL, padded=False, deadline_s=30.0, final_s=30.0, again_s=0.2)
-_FENCED: Final = "Another leads topic"
+_FENCED: Final = "Another node leads topic"
 
 
 class LeaderSighting(NamedTuple):
