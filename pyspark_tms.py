@@ -1,7 +1,7 @@
-"""By this module Spark finds the format ``tms``: it looks for modules whose names begin with ``pyspark_``.
+"""Spark finds the format ``tms`` by this module: it looks for modules whose names begin with ``pyspark_``.
 
-An error while such a module is imported would hide every Python source of the installation. So what is
-missing is told when the format is used.
+An error in the import of such a module would hide every Python source of the installation. So this module reports a
+missing package only when a query uses the format.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ except ImportError as error:
     _MISSING = str(error)
 
     class DefaultSource(DataSource):  # type: ignore[no-redef]
-        """The format where something that it needs is not installed."""
+        """The format on a machine that lacks a needed package."""
 
         @classmethod
         def name(cls) -> str:  # type: ignore[explicit-override]  # From a package that may be missing.
@@ -24,7 +24,7 @@ except ImportError as error:
             return "tms"
 
         def __init__(self, options: MutableMapping[str, str]) -> None:
-            """Refuse. Raises ImportError with what to install."""
+            """Raise ImportError, which names the package to install."""
             raise ImportError(
                 f"The format tms can't be used here: {_MISSING}. "
                 "Install it on the driver and on all executors: pip install 'tms-broker[spark]'"

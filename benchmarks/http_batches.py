@@ -91,8 +91,8 @@ async def _plyvel(rows: int, topics: int, seconds: float) -> Load:
     process = await asyncio.create_subprocess_exec(
         *tied_to_us(command, cpu=peers.SERVER_CPU), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"bare_leveldb ended with {process.returncode}")
-    given = json.loads(said)
+    given = json.loads(output)
     return Load(given["rows"], given["seconds"], array("q", given["latencies_ns"]))

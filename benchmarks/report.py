@@ -163,8 +163,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
         axes.barh(place, ratio["value"], color=colour, height=0.6)
         mark = "<" if ratio["at_most"] else ">"
         axes.plot(ratio["must"], place, marker=mark, color="black", markersize=7)
-        said = f" {ratio['value']:.2f}" + ("" if settled else f" ({ratio['verdict']})")
-        axes.text(max(ratio["value"], ratio["must"] * 1.05), place, said, va="center")
+        label = f" {ratio['value']:.2f}" + ("" if settled else f" ({ratio['verdict']})")
+        axes.text(max(ratio["value"], ratio["must"] * 1.05), place, label, va="center")
     axes.set_yticks(range(len(judged)), [text for text, _ in judged])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.3 * max((ratio["value"] for _, ratio in judged), default=1.0))

@@ -66,8 +66,8 @@ async def acks_per_sync(
     command = ("strace", "-f", "-c", "-e", f"trace={_CALLS}", "-p", str(pid))
     tracer = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert tracer.stderr is not None
-    said = await tracer.stderr.readline()  # strace has attached, or prints why it can't.
-    if b"attached" not in said:
+    line = await tracer.stderr.readline()  # strace has attached, or prints why it can't.
+    if b"attached" not in line:
         tracer.kill()
         await tracer.wait()
         return None

@@ -75,8 +75,8 @@ class Broker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith(READY):
-            told = (self.data_dir / "broker.log").read_text()
-            raise DemoError(f"the broker did not start:\n{line}{told}")
+            log_text = (self.data_dir / "broker.log").read_text()
+            raise DemoError(f"the broker did not start:\n{line}{log_text}")
         self.url = line.removeprefix(READY).strip()
 
     def kill(self) -> None:
@@ -94,8 +94,8 @@ class Broker:
         code = self.process.wait(STOP_S)
         self.process = None
         if code != 0:
-            told = (self.data_dir / "broker.log").read_text()
-            raise DemoError(f"the broker stopped with {code}, not 0:\n{told}")
+            log_text = (self.data_dir / "broker.log").read_text()
+            raise DemoError(f"the broker stopped with {code}, not 0:\n{log_text}")
 
 
 def is_free(port: int) -> bool:

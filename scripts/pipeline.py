@@ -38,12 +38,12 @@ def running(name: str, folder: Path, variables: dict[str, str]) -> Iterator[None
     """Run one of the example's programs inside the block. Raises DemoError if it ended by itself."""
     log = folder / f"{name}.log"
     with (
-        log.open("w") as told,
+        log.open("w") as output,
         subprocess.Popen(
             [sys.executable, str(PROGRAMS / f"{name}.py")],
             env={**os.environ, **variables},
-            stdout=told,
-            stderr=told,
+            stdout=output,
+            stderr=output,
         ) as process,
     ):
         try:

@@ -120,10 +120,10 @@ async def _rates(bench: Bench, grounds: Grounds) -> Question:
         for side, ground in grounds.by_side.items()
     }
     for topics, messages in POINTS:
-        what = f"{topics} x {messages:,}"
+        case = f"{topics} x {messages:,}"
         sides = [
             Side(
-                name=named(side, what),
+                name=named(side, case),
                 run=partial(publishes, ground.nodes[0].port, led[side][:topics], messages),
                 unit="ms" if topics == 1 else "msg/s",
                 figure=_p50 if topics == 1 else None,
@@ -133,12 +133,12 @@ async def _rates(bench: Bench, grounds: Grounds) -> Question:
         ]
         await bench.measure(question, sides)
         if topics == 1:
-            related(question, what, must=0.65, aim=0.5, at_most=True)
+            related(question, case, must=0.65, aim=0.5, at_most=True)
         else:
-            related(question, what, must=RATES[topics, messages], aim=4.0)
+            related(question, case, must=RATES[topics, messages], aim=4.0)
     await _costs(bench, question, grounds, led)
-    for what, each in ((READ, PAGE), (SMALL_READ, 1)):
-        await _reads(bench, question, grounds, what, each)
+    for case, each in ((READ, PAGE), (SMALL_READ, 1)):
+        await _reads(bench, question, grounds, case, each)
     related(question, READ, must=0.15, at_most=True)
     related(question, SMALL_READ, must=1.0, at_most=True)
     return question
@@ -152,10 +152,10 @@ async def _costs(
     bench: Bench, question: Question, grounds: Grounds, led: dict[str, list[str]]
 ) -> None:
     """Count the processor time of a node, the gateway and the region server."""
-    what = "processor time a message, 8 x 100"
+    case = "processor time a message, 8 x 100"
     cluster = grounds.cluster
     wanted = bench.plan.runs
-    series = {side: Series(name=named(side, what), unit="µs", runs_wanted=wanted) for side in led}
+    series = {side: Series(name=named(side, case), unit="µs", runs_wanted=wanted) for side in led}
     question.series += series.values()
     for _ in range(wanted * bench.plan.attempts_per_run):
         for side, ground in grounds.by_side.items():
@@ -167,14 +167,14 @@ async def _costs(
             run = Run(value=1e6 * used_s / max(load.units, 1), apart=bench.objection(before))
             series[side].runs.append(run)
             say(f"  {side}: {run.value:.1f} µs a message   {run.apart}")
-    related(question, what, must=0.5, aim=0.3, at_most=True)
+    related(question, case, must=0.5, aim=0.3, at_most=True)
 
 
 def _cpu_s(members: Sequence[Member]) -> float:
     return sum(occupancy.process_s(member.pid) for member in members)
 
 
-async def _reads(bench: Bench, question: Question, grounds: Grounds, what: str, each: int) -> None:
+async def _reads(bench: Bench, question: Question, grounds: Grounds, case: str, each: int) -> None:
     """Publish messages, ``each`` at a time, and poll them by pages."""
     sides = []
     for side, ground in grounds.by_side.items():
@@ -189,7 +189,7 @@ async def _reads(bench: Bench, question: Question, grounds: Grounds, what: str, 
         starts = ids[: count - PAGE : max(1, (count - PAGE) // 64)]
         lane = [prepared.poll(topic, start=start, limit=PAGE) for start in starts]
         run = partial(_polled, node.port, lane)
-        sides.append(Side(name=named(side, what), run=run, unit="ms", figure=_p50, warm_s=3.0))
+        sides.append(Side(name=named(side, case), run=run, unit="ms", figure=_p50, warm_s=3.0))
     await bench.measure(question, sides)
 
 

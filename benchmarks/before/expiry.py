@@ -79,13 +79,13 @@ async def _removed(
             still = 0 if busy or _bytes(server) > full / 2 else still + 1
     say(f"  {name}: {sum(taken):.1f} s of processor time in {len(taken) * slice_s:.0f} s")
     p99 = statistics.median(p99s[: max(len(p99s) - still, 1)])
-    for what, value, unit in (
+    for case, value, unit in (
         ("processor time", sum(taken), "s"),
         (f"publish p99, {_WHEN[0]}", p99, "ms"),
         (f"publish p99, {_WHEN[1]}", quiet_p99, "ms"),
     ):
         runs = [Run(value=max(value, 1e-3))]
-        question.series.append(Series(name=named(name, what), unit=unit, runs=runs, runs_wanted=1))
+        question.series.append(Series(name=named(name, case), unit=unit, runs=runs, runs_wanted=1))
 
 
 async def _published(server: OurServer, seconds: float) -> tuple[Load, float]:
@@ -124,11 +124,11 @@ async def disk(bench: Bench, before: Path) -> Question:
                 (request,) = prepared.publishes(f"idle-{number}", messages=1, requests=1)
                 await ask(server.port, request)
             idle = await _at_rest(server)
-        for what, value in (
+        for case, value in (
             ("a message", (full - empty) / count),
             ("an idle topic", (idle - full) / IDLE_TOPICS - prepared.PAYLOAD_BYTES),
         ):
-            series = Series(name=named(name, what), unit="B", runs_wanted=1)
+            series = Series(name=named(name, case), unit="B", runs_wanted=1)
             series.runs.append(Run(value=max(value, 1.0)))
             question.series.append(series)
     related(question, "a message", must=1.0, at_most=True)

@@ -35,17 +35,17 @@ async def measure(bench: Bench, before: Path) -> Question:
         assert isinstance(cdap, peers.HttpServer)
         servers[CDAP] = cdap
     asked = {name: await _filled(bench, name, servers[name]) for name in servers}
-    for what, must, of_cdap in ((PAGES, None, 1.5), (WHOLE, None, 2.0), (TENS, 1.0, None)):
-        sides = [_side(bench, name, what, servers[name], asked[name][what]) for name in servers]
+    for case, must, of_cdap in ((PAGES, None, 1.5), (WHOLE, None, 2.0), (TENS, 1.0, None)):
+        sides = [_side(bench, name, case, servers[name], asked[name][case]) for name in servers]
         await bench.measure(question, sides, run_s=bench.plan.long_run_s / 2)
-        related(question, what, must=must)
+        related(question, case, must=must)
         if of_cdap is None:
             continue
         if CDAP not in servers:
-            not_measured(question, named(CDAP, what), "msg/s", bench.absent(CDAP))
-        theirs = question.named(named(CDAP, what))
-        question.ratios.append(compare(question.named(named(NOW, what)), theirs, must=of_cdap))
-        question.ratios.append(compare(question.named(named(BEFORE, what)), theirs))
+            not_measured(question, named(CDAP, case), "msg/s", bench.absent(CDAP))
+        theirs = question.named(named(CDAP, case))
+        question.ratios.append(compare(question.named(named(NOW, case)), theirs, must=of_cdap))
+        question.ratios.append(compare(question.named(named(BEFORE, case)), theirs))
     bench.stop(CDAP)
     return question
 
@@ -64,10 +64,10 @@ async def small(bench: Bench, before: Path) -> Question:
                 await wire.exchange(request)
             wire.close()
             asked[name] = await _requests(server.port, SMALL, count)
-    for what in (PAGES, WHOLE, TENS):
-        sides = [_side(bench, name, what, servers[name], asked[name][what]) for name in servers]
+    for case in (PAGES, WHOLE, TENS):
+        sides = [_side(bench, name, case, servers[name], asked[name][case]) for name in servers]
         await bench.measure(question, sides)
-        related(question, what, must=1.0, aim=2.0)
+        related(question, case, must=1.0, aim=2.0)
     return question
 
 
@@ -77,7 +77,7 @@ async def by_time(bench: Bench, before: Path) -> Question:
     question = Question(letter="time", title=f"LevelDB: polls by old time, {count:,} messages")
     servers = await both(bench, before, *NO_CACHE)
     sides = []
-    what = "by old time"
+    case = "by old time"
     for name, server in servers.items():
         async with bench.awake(server):
             await prepared.create_topic(server.port, OLD)
@@ -90,9 +90,9 @@ async def by_time(bench: Bench, before: Path) -> Question:
         times = [rng.randint(first, first + (last - first) * 4 // 5) for _ in range(1_000)]
         lane = [prepared.poll(OLD, start=ms, limit=1_000) for ms in times]
         run = partial(_polled, server.port, [lane] * POLLERS)
-        sides.append(Side(name=named(name, what), run=run, server=server, unit="polls/s"))
+        sides.append(Side(name=named(name, case), run=run, server=server, unit="polls/s"))
     await bench.measure(question, sides)
-    related(question, what, must=5.0)
+    related(question, case, must=5.0)
     end_both(bench, *NO_CACHE)
     return question
 
@@ -107,17 +107,17 @@ async def _polled(port: int, lanes: Sequence[Sequence[bytes]], seconds: float) -
     return await drive(port, lanes, units=1, seconds=seconds)
 
 
-def _side(bench: Bench, name: str, what: str, server: peers.HttpServer, polls: Polls) -> Side:
+def _side(bench: Bench, name: str, case: str, server: peers.HttpServer, polls: Polls) -> Side:
     # A reply of one page has a length and no chunks.
     lane = [request for request, _ in polls]
     run = (
         partial(_paged, server.port, [lane], polls[0][1])
-        if what == TENS
+        if case == TENS
         else partial(consume, server.port, polls)
     )
     warm_s = bench.plan.cdap_warm_s if name == CDAP else None
     assert isinstance(server, ServerProcess)
-    return Side(name=named(name, what), run=run, server=server, warm_s=warm_s)
+    return Side(name=named(name, case), run=run, server=server, warm_s=warm_s)
 
 
 async def _filled(bench: Bench, name: str, server: peers.HttpServer) -> Mapping[str, Polls]:

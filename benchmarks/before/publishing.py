@@ -54,13 +54,13 @@ async def _rates(
     bench: Bench,
     question: Question,
     servers: Mapping[str, OurServer],
-    what: str,
+    case: str,
     lanes: Sequence[Sequence[bytes]],
     units: int,
 ) -> None:
     sides = [
         Side(
-            name=named(side, what),
+            name=named(side, case),
             run=partial(_load, servers[side].port, lanes, units),
             server=servers[side],
         )

@@ -56,19 +56,19 @@ def end_both(bench: Bench, *flags: str) -> None:
 
 def related(
     question: Question,
-    what: str,
+    case: str,
     *,
     must: float | None = None,
     aim: float | None = None,
     at_most: bool = False,
 ) -> Ratio:
     """Compare now with before, and put the ratio into the question."""
-    now, before = (question.named(named(side, what)) for side in (NOW, BEFORE))
+    now, before = (question.named(named(side, case)) for side in (NOW, BEFORE))
     ratio = compare(now, before, must=must, aim=aim, at_most=at_most)
     question.ratios.append(ratio)
     return ratio
 
 
-def named(side: str, what: str) -> str:
+def named(side: str, case: str) -> str:
     """Return the name of a series."""
-    return f"{side}, {what}"
+    return f"{side}, {case}"

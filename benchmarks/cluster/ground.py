@@ -73,8 +73,8 @@ class Ground:
     async def look(self) -> None:
         """Find the instance id of each node."""
         member = self.members[0]
-        told = await self.get(_port(member), "/v1/cluster")
-        numbers = {node["url"]: node["node"] for node in told["nodes"]}
+        answer = await self.get(_port(member), "/v1/cluster")
+        numbers = {node["url"]: node["node"] for node in answer["nodes"]}
         self.nodes = sorted(
             Node(numbers[str(member.url)], _port(member), member) for member in self.members
         )
@@ -123,8 +123,8 @@ class Ground:
     async def drain(self, instance: int, *, back: bool = False) -> None:
         """Drain a node, or undrain it with ``back``."""
         port = self.nodes[0].port
-        what = "undrain" if back else "drain"
-        await ask(port, http_request("POST", f"/v1/cluster/nodes/{instance}/{what}"))
+        action = "undrain" if back else "drain"
+        await ask(port, http_request("POST", f"/v1/cluster/nodes/{instance}/{action}"))
 
     def start_alone(self) -> list[Node]:
         """Start the spare nodes, each a cluster by itself (see ``ALONE``). Blocks for seconds."""
@@ -176,11 +176,11 @@ async def _made_by(module: str, *given: object) -> Load:
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"{module} ended with {process.returncode}")
-    told = json.loads(said)
-    return Load(told["messages"], told["seconds"], array("q", told["latencies_ns"]))
+    result = json.loads(output)
+    return Load(result["messages"], result["seconds"], array("q", result["latencies_ns"]))
 
 
 class Publisher:
@@ -234,7 +234,7 @@ class Publisher:
             self._wire.close()
 
 
-async def until(ask_it: Callable[[], Any], what: str, state: Callable[[], str]) -> None:
+async def until(ask_it: Callable[[], Any], goal: str, state: Callable[[], str]) -> None:
     """Call ``ask_it`` until it returns true. Raises TimeoutError with the text of ``state``."""
     deadline = time.monotonic() + WAIT_S
     while True:
@@ -244,7 +244,7 @@ async def until(ask_it: Callable[[], Any], what: str, state: Callable[[], str]) 
         except (LoadFailed, OSError):
             pass  # The node has just been killed, or knows no leader yet.
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not after {WAIT_S:.0f} s: {what}; {state()}")
+            raise TimeoutError(f"not after {WAIT_S:.0f} s: {goal}; {state()}")
         await asyncio.sleep(AGAIN_S)
 
 

@@ -41,7 +41,7 @@ async def through_a_node(bench: Bench, ground: Ground) -> Question:
     others = [side for point in POINTS if point != P50_AT for side in sides_of(*point)]
     await bench.measure(question, others)
     for point in POINTS:
-        ours, bare = (question.named(_named(who, *point)) for who in ("node", "bare"))
+        ours, bare = (question.named(_named(side, *point)) for side in ("node", "bare"))
         must = RATE_MUST if point == RATE_AT else None
         question.ratios.append(compare(ours, bare, must=must))
         if point == P50_AT:
@@ -57,11 +57,11 @@ async def forwarded(bench: Bench, ground: Ground) -> Question:
     for topics, messages in (P50_AT, RATE_AT):
         sides = [
             Side(
-                name=_named(who, topics, messages),
+                name=_named(side, topics, messages),
                 run=partial(publishes, node.port, names[:topics], messages),
                 warm_s=WARM_S,
             )
-            for who, node in (("direct", leader), ("forwarded", other))
+            for side, node in (("direct", leader), ("forwarded", other))
         ]
         await bench.measure(question, sides)
         direct, passed_on = (question.named(side.name) for side in sides)
@@ -90,6 +90,6 @@ def p50_above(ours: Series, theirs: Series, *, must_ms: float | None = None) -> 
     return judged(text, value, must=must_ms, at_most=True)
 
 
-def _named(who: str, topics: int, messages: int) -> str:
+def _named(side: str, topics: int, messages: int) -> str:
     plural = "" if topics == 1 else "s"
-    return f"{who}: {topics} topic{plural}, {messages:,} a request"
+    return f"{side}: {topics} topic{plural}, {messages:,} a request"

@@ -116,10 +116,10 @@ async def _take_turns(
     """Measure one load."""
     wanted = bench.plan.long_runs
     series = {
-        (side.name, what): Series(
-            name=f"{side.name}, {shape.name}: {what}", unit=unit, runs_wanted=wanted
+        (side.name, quantity): Series(
+            name=f"{side.name}, {shape.name}: {quantity}", unit=unit, runs_wanted=wanted
         )
-        for what, unit in ((CPU, "µs"), (CALLS, "per 1,000 messages"))
+        for quantity, unit in ((CPU, "µs"), (CALLS, "per 1,000 messages"))
         for side in sides
     }
     question.series += series.values()
@@ -132,8 +132,8 @@ async def _take_turns(
             series[side.name, CALLS].runs.append(calls)
             apart = f"   APART: {cpu.apart}" if cpu.apart else ""
             say(f"  {side.name}, {shape.name}: {cpu.value:.1f} µs, {calls.value:.1f} calls{apart}")
-    for what in (CPU, CALLS):
-        three, alone, one = (series[side, what] for side in (THREE, ALONE, ONE))
+    for quantity in (CPU, CALLS):
+        three, alone, one = (series[side, quantity] for side in (THREE, ALONE, ONE))
         question.ratios.append(compare(three, alone, must=MUST, at_most=True))
         question.ratios += [compare(three, one), compare(alone, one)]
 

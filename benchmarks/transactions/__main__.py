@@ -84,10 +84,10 @@ class Worker:
 
     def times(self) -> Times:
         """Return its times. Raises RuntimeError if the process failed."""
-        told, _ = self._process.communicate()
+        output, _ = self._process.communicate()
         if self._process.returncode:
             raise RuntimeError(f"A process of clients ended with {self._process.returncode}.")
-        times: Times = json.loads(told)
+        times: Times = json.loads(output)
         return times
 
     def close(self) -> None:

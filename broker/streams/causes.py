@@ -15,12 +15,12 @@ _OWN: Final = "broker.streams.failures.Failed: "
 
 def cause_of(text: str) -> str:
     """Return the first lines of the cause: type and text of an error of Python, else Spark's own message."""
-    told = _STATE.sub("", text.partition(_PLAN)[0])
-    told = _BEFORE.sub("", told, count=1)
-    if _TRACE in told:
-        raised = _raised(told.rpartition(_TRACE)[2])
-        told = raised or told
-    lines = [line.rstrip() for line in told.strip().splitlines()]
+    message = _STATE.sub("", text.partition(_PLAN)[0])
+    message = _BEFORE.sub("", message, count=1)
+    if _TRACE in message:
+        raised = _raised(message.rpartition(_TRACE)[2])
+        message = raised or message
+    lines = [line.rstrip() for line in message.strip().splitlines()]
     return "\n".join(lines[:LINES_MAX])
 
 

@@ -183,7 +183,7 @@ class JobQueries:
     def _status(self, name: str, query: StreamingQuery) -> QueryStatus:
         error = query.exception()
         progress = query.lastProgress
-        told = QueryStatus(
+        status = QueryStatus(
             name,
             query.isActive,
             None if error is None else cause_of(str(error)),
@@ -191,10 +191,10 @@ class JobQueries:
             skipped=self._counts.skipped[str(query.id)],
         )
         if progress is None:
-            return told
+            return status
         return QueryStatus(
             **{
-                **asdict(told),
+                **asdict(status),
                 "batch": progress.batchId,
                 "read_per_s": round(progress.processedRowsPerSecond or 0.0, 1),
                 "published_per_s": round(_published(progress), 1),

@@ -58,8 +58,8 @@ def decoded(source: graph.Source, frame: DataFrame, *, keeps_payload: bool) -> D
         parsed = frame.select(*kept, payload.alias(_VALUE))
         wrong, value = sf.lit(False), sf.col(_VALUE)
     # Without a topic for letters no operator reads the payload, so Spark need not carry it.
-    told = sf.col("_payload") if keeps_payload else sf.lit(b"")
-    error = sf.when(~sf.col("_beat") & wrong, told)
+    shown_payload = sf.col("_payload") if keeps_payload else sf.lit(b"")
+    error = sf.when(~sf.col("_beat") & wrong, shown_payload)
     return parsed.select(*KEPT, value.alias(_VALUE), error.alias("_error"))
 
 
@@ -205,11 +205,11 @@ def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
     """Return the result of each key and window, once the window is closed."""
     assert operator.windows is not None
     marked = _together([(_opened(frame), lateness_ms) for frame, lateness_ms in frames])
-    what = sf.expr(str(operator.select)) if operator.select is not None else _whole(marked)
+    selected = sf.expr(str(operator.select)) if operator.select is not None else _whole(marked)
     if operator.kind == "count":
-        result = sf.count("*") if operator.select is None else sf.count(what)
+        result = sf.count("*") if operator.select is None else sf.count(selected)
     else:
-        result = {"sum": sf.sum, "avg": sf.avg}[operator.kind](what)
+        result = {"sum": sf.sum, "avg": sf.avg}[operator.kind](selected)
     grouped = marked.groupBy(window_of(operator.windows, "_time").alias("_bounds"), "_key")
     start, end = sf.col("_bounds.start"), sf.col("_bounds.end")
     return (

@@ -107,14 +107,14 @@ def _resolve_false() -> Patch:
         change: Callable[[], Awaitable[bool]],
         look: Callable[[], Awaitable[ChangeVerdict]],
     ) -> ChangeVerdict:
-        told: list[bool] = []
+        answers: list[bool] = []
 
         async def noted() -> bool:
-            told.append(await change())
-            return told[-1]
+            answers.append(await change())
+            return answers[-1]
 
         async def unless_false() -> ChangeVerdict:
-            return ChangeVerdict.NEVER if told and not told[-1] else await look()
+            return ChangeVerdict.NEVER if answers and not answers[-1] else await look()
 
         return await settled(self, noted, unless_false)
 

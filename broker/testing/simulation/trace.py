@@ -85,8 +85,8 @@ class Trace:
     def unhandled(self, about: Mapping[str, Any]) -> None:
         """Add a line for an unhandled error, from the loop's exception handler."""
         error = about.get("exception")
-        told = "".join(traceback.format_exception(error)) if error is not None else None
-        self.add(UNEXPECTED, message=about.get("message"), error=repr(error), traceback=told)
+        trace_text = "".join(traceback.format_exception(error)) if error is not None else None
+        self.add(UNEXPECTED, message=about.get("message"), error=repr(error), traceback=trace_text)
 
     def _note(self, event: str, fields: Mapping[str, Any]) -> None:
         self.add(event, **fields)
