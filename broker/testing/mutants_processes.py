@@ -35,7 +35,7 @@ from broker.topics.ids import Position, RowIds
 
 Patch = AbstractContextManager[object]
 _PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
-"""Only this module imports plyvel."""
+"""Only broker/storage/leveldb/database.py imports plyvel."""
 
 
 @contextmanager
