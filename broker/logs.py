@@ -52,7 +52,7 @@ class LogSink:
         """Start the thread. At most ``lines_max`` lines wait; ``notice`` is the line for dropped ones."""
         self.dropped = 0
         """How many lines were dropped since the start."""
-        self._descriptor = _own(descriptor)
+        self._descriptor = _duplicate(descriptor)
         self._notice = notice
         self._lines: queue.Queue[str | None] = queue.Queue(lines_max)
         self._dropped_told = 0
@@ -127,7 +127,7 @@ class LogSink:
             return 0
 
 
-def _own(descriptor: int) -> int:
+def _duplicate(descriptor: int) -> int:
     """Return a duplicate: if the original is closed, its number may soon belong to another file."""
     try:
         return os.dup(descriptor)

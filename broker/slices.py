@@ -119,21 +119,21 @@ class _LoopTurns:
             self._held.cancel()
             self._held = None
             # ``call_soon``: the caller that ended the short work goes on first.
-            self._loop.call_soon(self._give)
+            self._loop.call_soon(self._give_slice)
 
     def _after_free_rounds(self, rounds: int) -> None:
         if rounds:
             self._loop.call_soon(self._after_free_rounds, rounds - 1)
         elif self._short:
-            self._held = self._loop.call_later(HELD_S_MAX, self._held_enough)
+            self._held = self._loop.call_later(HELD_S_MAX, self._held_too_long)
         else:
-            self._give()
+            self._give_slice()
 
-    def _held_enough(self) -> None:
+    def _held_too_long(self) -> None:
         self._held = None
-        self._give()
+        self._give_slice()
 
-    def _give(self) -> None:
+    def _give_slice(self) -> None:
         """Give a slice to the first caller that still waits."""
         while self._waiting:
             first = self._waiting.popleft()

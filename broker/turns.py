@@ -87,12 +87,12 @@ class Turns:
         """Wait for a turn for a call and return it. Raises TimeoutError after ``wait_s``."""
         loop = asyncio.get_running_loop()
         self._note_late(loop.time())
-        if place.topic not in self._waiting.get(place.region, ()) and self._may(place):
+        if place.topic not in self._waiting.get(place.region, ()) and self._may_begin(place):
             return self._begin(place, loop.time())
         waiter: asyncio.Future[Turn] = loop.create_future()
         topics = self._waiting.setdefault(place.region, OrderedDict())
         topics.setdefault(place.topic, deque()).append(waiter)
-        self._look_later()
+        self._set_timer()
         try:
             async with asyncio.timeout(wait_s):
                 return await waiter
@@ -102,7 +102,7 @@ class Turns:
                     waiter.result()
                 )  # The turn came while the caller was being cancelled.
             else:
-                self._leave(place, waiter)
+                self._remove_waiter(place, waiter)
             raise
 
     def give_back(self, turn: Turn, *, answered: bool = False) -> None:
@@ -124,13 +124,13 @@ class Turns:
             del self._regions[name]
         self._pass_on()
 
-    def _may(self, place: CallSubject) -> bool:
+    def _may_begin(self, place: CallSubject) -> bool:
         """True if a call may begin now."""
         if len(self._in_time) >= self._turns_max:
             return False
         region = self._regions.get(place.region)
         return region is None or (
-            self._takes_more(region) and self._takes_more_of(region, place.topic)
+            self._takes_more(region) and self._takes_more_of_topic(region, place.topic)
         )
 
     def _takes_more(self, region: _Region) -> bool:
@@ -142,7 +142,7 @@ class Turns:
         is_bounded = region.late < SLOW_LATE_MAX and 2 * self._late < self._late_max
         return region.calls == region.late and is_bounded
 
-    def _takes_more_of(self, region: _Region, topic: bytes) -> bool:
+    def _takes_more_of_topic(self, region: _Region, topic: bytes) -> bool:
         return not topic or region.topics[topic] < self._of_topic_max
 
     def _begin(self, place: CallSubject, now_s: float) -> Turn:
@@ -181,7 +181,7 @@ class Turns:
             self._rotate(place)
             if not waiter.done():
                 waiter.set_result(self._begin(place, now_s))
-        self._look_later()
+        self._set_timer()
 
     def _next(self) -> CallSubject | None:
         """Return the subject of the first waiting call that may begin."""
@@ -193,7 +193,7 @@ class Turns:
                 continue
             # This loop is short: few topics can be at their limit while the region is below its own.
             for topic in topics:
-                if region is None or self._takes_more_of(region, topic):
+                if region is None or self._takes_more_of_topic(region, topic):
                     return CallSubject(name, topic)
         return None
 
@@ -209,7 +209,7 @@ class Turns:
         else:
             del self._waiting[place.region]
 
-    def _leave(self, place: CallSubject, waiter: asyncio.Future[Turn]) -> None:
+    def _remove_waiter(self, place: CallSubject, waiter: asyncio.Future[Turn]) -> None:
         topics = self._waiting.get(place.region)
         waiters = None if topics is None else topics.get(place.topic)
         if topics is None or waiters is None or waiter not in waiters:
@@ -220,7 +220,7 @@ class Turns:
         if not topics:
             del self._waiting[place.region]
 
-    def _look_later(self) -> None:
+    def _set_timer(self) -> None:
         """If calls wait for turns, set a timer for the time when the oldest call becomes late."""
         if self._timer is not None or not self._waiting or not self._in_time:
             return
@@ -228,9 +228,9 @@ class Turns:
             return  # No further call becomes late before one ends.
         oldest = next(iter(self._in_time))
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(oldest.begun_s + LATE_S, self._look)
+        self._timer = loop.call_at(oldest.begun_s + LATE_S, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._pass_on()
 

@@ -390,7 +390,7 @@ class Config:
     hbase: HBaseConfig = field(default_factory=HBaseConfig)
 
     def __post_init__(self) -> None:
-        problems = [*_too_small(self), *_contradictions(self), *_of_clusters(self)]
+        problems = [*_number_problems(self), *_contradictions(self), *_cluster_problems(self)]
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -443,7 +443,7 @@ def value_of(config: Config, dotted: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def _too_small(config: Config) -> Iterator[str]:
+def _number_problems(config: Config) -> Iterator[str]:
     for section in fields(config):
         values = getattr(config, section.name)
         for part in fields(values):
@@ -458,11 +458,11 @@ def _contradictions(config: Config) -> Iterator[str]:
     server, limits, topics = config.server, config.limits, config.topics
     if server.port > 65_535:
         yield f"server.port = {server.port} must be at most 65535"
-    yield from _of_thrift(config)
-    yield from _of_pages(server)
+    yield from _thrift_problems(config)
+    yield from _browser_problems(server)
     if topics.topic_ttl_default_s > TTL_S_MAX:
         yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
-    yield from _of_properties(topics.topic_properties_default)
+    yield from _property_problems(topics.topic_properties_default)
     for name in config.metrics.metrics_topics:
         if not all(name.partition("/")) or name.count("/") > 1:
             yield f"metrics.metrics_topics: {name!r} is not namespace/topic"
@@ -480,7 +480,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         )
 
 
-def _of_thrift(config: Config) -> Iterator[str]:
+def _thrift_problems(config: Config) -> Iterator[str]:
     port = config.transactions.thrift_port
     if port is None:
         return
@@ -492,7 +492,7 @@ def _of_thrift(config: Config) -> Iterator[str]:
         yield "transactions.thrift_port: a node with server.role = topics serves no transactions"
 
 
-def _of_pages(server: ServerConfig) -> Iterator[str]:
+def _browser_problems(server: ServerConfig) -> Iterator[str]:
     for name in server.host_names:
         if not _HOST_NAME.fullmatch(name):
             yield f"server.host_names: {name!r} is not a name such as broker.example, without a port"
@@ -504,7 +504,7 @@ def _of_pages(server: ServerConfig) -> Iterator[str]:
             )
 
 
-def _of_properties(defaults: Mapping[str, str]) -> Iterator[str]:
+def _property_problems(defaults: Mapping[str, str]) -> Iterator[str]:
     """Yield problems of default properties: each would make every creation of a topic fail."""
     where = "topics.topic_properties_default"
     if "ttl" in defaults:
@@ -519,7 +519,7 @@ def _of_properties(defaults: Mapping[str, str]) -> Iterator[str]:
         yield f"{where}: transactions = {transactions} is not one of {', '.join(TRANSACTIONS)}"
 
 
-def _of_clusters(config: Config) -> Iterator[str]:
+def _cluster_problems(config: Config) -> Iterator[str]:
     cluster, hbase = config.cluster, config.hbase
     if cluster.zookeeper_hosts and not hbase.hbase_gateways:
         yield "hbase.hbase_gateways must be set if cluster.zookeeper_hosts is set"
@@ -531,7 +531,7 @@ def _of_clusters(config: Config) -> Iterator[str]:
         yield f"cluster.zookeeper_root = {cluster.zookeeper_root} must be a path like /broker"
     if cluster.is_on and config.server.role is not Role.ALL:
         yield f"server.role = {config.server.role}: a node of a cluster must have the role all"
-    yield from _of_urls(config)
+    yield from _url_problems(config)
     addresses = {
         "cluster.zookeeper_hosts": cluster.zookeeper_hosts,
         "hbase.hbase_gateways": hbase.hbase_gateways,
@@ -543,7 +543,7 @@ def _of_clusters(config: Config) -> Iterator[str]:
             yield f"{dotted}: {each!r} is not host:port"
 
 
-def _of_urls(config: Config) -> Iterator[str]:
+def _url_problems(config: Config) -> Iterator[str]:
     cluster = config.cluster
     if cluster.is_on and cluster.advertised_url is None and config.server.host in EVERY_ADDRESS:
         yield (

@@ -194,7 +194,7 @@ def _is_mapping(wanted: Any) -> bool:
 def _from_environment(
     environment: Mapping[str, str], keys: Mapping[str, Key]
 ) -> Iterator[tuple[str, Any, str]]:
-    for variable in _ours(environment):
+    for variable in _broker_variables(environment):
         dotted = variable.removeprefix(_PREFIX).lower().replace("__", ".", 1)
         if "__" not in variable:
             raise _unknown_variable(variable, keys)
@@ -213,7 +213,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
         pass
 
 
-def _ours(environment: Mapping[str, str]) -> list[str]:
+def _broker_variables(environment: Mapping[str, str]) -> list[str]:
     """Return the variables with the prefix, except those with another reader and those of Kubernetes."""
     named = [name for name in environment if name.startswith(_PREFIX)]
     services = [

@@ -37,12 +37,12 @@ Look = Callable[[], Awaitable[list[StoreProblem]]]
 
 
 class CheckOptions(NamedTuple):
-    """How a check reads. It calls ``told`` after each page with the bytes of the log read until then."""
+    """How a check reads. It calls ``progress`` after each page with the bytes of the log read until then."""
 
     logs: Logs
     now_ms: int
     window_ms: int
-    told: Callable[[int], None]
+    progress: Callable[[int], None]
 
     @property
     def is_alone(self) -> bool:
@@ -94,7 +94,7 @@ class ChainCheck:
 
     def __init__(
         self,
-        reading: CheckOptions,
+        options: CheckOptions,
         log: LogId,
         root: Root,
         refer: Callable[[Entry], Awaitable[None]] | None = None,
@@ -102,7 +102,7 @@ class ChainCheck:
         """Begin with the root, read before the pages."""
         self.report = CheckReport()
         self.tail: CheckedPage | None = None
-        self._reading = reading
+        self._options = options
         self._log = log
         self._root = root
         self._refer = refer
@@ -110,18 +110,18 @@ class ChainCheck:
         self._before: CheckedPage | None = None
         self._is_known = True
         """True if the head of the page before could be decoded."""
-        self._missed = {root.floor, root.page}
+        self._unseen = {root.floor, root.page}
 
     async def run(self) -> None:
         """Check every page."""
         try:
-            found = await self._reading.tail(self._log, self._root)
+            found = await self._options.tail(self._log, self._root)
             self._marked = ROW_ID_MIN if found is None else found.marked
         except StorageCorrupt:
             pass  # The walk meets the same error and reports where it is.
         try:
             async for key, head in self._pages():
-                self._missed.discard(key)
+                self._unseen.discard(key)
                 if head is None:
                     self._before, self._is_known = None, False
                 else:
@@ -137,7 +137,7 @@ class ChainCheck:
     async def _pages(self) -> AsyncIterator[tuple[RowId, Head | None]]:
         """Yield the pages. An open page that is followed by another is read again."""
         held: tuple[RowId, Head | None] | None = None
-        async for row, cell in walk.pages(self._reading.logs.resolver, self._log):
+        async for row, cell in walk.pages(self._options.logs.resolver, self._log):
             self.report.bytes += len(row) + len(cell.value)
             if len(row) != len(page_key(self._log, ROW_ID_MIN)):
                 self._wrong("a row whose key is not the key of a page", row.hex())
@@ -148,9 +148,9 @@ class ChainCheck:
         while held is not None:
             yield held
             head = held[1]
-            if self._reading.is_alone or head is None or not head.is_sealed:
+            if self._options.is_alone or head is None or not head.is_sealed:
                 return
-            after = await self._reading.head(self._log, head.next)
+            after = await self._options.head(self._log, head.next)
             held = None if after is None else (head.next, after)
 
     def _decoded(self, page: RowId, value: bytes) -> Head | None:
@@ -162,9 +162,9 @@ class ChainCheck:
 
     async def _current(self, held: tuple[RowId, Head | None]) -> tuple[RowId, Head | None]:
         key, head = held
-        if head is None or not head.is_open or self._reading.is_alone:
+        if head is None or not head.is_open or self._options.is_alone:
             return held
-        return key, await self._reading.head(self._log, key) or head
+        return key, await self._options.head(self._log, key) or head
 
     async def _check(self, page: CheckedPage) -> None:
         self.report.pages += 1
@@ -175,18 +175,18 @@ class ChainCheck:
             looks += 1
             return await self._links(page, is_again=looks > 1)
 
-        await self._settle(page, look)
+        await self._report_lasting(page, look)
         if page.head.state is PageState.GONE:
             self.report.ignorable += 1
         else:
             await self._check_cells(page)
         self._before, self._is_known = page, True
         self.tail = page
-        self._reading.told(self.report.bytes)
+        self._options.progress(self.report.bytes)
 
-    async def _settle(self, page: CheckedPage, look: Look) -> None:
+    async def _report_lasting(self, page: CheckedPage, look: Look) -> None:
         name = page_name(self._log, page.key)
-        for problem in await self._reading.settled(name, look, self.report.wrong):
+        for problem in await self._options.settled(name, look, self.report.wrong):
             self.report.problem(problem)
 
     # A page and the page before it.
@@ -209,11 +209,11 @@ class ChainCheck:
         return found
 
     async def _again(self, page: CheckedPage) -> CheckedPage:
-        head = await self._reading.head(self._log, page.key)
+        head = await self._options.head(self._log, page.key)
         return page if head is None else CheckedPage(page.key, head)
 
     async def _root_now(self) -> Root:
-        root = await self._reading.root(self._log)
+        root = await self._options.root(self._log)
         if root is None or root.generation != self._log.generation:
             return self._root._replace(state=RootState.DELETED)
         return root
@@ -233,8 +233,8 @@ class ChainCheck:
                 self._log,
                 now,
                 before,
-                self._reading.now_ms,
-                may_grow=not self._reading.is_alone,
+                self._options.now_ms,
+                may_grow=not self._options.is_alone,
             )
             looks.append(check)
             if now.head.state is PageState.GONE:
@@ -242,7 +242,7 @@ class ChainCheck:
             await self._take_cells(check, now)
             return check.problems
 
-        await self._settle(page, look)
+        await self._report_lasting(page, look)
         self._count(looks[-1])
         if self._refer is not None:
             for entry in looks[-1].references:
@@ -253,7 +253,7 @@ class ChainCheck:
         row = page_key(self._log, page.key)
         try:
             async for column, value in walk.cells(
-                self._reading.logs.resolver, space_of(self._log), row
+                self._options.logs.resolver, space_of(self._log), row
             ):
                 check.take(column, value)
         except StorageCorrupt as error:
@@ -267,11 +267,11 @@ class ChainCheck:
 
     async def _missing(self, marks: list[Mark]) -> list[Mark]:
         """Return the marks of a page that must have rows, but have none."""
-        reading = self._reading
+        options = self._options
         due = []
         for mark in marks:
-            life_ms = PRODUCER_LIFE_MS if mark.kind == PRODUCER else reading.window_ms
-            is_young = timestamp_of(mark.first) >= reading.now_ms - life_ms
+            life_ms = PRODUCER_LIFE_MS if mark.kind == PRODUCER else options.window_ms
+            is_young = timestamp_of(mark.first) >= options.now_ms - life_ms
             if is_young and mark.last <= self._marked:
                 due.append(mark)
         lost: list[Mark] = []
@@ -282,7 +282,7 @@ class ChainCheck:
         return lost
 
     async def _has_row(self, mark: Mark) -> bool:
-        resolver, row = self._reading.logs.resolver, mark_key(self._log, mark)
+        resolver, row = self._options.logs.resolver, mark_key(self._log, mark)
         if mark.kind == PRODUCER:
             # The row of a newer mark of this producer replaces it.
             last = row[:-ROW_ID_BYTES] + ROW_ID_MAX
@@ -305,7 +305,7 @@ class ChainCheck:
         root = self._root
         if root.state is RootState.DELETED:
             # The root of a deleted topic names the first page of the next generation.
-            self._missed -= {root.page, root.floor}
+            self._unseen -= {root.page, root.floor}
         elif (
             root.state is RootState.LIVE
             and self.tail is None
@@ -316,7 +316,7 @@ class ChainCheck:
             if root.generation == 1 and root.epoch:
                 self._wrong("it has no page", f"the root has epoch {root.epoch}")
             return
-        for key in sorted(self._missed):
+        for key in sorted(self._unseen):
             what = "floor" if key == root.floor else "page"
             self._wrong(f"the {what} that the root names is missing", key.hex())
         if not root.gone <= root.floor <= root.page and root.state is RootState.LIVE:

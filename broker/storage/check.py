@@ -73,18 +73,18 @@ async def verify(
     report = CheckReport()
     topics_all = await _check_records(logs, report)
 
-    def told(log_bytes: int) -> None:
+    def progress(log_bytes: int) -> None:
         if tell is not None:
             tell(CheckProgress(report.topics, topics_all, report.bytes + log_bytes))
 
-    reading = CheckOptions(logs, logs.resolver.clock.now_ms(), window_ms, told)
+    options = CheckOptions(logs, logs.resolver.clock.now_ms(), window_ms, progress)
     try:
         async for key, cell in walk.records(logs.resolver):
-            found = _found(key, cell.value)
+            found = _recorded_topic(key, cell.value)
             if found is not None:
-                await TopicCheck(reading, found, report).run()
+                await TopicCheck(options, found, report).run()
                 report.topics += 1
-                told(0)
+                progress(0)
     except StorageCorrupt as error:
         report.problem(StoreProblem("records", "they can't be read", error.message))
     return report
@@ -104,21 +104,21 @@ async def _check_records(logs: Logs, report: CheckReport) -> int:
             except StorageCorrupt as error:
                 report.problem(StoreProblem(name, error.message))
                 continue
-            if key.startswith(walk.TOPIC_RECORDS) and _found(key, cell.value) is None:
+            if key.startswith(walk.TOPIC_RECORDS) and _recorded_topic(key, cell.value) is None:
                 report.problem(StoreProblem(name, "it does not decode"))
     except StorageCorrupt:
         pass  # The walk over topics meets the same error and reports it.
     return topics
 
 
-def _found(key: bytes, value: bytes) -> RecordedTopic | None:
+def _recorded_topic(key: bytes, value: bytes) -> RecordedTopic | None:
     topic = walk.topic_of(key)
     if topic is None:
         return None
     try:
-        told = json.loads(entries.unchecked(value, "a record")[NONCE_BYTES:])
-        generation, deleted = int(told["generation"]), bool(told["deleted"])
-        ttl_s = told.get("properties", {}).get("ttl")
+        record = json.loads(entries.unchecked(value, "a record")[NONCE_BYTES:])
+        generation, deleted = int(record["generation"]), bool(record["deleted"])
+        ttl_s = record.get("properties", {}).get("ttl")
         return RecordedTopic(
             topic, generation, deleted, None if ttl_s is None else int(ttl_s) * 1000
         )
@@ -129,12 +129,12 @@ def _found(key: bytes, value: bytes) -> RecordedTopic | None:
 class TopicCheck:
     """The check of all rows of one topic."""
 
-    def __init__(self, reading: CheckOptions, found: RecordedTopic, report: CheckReport) -> None:
+    def __init__(self, options: CheckOptions, recorded: RecordedTopic, report: CheckReport) -> None:
         """Begin with the topic's record as it was read."""
-        self._reading = reading
-        self._resolver = reading.logs.resolver
-        self._found = found
-        self._topic = found.topic
+        self._options = options
+        self._resolver = options.logs.resolver
+        self._recorded = recorded
+        self._topic = recorded.topic
         self._all = report
         self._report = CheckReport()
         self._root: Root | None = None
@@ -147,47 +147,47 @@ class TopicCheck:
                 await self._check()
             except StorageCorrupt as error:
                 self._wrong("it can't be read", error.message)
-            if not self._report.wrong or self._reading.is_alone or not await self._has_changed():
+            if not self._report.wrong or self._options.is_alone or not await self._has_changed():
                 break
         self._all.add(self._report)
 
     async def _has_changed(self) -> bool:
         """True if the topic's record or root changed its generation or state since the check of it began."""
-        before, root = self._found, None
+        before, root = self._recorded, None
         cell = await self._resolver.head(
             Space.RECORDS, walk.TOPIC_RECORDS + topic_prefix(self._topic)
         )
         if cell is not None:
             key = walk.TOPIC_RECORDS + topic_prefix(self._topic)
-            self._found = _found(key, cell.value) or before
+            self._recorded = _recorded_topic(key, cell.value) or before
         try:
-            root = await self._reading.root(LogId(self._topic, 0))
+            root = await self._options.root(LogId(self._topic, 0))
         except StorageCorrupt:
             return False
         was = self._root and (self._root.generation, self._root.state)
-        return self._found != before or (root and (root.generation, root.state)) != was
+        return self._recorded != before or (root and (root.generation, root.state)) != was
 
     def _wrong(self, what: str, seen: str = "", where: str | None = None) -> None:
         self._report.problem(StoreProblem(where or str(self._topic), what, seen))
 
-    def _options(self) -> CheckOptions:
+    def _next_options(self) -> CheckOptions:
         """Return options for the next log, whose progress includes the bytes read before it."""
         before = self._report.bytes
-        return self._reading._replace(told=lambda more: self._reading.told(before + more))
+        return self._options._replace(progress=lambda more: self._options.progress(before + more))
 
     async def _check(self) -> None:
-        root = self._root = await self._reading.root(LogId(self._topic, 0))
+        root = self._root = await self._options.root(LogId(self._topic, 0))
         self._check_root(root)
-        generation = self._found.generation if root is None else root.generation
+        generation = self._recorded.generation if root is None else root.generation
         log = LogId(self._topic, generation)
         await self._check_side_rows(Space.MESSAGES, generation)
         await self._check_other_generations(Space.MESSAGES, generation)
         if root is None:
             await self._count_rows(Space.MESSAGES, log, log, "a page of a topic without a root")
             return
-        payloads = PayloadsCheck(self._reading, log, root, self._report, self._found.ttl_ms)
+        payloads = PayloadsCheck(self._options, log, root, self._report, self._recorded.ttl_ms)
         refer = payloads.refer if root.state is RootState.LIVE else None
-        chain = ChainCheck(self._options(), log, root, refer)
+        chain = ChainCheck(self._next_options(), log, root, refer)
         await chain.run()
         self._report.add(chain.report)
         await self._check_side_rows(Space.PAYLOADS, generation)
@@ -195,23 +195,23 @@ class TopicCheck:
         await payloads.run(0 if chain.tail is None else chain.tail.head.epoch)
 
     def _check_root(self, root: Root | None) -> None:
-        found = self._found
+        recorded = self._recorded
         if root is None:
-            if found.generation > 1 or found.deleted:
+            if recorded.generation > 1 or recorded.deleted:
                 self._wrong("its root is missing")
             return
-        told = f"root {root.generation}, record {found.generation}"
+        seen = f"root {root.generation}, record {recorded.generation}"
         if root.state not in {RootState.LIVE, RootState.DELETED}:
             self._wrong("its root is not the root of a topic", root.state.name)
-        elif root.generation > found.generation:
-            self._wrong("its root has a later generation than its record", told)
-        elif found.deleted and (root.generation, root.state) != (
-            found.generation,
+        elif root.generation > recorded.generation:
+            self._wrong("its root has a later generation than its record", seen)
+        elif recorded.deleted and (root.generation, root.state) != (
+            recorded.generation,
             RootState.DELETED,
         ):
-            self._wrong("its record says that it is deleted, but its root does not", told)
-        elif root.generation < found.generation - (root.state is RootState.DELETED):
-            self._wrong("its root has an earlier generation than its record", told)
+            self._wrong("its record says that it is deleted, but its root does not", seen)
+        elif root.generation < recorded.generation - (root.state is RootState.DELETED):
+            self._wrong("its root has an earlier generation than its record", seen)
 
     # Rows that are not pages (roots and marks), and pages of other generations.
 
@@ -257,10 +257,10 @@ class TopicCheck:
 
         async def look() -> list[StoreProblem]:
             if log not in pointers or mark.last > pointers[log]:
-                root = await self._reading.root(log)
+                root = await self._options.root(log)
                 if root is None or root.generation != log.generation:
                     return []  # A leftover of a removed payload log or generation.
-                tail = await self._reading.tail(log, root)
+                tail = await self._options.tail(log, root)
                 pointers.clear()
                 pointers[log] = ROW_ID_MIN if tail is None else tail.pointer
                 if root.state is RootState.DROPPED:
@@ -269,7 +269,7 @@ class TopicCheck:
                 return [StoreProblem(name, "its ids are above the log's pointer", mark.last.hex())]
             return []
 
-        for problem in await self._reading.settled(name, look, self._report.wrong):
+        for problem in await self._options.settled(name, look, self._report.wrong):
             self._report.problem(problem)
 
     async def _check_other_generations(self, space: Space, generation: int) -> None:

@@ -113,7 +113,7 @@ class LogHold(OwnChain):
     async def _roll_back(self, page: RowId, part: _Slice) -> None:
         """Set the x cells of one slice, in one change of its page."""
         if page == self.page:
-            async with self._page_to_itself():
+            async with self._exclusive_turn():
                 self._must_go_on()
                 if page == self.page:
                     await self._change_own_head(
@@ -129,7 +129,7 @@ class LogHold(OwnChain):
 
     async def _last_change(self) -> None:
         """Change the own head, always: success shows that this node led until all other changes were done."""
-        async with self._page_to_itself():
+        async with self._exclusive_turn():
             self._must_go_on()
             await self._change_own_head({}, edits=self.head.edits + 1)
 
@@ -198,14 +198,14 @@ class LogHold(OwnChain):
         if not pointers:
             return Looked(last=head.pointer)
         invalid = [column for column, pointer in pointers.items() if is_invalid(pointer)]
-        targets = await self._not_inverted(page, invalid, set(columns))
+        targets = await self._to_invert(page, invalid, set(columns))
         for at in range(0, len(targets), ROLLED_AT_ONCE):
             some = targets[at : at + ROLLED_AT_ONCE]
             await self._roll_back(page, _Slice(page, last_of(some[-1]), some))
         low, high = min(pointers.values()), max(pointers.values())
         return Looked(low, high, frozenset(map(pointers.__getitem__, targets)), head.pointer)
 
-    async def _not_inverted(
+    async def _to_invert(
         self, page: RowId, columns: Sequence[bytes], there: Collection[bytes]
     ) -> list[bytes]:
         """Return the columns of those entries that are not rolled back completely.
@@ -275,11 +275,11 @@ class LogHold(OwnChain):
             return
         await self._turn.acquire()
         try:
-            await self._landed()
+            await self._none_in_flight()
             self._must_go_on()
             if self.head.cells and self.head.pointer < bound:
                 await self._change_own_head({}, state=PageState.SEALED)
-                self._rolling = asyncio.ensure_future(self._roll_and_let_go())
+                self._rolling = asyncio.ensure_future(self._roll_and_release())
         finally:
             if self._rolling is None:
                 self._turn.release()
@@ -294,7 +294,7 @@ class LogHold(OwnChain):
         Raises:
             Unavailable, Fenced, OutcomeUnknown: part of it may have been done.
         """
-        async with self._page_to_itself():
+        async with self._exclusive_turn():
             self._must_go_on()
             if page == self.page:
                 stubs, end_ms = await self._ended(page, self.head, before_ms)
@@ -307,7 +307,7 @@ class LogHold(OwnChain):
             stubs, next_ms = await self._ended(page, head, before_ms)
             return stubs, next_ms
 
-        await self._ending(self._change_sealed(page, edit))
+        await self._end_if_uncertain(self._change_sealed(page, edit))
         return next_ms
 
     async def _ended(
@@ -341,7 +341,7 @@ class LogHold(OwnChain):
         """
         if self.is_alone:
             return None
-        async with self._page_to_itself():
+        async with self._exclusive_turn():
             self._must_go_on()
             before = await self._resolver.head(self._space, page_key(self.log, self.page))
             await self._change_own_head({})
@@ -363,7 +363,7 @@ class LogHold(OwnChain):
         try:
             if not self.done:
                 await self._flush_marks()
-            async with self._page_to_itself():
+            async with self._exclusive_turn():
                 if self.done:
                     return False
                 marked = self.marks.marked_with(self.pointer, ())

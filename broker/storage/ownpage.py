@@ -152,7 +152,7 @@ class OwnPage:
         try:
             await self._change_page(new, cells, added)
             if new.is_sealed and not self.done:
-                self._rolling = asyncio.ensure_future(self._roll_and_let_go())
+                self._rolling = asyncio.ensure_future(self._roll_and_release())
         finally:
             if self._rolling is None:
                 self._turn.release()
@@ -194,7 +194,7 @@ class OwnPage:
         self._last = mine
         self.marks.sent(added)
         try:
-            verdict = await self._ending(
+            verdict = await self._end_if_uncertain(
                 self._resolver.append(self._space, row, before, new, cells)
             )
             if previous is not None and not previous.done():
@@ -223,18 +223,20 @@ class OwnPage:
         new = self.head._replace(token=self._tokens.fresh(), **fields)  # type: ignore[arg-type]
         row = page_key(self.log, self.page)
         before, after = heads.encode(self.head), heads.encode(new)
-        if not await self._ending(self._resolver.swap(self._space, row, before, after, puts)):
+        if not await self._end_if_uncertain(
+            self._resolver.swap(self._space, row, before, after, puts)
+        ):
             self._fenced()
         self.head = self._newest = new
 
     @asynccontextmanager
-    async def _page_to_itself(self) -> AsyncIterator[None]:
+    async def _exclusive_turn(self) -> AsyncIterator[None]:
         """Hold the turn while no change is in flight."""
         async with self._turn:
-            await self._landed()
+            await self._none_in_flight()
             yield
 
-    async def _landed(self) -> None:
+    async def _none_in_flight(self) -> None:
         """Wait until no change is in flight; the caller has the turn."""
         while (last := self._last) is not None:
             await asyncio.wait((last,))
@@ -247,7 +249,7 @@ class OwnPage:
 
     # Rolling.
 
-    async def _roll_and_let_go(self) -> None:
+    async def _roll_and_release(self) -> None:
         try:
             await self._roll()
         except BrokerError:
@@ -297,7 +299,9 @@ class OwnPage:
             new = changed._replace(token=self._tokens.fresh())
             before, after = roots.encode(self.root), roots.encode(new)
             row = root_key(self.log)
-            if not await self._ending(self._resolver.swap(self._space, row, before, after)):
+            if not await self._end_if_uncertain(
+                self._resolver.swap(self._space, row, before, after)
+            ):
                 self._fenced()
             self.root = new
 
@@ -343,12 +347,12 @@ class OwnPage:
 
     async def settled(self) -> None:
         """Wait until no change and no packing is in flight."""
-        async with self._page_to_itself():
+        async with self._exclusive_turn():
             pass
         if (packing := self._packing) is not None:
             await asyncio.wait((packing,))
 
-    async def _ending(self, change: Awaitable[Answer]) -> Answer:
+    async def _end_if_uncertain(self, change: Awaitable[Answer]) -> Answer:
         """Await a change, and end the hold if its outcome is not certain."""
         try:
             return await change

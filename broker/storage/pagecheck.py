@@ -233,7 +233,7 @@ class PageCheck:
         self._check_sum("messages", self.messages, head.total - self._before.total)
         self._check_sum("bytes of payloads", self._payload_bytes, head.bytes - self._before.bytes)
 
-    def _check_sum(self, what: str, found: int, told: int) -> None:
+    def _check_sum(self, what: str, found: int, expected: int) -> None:
         """Compare a sum with the difference of the heads. With a stub it may be lower: messages are gone."""
-        if found > told or (found < told and not self._has_stub):
-            self.wrong(f"its head has another number of {what}", f"{found}, {told}")
+        if found > expected or (found < expected and not self._has_stub):
+            self.wrong(f"its head has another number of {what}", f"{found}, {expected}")

@@ -37,15 +37,15 @@ class PayloadsCheck:
 
     def __init__(
         self,
-        reading: CheckOptions,
+        options: CheckOptions,
         topic: LogId,
         root: Root,
         report: CheckReport,
         ttl_ms: int | None,
     ) -> None:
         """Begin; ``ttl_ms`` is how long the topic's messages live, None if that is not known."""
-        self._reading = reading
-        self._resolver = reading.logs.resolver
+        self._options = options
+        self._resolver = options.logs.resolver
         self._topic = topic
         self._is_live = root.state is RootState.LIVE
         self._report = report
@@ -59,7 +59,7 @@ class PayloadsCheck:
         name = f"{name_of(self._topic)}, reference {entry.first.hex()}"
 
         async def look() -> list[StoreProblem]:
-            stored = await self._reading.root(log)
+            stored = await self._options.root(log)
             if stored is None:
                 is_over = self._is_over(entry)
                 return (
@@ -69,24 +69,24 @@ class PayloadsCheck:
                 )
             if stored.state is RootState.DROPPED:
                 return []
-            return list(_misfits(name, entry, stored, await self._reading.tail(log, stored)))
+            return list(_misfits(name, entry, stored, await self._options.tail(log, stored)))
 
-        await self._settle(name, look)
+        await self._report_lasting(name, look)
 
     def _is_over(self, entry: Entry) -> bool:
         lives_ms = [each for each in (self._ttl_ms, entry.lifetime_ms) if each is not None]
-        return bool(lives_ms) and timestamp_of(entry.first) + min(lives_ms) < self._reading.now_ms
+        return bool(lives_ms) and timestamp_of(entry.first) + min(lives_ms) < self._options.now_ms
 
-    async def _settle(self, name: str, look: Look) -> None:
-        for problem in await self._reading.settled(name, look, self._report.wrong):
+    async def _report_lasting(self, name: str, look: Look) -> None:
+        for problem in await self._options.settled(name, look, self._report.wrong):
             self._report.problem(problem)
 
     def _wrong(self, log: LogId, what: str, seen: str = "") -> None:
         self._report.problem(StoreProblem(name_of(log), what, seen))
 
-    def _options(self) -> CheckOptions:
+    def _next_options(self) -> CheckOptions:
         before = self._report.bytes
-        return self._reading._replace(told=lambda more: self._reading.told(before + more))
+        return self._options._replace(progress=lambda more: self._options.progress(before + more))
 
     async def run(self, epoch: int) -> None:
         """Check all payload logs; ``epoch`` is the epoch of the topic's tail."""
@@ -120,13 +120,13 @@ class PayloadsCheck:
                     StoreProblem(name_of(log), "its root is not the root of a payload log")
                 )
                 break
-            chain = ChainCheck(self._options(), log, root)
+            chain = ChainCheck(self._next_options(), log, root)
             await chain.run()
             report.add(chain.report)
             await self._check_epoch(log, chain, report)
             if root.state is RootState.PUBLISHED and self._is_live:
                 await self._check_published(log, root, report)
-            was, root = root.state, await self._reading.root(log)
+            was, root = root.state, await self._options.root(log)
             if not report.wrong or (root is not None and root.state is was):
                 break
         self._report.add(report)
@@ -135,7 +135,7 @@ class PayloadsCheck:
         if chain.tail is None or chain.tail.head.epoch <= self._epoch:
             return
         topic = self._topic
-        tail = await self._reading.tail(topic, await self._reading.root(topic))
+        tail = await self._options.tail(topic, await self._options.root(topic))
         self._epoch = max(self._epoch, 0 if tail is None else tail.epoch)
         if chain.tail.head.epoch > self._epoch:
             seen = f"{chain.tail.head.epoch}, {self._epoch}"
@@ -146,18 +146,18 @@ class PayloadsCheck:
         name = name_of(log)
 
         async def look() -> list[StoreProblem]:
-            now = await self._reading.root(topic)
+            now = await self._options.root(topic)
             if now is None or now.state is RootState.DELETED or now.generation != log.generation:
                 return []
             if root.reference < now.floor:
                 return []
-            page = await self._reading.logs.page_at(topic, root.reference, now)
+            page = await self._options.logs.page_at(topic, root.reference, now)
             entry = None if page is None else await self._entry_at(topic, page[0], root.reference)
             if entry is None or entry.first != root.reference or entry.number != log.number:
                 return [StoreProblem(name, "its reference is missing", root.reference.hex())]
             return []
 
-        for problem in await self._reading.settled(name, look, self._report.wrong):
+        for problem in await self._options.settled(name, look, self._report.wrong):
             report.problem(problem)
 
     async def _entry_at(self, log: LogId, page: RowId, row: RowId) -> Entry | None:
@@ -194,7 +194,10 @@ class PayloadsCheck:
                 low = row + b"\0"
                 continue
             log = log_of_row(topic.topic, rest[:-ROW_ID_BYTES], has_number=True)
-            await self._settle(name_of(log), lambda log=log, row=row: self._rootless(log, row))  # type: ignore[misc]
+            await self._report_lasting(
+                name_of(log),
+                lambda log=log, row=row: self._rootless(log, row),  # type: ignore[misc]
+            )
             low = log_prefix(log) + walk.KEY_END
 
     async def _rootless(self, log: LogId, row: bytes) -> list[StoreProblem]:

@@ -174,26 +174,26 @@ class Resolver:
     ) -> ChangeVerdict:
         """Send a change, and retry it, until a read shows its outcome or the time is over (UNKNOWN)."""
         pauses = self.pauses()
-        doubt = False
+        in_doubt = False
         while True:
-            done = await self._sent(change, in_doubt=doubt)
+            done = await self._send(change, in_doubt=in_doubt)
             if done:
                 return ChangeVerdict.APPLIED
-            if done is False and not doubt and self.table.keeps_order:
+            if done is False and not in_doubt and self.table.keeps_order:
                 return ChangeVerdict.NEVER
-            doubt = True
-            verdict = await self._looked(look)
+            in_doubt = True
+            verdict = await self._read_verdict(look)
             while verdict is ChangeVerdict.STALE:
                 if not await pauses.next():
                     return ChangeVerdict.UNKNOWN
-                verdict = await self._looked(look)
+                verdict = await self._read_verdict(look)
             if verdict is not ChangeVerdict.REPEAT:
                 return verdict
             if not await pauses.next():
                 return ChangeVerdict.UNKNOWN
 
     @staticmethod
-    async def _sent(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool | None:
+    async def _send(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool | None:
         """Send a change once. Return the table's answer, or None if there is none.
 
         False and None prove nothing about an earlier send of the same change.
@@ -214,7 +214,7 @@ class Resolver:
         return None
 
     @staticmethod
-    async def _looked(look: Callable[[], Awaitable[ChangeVerdict]]) -> ChangeVerdict:
+    async def _read_verdict(look: Callable[[], Awaitable[ChangeVerdict]]) -> ChangeVerdict:
         try:
             return await look()
         except (TableError, Unavailable):

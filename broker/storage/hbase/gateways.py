@@ -134,7 +134,7 @@ class Gateways:
         Raises:
             NotWritten, WriteUnknown: see the module's table.
         """
-        tell = functools.partial(self._tell, name, asyncio.get_running_loop().time())
+        tell = functools.partial(self._observe_call, name, asyncio.get_running_loop().time())
         try:
             turn = await self._take_turn(place)
             try:
@@ -164,7 +164,7 @@ class Gateways:
         self._under_way.add(answered)
         gateway.under_way += 1
 
-        def settle(told: Any, error: Exception | None) -> None:
+        def settle(answer: Any, error: Exception | None) -> None:
             # This also runs if the caller was cancelled: the line is free only now.
             gateway.under_way -= 1
             self._turns.give_back(turn, answered=error is None)
@@ -175,7 +175,7 @@ class Gateways:
                 gateway.ready.append(line)
             if not answered.done():
                 if failed is None:
-                    answered.set_result(told)
+                    answered.set_result(answer)
                 else:
                     answered.set_exception(failed)
             # ``tell`` costs time, so it runs after the caller has got its answer.
@@ -201,7 +201,7 @@ class Gateways:
         failed.__cause__ = error
         return failed
 
-    def _tell(self, name: str, begun: float, error: BaseException | None) -> None:
+    def _observe_call(self, name: str, begun: float, error: BaseException | None) -> None:
         if self._observe is None:
             return
         seconds = asyncio.get_running_loop().time() - begun
@@ -273,19 +273,21 @@ class Gateways:
             self._lines.add(line)
             answered: asyncio.Future[Any] = loop.create_future()
 
-            def settle(told: Any, error: Exception | None) -> None:
+            def settle(answer: Any, error: Exception | None) -> None:
                 if not answered.done():
-                    answered.set_result(error if error is not None else told)
+                    answered.set_result(error if error is not None else answer)
 
             line.ask(requests.SERVER_TYPE, self._connect_s, settle)
             try:
-                told = await answered
+                answer = await answered
             except BaseException:
                 line.end()
                 raise
-        if told != requests.THRIFT_2 or self._is_closed:
+        if answer != requests.THRIFT_2 or self._is_closed:
             line.end()
-            raise told if isinstance(told, Exception) else OSError("it is not a Thrift 2 gateway")
+            raise (
+                answer if isinstance(answer, Exception) else OSError("it is not a Thrift 2 gateway")
+            )
         return line
 
     def _suspect(self, gateway: Gateway, why: Exception) -> None:

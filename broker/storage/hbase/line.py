@@ -72,7 +72,7 @@ class Line(asyncio.Protocol):
         self._settle = settle
         self._due = self._loop.time() + answer_s
         if self._timer is None or self._due < self._timer.when():
-            self._look_later()
+            self._set_timer()
         self._transport.write(request)
 
     @override
@@ -87,7 +87,7 @@ class Line(asyncio.Protocol):
         answer = b"".join(self._pieces)
         self._pieces = [answer]
         try:
-            told = thrift.answer(answer)
+            value = thrift.answer(answer)
         except thrift.ShortAnswer as short:
             self._needed = short.needed
         except thrift.NotThrift as error:
@@ -95,9 +95,9 @@ class Line(asyncio.Protocol):
         except thrift.GatewayError as error:
             self._ended(None, error)
         else:
-            self._ended(told, None)
+            self._ended(value, None)
 
-    def _ended(self, told: Any, error: Exception | None) -> None:
+    def _ended(self, value: Any, error: Exception | None) -> None:
         if self._transport.get_write_buffer_size():
             # The gateway would read the unsent rest of this request as the beginning of the next one.
             self.end(LineCut("the gateway answered before it had the whole request"))
@@ -106,20 +106,20 @@ class Line(asyncio.Protocol):
         self._pieces, self._arrived, self._needed = [], 0, 0
         self.last_used = self._loop.time()
         assert settle is not None
-        settle(told, error)
+        settle(value, error)
 
-    def _look_later(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._due, self._look)
+        self._timer = self._loop.call_at(self._due, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         """End the line if the answer is overdue. A timer for each request would cost as much as its answer."""
         self._timer = None
         if self._settle is None:
             return
         if self._loop.time() < self._due:
-            self._look_later()
+            self._set_timer()
         else:
             self.end(TimeoutError("the gateway did not answer in time"))
 

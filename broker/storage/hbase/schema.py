@@ -130,8 +130,8 @@ class HBaseAdmin:
         missing = [self._schema.name_of(space) for space in Space if not there[space]]
         for space in Space:
             if there[space]:
-                told = await self._ask_of(space, "getTableDescriptor")
-                for problem in _other_format(told):
+                descriptor = await self._call_for(space, "getTableDescriptor")
+                for problem in _other_format(descriptor):
                     raise StorageCorrupt(f"The table {self._schema.name_of(space)} {problem}")
         if missing:
             raise Unavailable(
@@ -143,8 +143,8 @@ class HBaseAdmin:
         """Remove the tables with all their data."""
         for space in Space:
             if await self._exists(space):
-                await self._ask_of(space, "disableTable")
-                await self._ask_of(space, "deleteTable")
+                await self._call_for(space, "disableTable")
+                await self._call_for(space, "deleteTable")
 
     async def _make_namespace(self) -> Made:
         name = self._schema.namespace
@@ -162,16 +162,16 @@ class HBaseAdmin:
             await self._ask(
                 requests.create_table(*names, attributes, durability, splits_of(regions))
             )
-        told = await self._ask_of(space, "getTableDescriptor")
+        descriptor = await self._call_for(space, "getTableDescriptor")
         name = self._schema.name_of(space)
         locations = await self._ask(requests.region_locations(name.encode()))
-        problems = tuple(_problems(told, DURABILITIES[self._schema.durability]))
+        problems = tuple(_problems(descriptor, DURABILITIES[self._schema.durability]))
         return Made("table", name, not exists, len(locations), problems)
 
     async def _exists(self, space: Space) -> bool:
-        return bool(await self._ask_of(space, "tableExists"))
+        return bool(await self._call_for(space, "tableExists"))
 
-    async def _ask_of(self, space: Space, api: str) -> Any:
+    async def _call_for(self, space: Space, api: str) -> Any:
         return await self._ask(requests.of_table(api, *self._names(space)))
 
     async def _ask(self, request: bytes) -> Any:

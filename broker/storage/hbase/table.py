@@ -198,7 +198,7 @@ class HBaseTable(Table):
         _check_cells(heads)
         salted = {_key(space, row): head for row, head in heads.items()}
         calls = requests.put_heads(self._names[space], salted, self._synced)
-        await self._ask_all("put", calls, space, heads)
+        await self._make_calls("put", calls, space, heads)
 
     @override
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
@@ -207,9 +207,9 @@ class HBaseTable(Table):
             requests.delete_rows(self._names[space], keys[at : at + DELETES_MAX])
             for at in range(0, len(keys), DELETES_MAX)
         ]
-        await self._ask_all("delete", calls, space, rows)
+        await self._make_calls("delete", calls, space, rows)
 
-    async def _ask_all(
+    async def _make_calls(
         self, name: str, calls: Iterable[bytes], space: Space, rows: Iterable[bytes]
     ) -> None:
         """Make the calls of one write one after the other. NotWritten means that no call was sent."""

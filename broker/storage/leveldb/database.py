@@ -103,7 +103,7 @@ class Database:
         try:
             yield self._db
         except plyvel.Error as error:
-            raise _in_our_words(self._path, error) from error
+            raise _translated_error(self._path, error) from error
         finally:
             with self._gate:
                 self._readers -= 1
@@ -234,10 +234,10 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except plyvel.Error as error:
-        raise _in_our_words(path, error) from error
+        raise _translated_error(path, error) from error
 
 
-def _in_our_words(path: Path, error: Exception) -> BrokerError:
+def _translated_error(path: Path, error: Exception) -> BrokerError:
     is_lost = "No such file" in str(error)
     if isinstance(error, plyvel.IOError) and not is_lost:
         return Unavailable(f"LevelDB in {path}: {error}")

@@ -115,21 +115,21 @@ class _Snapshot(NamedTuple):
 def _snapshot(directory: Path) -> Iterator[_Snapshot]:
     """Make a snapshot beside a store. After that a process may open or close the store."""
     with tempfile.TemporaryDirectory(prefix=files.SNAPSHOT, dir=directory) as beside:
-        yield _taken(directory, Path(beside))
+        yield _make_snapshot(directory, Path(beside))
 
 
-def _taken(directory: Path, beside: Path) -> _Snapshot:
+def _make_snapshot(directory: Path, beside: Path) -> _Snapshot:
     try:
         lock = files.DirectoryLock(directory)
     except Unavailable:
-        return _of_served(directory, beside)
+        return _copy_of_served(directory, beside)
     try:
-        return _of_closed(directory, beside)
+        return _copy_of_closed(directory, beside)
     finally:
         lock.close()
 
 
-def _of_served(directory: Path, beside: Path) -> _Snapshot:
+def _copy_of_served(directory: Path, beside: Path) -> _Snapshot:
     try:
         snapshot.copy_served(directory, beside)
     except StorageCorrupt as error:
@@ -137,7 +137,7 @@ def _of_served(directory: Path, beside: Path) -> _Snapshot:
     return _Snapshot(beside, was_closed=False, damage=None)
 
 
-def _of_closed(directory: Path, beside: Path) -> _Snapshot:
+def _copy_of_closed(directory: Path, beside: Path) -> _Snapshot:
     damage = None
     try:
         files.examine(directory)

@@ -78,7 +78,7 @@ def make_private(directory: Path) -> None:
     If it exists with wider rights, and holds only a store of this user, it loses them.
     """
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-    if not is_private(directory) and _is_ours(directory):
+    if not is_private(directory) and _is_own_store(directory):
         directory.chmod(stat.S_IMODE(directory.stat().st_mode) & PRIVATE)
 
 
@@ -87,7 +87,7 @@ def is_private(directory: Path) -> bool:
     return not directory.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
-def _is_ours(directory: Path) -> bool:
+def _is_own_store(directory: Path) -> bool:
     """True if a directory belongs to this user, and holds only a store."""
     if directory.stat().st_uid != os.geteuid():
         return False

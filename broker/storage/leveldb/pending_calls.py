@@ -43,10 +43,12 @@ class Pending:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(future)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._deadline_s, self._look, self._answered)
+            self._timer = self._loop.call_later(
+                self._deadline_s, self._check_deadline, self._answered
+            )
         return future
 
-    def _look(self, answered: int) -> None:
+    def _check_deadline(self, answered: int) -> None:
         self._timer = None
         if not self._waiting:
             return
@@ -54,7 +56,9 @@ class Pending:
             error = self._hung()
             self.answer([WriteResult(future, None, error) for future in self._waiting])
         else:
-            self._timer = self._loop.call_later(self._deadline_s, self._look, self._answered)
+            self._timer = self._loop.call_later(
+                self._deadline_s, self._check_deadline, self._answered
+            )
 
     def answer(self, answers: Sequence[WriteResult]) -> None:
         """End calls. To be called on the event loop."""
@@ -72,9 +76,9 @@ class Pending:
         """End calls from another thread, in the order of these calls. ``then`` is called after it."""
         # RuntimeError: the event loop is closed, and no caller is left.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._told, answers, then)
+            self._loop.call_soon_threadsafe(self._answer_then, answers, then)
 
-    def _told(self, answers: Sequence[WriteResult], then: Callable[[], None] | None) -> None:
+    def _answer_then(self, answers: Sequence[WriteResult], then: Callable[[], None] | None) -> None:
         self.answer(answers)
         if then is not None:
             then()

@@ -121,28 +121,28 @@ class Round:
         self._indexed: list[bytes] = []
         self._touched: set[bytes] = set()
 
-    def change(self, wish: ChangeRequest) -> bool:
+    def change(self, request: ChangeRequest) -> bool:
         """Add a change if its head is as expected; return whether it was. Raises Postponed."""
-        key = head_key(wish.space, wish.row)
-        if self._head(key) != wish.expected:
+        key = head_key(request.space, request.row)
+        if self._head(key) != request.expected:
             return False
-        if has_cells(wish.space):
-            self._change_cells(wish)
-        head = wish.puts[HEAD]
+        if has_cells(request.space):
+            self._change_cells(request)
+        head = request.puts[HEAD]
         self._heads[key] = head
         self.batch.put(key, head)
         return True
 
-    def _change_cells(self, wish: ChangeRequest) -> None:
-        prefix = cells_prefix(wish.space, wish.row)
-        if wish.clear:
+    def _change_cells(self, request: ChangeRequest) -> None:
+        prefix = cells_prefix(request.space, request.row)
+        if request.clear:
             self._clear(prefix)
-        for column in wish.deletes:
+        for column in request.deletes:
             self.batch.delete(prefix + column)
-        for column, value in wish.puts.items():
+        for column, value in request.puts.items():
             if column != HEAD:
                 self.batch.put(prefix + column, value)
-        if wish.deletes or len(wish.puts) > 1:
+        if request.deletes or len(request.puts) > 1:
             self._touched.add(prefix)
 
     def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:

@@ -104,9 +104,9 @@ class LevelDBTable:
         _bound(sum(map(len, puts.values())))
         if clear and has_cells(space):
             await self._warm(space, [row])
-        wish = ChangeRequest(space, row, expected, puts, deletes, clear)
+        request = ChangeRequest(space, row, expected, puts, deletes, clear)
         with ShortWork():
-            changed: bool = await self._writer.submit(lambda round_: round_.change(wish))
+            changed: bool = await self._writer.submit(lambda round_: round_.change(request))
         if changed and clear and has_cells(space):
             self._compaction.gone([cells_prefix(space, row)])
         return changed

@@ -160,7 +160,7 @@ class Writer:
             changes, last_seen = self._take()
             last = last or last_seen
             if self.failure is not None:
-                changes = self._while_failed(changes)
+                changes = self._try_reopen(changes)
             if changes:
                 self._write(changes)
 
@@ -232,10 +232,10 @@ class Writer:
         self.failure = error
         self.recent.forget()
 
-    def _while_failed(self, changes: list[Change]) -> list[Change]:
+    def _try_reopen(self, changes: list[Change]) -> list[Change]:
         """Try to reopen the database. Return the changes to write: all of them, or none if it fails."""
         self.recent.forget()
-        failure = self._reopened()
+        failure = self._reopen()
         self.failure = failure
         if failure is None:
             return changes
@@ -243,7 +243,7 @@ class Writer:
         self._pending.tell([_refused(change, refusal) for change in changes])
         return []
 
-    def _reopened(self) -> BaseException | None:
+    def _reopen(self) -> BaseException | None:
         """Reopen the database; return None, or the error if that fails."""
         try:
             self._database.reopen()

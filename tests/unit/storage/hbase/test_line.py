@@ -151,7 +151,7 @@ async def test_a_later_request_has_its_own_time(bench: Bench) -> None:
     await bench.send(TRUE)
     assert await told(first) is True
     second = bench.ask(answer_s=DEADLINE_S)
-    bench.line._look()  # As at the moment at which the first was due.
+    bench.line._check_deadline()  # As at the moment at which the first was due.
     assert not second.done()
     await bench.send(TRUE)
     assert await told(second) is True
