@@ -19,7 +19,7 @@ def main() -> None:
         if (error.name or "").startswith("broker"):
             raise
         sys.exit(
-            f"broker: the command line needs the package {error.name!r}, which the extra 'server' "
-            f"brings: {install_command('server')}"
+            f"broker: the command line needs the package {error.name!r} of the extra 'server': "
+            f"{install_command('server')}"
         )
     run()

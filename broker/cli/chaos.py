@@ -32,7 +32,7 @@ def chaos(words: tuple[str, ...]) -> None:
     for package in (VERIFIER, *NEEDED):
         if importlib.util.find_spec(package) is None:
             raise click.ClickException(
-                f"the verifier needs the package {package!r}, which the extra 'chaos' brings: "
+                f"the verifier needs the package {package!r} of the extra 'chaos': "
                 f"{install_command('chaos')}"
             )
     if not words:

@@ -37,7 +37,9 @@ def _wait_options(command: Command) -> Command:
 
 
 @click.command()
-@click.option("--topics", "with_topics", is_flag=True, help="List also the topics with leaders.")
+@click.option(
+    "--topics", "with_topics", is_flag=True, help="List also each node's topics and their epochs."
+)
 @to_broker
 def status(*, with_topics: bool, url: str, deadline_s: float, as_json: bool) -> None:
     """Show all nodes, the slots and topics that they lead, and their health.

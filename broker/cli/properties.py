@@ -27,13 +27,13 @@ def property_arguments(command: Command) -> Command:
     option = click.option(
         "--any-property",
         is_flag=True,
-        help=f"Accept any property, not only {' and '.join(KNOWN)}; the broker only keeps the others.",
+        help=f"Accept any property, not only {' and '.join(KNOWN)}; the broker stores the others, unused.",
     )
     return click.argument("properties", nargs=-1, metavar=f"[{PROPERTY}]...")(option(command))
 
 
 def properties_of(pairs: Sequence[str], *, any_property: bool) -> dict[str, str]:
-    """Read NAME=VALUE arguments. Raises click.BadParameter if one has no such form, or no effect."""
+    """Read NAME=VALUE arguments. Raises click.BadParameter for a wrong form or a name without effect."""
     properties: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

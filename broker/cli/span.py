@@ -33,7 +33,7 @@ class Span(NamedTuple):
     last: int | None = None
 
     def checked(self) -> Span:
-        """Return it. Raises click.UsageError if two options name the start."""
+        """Return this span. Raises click.UsageError if two options name the start."""
         given = {"--since": self.since, "--after": self.after, "--last": self.last}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:

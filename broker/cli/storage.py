@@ -312,7 +312,7 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     else:
         write_table(("WHAT", "NAME", "DONE", "REGIONS"), map(_line, made))
     for line in problems:
-        click.echo(f"wrong: {line}", err=True)
+        click.echo(f"problem: {line}", err=True)
     click.get_current_context().exit(1 if problems else 0)
 
 

@@ -27,7 +27,7 @@ def write_report(report: CheckReport) -> None:
     counted = [name for name in COUNTED if name != "wrong"]
     write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
     for line in report.problems:
-        click.echo(f"wrong: {line}")
+        click.echo(f"problem: {line}")
     if report.wrong > len(report.problems):
         click.echo(f"… and {report.wrong - len(report.problems)} more")
     click.echo(f"problems: {report.wrong}" if report.wrong else "no problems")

@@ -13,7 +13,7 @@
     storage_tables  the tables in HBase
     cluster         a whole cluster
     single          a standalone broker as a process
-    servers         other servers: ZooKeeper, HBase, and peers of the tests
+    servers         other servers: ZooKeeper, HBase and Toxiproxy
 """
 
 from broker.local.addresses import Sizes

@@ -22,7 +22,7 @@ def load(target: str) -> Job:
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise click.UsageError(
-            f"{target!r} is not MODULE:NAME; write, for example, counting:job for the name job in counting.py."
+            f"{target!r} is not MODULE:NAME; for example, counting:job is the job named job in counting.py."
         )
     job = _class_of_jobs()
     module = _imported(module_name)
@@ -47,12 +47,12 @@ def load(target: str) -> Job:
 
 
 def missing(error: ModuleNotFoundError) -> click.ClickException:
-    """Return the error that a package is missing, which stream jobs need. Raises ``error`` if it is our own."""
+    """Return the error about a missing package of stream jobs. Raises ``error`` if the module is our own."""
     package = (error.name or "").partition(".")[0]
     if package == "broker":
         raise error
     return click.ClickException(
-        f"stream jobs need the package {package!r}, which the extra 'streams' brings: {install_command('streams')}"
+        f"stream jobs need the package {package!r} of the extra 'streams': {install_command('streams')}"
     )
 
 

@@ -112,7 +112,7 @@ def test_what_is_wrong_is_told_and_is_the_exit_code(
     store = damaged(full, tmp_path / "copy")
     assert storage("verify", str(store)) == 1
     said = capsys.readouterr().out
-    assert "wrong: check:full, generation 1, page" in said
+    assert "problem: check:full, generation 1, page" in said
     assert "it is missing" in said
     assert "problems: " in said
 
@@ -239,7 +239,7 @@ def test_tables_that_are_not_as_they_must_be_are_told(
     where = where_of(gateway)
     assert storage("init", "--hbase-gateways", where) == 0
     assert storage("init", "--hbase-gateways", where, "--durability", "flushed") == 1
-    assert "wrong: broker_messages: its durability" in capsys.readouterr().err
+    assert "problem: broker_messages: its durability" in capsys.readouterr().err
 
 
 def test_without_a_folder_or_a_gateway_it_says_what_is_missing(
