@@ -1,1 +1,1 @@
-"""Both sides of HTTP: the server, on aiohttp's public classes, and the asking side of clients and nodes."""
+"""Both sides of HTTP: the server, built on aiohttp's public classes, and the connections of clients and nodes to it."""

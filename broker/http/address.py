@@ -1,4 +1,4 @@
-"""Where a broker listens, as its URL says it."""
+"""The address of a broker, parsed from its URL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 class Address(NamedTuple):
-    """Where a broker listens, taken apart once; ``prefix`` is what stands before every path."""
+    """The parts of a broker's URL. ``prefix`` stands before the path of each request."""
 
     host: str
     port: int
@@ -17,10 +17,10 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Take a URL apart. Raises ValueError if it isn't an http or https one."""
+        """Parse a URL. Raises ValueError if its scheme is not http or https."""
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"A broker's address looks like http://host:port, not {url!r}.")
+            raise ValueError(f"A broker's address must look like http://host:port, not {url!r}.")
         tls = parts.scheme == "https"
         port = parts.port or (443 if tls else 80)
         return cls(

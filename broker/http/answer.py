@@ -1,16 +1,16 @@
-"""What comes back for a request: an answer read whole, one that is read as it comes, or none.
+"""The results of a request: an answer read whole, a streamed answer, or no answer.
 
-Two questions decide what a lost connection means::
+Two questions decide the meaning of a lost connection::
 
     was a byte of the request handed to the socket?     no: NotSent, the request may be repeated
-    did an earlier answer say ``Connection: close``?    yes: NotSent, too; the server has not looked
-                                                        at what came after that request
+    did an earlier answer say ``Connection: close``?    yes: NotSent, too; the server did not process
+                                                        the requests behind that one
                                                         (RFC 9112, 9.6)
 
-Anything else that gets no whole answer is NoAnswer: it is unknown whether the request was carried out.
-What that means to the caller is judged elsewhere.
+In all other cases without a whole answer, the result is NoAnswer: it is unknown whether the server executed the
+request. The caller decides what follows from that.
 
-Of a streamed answer that its reader does not read, no more than a buffer is taken from the socket.
+If the reader of a streamed answer does not read, the connection takes at most one buffer from the socket.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 STREAM_BUFFER_BYTES: Final = 256 * 1024
-"""Of an answer that is read as it comes: what is taken from the socket before it is asked for."""
+"""How many bytes of a streamed answer are taken from the socket before the reader asks for them."""
 
 
 class NotSent(Exception):
-    """The server has certainly seen nothing of the request, or will not look at it."""
+    """The server has certainly not received the request, or will not process it."""
 
 
 class NoAnswer(Exception):
-    """The request was sent, wholly or in part, and no whole answer came."""
+    """The request was sent, at least in part, and no whole answer came."""
 
 
 class HttpAnswer(NamedTuple):
-    """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
+    """One whole HTTP answer. The names of ``headers`` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -41,23 +41,23 @@ class HttpAnswer(NamedTuple):
 
 
 class PieceSource(Protocol):
-    """Where the pieces of a streamed answer come from: its connection."""
+    """The source of a streamed answer: its connection."""
 
     def pause(self) -> None:
-        """Take nothing from the socket for now."""
+        """Stop reading from the socket for now."""
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Read again after ``pause``."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
 
     def give_up(self, reason: object) -> None:
-        """Close it by the server's fault: the answer ends as unanswered, for that reason."""
+        """Close the connection because the server failed: the answer fails with NoAnswer and this reason."""
 
 
 class Streamed:
-    """An answer that is read as it comes. ``status`` and ``headers`` are there once it has begun."""
+    """An answer that is read while it arrives. ``status`` and ``headers`` are set once it has begun."""
 
     def __init__(self, connection: PieceSource, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the answer's head from ``connection``."""
@@ -74,14 +74,14 @@ class Streamed:
 
     @property
     def ended(self) -> bool:
-        """Whether all of it has arrived, though it may not have been read."""
+        """True if the whole answer has arrived, even if it is not read yet."""
         return self._ended
 
     async def chunk(self, silence_s: float | None = None) -> bytes:
-        """Return what has arrived, as soon as there is something; no bytes are the end.
+        """Wait for the next bytes and return them. Empty bytes mean the end.
 
         Raises:
-            NoAnswer: it was cut off, or nothing came for ``silence_s``.
+            NoAnswer: the answer was cut off, or no byte came for ``silence_s``.
         """
         while not self._chunks:
             if self._failed is not None:
@@ -97,7 +97,7 @@ class Streamed:
         return self._take()
 
     def close(self) -> None:
-        """Read no further; the connection of an answer that has not ended is of no more use."""
+        """Stop reading. If the answer has not ended, close its connection, which can't be used again."""
         if self._ended:
             self._take()
         else:
@@ -110,10 +110,10 @@ class Streamed:
         self._bytes = 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    # What the connection tells.
+    # Called by the connection.
 
     def feed(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Add a piece of the body."""
         self._chunks.append(body)
         self._bytes += len(body)
         if self._bytes >= STREAM_BUFFER_BYTES:
@@ -121,18 +121,18 @@ class Streamed:
         self._wake()
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the head."""
+        """Set the status and the headers."""
         self.status, self.headers = status, headers
         if not self.began.done():
             self.began.set_result(None)
 
     def end(self) -> None:
-        """Be told that all of it is there."""
+        """Note that the whole answer has arrived."""
         self._ended = True
         self._wake()
 
     def fail(self, error: NoAnswer | NotSent) -> None:
-        """Be told that nothing more will come."""
+        """Note that no more bytes will come, and why."""
         if not self.began.done():
             self.began.set_exception(error)
         elif not self._ended:

@@ -1,21 +1,21 @@
-"""Reading a request's body, within bounds of size and time.
+"""Read a request's body, within bounds of size and time.
 
-Most bodies are there before anyone asks for them, in one piece; then this costs a length check. Others
-come in pieces, with or without a length told before, perhaps compressed::
+Most bodies have arrived in one piece before they are read, and then reading costs one length check. Other bodies
+come in pieces, with or without a Content-Length, and may be compressed::
 
     Content-Length over the bound?        413, before a byte is read
     piece by piece                        over the bound: 413; too slow: 400
     Content-Encoding: gzip                inflated step by step, over its own bound: 413
     over a budget                         413 or 503, or the largest holder is cut (see ``budget``)
 
-Every byte is taken from the request's hold before it is kept, and room for what a step inflates to
-before the step is made. The server gives the hold back at the request's end; a handler that needs the body no
-more, before that.
+The reader takes each byte from the request's hold before it keeps the byte. It takes room for the output of an
+inflating step before the step. The server gives the hold back at the end of the request; a handler that has decoded
+the body gives it back earlier.
 
-The event loop does no more than small steps of this. What is larger goes to two threads that do nothing else, so
-that neither storage waits for bodies nor bodies for storage.
+Only small steps run on the event loop. Larger steps run in two threads of their own, so storage never waits for bodies,
+and bodies never wait for storage.
 
-After a refusal the rest of the body is of no use, so the connection ends with the reply.
+After a refusal the rest of the body is useless, so the connection ends with the reply.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from broker.http.pieces import Pieces
 
 THREADS: Final = 2
 COUNTED_BYTES_MIN: Final = 1024
-"""A smaller body that is there in whole is part of what any connection costs."""
+"""A smaller body that has arrived whole is not counted: it belongs to the fixed cost of a connection."""
 LOOP_GZIP_BYTES_MAX: Final = 64 * 1024
 LOOP_INFLATED_BYTES_MAX: Final = 256 * 1024
 LOOP_MEMBERS_MAX: Final = 8
-"""A body within these three is inflated on the event loop: less than 2 ms of work."""
+"""A body within these three bounds is inflated on the event loop. That takes less than 2 ms."""
 _ENCODING: Final = "Content-Encoding"
 
 _Result = TypeVar("_Result")
 
 
 class BodyReader:
-    """Reads bodies. What it has read stays in the request's hold."""
+    """Reads bodies. The request's hold counts the bytes read."""
 
     def __init__(self, config: Config) -> None:
         """Take the bounds from the configuration."""
@@ -56,7 +56,7 @@ class BodyReader:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="body")
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def ready(
@@ -66,9 +66,9 @@ class BodyReader:
         hold: Hold,
         bytes_max: int | None = None,
     ) -> bytes | None:
-        """Return a body that is there in whole and needs no work, held; else None.
+        """Return a body that has arrived whole and is not compressed, and count it. Return None for any other.
 
-        ``bytes_max``: what its route takes at most, if that is less than what is configured.
+        ``bytes_max`` is the largest body of the route, if that is less than the configured maximum.
 
         Raises:
             BodyTooLarge, Overloaded, Cut: as ``read`` does.
@@ -83,11 +83,11 @@ class BodyReader:
     def check_told(
         self, told: int | None, headers: Mapping[str, str], bytes_max: int | None = None
     ) -> None:
-        """Refuse by its headers a body that ``read`` would refuse. ``told``: its length, if that is told.
+        """Refuse a body by its headers, before it is read. ``told`` is its Content-Length; None without one.
 
         Raises:
-            BadRequest: it is encoded in a way that is not read.
-            BodyTooLarge: the length that is told is over the bound.
+            BadRequest: its encoding is not supported.
+            BodyTooLarge: its Content-Length is over the bound.
         """
         _is_gzip(headers)
         if told is not None:
@@ -100,16 +100,16 @@ class BodyReader:
         hold: Hold,
         bytes_max: int | None = None,
     ) -> bytes:
-        """Read a body, inflated if it is compressed; ``hold`` has its bytes.
+        """Read a body, and inflate it if it is compressed. ``hold`` counts its bytes.
 
-        ``bytes_max``: what its route takes at most, as sent and as inflated.
+        ``bytes_max`` is the largest body of the route, both as sent and as inflated.
 
         Raises:
-            BadRequest: it stood still or came too slowly, is cut or badly framed, no gzip although it says so,
-                or encoded in another way.
-            BodyTooLarge: it, or what it inflates to, is over a bound; or this connection holds too much.
+            BadRequest: the body stalled or came too slowly; is cut off or badly framed; is not gzip although its
+                header says so; or has another encoding.
+            BodyTooLarge: the body is over a bound, as sent or as inflated; or this connection holds too much.
             Overloaded: a budget is used up.
-            ConnectionError: the client is gone, or was cut to make room.
+            ConnectionError: the client is gone, or its connection was cut to make room.
         """
         self.check_told(content.told, headers, bytes_max)
         inflater = None
@@ -120,7 +120,7 @@ class BodyReader:
             sent_max = _least(self._bytes_max, bytes_max)
             await self._read_all(content, sent_max, inflater, pieces, hold)
         except BaseException:
-            # The error stays with the content and has this frame: without this, what came would stay, too.
+            # The content keeps the error, and the error keeps this frame and with it the pieces. So clear them.
             pieces.clear()
             hold.give(BudgetKind.BODY_BYTES)
             raise
@@ -177,12 +177,12 @@ class BodyReader:
 
 
 class BodyTimeouts:
-    """How long the pieces of one body may be waited for.
+    """How long to wait for the pieces of one body.
 
-    The client has ``stall_s`` seconds of patience. Waiting uses them up, and every byte restores what it may
-    take at the lowest rate, never beyond ``stall_s``. So a body that stands still ends after that time; one
-    that trickles ends, too, however much came before. ``deadline_s`` bounds them all. Time that this node
-    takes to inflate does not count against the client's patience.
+    The client has a credit of ``stall_s`` seconds. Waiting uses the credit up. Each byte restores the time that it may
+    take at the lowest rate, but the credit never exceeds ``stall_s``. So a body that stalls fails after that time, and
+    a body that trickles fails, too, even if much came before. ``deadline_s`` bounds the whole body. The time that this
+    node needs to inflate does not use the credit.
     """
 
     __slots__ = ("_bytes_per_s_min", "_deadline_s", "_left_s", "_now", "_stall_s", "_until")
@@ -190,7 +190,7 @@ class BodyTimeouts:
     def __init__(
         self, stall_s: float, bytes_per_s_min: int, deadline_s: float, now: Callable[[], float]
     ) -> None:
-        """Begin now. ``now``: monotonic seconds."""
+        """Start the time now. ``now`` returns monotonic seconds."""
         self._stall_s = stall_s
         self._bytes_per_s_min = bytes_per_s_min
         self._deadline_s = deadline_s
@@ -210,25 +210,25 @@ class BodyTimeouts:
         except ConnectionError:
             raise
         except Exception as error:
-            # The parser gives its own errors to the reader: bad chunks, a length that is not met.
+            # The parser reports its errors here: bad chunks, or fewer bytes than the Content-Length.
             raise BadRequest(f"The body can't be read: {error}.") from error
         self.came(len(piece), self._now() - began)
         return piece
 
     def left_s(self, now: float) -> float:
-        """Return how long the next piece may be waited for; nothing is left at 0 and below."""
+        """Return how long to wait for the next piece. At 0 or below, the time is over."""
         return min(self._left_s, self._until - now)
 
     def came(self, size: int, waited_s: float) -> None:
-        """Count a piece, and the wait for it."""
+        """Count a piece and the time waited for it."""
         restored_s = size / self._bytes_per_s_min
         self._left_s = min(self._stall_s, self._left_s - waited_s + restored_s)
 
     def _why(self, left_s: float) -> str:
         if left_s < self._left_s:
-            return f"The body was not whole within {self._deadline_s:g} seconds."
+            return f"The body did not arrive whole within {self._deadline_s:g} seconds."
         return (
-            f"The body stood still for {self._stall_s:g} seconds, or came more slowly than "
+            f"The body stalled for {self._stall_s:g} seconds, or came more slowly than "
             f"{self._bytes_per_s_min} bytes a second."
         )
 
@@ -242,19 +242,19 @@ def _is_small(inflater: Inflater) -> bool:
 
 
 def _is_gzip(headers: Mapping[str, str]) -> bool:
-    """Tell by the codings that the headers list. Raises BadRequest for all but one gzip."""
+    """Return whether the body is gzip, by its headers. Raises BadRequest for another coding, or several."""
     if _ENCODING not in headers:
         return False
     codings = list(_codings(headers))
     if codings and codings not in (["gzip"], ["x-gzip"]):
         raise BadRequest(
-            f"{_ENCODING} {', '.join(codings)!a:.80} is not read; gzip is, once, or none."
+            f"{_ENCODING} {', '.join(codings)!a:.80} is not supported. Use gzip once, or no encoding."
         )
     return bool(codings)
 
 
 def _codings(headers: Mapping[str, str]) -> Iterable[str]:
-    """Yield the codings of all lines of the header; ``identity`` is none."""
+    """Yield the codings in all lines of the header, without ``identity``."""
     for name, value in headers.items():
         if name.lower() == _ENCODING.lower():
             for coding in value.lower().split(","):
@@ -268,4 +268,4 @@ def _least(configured: int, bytes_max: int | None) -> int:
 
 def _check_size(size: int, bytes_max: int) -> None:
     if size > bytes_max:
-        raise BodyTooLarge(f"A body may have {bytes_max:,} bytes here; this one has more.")
+        raise BodyTooLarge(f"A body may have at most {bytes_max:,} bytes here. This one has more.")

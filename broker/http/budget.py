@@ -1,18 +1,19 @@
-"""Budgets: what requests make a node hold or compute is counted before it is held or computed.
+"""Budgets: a node counts the memory and the work of requests before it spends them.
 
-Each kind of thing has three bounds: for a connection, for a caller (an address, with all its connections),
-and for the node. A request takes from all three at once and gives back to all three::
+Each kind of resource has three bounds: for a connection, for a caller (an address, with all its connections),
+and for the node. A request takes from all three at once, and gives back to all three::
 
     connection ──┐
     connection ──┴─▶ caller ──┐
     connection ────▶ caller ──┴─▶ node
 
-A connection over its own bound is refused: its request is too large. When the bound of a caller or of the
-node is reached, the largest holder must make room: the connection that holds the most of the caller that
-holds the most. If that is the connection that asks, its request is refused; else the largest is cut, and
-the one that asks goes on. So a client that holds little is never refused because another holds much.
+If a connection goes over its own bound, its request is refused, because it is too large. When the bound of a caller or
+of the node is reached, the largest holder must make room. The largest holder is the connection that holds the most, of
+the caller that holds the most. If it is the asking connection, its request is refused. If not, the largest holder's
+connection is cut, and the asking connection goes on. So a client that holds little is never refused because another
+client holds much.
 
-Lines of logs are counted by the second: nothing gives them back but time.
+Log lines are counted per second: no request gives them back, and each new second starts at 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MIB: Final = 1024 * 1024
 
 
 class BudgetKind(enum.StrEnum):
-    """What is counted; the label of the metric."""
+    """The kinds of resource that are counted. The value is the label in the metrics."""
 
     HEAD_BYTES = "head_bytes"
     BODY_BYTES = "body_bytes"
@@ -39,7 +40,7 @@ class BudgetKind(enum.StrEnum):
 
 
 class Bounds(NamedTuple):
-    """The most of one kind that may be held; ``doc`` says what of."""
+    """The bounds of one kind. ``doc`` describes the kind."""
 
     connection: int
     caller: int
@@ -49,7 +50,10 @@ class Bounds(NamedTuple):
 
 DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
     BudgetKind.HEAD_BYTES: Bounds(
-        512 * 1024, 16 * _MIB, 32 * _MIB, "Bytes of request heads, and of what came behind them."
+        512 * 1024,
+        16 * _MIB,
+        32 * _MIB,
+        "Bytes of request heads, and of requests that wait behind them.",
     ),
     BudgetKind.BODY_BYTES: Bounds(
         192 * _MIB, 256 * _MIB, 384 * _MIB, "Bytes of bodies, as sent and as inflated."
@@ -58,38 +62,38 @@ DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
         2_000_000,
         4_000_000,
         8_000_000,
-        "Messages of decoded bodies; eight pointers of a snapshot count as one.",
+        "Messages of decoded bodies. Eight pointers of a snapshot count as one message.",
     ),
     BudgetKind.REPLY_BYTES: Bounds(
-        160 * _MIB, 320 * _MIB, 512 * _MIB, "Bytes of replies that the reader has not taken."
+        160 * _MIB, 320 * _MIB, 512 * _MIB, "Bytes of replies that the client has not read yet."
     ),
     BudgetKind.ROWS: Bounds(
-        20_000_000, 40_000_000, 80_000_000, "Rows that requests under way have looked at."
+        20_000_000, 40_000_000, 80_000_000, "Rows that current requests have looked at."
     ),
     BudgetKind.WAITING: Bounds(1, 10_000, 10_000, "Requests that wait: long polls, event streams."),
-    BudgetKind.LOG_LINES: Bounds(5, 20, 100, "Lines a second that requests cause in the log."),
+    BudgetKind.LOG_LINES: Bounds(5, 20, 100, "Log lines per second that requests cause."),
 }
 
 BY_THE_SECOND: Final = frozenset({BudgetKind.LOG_LINES})
 
 
 class Cut(ConnectionError):
-    """The connection was cut, since it held the most of something that had run out."""
+    """The connection was cut, because it held the most of a resource that ran out."""
 
 
 class Budgets:
-    """All that a node counts. Used in one thread, that of the event loop."""
+    """All budgets of a node. Use it only in the thread of the event loop."""
 
     def __init__(self, bounds: Mapping[BudgetKind, Bounds] = DEFAULTS) -> None:
-        """Hold nothing yet; kinds that ``bounds`` lacks are bounded as by default."""
+        """Begin with nothing held. A kind that is missing in ``bounds`` has its default bounds."""
         self.bounds: Mapping[BudgetKind, Bounds] = {**DEFAULTS, **bounds}
         self.held: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
         self.refused: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
-        """How many requests were refused or cut, by what had run out."""
+        """How many requests were refused or cut, by the resource that ran out."""
         self.callers: dict[str, Caller] = {}
 
     def account(self, address: str, cut: Callable[[BudgetKind], None]) -> Account:
-        """Return the account of a new connection; ``cut`` ends that connection, at once."""
+        """Return the account of a new connection. ``cut`` must end that connection at once."""
         caller = self.callers.get(address)
         if caller is None:
             caller = self.callers[address] = Caller(address)
@@ -98,7 +102,7 @@ class Budgets:
         return account
 
     def next_second(self) -> None:
-        """Forget what is counted by the second."""
+        """Reset the kinds that are counted per second."""
         for kind in BY_THE_SECOND:
             self.held[kind] = 0
             for caller in self.callers.values():
@@ -108,24 +112,24 @@ class Budgets:
 
 
 class Caller:
-    """A client by its address, with all its connections."""
+    """A client address, with all its connections."""
 
     __slots__ = ("accounts", "address", "held")
 
     def __init__(self, address: str) -> None:
-        """Hold nothing."""
+        """Begin with nothing held."""
         self.address = address
         self.held: dict[BudgetKind, int] = {}
         self.accounts: dict[Account, None] = {}
 
 
 class Account:
-    """What one connection holds."""
+    """The resources that one connection holds."""
 
     __slots__ = ("_budgets", "_caller", "_cut", "held", "is_cut")
 
     def __init__(self, budgets: Budgets, caller: Caller, cut: Callable[[BudgetKind], None]) -> None:
-        """Hold nothing. ``Budgets.account`` makes one."""
+        """Begin with nothing held. Call ``Budgets.account`` to make one."""
         self._budgets = budgets
         self._caller = caller
         self._cut = cut
@@ -133,15 +137,17 @@ class Account:
         self.is_cut = False
 
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
-        """Hold ``amount`` more, before it is there.
+        """Hold ``amount`` more. Call this before the resource is used.
 
-        Raises, holding no more than before:
-            BodyTooLarge: this connection has as much as one may have.
-            Overloaded: its caller, or the node, has; and no other connection has more.
-            Cut: this connection made room for others.
+        After an error the connection holds no more than before.
+
+        Raises:
+            BodyTooLarge: this connection has reached its bound.
+            Overloaded: its caller or the node has reached its bound, and no other connection holds more.
+            Cut: this connection was cut to make room for others.
         """
         if self.is_cut:
-            raise Cut("The connection was cut: it held the most of what had run out.")
+            raise Cut("The connection was cut: it held the most of a resource that ran out.")
         held, caller, budgets = self.held.get(kind, 0), self._caller, self._budgets
         bounds = budgets.bounds[kind]
         if held + amount > bounds.connection:
@@ -156,7 +162,7 @@ class Account:
         budgets.held[kind] += amount
 
     def give(self, kind: BudgetKind, amount: int = 1) -> None:
-        """Hold ``amount`` less. After a cut nothing is held, and this does nothing."""
+        """Hold ``amount`` less. After a cut this does nothing, since nothing is held."""
         held = self.held.get(kind, 0)
         amount = min(amount, held)
         if not amount:
@@ -169,7 +175,7 @@ class Account:
         self._budgets.held[kind] -= amount
 
     def may_log(self) -> bool:
-        """Count a line of the log; False: there were too many within this second."""
+        """Count a log line. Return False if there were too many in this second."""
         try:
             self.take(BudgetKind.LOG_LINES)
         except (BrokerError, Cut):
@@ -177,7 +183,7 @@ class Account:
         return True
 
     def close(self) -> None:
-        """Give all back; the connection has ended, and is kept from here no more."""
+        """Give everything back and forget the connection, which has ended."""
         self._cut = _nothing
         for kind, amount in list(self.held.items()):
             self.give(kind, amount)
@@ -186,7 +192,7 @@ class Account:
             self._budgets.callers.pop(self._caller.address, None)
 
     def _make_room(self, kind: BudgetKind, amount: int, within: Caller | None) -> None:
-        """Cut the largest holder, of one caller or of all. Raises Overloaded if it is this one."""
+        """Cut the largest holder of one caller, or of all callers. Raises Overloaded if this connection is the largest."""
         budgets, mine = self._budgets, self.held.get(kind, 0) + amount
         budgets.refused[kind] += 1
         if within is None:
@@ -194,11 +200,11 @@ class Account:
             within = max(callers, key=lambda each: each.held.get(kind, 0) + (each is self._caller))
         largest = max(within.accounts, key=lambda each: each.held.get(kind, 0))
         if kind in BY_THE_SECOND or largest is self or largest.held.get(kind, 0) <= mine:
-            raise Overloaded(f"Too much is under way on this node ({kind}). Try again.")
+            raise Overloaded(f"This node has too much to do ({kind}). Try again.")
         largest.cut(kind)
 
     def cut(self, kind: BudgetKind) -> None:
-        """End the connection to make room; what it holds counts no more."""
+        """End the connection to make room. Its holdings no longer count."""
         self.is_cut = True
         self._cut(kind)
         for each, amount in list(self.held.items()):
@@ -206,23 +212,23 @@ class Account:
 
 
 class Hold:
-    """What one request holds of its connection's account; ``close`` gives the rest back."""
+    """The share of a connection's account that one request holds. ``close`` gives the rest back."""
 
     __slots__ = ("_account", "held")
 
     def __init__(self, account: Account | None) -> None:
-        """Hold nothing. Without an account, as within the process, nothing is bounded."""
+        """Begin with nothing held. A request from within the process has no account, and no bounds."""
         self._account = account
         self.held: dict[BudgetKind, int] = {}
 
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
-        """Hold more. Raises as ``Account.take``."""
+        """Hold more. Raises the errors of ``Account.take``."""
         if self._account is not None:
             self._account.take(kind, amount)
         self.held[kind] = self.held.get(kind, 0) + amount
 
     def give(self, kind: BudgetKind, amount: int | None = None) -> None:
-        """Hold less; None: nothing more of this kind."""
+        """Hold less. With None, give all of this kind back."""
         held = self.held.pop(kind, 0)
         amount = held if amount is None else min(amount, held)
         if amount < held:
@@ -231,20 +237,20 @@ class Hold:
             self._account.give(kind, amount)
 
     def close(self) -> None:
-        """Give all back."""
+        """Give everything back."""
         for kind in list(self.held):
             self.give(kind)
 
 
 def _nothing(_kind: BudgetKind) -> None:
-    """Cut what has ended."""
+    """Do nothing: a connection that has ended can't be cut."""
 
 
 def _too_much(kind: BudgetKind, bound: int) -> BrokerError:
     if kind in {BudgetKind.HEAD_BYTES, BudgetKind.BODY_BYTES, BudgetKind.ITEMS}:
         return BodyTooLarge(
-            f"A request may have {bound:,} {kind}; this one has more. Send less at once."
+            f"A request may have at most {bound:,} {kind}. This one has more. Send less at once."
         )
     return Overloaded(
-        f"A connection may have {bound:,} {kind}. Use several, or ask for less at once."
+        f"A connection may have at most {bound:,} {kind}. Use several connections, or ask for less at once."
     )

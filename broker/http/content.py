@@ -1,4 +1,4 @@
-"""The body of one request, from the connection that it comes on to the reader that asks for it."""
+"""Pass the body of one request from its connection to its reader."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Final
 
 UNREAD_BYTES_MAX: Final = 128 * 1024
-"""When so much of a body is unread, its socket is not read any further."""
+"""The connection stops reading its socket when so many bytes of a body are unread."""
 
 
 class Content:
-    """Bytes that come in pieces. ``told`` is the length that the head tells; None: none is told."""
+    """A body that arrives in pieces. ``told`` is its Content-Length; None without one."""
 
     __slots__ = ("_ended", "_error", "_pieces", "_room", "_unread", "_waiting", "told")
 
     def __init__(self, told: int | None, room: Callable[[], None]) -> None:
-        """Begin empty; ``room`` is called when a full one was read."""
+        """Begin empty. ``room`` is called when the body was full and has room again."""
         self.told = told
         self._room = room
         self._pieces: deque[bytes] = deque()
@@ -28,37 +28,37 @@ class Content:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is unread that no more should come."""
+        """True if so much is unread that the connection should stop reading."""
         return self._unread >= UNREAD_BYTES_MAX
 
     @classmethod
     def whole(cls, body: bytes) -> Content:
-        """Return a body that has come."""
+        """Return a body that has arrived whole."""
         content = cls(len(body), lambda: None)
         content.add(body)
         content.end()
         return content
 
     def add(self, piece: bytes) -> None:
-        """Take what has come."""
+        """Add a piece that has arrived."""
         if piece:
             self._pieces.append(piece)
             self._unread += len(piece)
             self._wake()
 
     def end(self) -> None:
-        """Take note that all has come."""
+        """Note that the body has arrived whole."""
         self._ended = True
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Take note that no more comes, though more should."""
+        """Note that the body is cut off, and why."""
         if not self._ended and self._error is None:
             self._error = error
             self._wake()
 
     async def readany(self) -> bytes:
-        """Wait for a piece; empty at the end. Raises what ``fail`` was given."""
+        """Wait for a piece and return it; empty at the end. Raises the error given to ``fail``."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error

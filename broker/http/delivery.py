@@ -1,12 +1,12 @@
-"""Sending answers: framing, compression, and patience with slow readers.
+"""Send answers: framing, compression, and limits for slow clients.
 
-A small reply goes out in one write. Others go out piece by piece, and the next piece is made, or written,
-only when the reader has taken enough of the last: one connection holds a piece and a buffer. What a reply
-makes the node hold until it is read is counted (see ``budget``).
+A small reply is sent in one write. Other replies are sent piece by piece. The next piece is made or written only after
+the client has read enough of the last one, so a connection holds one piece and a buffer. The bytes that a reply holds
+until the client reads them are counted (see ``budget``).
 
-A reader that takes too little within ``stall_s`` is cut off: nothing at all, or less than a rate that the
-slowest line has. What fails after the status line can't be told in it. Then the connection is cut without the
-last chunk, and consumers know that something is missing.
+The node cuts the connection of a client that reads too little within ``stall_s``: nothing, or less than a rate that
+the slowest line reaches. The status line can't report an error that happens after it was sent. Then the connection is
+cut without the last chunk, so consumers know that bytes are missing.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ GZIP: Final = ("Content-Encoding", "gzip")
 GZIP_BYTES_MIN: Final = 1024
 GZIP_LEVEL: Final = 1
 THREAD_BYTES_MIN: Final = 64 * 1024
-"""From this size on, compressing would keep others waiting, so a thread does it."""
+"""From this size on, a thread compresses: on the loop it would delay other requests."""
 PIECE_BYTES_MAX: Final = 256 * 1024
 TAKEN_BYTES_A_SECOND_MIN: Final = 512
-"""The least that a reader must take, on average over the time that it may stand still."""
+"""The least bytes per second that a client must read, on average over ``stall_s``."""
 
 _ZERO_WEIGHT = re.compile(r"q\s*=\s*0(\.0{0,3})?")
 
 
 class Packer(Protocol):
-    """What zlib's compressor does; it has no name there."""
+    """The interface of zlib's compressor, whose type has no public name."""
 
     def compress(self, data: Piece, /) -> bytes:
-        """Take data, and give out what is ready."""
+        """Take data and return the compressed bytes that are ready."""
 
     def flush(self, mode: int, /) -> bytes:
-        """Give out the rest."""
+        """Return the rest."""
 
 
 class SlowReaderLimits(NamedTuple):
-    """How slow a reader may be: how long it may take nothing, and how little it may take."""
+    """How slowly a client may read: after ``stall_s`` it must have read at this rate."""
 
     stall_s: float
     bytes_a_second_min: int = TAKEN_BYTES_A_SECOND_MIN
 
 
 class ReaderStalled(ConnectionError):
-    """The client took nothing, or next to nothing, of its reply for too long."""
+    """The client read nothing or almost nothing of its reply for too long."""
 
 
 def send_at_once(connection: Connection, reply: Reply, tail: bytes, method: str) -> bool:
-    """Send a small reply that needs no work; False, and nothing is sent, if it is another.
+    """Send a small reply that needs no further work. For any other reply, send nothing and return False.
 
-    Most replies are such; what makes sending difficult begins with Outgoing.
+    Most replies are such. ``Outgoing`` sends all others.
     """
     transport = connection.transport
     if (
@@ -77,7 +77,7 @@ def send_at_once(connection: Connection, reply: Reply, tail: bytes, method: str)
 
 
 class Outgoing:
-    """Where one answer goes. ``tail`` is the part of the head that only this request knows."""
+    """Sends one answer. ``tail`` is the end of the head, which belongs to this request."""
 
     __slots__ = ("_connection", "_headers", "_hold", "_method", "_slow", "_tail", "began")
 
@@ -90,7 +90,7 @@ class Outgoing:
         hold: Hold,
         slow: SlowReaderLimits,
     ) -> None:
-        """Send to the client of a request with this method and these headers."""
+        """Keep the parts. ``method`` and ``headers`` are the request's."""
         self._connection = connection
         self._method = method
         self._headers = headers
@@ -98,15 +98,15 @@ class Outgoing:
         self._hold = hold
         self._slow = slow
         self.began = False
-        """Whether something was sent: then no other answer can be."""
+        """True if bytes were sent: then no other answer can be sent."""
 
     async def send(self, answer: Answer) -> None:
-        """Send an answer whole.
+        """Send a whole answer.
 
         Raises:
-            ConnectionError: the client is gone, or took too little for too long.
-            Overloaded: too many bytes of replies are unread, and those of this connection most of all.
-            Exception: what the maker of a stream raised.
+            ConnectionError: the client is gone, or read too little for too long.
+            Overloaded: too many bytes of replies are unread, and this connection has the most of them.
+            Exception: the error of a stream's maker.
         """
         if isinstance(answer, Reply):
             await self._send_reply(answer)
@@ -144,9 +144,7 @@ class Outgoing:
             headers.append(GZIP)
         head = stream.head(*headers) + self._tail
         pieces = _packed(first, stream.chunks, packer)
-        del (
-            first
-        )  # It is let go once it is sent, though this call lasts as long as the reader likes.
+        del first  # Free the first piece once it is sent: this call may last long.
         async for piece in pieces:
             self._hold.take(BudgetKind.REPLY_BYTES, len(piece))
             if self._takes_chunks:
@@ -168,14 +166,14 @@ class Outgoing:
             await self._drain()
 
     async def _drain(self) -> None:
-        """Wait until the reader has taken most of what was written."""
+        """Wait until the client has read most of the written bytes. Raises ConnectionError."""
         connection, slow = self._connection, self._slow
         left = connection.unsent_bytes
         while not await connection.drained(slow.stall_s):
             before, left = left, connection.unsent_bytes
             if before - left < slow.stall_s * slow.bytes_a_second_min:
                 connection.force_close()
-                raise ReaderStalled(f"Too little was read for {slow.stall_s:g} seconds.")
+                raise ReaderStalled(f"The client read too little for {slow.stall_s:g} seconds.")
 
 
 def _cut(body: Piece) -> Iterator[Piece]:
@@ -192,7 +190,7 @@ def _cut(body: Piece) -> Iterator[Piece]:
 async def _packed(
     piece: Piece, rest: AsyncIterator[Piece], packer: Packer | None
 ) -> AsyncIterator[Piece]:
-    """Yield the pieces of a body that are to be sent, none of them empty; ``piece`` is the first."""
+    """Yield the pieces of a body, compressed if there is a packer. No piece is empty. ``piece`` is the first one."""
     while piece:
         if packer is None:
             yield piece
@@ -210,7 +208,7 @@ async def _pack(packer: Packer, data: Piece, mode: int) -> bytes:
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
-    """Whether the client names gzip and does not rule it out with ``q=0``."""
+    """Return whether the client accepts gzip: it names it, without ``q=0``."""
     sent = headers.get("Accept-Encoding")
     if sent is None or "gzip" not in sent.lower():
         return False

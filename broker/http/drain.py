@@ -1,28 +1,28 @@
-"""How idle connections end when a node drains, so that no request is lost with them.
+"""End idle connections when a node drains, so that no request is lost with them.
 
-A request that is sent at the moment at which its connection is closed is answered by nobody, and its
-sender can't tell whether it was read. Connections on which requests come end with an answer that says
-``Connection: close``; what remains are those on which nothing is under way::
+If a client sends a request at the moment at which its connection closes, it gets no answer, and can't know whether the
+node read the request. A connection with requests ends with an answer that says ``Connection: close``. The other
+connections are idle. They end like this::
 
-    idle, of this project's client ──> last words at once: an answer 408, though nothing was asked.
-                                       From then on nothing is read, and that client knows it: what it
-                                       has just sent is as good as never sent (RFC 9110, 15.5.9)
-    idle, of anybody else          ──> stays for a while: what is asked is answered, as the last of the
-                                       connection; if nothing was, it is closed
+    idle, of this project's client ──> gets a 408 at once, without a request. From then on the node reads
+                                       nothing, and the client knows it: a request that it has just sent
+                                       counts as not sent (RFC 9110, 15.5.9)
+    idle, of any other client      ──> stays open for a while: the node answers a request, and closes the
+                                       connection with that answer; without a request it closes it
 
-The listener is closed as soon as nobody needs this node to forward, and not only when nothing is under
-way: clients that know no other node connect again after each last answer, and there would always be one
-of them. A client that is refused knows that nothing was sent. But the kernel cuts connections that wait to be
-accepted when a listener closes. So at the end the listener's queue gets room for one connection, those that
-wait are accepted, and a connection of this process takes the place, all at one go::
+The node closes the listener as soon as no client needs it for forwarding. It does not wait until no request is in
+flight, since a client that knows no other node connects again after each last answer, so some request would always be
+in flight. A client whose connection is refused knows that nothing was sent. But when a listener closes, the kernel
+cuts the connections that wait in its queue. So at the end the node shrinks the queue to one place, accepts all
+connections that wait, and takes the one place with a connection of its own, all without a pause::
 
     the first packets of new connections are dropped; their senders try again after a second
-                               │              ┌─ refused, or taken by the process that comes next
+                               │              ┌─ refused, or accepted by the next process
                                ▼              ▼
-    ──accepts──┴─accepts what waits─┴─full─┴──closed── what was accepted is answered ──▶
+    ──accepts──┴─accepts the queue──┴─full─┴──closed── accepted requests are answered ──▶
 
-After its last words, or its last answer, a connection stays half open until the client ends it, at most
-``LINGER_S``: closed with something unread in its socket, it would be reset, and the words might be lost.
+After its last answer, a connection stays half open until the client closes it, at most for ``LINGER_S``. If the node
+closed it with unread bytes in its socket, the kernel would reset it, and the last answer might be lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 PATIENCE_S: Final = 1.0
-"""How long other people's idle connections stay. Who asks once a second or oftener is answered."""
+"""How long idle connections of other clients stay. A client that sends a request each second gets its answer."""
 
 LINGER_S: Final = 1.0
 
@@ -47,58 +47,58 @@ LAST_WORDS: Final = (
     b"Connection: close\r\n\r\n"
 )
 FILLINGS_MAX: Final = 100
-"""How often at most a listener's queue is emptied and filled; clients that connect meanwhile come first."""
+"""How often at most the node empties and fills a listener's queue. A client may take the place each time."""
 
 TURNS_TO_ACCEPT: Final = 8
-"""From a connection that the loop has accepted to one that is known here, and some."""
+"""More turns of the loop than it needs from accepting a connection to calling ``connection_made``."""
 
 
 class Idle(Protocol):
-    """A connection, as far as its end goes."""
+    """A connection, with the parts that its end needs."""
 
     @property
     def in_use(self) -> bool:
-        """Whether a request is under way, or has begun to arrive."""
+        """True if a request is being served, or has begun to arrive."""
 
     @property
     def has_unread(self) -> bool:
-        """Whether something lies in the socket that the loop has not come to yet."""
+        """True if the socket has bytes that the loop has not read yet."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether the client understands an unsolicited 408."""
+        """True if the client understands an unsolicited 408."""
 
     def dismiss(self, words: bytes) -> None:
-        """Send the last words and the end, and read nothing more."""
+        """Send a last answer and shut down the sending side. Ignore all bytes that still arrive."""
 
     def force_close(self) -> None:
-        """Cut it."""
+        """Cut the connection at once."""
 
 
 class Drain:
-    """The idle connections of a node that drains; used in the event loop."""
+    """The idle connections of a node that drains. Use it in the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, is_loud: Callable[[], bool]) -> None:
-        """Know of no connection; ``is_loud`` tells whether a request is under way, or begins to arrive."""
+        """Begin without connections. ``is_loud`` returns whether a request is served, or begins to arrive."""
         self.connections: set[Idle] = set()
         self._loop = loop
         self._is_loud = is_loud
         self._quiet: asyncio.Future[None] | None = None
 
     async def quiet(self) -> None:
-        """Return once no request is under way or has begun to arrive, and idle clients have gone."""
+        """Wait until no request is served or has begun to arrive, and all idle connections have ended."""
         while self.connections or self._is_loud():
             self._quiet = self._loop.create_future()
             await asyncio.wait((self._quiet,))
 
     def look(self) -> None:
-        """Be told that something has ended."""
+        """Check whether all is quiet now. Call this after a request or a connection has ended."""
         quiet = self._quiet
         if quiet is not None and not quiet.done() and not self.connections and not self._is_loud():
             quiet.set_result(None)
 
     def part(self, connection: Idle, patience_s: float) -> None:
-        """See to the end of an idle connection."""
+        """End an idle connection: at once if the client is ours, else after ``patience_s``."""
         self.connections.add(connection)
         if connection.is_ours or not patience_s:
             self._dismiss(connection)
@@ -106,12 +106,12 @@ class Drain:
             self._loop.call_later(patience_s, self._dismiss, connection)
 
     def gone(self, connection: Idle) -> None:
-        """Be told that it was closed, or is idle no more."""
+        """Forget a connection that was closed, or is no longer idle."""
         self.connections.discard(connection)
         self.look()
 
     def linger(self, connection: Idle, seconds: float | None = None) -> None:
-        """Wait for the client of a connection that was sent its end."""
+        """Wait until the client closes a connection whose end was sent, then cut it."""
         self.connections.add(connection)
         self._loop.call_later(LINGER_S if seconds is None else seconds, self._cut, connection)
 
@@ -124,7 +124,7 @@ class Drain:
             connection.dismiss(LAST_WORDS)
             self.linger(connection)
         elif connection.has_unread:
-            # Where the loop was held up, timers come before what has arrived meanwhile.
+            # If the loop was delayed, it runs timers before it reads bytes that have arrived.
             self._loop.call_soon(self._dismiss, connection)
         else:
             connection.force_close()
@@ -135,16 +135,16 @@ class Drain:
 
 
 def has_arrived(transport: asyncio.BaseTransport) -> bool:
-    """Whether something lies in the socket that the loop has not come to yet."""
+    """Return whether the socket has bytes that the loop has not read yet."""
     look = select.poll()
     look.register(transport.get_extra_info("socket"), select.POLLIN)
     return bool(look.poll(0))
 
 
 def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:
-    """Send the end, and before it ``words``; False: the client has cut it, or is about to.
+    """Send ``words`` and shut down the sending side. Return False if the connection is cut, or being closed.
 
-    What still comes is read, so that there is nothing unread when it is closed.
+    Bytes that still arrive are read, so that the socket has no unread bytes when it is closed.
     """
     if transport.is_closing():
         return False
@@ -160,7 +160,7 @@ def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:
 
 
 async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Protocol]) -> None:
-    """Close a listener so that no client that has connected is cut; those that have are accepted."""
+    """Close a listener without cutting any client: first accept all clients that have connected."""
     loop = asyncio.get_running_loop()
     accepted: list[socket.socket] = []
     own: list[socket.socket] = []
@@ -181,10 +181,10 @@ async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Pro
 
 
 def _accept_last(queue: socket.socket, own: list[socket.socket]) -> list[socket.socket]:
-    """Accept what waits in a listener's queue, and leave that full; ``own`` gets what fills it.
+    """Accept all connections in a listener's queue and leave the queue full. ``own`` gets the sockets that fill it.
 
-    With a backlog of 0 the queue has room for one connection (listen(2) of Linux). If the one that this
-    function makes is complete at once, it has the place, and no other is behind or before it.
+    With a backlog of 0 the queue has room for one connection (listen(2) of Linux). If the connection that this
+    function makes is complete at once, it has taken the place, and no other connection is in the queue.
     """
     accepted: list[socket.socket] = []
     with suppress(OSError):
@@ -204,14 +204,14 @@ def _accept_last(queue: socket.socket, own: list[socket.socket]) -> list[socket.
 
 
 def _reachable(listening: socket.socket) -> tuple[str, int]:
-    """Return where this process reaches its own listener."""
+    """Return the address at which this process reaches its own listener."""
     host, port = listening.getsockname()[:2]
     every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - Compared only.
     return every.get(host, host), port
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """Whether a connection of this process is complete."""
+    """Return whether a connection that this process made is complete."""
     look = select.poll()
     look.register(sock, select.POLLOUT)
     return look.poll(0) == [(sock.fileno(), select.POLLOUT)]

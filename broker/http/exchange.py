@@ -1,7 +1,7 @@
-"""One request and its reply: from aiohttp's request to a ``Request``, from an answer to bytes.
+"""Serve one request: make a ``Request`` from aiohttp's request, and bytes from the answer.
 
-No middleware and no application object of aiohttp's: this is the path of every published message. The reply
-is written to the connection by ``Exchange`` itself; aiohttp is given one of two constants that say only
+This is the path of every published message, so it uses no middleware and no application object of aiohttp.
+``Exchange`` writes the reply to the connection itself. It returns one of two constants to aiohttp, which say only
 whether the connection stays open.
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 REQUEST_ID: Final = "X-Request-Id"
 OUR_CLIENT: Final = "broker-client"
-"""What the ``User-Agent`` of this project's client begins with."""
+"""The beginning of the ``User-Agent`` of this project's client."""
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Admitted(NamedTuple):
-    """A request that may be read: what the application found for it, and how long it may take."""
+    """A request whose body may be read: the application's route for it, and its time limit."""
 
     found: Any
     names: PathNames
@@ -47,13 +47,13 @@ class Admitted(NamedTuple):
 
 
 class Application(Protocol):
-    """Answers requests. ``api.dispatch`` has the one that the broker serves."""
+    """Answers requests. The broker serves the one in ``api.dispatch``."""
 
     def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
-        """Look at a request's head: return what is to be done for it, or its reply. Raises BrokerError."""
+        """Check a request's head. Return how to serve it, or its reply. Raises BrokerError."""
 
     async def answer(self, found: Any, request: Request) -> Answer:
-        """Answer a request; errors are answers, too."""
+        """Answer a request. An error becomes an answer, too."""
 
     def refuse(
         self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""
@@ -61,17 +61,17 @@ class Application(Protocol):
         """Return the reply to a request that was not admitted, or could not be read."""
 
     def failure(self, error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
-        """Return the reply that tells an error of a stream."""
+        """Return the reply for an error of a stream."""
 
     def lines(self, headers: Mapping[str, str]) -> str:
-        """Return what the head of each reply to such a request has: lines with their ends, or nothing."""
+        """Return more header lines for each reply to such a request, with line ends; may be empty."""
 
 
 class SentResponse(web.StreamResponse):
     """Tells aiohttp that the reply was sent, and whether the connection stays open."""
 
     def __init__(self, *, keep_alive: bool) -> None:
-        """Keep the one thing that matters; there is one object of each kind."""
+        """Keep whether the connection stays open. There is one object for each of the two cases."""
         super().__init__()
         self._stays_open = keep_alive
 
@@ -94,7 +94,7 @@ SENT_LAST: Final = SentResponse(keep_alive=False)
 
 
 class Exchange:
-    """Takes requests of all connections of a server, one after the other of each."""
+    """Serves the requests of all connections of a server. Each connection has one request at a time."""
 
     def __init__(
         self,
@@ -116,16 +116,16 @@ class Exchange:
         self.next_second()
 
     def next_second(self) -> None:
-        """Take note of the time that replies tell."""
+        """Update the date in the heads of replies."""
         date = formatdate(self._clock.now_ms() / 1000, usegmt=True)
         self._date = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n"
 
     def new_id(self) -> str:
-        """Return a request's id that this process gives once."""
+        """Return a new id for a request. This process gives each id only once."""
         return f"{self._id_prefix}-{next(self._ids)}"
 
     async def serve(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request. aiohttp's handler."""
+        """Answer one request. This is the handler that aiohttp calls."""
         side = cast("Side | None", http.transport)
         if side is None:
             return SENT_LAST  # The client has gone.
@@ -199,20 +199,20 @@ class Exchange:
             abandoned=connection.abandoned,
             hold=hold,
         )
-        del body  # A handler that has decoded it lets it go.
+        del body  # Only the request keeps the body, so a handler that has decoded it can free it.
         return await application.answer(admitted.found, request)
 
     async def _send(
         self, out: Outgoing, headers: Mapping[str, str], answer: Answer, identifier: str
     ) -> bool:
-        """Send what takes more than one write; return whether all of it was sent."""
+        """Send an answer that needs more than one write. Return whether all of it was sent."""
         try:
             await out.send(answer)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - The maker of a stream may raise anything.
             reply = self._application.failure(error, headers, identifier)
-            # Once the status is out, the missing end tells the reader that this is not all.
+            # After the status line, the only sign of an error is the missing end of the body.
             if not out.began:
                 await out.send(reply)
             return False
@@ -225,7 +225,7 @@ class Exchange:
         identifier: str,
         stays_open: bool,
     ) -> bytes:
-        """Return the end of a reply's head: what differs from request to request."""
+        """Return the end of a reply's head: the header lines that differ from request to request."""
         if not stays_open:
             last = "Connection: close\r\n\r\n"
         elif connection.minor:
@@ -236,7 +236,7 @@ class Exchange:
         return f"{REQUEST_ID}: {identifier}\r\n{self._date}{pages}{last}".encode("ascii")
 
     def last_tail(self, identifier: str) -> bytes:
-        """Return the end of the head of a reply to what is no request."""
+        """Return the end of the head of a reply to bytes that are not a request."""
         return (
             f"{REQUEST_ID}: {identifier}\r\nX-Content-Type-Options: nosniff\r\n"
             "Connection: close\r\n\r\n"
@@ -244,7 +244,7 @@ class Exchange:
 
 
 def _target(http: web.BaseRequest) -> tuple[str, str]:
-    """Return a request's raw path and its raw query; a proxy's form of them is understood."""
+    """Return a request's raw path and raw query. Also read the absolute form that proxies send."""
     target = http.raw_path
     if target[:1] != "/":
         target = http.rel_url.raw_path_qs if http.rel_url.raw_path else target

@@ -1,4 +1,4 @@
-r"""Where a request ends: what must be known of it before a parser sees it.
+r"""Find the end of a request, before a parser sees it.
 
 ::
 
@@ -6,10 +6,9 @@ r"""Where a request ends: what must be known of it before a parser sees it.
     └ two at most             └ request line     └ head: at most HEAD_BYTES_MAX bytes
                                                                    └ Content-Length, or chunks, or none
 
-The parser that comes next gets the head without the line that tells of the body, and decides about methods,
-targets and fields. This one refuses what two parsers may read in two ways (RFC 9112, 6.3): several lengths, a
-length beside chunks, other codings of the transfer than chunks, folded lines, lines that end with LF alone.
-Pure: bytes in, places out.
+The next parser gets the head without the line that frames the body, and checks methods, targets and fields. This module
+refuses requests that two parsers may read in two ways (RFC 9112, 6.3): several lengths, a length beside chunks, transfer
+codings other than chunked, folded lines, and lines that end with LF alone. It is pure: bytes in, places out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from broker.errors import BadRequest
 HEAD_BYTES_MAX: Final = 64 * 1024
 FREE_CHUNKS: Final = 1000
 CHUNK_BYTES_MEAN_MIN: Final = 64
-"""After some chunks their mean size must reach this: each costs as much as some hundred bytes."""
+"""After ``FREE_CHUNKS`` chunks, their mean size must reach this: one chunk costs as much as some hundred bytes."""
 CHUNK_LINE_BYTES_MAX: Final = 512
 TRAILER_BYTES_MAX: Final = 8 * 1024
 
@@ -43,10 +42,10 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
 class HttpHead(NamedTuple):
-    """A whole head: ``begin`` is its first byte, ``end`` the first behind it.
+    """A whole head. ``begin`` is the place of its first byte, ``end`` the place behind its last one.
 
-    ``length`` is that of the body in bytes; None: it comes in chunks. ``minor`` is that of the version.
-    From ``framing_begin`` to ``framing_end`` stands the line that tells of the body, with the line's end before it.
+    ``length`` is the body's length in bytes; None if it comes in chunks. ``minor`` is the minor HTTP version. The line
+    that frames the body stands from ``framing_begin`` to ``framing_end``, with the line end before it.
     """
 
     begin: int
@@ -57,7 +56,7 @@ class HttpHead(NamedTuple):
     framing_end: int = 0
 
     def without_body(self, data: bytes) -> bytes:
-        """Return the head as that of a request that has no body."""
+        """Return the head without its framing line, like the head of a request without a body."""
         if self.framing_end:
             return data[self.begin : self.framing_begin] + data[self.framing_end : self.end]
         if not self.begin and self.end == len(data):
@@ -66,10 +65,10 @@ class HttpHead(NamedTuple):
 
 
 def head_of(data: bytes, at: int = 0) -> HttpHead | None:
-    """Return the head that begins at a place of data; None if its end is not there.
+    """Return the head that begins at this place of data; None if its end has not arrived.
 
     Raises:
-        BadRequest: it is none, or two parsers may read it in two ways, or it is too long.
+        BadRequest: the bytes are not a head, or two parsers may read it in two ways, or it is too long.
     """
     begin = at + blank_bytes(data, at) if data[at : at + 1] == b"\r" else at
     end = data.find(HEAD_END, begin)
@@ -87,7 +86,7 @@ def head_of(data: bytes, at: int = 0) -> HttpHead | None:
     first, last = framing.span()
     length = framing[1]
     if _FRAMING.search(data, last, end) is not None:
-        raise BadRequest("This request says several times how long its body is, or folds lines.")
+        raise BadRequest("This request states its body's length more than once, or folds lines.")
     told = None
     if length is not None:
         told = int(length)
@@ -97,13 +96,13 @@ def head_of(data: bytes, at: int = 0) -> HttpHead | None:
 
 
 def blank_bytes(data: bytes, at: int = 0) -> int:
-    """Return how many bytes of blank lines begin at a place, of those that may stand before a request."""
+    """Return the bytes of blank lines at this place, of which two may stand before a request."""
     blank = _BLANK.match(data, at)
     return blank.end() - at if blank is not None else 0
 
 
 def _check_coding(framing: re.Match[bytes], minor: int) -> None:
-    """Raise BadRequest for what tells of a body in another way than by its length, or that it comes in chunks."""
+    """Raise BadRequest unless the line says that the body comes in chunks."""
     _, name, colon, value = framing.groups()
     name, value = name.lower(), value.strip(b" \t")
     if name == b"transfer-encoding" and colon == b":" and minor and value.lower() == b"chunked":
@@ -111,48 +110,50 @@ def _check_coding(framing: re.Match[bytes], minor: int) -> None:
     if name == b"content-length":
         raise BadRequest(f"Content-Length must be a number of bytes, not {value[:80]!a}.")
     if name == b"transfer-encoding":
-        raise BadRequest(f"Transfer-Encoding {value[:80]!a} is not read; chunked in HTTP/1.1 is.")
+        raise BadRequest(
+            f"Transfer-Encoding {value[:80]!a} is not supported. Use chunked, in HTTP/1.1."
+        )
     raise BadRequest("A line of the head is folded. Write each field in one line.")
 
 
 def _check_begun(data: bytes) -> None:
-    """Raise BadRequest for what can't become a request, however it goes on."""
+    """Raise BadRequest for bytes that can't become a request with any continuation."""
     line, end, _ = data.partition(b"\n")
     if (end and not _LINE.fullmatch(line + end)) or (not end and not _BEGUN.fullmatch(line)):
-        raise BadRequest(f"This is no HTTP/1 request: {line[:80]!a}")
+        raise BadRequest(f"This is not an HTTP/1 request: {line[:80]!a}")
     if len(data) > HEAD_BYTES_MAX:
         raise _too_long()
 
 
 def _too_long() -> BadRequest:
     return BadRequest(
-        f"The head of a request may have {HEAD_BYTES_MAX:,} bytes; this one has more."
+        f"The head of a request may have at most {HEAD_BYTES_MAX:,} bytes. This one has more."
     )
 
 
 class Chunks:
-    """A body in chunks: finds the data in them, and their end."""
+    """Finds the data in a body that comes in chunks, and its end."""
 
     __slots__ = ("_left", "_line", "_number", "_size", "_trailer_bytes", "ended")
 
     def __init__(self) -> None:
         """Begin before the first chunk."""
         self._left = 0
-        """Bytes of the chunk under way that are still to come, with the line's end behind them."""
+        """The bytes of the current chunk that have not arrived, with the line end behind them."""
         self._line = b""
-        """The begun line of a chunk's size, or of the trailer."""
+        """The first part of a line that has not arrived whole: a chunk's size, or a line of the trailer."""
         self._number = 0
         self._size = 0
-        """Bytes of all chunks so far."""
+        """The bytes of all chunks so far."""
         self._trailer_bytes = -1
-        """Of the trailer so far; below 0 before it begins."""
+        """The bytes of the trailer so far; below 0 before it begins."""
         self.ended = False
 
     def take(self, data: bytes, at: int, found: list[bytes]) -> int:
-        """Add the chunks' data to ``found``; return the place behind what belongs to this body.
+        """Add the chunks' data to ``found``. Return the place behind the bytes of this body.
 
         Raises:
-            BadRequest: these are no chunks, or too small ones.
+            BadRequest: the bytes are not chunks, or the chunks are too small.
         """
         while at < len(data) and not self.ended:
             if self._left:
@@ -170,7 +171,7 @@ class Chunks:
         return at
 
     def _take_chunk(self, data: bytes, at: int, found: list[bytes]) -> int:
-        """Take from the chunk under way, which ends with CR LF."""
+        """Take the bytes of the current chunk, which ends with CR LF."""
         stop = min(at + self._left, len(data))
         data_end = min(at + self._left - 2, len(data))
         if data_end > at:
@@ -192,7 +193,7 @@ class Chunks:
             return
         told = _CHUNK.fullmatch(line, 0, len(line) - 2)
         if told is None:
-            raise BadRequest(f"This is no size of a chunk: {line[:40]!a}")
+            raise BadRequest(f"This is not the size of a chunk: {line[:40]!a}")
         size = int(told[1], 16)
         if not size:
             self._trailer_bytes = 0
@@ -202,5 +203,5 @@ class Chunks:
         self._size += size
         if self._number > FREE_CHUNKS and self._size < self._number * CHUNK_BYTES_MEAN_MIN:
             raise BadRequest(
-                f"The chunks of this body are too small: send {CHUNK_BYTES_MEAN_MIN} bytes in each at least."
+                f"The chunks of this body are too small: send at least {CHUNK_BYTES_MEAN_MIN} bytes in each."
             )

@@ -1,4 +1,4 @@
-"""One client's connection: our protocol in front of aiohttp's, which gets one whole head at a time.
+"""One client's connection: our protocol in front of aiohttp's, which receives one whole head at a time.
 
 ::
 
@@ -6,16 +6,17 @@
        ▲              bounds, framing ──body──────────────────────────▶   │
        └──────────────────────────── the reply ───────────────────────────┘
 
-Nothing reaches aiohttp before a request's head is whole and within its bounds, and nothing behind a request
-before that request is answered: it is held here, counted, and then the socket is not read any further. To
-aiohttp a request has no body: the handler takes it from here, and while it has not, the socket is not read. aiohttp
-writes to a ``Side``, not to the socket: all that it says by itself is that it can't read a request.
+The connection passes a head to aiohttp only when the head is whole and within its bounds. It passes the bytes behind a
+request only after that request is answered. Until then it holds and counts these bytes, and stops reading the socket
+when they are many. For aiohttp a request has no body: the handler reads the body from this connection, and the socket
+is not read while too much of the body is unread. aiohttp writes to a ``Side``, not to the socket. It writes only to
+report that it can't read a request.
 
 A connection is *idle*, has a begun *head*, or is *busy* with a request until its reply is sent::
 
     idle ──first byte──▶ head ──last byte of the head──▶ busy ──reply sent──▶ idle
       │                    │                               │
-      ended by a drain,    refused, or cut after a         answered, also when the client
+      closed by a drain,   refused, or cut after a         answered, also if the client
       or after a while     deadline                        has shut down its side
 """
 
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
 
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 HELD_BYTES_MAX: Final = 64 * 1024
-"""When so much waits behind a request, the socket is not read until that is answered."""
+"""When so many bytes wait behind a request, the socket is not read until that request is answered."""
 COUNTED_BYTES_MIN: Final = 1024
-"""Smaller heads are part of what any connection costs."""
+"""Smaller heads are not counted: they belong to the fixed cost of a connection."""
 UNREAD_LINGER_S: Final = 10.0
-"""How long a client may send the rest of a body that was refused, before its connection is cut."""
+"""How long a client may go on sending a refused body before its connection is cut."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Used by the loop, by aiohttp through its ``Side``, and by ``Exchange``."""
+    """One connection. The loop uses it, aiohttp through its ``Side``, and ``Exchange``."""
 
     __slots__ = (
         "__weakref__",
@@ -77,36 +78,36 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, server: Server) -> None:
-        """Belong to a server."""
+        """Make a connection of this server."""
         self._server = server
         self.transport: asyncio.Transport | None = None
-        """The way to the client; None when that is gone."""
+        """The transport to the client; None once the client is gone."""
         self.account: Account
         self.hold: Hold
-        """What the request under way holds."""
+        """The budget that the current request holds."""
         self._inner: asyncio.Protocol | None = None
         """aiohttp's protocol, from the first request on."""
         self._held = b""
         self._at = 0
-        """Where in ``_held`` that begins of which aiohttp has had nothing."""
+        """The place in ``_held`` behind the bytes that aiohttp has received."""
         self.body: bytes | Content = b""
-        """The body of the request under way: whole, or as it comes."""
+        """The body of the current request: whole, or arriving."""
         self._left: int | Chunks = 0
-        """What is still to come of that body: bytes, or chunks."""
+        """The rest of that body, which has not arrived: a number of bytes, or chunks."""
         self._counted = 0
         self._error: BrokerError | None = None
-        """Why nothing that came behind the request under way is looked at."""
+        """The reason why the bytes behind the current request are ignored."""
         self.busy = False
         self.begun = False
-        """Whether the handler has the request under way."""
+        """True if the handler has the current request."""
         self.minor = 1
-        """Of the version of the last request: HTTP/1.``minor``."""
+        """The minor version of the last request: HTTP/1.``minor``."""
         self.is_new = True
-        """Whether no request of it has come to a handler."""
+        """True until the first request reaches a handler."""
         self.is_ours = False
-        """Whether the client is this project's."""
+        """True if the client is this project's client."""
         self.dismissed = False
-        """Whether it was sent its end: what still comes is read and thrown away."""
+        """True if the end was sent to the client: bytes that still arrive are read and dropped."""
         self._half_closed = False
         self._gone: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -116,20 +117,20 @@ class Connection(asyncio.Protocol):
 
     @property
     def in_use(self) -> bool:
-        """Whether a request is under way, or has begun to arrive."""
+        """True if a request is being served, or has begun to arrive."""
         return self.busy or len(self._held) > self._at
 
     @property
     def has_unread(self) -> bool:
-        """Whether something lies in the socket that the loop has not come to yet."""
+        """True if the socket has bytes that the loop has not read yet."""
         return self.transport is not None and has_arrived(self.transport)
 
     @property
     def body_is_here(self) -> bool:
-        """Whether the whole request has come."""
+        """True if the whole request has arrived."""
         return not self._left
 
-    # --- What the loop calls ------------------------------------------------------------------------
+    # --- Called by the loop -------------------------------------------------------------------------
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,11 +169,11 @@ class Connection(asyncio.Protocol):
 
     @override
     def eof_received(self) -> bool:
-        """Be told that the client sends no more; true: it may still be answered."""
+        """Handle the end of the client's data. Return True if the client may still get an answer."""
         self._half_closed = True
         if self.dismissed or not self.busy or self._left:
             return False
-        # A client that has gone looks the same: whatever waits for something new, ends.
+        # A client that has gone looks the same. So end a request that waits for new messages.
         self.abandon()
         return True
 
@@ -204,20 +205,20 @@ class Connection(asyncio.Protocol):
             writable.set_result(None)
 
     def _lose(self, error: Exception) -> None:
-        """Tell those that still wait for the client: the reader of its body, and aiohttp."""
+        """Tell the reader of the body and aiohttp that the client is gone."""
         if isinstance(self.body, Content):
             self.body.fail(error)
         inner, self._inner = (
             self._inner,
             None,
-        )  # It has this connection: neither shall keep the other.
+        )  # Break the cycle: the two objects must not keep each other alive.
         if inner is not None:
             inner.connection_lost(error)
 
     # --- From bytes to requests ---------------------------------------------------------------------
 
     def _begin(self, data: bytes, at: int) -> None:
-        """Give aiohttp the head that begins at a place of ``data``; hold what is behind its request."""
+        """Pass the head at this place of ``data`` to aiohttp. Hold the bytes behind its request."""
         try:
             head = head_of(data, at)
             if head is None:
@@ -256,13 +257,13 @@ class Connection(asyncio.Protocol):
         self._inner.data_received(head.without_body(data))
 
     def _begin_body(self, length: int | None, data: bytes, at: int) -> int:
-        """Take what is here of a body that is not here in whole; return the place behind it."""
+        """Start a body that has not arrived whole, and take its first bytes. Return the place behind them."""
         self._left = Chunks() if length is None else length
         self.body = Content(length, self._set_reading)
         return self._take_body(self.body, data, at)
 
     def _take_body(self, body: Content, data: bytes, at: int) -> int:
-        """Take what belongs to the body under way; return the place behind it. Raises BadRequest."""
+        """Take the bytes of the current body, and return the place behind them. Raises BadRequest."""
         left = self._left
         if isinstance(left, int):
             end = min(at + left, len(data))
@@ -282,7 +283,7 @@ class Connection(asyncio.Protocol):
         return end
 
     def _hold(self, data: bytes) -> None:
-        """Keep what can't be begun yet: a part of a head, or what came behind a request under way."""
+        """Keep bytes that can't be passed on yet: a part of a head, or bytes behind the current request."""
         if not self.busy and len(data) <= 4 and blank_bytes(data) == len(data):
             data = b""  # Blank lines between requests.
         try:
@@ -291,14 +292,14 @@ class Connection(asyncio.Protocol):
             if not self.busy:
                 self.refuse(error if isinstance(error, BrokerError) else None)
                 return
-            # The request under way is answered; what came behind it is not.
+            # Answer the current request, but not the requests behind it.
             self._error = error if isinstance(error, BrokerError) else None
             data = b""
         self._held, self._at = data, 0
         self._set_reading()
 
     def _count(self, size: int) -> None:
-        """Count what is held: heads, and what came behind. Raises as ``Account.take``."""
+        """Count the held bytes: heads, and the bytes behind them. Raises the errors of ``Account.take``."""
         more = size - self._counted
         if more > 0:
             self.account.take(BudgetKind.HEAD_BYTES, more)
@@ -310,22 +311,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def writing_paused(self) -> bool:
-        """Whether the client has not taken most of what was written."""
+        """True if the client has not read most of the written bytes."""
         return self._writable is not None
 
     def write(self, *parts: Piece) -> None:
-        """Send to the client. Raises ConnectionError if it is gone."""
+        """Send bytes to the client. Raises ConnectionError if it is gone."""
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")
-        # Not joined: a large part would be copied, and then be there twice while a reader is slow.
+        # Don't join the parts: that would copy a large part, and keep it twice while the client reads slowly.
         transport.writelines(parts)
 
     async def drained(self, wait_s: float) -> bool:
-        """Wait until the client has taken most of what was written; False: not within that time.
+        """Wait until the client has read most of the written bytes. Return False if it did not in this time.
 
         Raises:
-            ConnectionError: it is gone.
+            ConnectionError: the client is gone.
         """
         writable = self._writable
         if writable is None:
@@ -337,11 +338,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that were written and that the socket has not taken."""
+        """The number of written bytes that the socket has not taken."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def answered(self, *, stays_open: bool) -> None:
-        """Go on with what came behind the request under way, whose reply was sent; or end."""
+        """Note that the reply is sent. Start the next request, or end the connection."""
         self.busy = self.begun = False
         transport = self.transport
         if transport is None or self.dismissed:
@@ -374,14 +375,14 @@ class Connection(asyncio.Protocol):
         return self.transport is None or self._half_closed or self._server.draining
 
     def abandon(self) -> None:
-        """Tell requests that wait on behalf of this client that there is no use in it."""
+        """End the waiting of this client's requests: the client is gone, or the node drains."""
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
     # --- The end --------------------------------------------------------------------------------------
 
     def refuse(self, error: BrokerError | None) -> None:
-        """Answer what is no request, or no body of one, and end the connection."""
+        """Refuse a request or a body that can't be read, and end the connection."""
         transport = self.transport
         if transport is None or self.dismissed:
             return
@@ -394,7 +395,7 @@ class Connection(asyncio.Protocol):
             self._server.request_ended(self)
 
     def say_goodbye(self) -> None:
-        """Send the end after the last answer, and look at nothing that still comes."""
+        """Shut down the sending side after the last answer. Ignore all bytes that still arrive."""
         transport = self.transport
         if transport is None:
             return
@@ -410,22 +411,22 @@ class Connection(asyncio.Protocol):
             transport.close()
 
     def dismiss(self, words: bytes) -> None:
-        """Send the last words and the end, and read nothing more."""
+        """Send a last answer and shut down the sending side. Ignore all bytes that still arrive."""
         self.dismissed = True
         if self.transport is not None and not half_close(self.transport, words):
             self.transport.close()
 
     def force_close(self) -> None:
-        """Cut it."""
+        """Cut the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
     def _cut(self, kind: BudgetKind) -> None:
-        """Be cut, as the one that holds most of something that has run out."""
+        """Cut this connection, because it holds the most of a resource that ran out."""
         self._server.connection_cut(self, kind)
         if self.busy and not isinstance(self.body, Content):
             self.force_close()
-        else:  # No handler has the request: it can still be told.
+        else:  # No handler has the request yet, so the client can still get a refusal.
             self.refuse(Overloaded(f"This node has too much to do ({kind}). Try again."))
 
     def _look_if_idle(self) -> None:
@@ -439,13 +440,13 @@ class Connection(asyncio.Protocol):
     # --- For aiohttp --------------------------------------------------------------------------------
 
     def inner_said(self, data: bytes) -> None:
-        """Be told what aiohttp answers by itself: that it can't read a request. It then ends."""
+        """Take an answer that aiohttp writes by itself: it can't read a request. Refuse the request."""
         text = bytes(data).partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
         if not self.begun:
-            self.refuse(BadRequest(f"This is no HTTP request: {text[:200]!a}"))
+            self.refuse(BadRequest(f"This is not an HTTP request: {text[:200]!a}"))
 
     def inner_closed(self) -> None:
-        """Be told that aiohttp has done with this connection."""
+        """Close the connection: aiohttp has finished with it."""
         if self.transport is not None and not self.dismissed:
             self.transport.close()
 

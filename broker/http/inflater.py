@@ -1,11 +1,11 @@
-"""Unpacking gzip in steps: each step makes a bounded number of bytes, and the caller decides when it is taken.
+"""Inflate gzip in steps. Each step makes a bounded number of bytes, and the caller decides when to take it.
 
-A few bytes can unpack to a thousand times as many. So the caller makes room for a step before it takes it, and
-takes large bodies' steps in a thread. zlib lets other threads run while it unpacks; what holds them up is
-the copying of one step, some 0.1 ms.
+A few bytes can inflate to a thousand times as many. So the caller makes room in the budget before it takes a step, and
+takes the steps of large bodies in a thread. zlib lets other threads run while it inflates. Only the copying of one
+step holds them up, for about 0.1 ms.
 
-A gzip may have several members, one behind the other. Each costs about the same, however little is in it, so
-their number is bounded, too: enough for tools that pack every 64 KiB apart.
+A gzip may have several members, one behind the other. Each member costs about the same, even an empty one, so their
+number is bounded, too. The bound is enough for tools that write one member for every 64 KiB.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ STEP_BYTES_MAX: Final = 256 * 1024
 STEP_MEMBERS_MAX: Final = 16
 MEMBERS_MAX: Final = 4_096
 _SLICE_BYTES: Final = 64 * 1024
-"""zlib copies what it has not come to yet; this bounds how much that is."""
+"""How much input zlib gets at once. zlib copies the input that it has not used, so this bounds the copy."""
 
 
 class Inflater:
-    """Unpacks one body, fed piece by piece, never past a bound."""
+    """Inflates one body, fed piece by piece, up to a bound."""
 
     __slots__ = ("_at", "_bytes_max", "_member", "_piece", "inflated", "members", "read")
 
     def __init__(self, bytes_max: int) -> None:
-        """Start before the first member. ``bytes_max``: what all members together may unpack to."""
+        """Start before the first member. ``bytes_max`` bounds the inflated size of all members together."""
         self._bytes_max = bytes_max
         self._member: Any = None
         self._piece = memoryview(b"")
         self._at = 0
         self.members = 0
         self.read = 0
-        """Bytes of pieces, as sent."""
+        """The bytes of all pieces, as sent."""
         self.inflated = 0
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece; the one before it is used up."""
+        """Take the next piece. The last piece must be used up."""
         self._piece, self._at = memoryview(piece), 0
         self.read += len(piece)
 
     @property
     def has_more(self) -> bool:
-        """Whether the piece has bytes that no step came to yet."""
+        """True if the piece has bytes that no step has used yet."""
         return self._at < len(self._piece)
 
     @property
     def step_bytes_max(self) -> int:
-        """The most that the next step makes: one byte past the bound, at most."""
+        """The most bytes that the next step makes: at most one byte past the bound."""
         return min(STEP_BYTES_MAX, self._bytes_max - self.inflated + 1)
 
     def step(self) -> bytes:
-        """Return what comes next. Raises BadRequest, BodyTooLarge."""
+        """Return the next inflated bytes. Raises BadRequest, BodyTooLarge."""
         room, members_max = self.step_bytes_max, self.members + STEP_MEMBERS_MAX
         parts: list[bytes] = []
         while room and self.has_more and self.members < members_max:
@@ -65,7 +65,7 @@ class Inflater:
             parts.append(part)
         if self.inflated > self._bytes_max:
             raise BodyTooLarge(
-                f"A body may unpack to {self._bytes_max:,} bytes here; this one is larger."
+                f"A body may inflate to at most {self._bytes_max:,} bytes here. This one is larger."
             )
         return b"".join(parts)
 
@@ -80,11 +80,11 @@ class Inflater:
         try:
             part: bytes = member.decompress(given, room)
         except zlib.error as error:
-            raise BadRequest(f"The body is no gzip: {error}.") from error
+            raise BadRequest(f"The body is not gzip: {error}.") from error
         self._at += len(given) - len(member.unused_data or member.unconsumed_tail)
         return part
 
     def finish(self) -> None:
-        """Raise BadRequest unless the last member is whole; an empty body is whole."""
+        """Raise BadRequest unless the last member is whole. An empty body is whole."""
         if self._member is not None and not self._member.eof:
             raise BadRequest("The body's gzip is cut off.")

@@ -1,21 +1,22 @@
-"""One HTTP/1.1 connection, from the side that asks: a client, or a node that forwards.
+"""One outbound HTTP/1.1 connection, of a client or of a node that forwards.
 
-Publishing is many small requests on one connection. A general HTTP client spends 400 µs of a core on
-each; this one spends 60, and may send the next request before the last is answered (pipelining), so
-that both sides work at the same time. What it does not do is everything else: proxies, redirects,
-cookies, compression.
+Publishing sends many small requests on one connection. A general HTTP client spends 400 µs of a core on each request.
+This one spends 60 µs, and may send the next request before the last one is answered (pipelining), so both sides work
+at the same time. It does nothing else: no proxies, redirects, cookies or compression.
 
-An answer is read whole (``exchange``) or as it comes (``stream``); ``answer`` says what the lack of one means.
+The caller reads an answer whole (``exchange``) or while it arrives (``stream``). The module ``answer`` says what a
+missing answer means.
 
-A server can't make this side hold much, or wait for more than its time. Bounded are::
+A server can't make this side hold much memory, or wait longer than its time-out. These are the bounds::
 
     the head                                                      64 KiB
     interim answers before it                                     16
-    what is neither head nor body: trailers, chunk extensions     64 KiB at a time, and what one read brought
+    bytes outside head and body: trailers, chunk extensions       64 KiB at a time, and the bytes of one read
     the body of an answer that is read whole                      ``reply_bytes_max``
-    the body of one that is read as it comes                      a buffer; the rest stays in the socket
+    the body of a streamed answer                                 a buffer; the rest stays in the socket
 
-What goes beyond, is no HTTP, has a coding that was not asked for, or answers no request ends the connection.
+An answer beyond a bound, bytes that are not HTTP, a coding that was not requested, or an answer without a request
+end the connection.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ from broker.http.address import Address
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Of an answer: its head; and what comes between the head and a piece of the body, two pieces, or behind it."""
+"""The largest head of an answer. Also the largest run of bytes without a head or a body: between head and body,
+between two pieces of the body, or behind it."""
 INTERIM_MAX: Final = 16
-"""How many interim answers, as 100 is one, may come before an answer."""
+"""How many interim answers (like status 100) may come before an answer."""
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of an answer that is read whole: its body."""
+"""The largest body of an answer that is read whole."""
 SMALL_BYTES_MAX: Final = 64 * 1024
-"""A body up to here is copied behind its head, so that both are one write."""
+"""A body of at most this size is copied behind its head, so that both are one write."""
 
 
 class Ask(Protocol):
-    """One request; ``path`` has its query."""
+    """One request. ``path`` includes the query."""
 
     @property
     def method(self) -> str:
@@ -53,7 +55,7 @@ class Ask(Protocol):
 
     @property
     def path(self) -> str:
-        """Path and query, raw, behind the address's prefix."""
+        """The raw path and query, without the address's prefix."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -65,12 +67,12 @@ class Ask(Protocol):
 
 
 class OutboundConnection(asyncio.Protocol):
-    """A connection, its requests under way, and what is read of the next answer.
+    """A connection, its requests in flight, and the part of the next answer that was read.
 
     Attributes:
         url: the server's address.
         idle_since: when the last answer came, by the loop's clock.
-        answered: whether it has ever given a whole answer.
+        answered: True if the server has sent at least one whole answer on it.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class OutboundConnection(asyncio.Protocol):
         *,
         reply_bytes_max: int = REPLY_BYTES_MAX,
     ) -> None:
-        """Send ``headers`` with every request; take no larger answer whole than ``reply_bytes_max``.
+        """Send ``headers`` with every request. Read no answer whole that is larger than ``reply_bytes_max``.
 
         Raises:
-            ValueError: the URL isn't one, or a header is none.
+            ValueError: the URL or a header is not valid.
         """
         self.url = url
         self.address = address = Address.of(url)
@@ -104,22 +106,22 @@ class OutboundConnection(asyncio.Protocol):
         self._interim = 0
         self._in_body = False
         self._ends_at_close = False
-        # Whether the bytes read last ended a head or were of a body; how many in a row were neither.
+        # True if the last read ended a head or had bytes of a body; and how many bytes in a row did neither.
         self._advanced = False
         self._vain_bytes = 0
         self._head_bytes = 0
-        """At most those of the head under way."""
+        """An upper bound on the bytes of the head that is being read."""
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be sent on it."""
+        """True if a request may be sent on this connection."""
         return self._transport is not None and not self._closing
 
     def is_fresh(self, idle_s_max: float) -> bool:
-        """Whether a request may be sent on it now that none is under way.
+        """Return whether a request may be sent on this connection, which has none in flight.
 
-        It was not idle for longer than that, and in its socket lies nothing that the loop has not come to yet:
-        the server's end, or last words.
+        True if it was idle for at most ``idle_s_max``, and its socket has no unread bytes. Unread bytes can be the
+        server's end of the connection, or its last answer.
         """
         if not self.usable or self.idle_since < self._loop.time() - idle_s_max:
             return False
@@ -130,14 +132,14 @@ class OutboundConnection(asyncio.Protocol):
 
     @property
     def requests_in_flight(self) -> int:
-        """How many requests wait for their answers."""
+        """The number of requests that wait for their answers."""
         return len(self._waiting)
 
     async def exchange(self, request: Ask, timeout_s: float) -> HttpAnswer:
-        """Send one request and return its whole answer, whatever its status.
+        """Send one request and return its whole answer, with any status.
 
         Raises:
-            NotSent, NoAnswer: see there.
+            NotSent, NoAnswer: see these classes.
         """
         answer: asyncio.Future[HttpAnswer] = self._loop.create_future()
         self._send(request, answer)
@@ -146,16 +148,18 @@ class OutboundConnection(asyncio.Protocol):
             return await answer
         finally:
             timer.cancel()
-            if answer.cancelled():  # The caller has gone, and answers are told apart by order.
+            if (
+                answer.cancelled()
+            ):  # Answers belong to requests by their order, so none may be skipped.
                 self.give_up("a request was cancelled")
 
     async def stream(self, request: Ask, timeout_s: float) -> Streamed:
-        """Send one request and return its answer once its head is there.
+        """Send one request and return its answer once its head has arrived.
 
-        Nothing else may be sent before that answer has ended.
+        The caller must not send another request before that answer has ended.
 
         Raises:
-            NotSent, NoAnswer: see there.
+            NotSent, NoAnswer: see these classes.
         """
         streamed = Streamed(self, self._loop)
         self._send(request, streamed)
@@ -170,16 +174,16 @@ class OutboundConnection(asyncio.Protocol):
         return streamed
 
     def close(self, reason: str = "the connection was closed on this side") -> None:
-        """Close it; requests under way end as unanswered, for that reason."""
+        """Close the connection. Requests in flight fail with NoAnswer and this reason."""
         self.give_up(reason)
 
     def pause(self) -> None:
-        """Take nothing from the socket for now."""
+        """Stop reading from the socket for now."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Read again after ``pause``."""
         if self._transport is not None:
             self._transport.resume_reading()
 
@@ -191,7 +195,7 @@ class OutboundConnection(asyncio.Protocol):
     def _send(self, request: Ask, waiting: asyncio.Future[HttpAnswer] | Streamed) -> None:
         if self._transport is None or self._closing:
             raise NotSent("the connection is closed")
-        # First, since after a head that can't be sent nothing may wait for its answer.
+        # Build the head first: if it can't be encoded, no request may be left waiting for an answer.
         head = self.head(request) + b"%d\r\n\r\n" % len(request.body)
         self._waiting.append(waiting)
         if len(request.body) <= SMALL_BYTES_MAX:
@@ -201,7 +205,7 @@ class OutboundConnection(asyncio.Protocol):
             self._transport.write(request.body)
 
     def give_up(self, reason: object) -> None:
-        """Close it by the server's fault; requests under way end as unanswered, for that reason."""
+        """Close the connection because of an error. Requests in flight fail with NoAnswer and this reason."""
         self._end(NoAnswer(str(reason)))
 
     def _end(self, error: NoAnswer | NotSent) -> None:
@@ -215,7 +219,7 @@ class OutboundConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- What the loop calls ----------------------------------------------------------------------
+    # --- Called by the loop -----------------------------------------------------------------------
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -225,8 +229,8 @@ class OutboundConnection(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         if not self._waiting:
-            # Read on, it could be taken for the answer to a request that has yet to come.
-            self.give_up("the server sent what was not asked for")
+            # If these bytes were kept, they would look like the answer to the next request.
+            self.give_up("the server sent an answer without a request")
             return
         self._advanced = False
         self._head_bytes = self._vain_bytes + len(data)
@@ -235,12 +239,12 @@ class OutboundConnection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             self.give_up(error.__context__ or error)
         except httptools.HttpParserUpgrade:
-            self.give_up("the server speaks another protocol from here on")
+            self.give_up("the server switched to another protocol")
         except httptools.HttpParserError as error:
             self.give_up(f"the answer is not HTTP ({error})")
         self._vain_bytes = 0 if self._advanced else self._head_bytes
         if self._vain_bytes > HEAD_BYTES_MAX:
-            self.give_up(f"{HEAD_BYTES_MAX} bytes of an answer brought it no further")
+            self.give_up(f"the answer has {HEAD_BYTES_MAX} bytes in a row outside head and body")
 
     @override
     def eof_received(self) -> None:
@@ -253,21 +257,21 @@ class OutboundConnection(asyncio.Protocol):
         self._transport = None
         self.give_up(exc or "the server closed the connection")
 
-    # --- What the parser calls --------------------------------------------------------------------
+    # --- Called by the parser ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Refuse an answer that no request waits for."""
         if not self._waiting:
-            raise NoAnswer("the server sent what was not asked for")
+            raise NoAnswer("the server sent an answer without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep one header of the answer; what stands behind a body is passed over."""
+        """Keep one header of the answer. Ignore the fields of a trailer."""
         if self._in_body:
             return
         self._reply_headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Tell a reader of a stream that it begins, unless this is an interim answer."""
+        """Check the head. Begin a streamed answer, unless this is an interim answer."""
         self._advanced = True
         self._status = status = self._reader.get_status_code()
         headers = self._reply_headers
@@ -281,7 +285,7 @@ class OutboundConnection(asyncio.Protocol):
         self._in_body = True
         coding, length = headers.get("transfer-encoding"), headers.get("content-length")
         if coding is not None and coding.lower() != "chunked":
-            raise NoAnswer(f"the answer has a coding that was not asked for ({coding:.80})")
+            raise NoAnswer(f"the answer has a coding that was not requested ({coding:.80})")
         self._ends_at_close = coding is None and length is None and status not in {204, 304}
         if isinstance(streamed := self._waiting[0], Streamed):
             streamed.begin(status, headers)
@@ -300,14 +304,14 @@ class OutboundConnection(asyncio.Protocol):
             self._check_length(len(self._reply_body) + len(body))
             if isinstance(self._reply_body, bytes):
                 self._reply_body = bytearray(self._reply_body)
-            self._reply_body += body  # In one place: of small pieces each would be an object.
+            self._reply_body += body  # One buffer: as a list, each small piece would be an object.
 
     def _check_length(self, size: int) -> None:
         if size > self._reply_bytes_max:
             raise NoAnswer(f"the answer has more than {self._reply_bytes_max} bytes")
 
     def on_message_complete(self) -> None:
-        """Hand the answer to the oldest request, unless it is only an interim one."""
+        """Give the answer to the oldest request, unless it is an interim answer."""
         self._advanced = True
         headers, self._reply_headers = self._reply_headers, {}
         if self._status < 200:
@@ -323,17 +327,17 @@ class OutboundConnection(asyncio.Protocol):
         elif not answer.done():
             answer.set_result(reply)
         if not self._reader.should_keep_alive():
-            # What was sent behind an answer that says so was not looked at.
+            # The server does not process the requests behind one whose answer closes the connection.
             self._end(NotSent("the server closes the connection"))
 
     def got(self, reply: HttpAnswer) -> None:
-        """Take note of an answer; of one that was streamed the body is not here."""
+        """Note that an answer came. The ``body`` of a streamed answer is empty here."""
         self.answered = True
         self.idle_since = self._loop.time()
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Return headers as they stand on the wire. Raises ValueError for one that would be several."""
+    """Return headers as sent on the wire. Raises ValueError for a header with a line break."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not lines.count("\n") == lines.count("\r") == len(headers):
         raise ValueError(f"a line break in a header: {lines!r}")
@@ -341,14 +345,14 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 
 
 def _held(headers: Mapping[str, str]) -> int:
-    """Return how much headers are, as bytes."""
+    """Return the size of headers in bytes."""
     return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 def _encoded(text: str) -> bytes:
-    """Return a part of a head as bytes: those that were read, if it was read from a request.
+    """Return a part of a head as bytes. Text that came from a request becomes the same bytes again.
 
-    Our servers take what they read for UTF-8, and escape what is none.
+    Our servers decode heads as UTF-8, and escape bytes that are not UTF-8.
     """
     return text.encode("utf-8", "surrogateescape")
 
@@ -359,7 +363,7 @@ AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
 async def open_connection(
     connection: AnyConnection, timeout_s: float, tls: ssl.SSLContext | None = None
 ) -> AnyConnection:
-    """Connect to the server, and return the connection. Raises NotSent."""
+    """Connect to the server and return the connection. Raises NotSent."""
     loop, address = asyncio.get_running_loop(), connection.address
     context = (tls or _usual_tls()) if address.tls else None
     try:
@@ -374,5 +378,5 @@ async def open_connection(
 
 @cache
 def _usual_tls() -> ssl.SSLContext:
-    """Return what trusts the machine's certificates; to load them takes some 20 ms."""
+    """Return a context that trusts the machine's certificates. Loading them takes about 20 ms."""
     return ssl.create_default_context()

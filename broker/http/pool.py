@@ -1,7 +1,7 @@
-"""Connections that are kept open between requests; each is used for one request at a time.
+"""A pool of connections that stay open between requests. Each connection has one request at a time.
 
-A request waits for a place, of which there are ``connections_max``, and then takes an idle connection to
-its server or has a new one opened. Of those that are idle no more are kept than there are places.
+A request waits for one of ``connections_max`` places. Then it takes an idle connection to its server, or a new one is
+opened. The pool keeps at most as many idle connections as there are places.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
 
 
 class Pool(Generic[AnyConnection]):
-    """Connections to one server, or to several. To be used in one event loop."""
+    """Connections to one or several servers. Use it in one event loop."""
 
     def __init__(self, connections_max: int, idle_s_max: float) -> None:
-        """Connect to no server yet; a connection is not used again after ``idle_s_max`` without a request."""
+        """Begin without connections. A connection that was idle for ``idle_s_max`` is not used again."""
         self._places = asyncio.Semaphore(connections_max)
         self._connections_max = connections_max
         self._idle_s_max = idle_s_max
@@ -26,7 +26,7 @@ class Pool(Generic[AnyConnection]):
         self._busy: dict[AnyConnection, None] = {}
 
     async def enter(self, timeout_s: float) -> bool:
-        """Wait for a place, and tell whether there was one in time."""
+        """Wait for a place. Return whether there was one in time."""
         if not self._places.locked():
             return await self._places.acquire()
         try:
@@ -40,7 +40,10 @@ class Pool(Generic[AnyConnection]):
         self._places.release()
 
     def take(self, url: str) -> AnyConnection | None:
-        """Return the idle connection to ``url`` that was used last; None: ``add`` one. To be called with a place."""
+        """Return the idle connection to ``url`` that was used last. If it returns None, ``add`` one.
+
+        The caller must have a place.
+        """
         for at in reversed(range(len(self._idle))):
             if self._idle[at].url == url:
                 connection = self._idle.pop(at)
@@ -52,12 +55,12 @@ class Pool(Generic[AnyConnection]):
         return None
 
     def add(self, connection: AnyConnection) -> AnyConnection:
-        """Take a connection that was opened for a place, and return it."""
+        """Take a new connection into the pool, and return it. The caller must have a place."""
         self._busy[connection] = None
         return connection
 
     def put_back(self, connection: AnyConnection) -> None:
-        """End the use of a connection, and keep it; one that still waits for an answer is closed."""
+        """End the use of a connection and keep it. If it still waits for an answer, close it."""
         self._busy.pop(connection, None)
         if connection.requests_in_flight:
             connection.close()
@@ -67,13 +70,13 @@ class Pool(Generic[AnyConnection]):
                 self._idle.pop(0).close()
 
     def _close_old(self) -> None:
-        """Close those idle for too long, the first ones; each new connection is an occasion."""
+        """Close connections that were idle for too long. They are the first ones in the list."""
         oldest = asyncio.get_running_loop().time() - self._idle_s_max
         while self._idle and not (self._idle[0].usable and self._idle[0].idle_since >= oldest):
             self._idle.pop(0).close()
 
     def close(self, reason: str) -> None:
-        """Close all; requests under way end as unanswered, for that reason."""
+        """Close all connections. Requests in flight fail with NoAnswer and this reason."""
         for connection in [*self._idle, *self._busy]:
             connection.close(reason)
         self._idle.clear()

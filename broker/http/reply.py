@@ -1,10 +1,10 @@
-r"""Replies as values, and the one place that turns an error into one.
+r"""Replies as values, and the one place that makes a reply from an error.
 
-A reply's head is put together once and kept: the common answers are constants, so that answering a
-publish copies bytes and formats nothing::
+A reply formats its head once and keeps it. The common answers are constants, so they are sent without formatting
+anything but the part of the request::
 
     HTTP/1.1 200 OK\r\n  headers…  Content-Length: 0\r\n      <- Reply.head, kept
-    X-Request-Id: …\r\n  Date: …\r\n  [Connection: …]\r\n    <- the shell's, per request
+    X-Request-Id: …\r\n  Date: …\r\n  [Connection: …]\r\n    <- by Exchange, per request
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Reply:
-    """A whole answer. ``content_type`` empty means that the header is absent."""
+    """A whole answer. An empty ``content_type`` means that the header is absent."""
 
     __slots__ = ("_head", "body", "chunked", "close", "content_type", "headers", "status")
 
@@ -57,9 +57,9 @@ class Reply:
     ) -> None:
         """Keep the parts.
 
-        ``close`` ends the connection after the answer; ``chunked`` sends the body, which must not be
-        empty, as one HTTP chunk, where consumers expect chunks. ``head`` is what the property of this name
-        would put together, where a caller has it at less cost.
+        ``close`` ends the connection after the answer. ``chunked`` sends the body as one HTTP chunk, for consumers
+        that expect chunks; the body must not be empty then. ``head`` is the value of the property of this name, if
+        the caller can make it at less cost.
         """
         self.status = status
         self.body = body
@@ -79,7 +79,7 @@ class Reply:
 
     @property
     def frame(self) -> tuple[bytes, bytes]:
-        """What goes out before the body and behind it."""
+        """The bytes to send before the body and behind it."""
         return (b"%x\r\n" % len(self.body), b"\r\n" + LAST_CHUNK) if self.chunked else (b"", b"")
 
     def with_headers(self, *headers: tuple[str, str]) -> Reply:
@@ -107,10 +107,10 @@ class Reply:
 
 
 class ChunkedReply:
-    """An answer whose body is made while it is sent; each item, none empty, becomes one HTTP chunk.
+    """An answer whose body is made while it is sent. Each item becomes one HTTP chunk, so no item may be empty.
 
-    ``compressible`` bodies are gzipped if the client asks for it. That the reader has gone is told to
-    the maker of the chunks by ``aclose``.
+    ``compressible`` bodies are gzipped if the client accepts that. If the client has gone, the sender closes the
+    generator of the chunks with ``aclose``.
     """
 
     __slots__ = ("chunks", "compressible", "content_type", "headers", "status")
@@ -123,7 +123,7 @@ class ChunkedReply:
         *,
         compressible: bool = True,
     ) -> None:
-        """Keep the parts. A stream's status is 200: what fails before it begins is no stream."""
+        """Keep the parts. The status is always 200: an error before the stream begins makes a Reply instead."""
         self.status = 200
         self.chunks = chunks
         self.content_type = content_type
@@ -131,7 +131,7 @@ class ChunkedReply:
         self.compressible = compressible
 
     def head(self, *headers: tuple[str, str]) -> bytes:
-        """Return the status line and the headers, with ``headers``, which frame the body."""
+        """Return the status line and the headers, with these more ``headers``, which frame the body."""
         return _head(self.status, self.content_type, (*self.headers, *headers))
 
 
@@ -161,12 +161,12 @@ def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply
 
 
 def media_type(headers: Mapping[str, str]) -> str:
-    """Return the type that a request says its body has, without parameters, in lower case; empty if none."""
+    """Return the type of a request's body, without parameters, in lower case. Empty if the header is missing."""
     return headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 def names_json(headers: Mapping[str, str]) -> bool:
-    """Whether an error shall be JSON: the client names it in Accept or sent it."""
+    """Return whether an error should be JSON: the client names JSON in Accept, or sent JSON."""
     accepted = headers.get("Accept", "").lower()
     return media_type(headers) in _OF_JSON or any(kind in accepted for kind in _OF_JSON)
 
@@ -179,7 +179,7 @@ def retry_after_s(error: BrokerError) -> int:
 def error_reply(
     error: BrokerError, headers: Mapping[str, str], more: Headers = (), *, close: bool = False
 ) -> Reply:
-    """Answer a refusal or a failure; ``headers`` are the request's, ``more`` the reply's."""
+    """Return the reply for an error. ``headers`` are the request's; ``more`` are added to the reply."""
     reply_headers: list[tuple[str, str]] = [
         *more,
         ("Broker-Error", error.code),
@@ -205,6 +205,6 @@ def error_reply(
 
 
 def unexpected_reply(headers: Mapping[str, str], request_id: str) -> Reply:
-    """Answer an exception that nobody foresaw: its outcome is unknown."""
+    """Return the reply for an unexpected exception: the outcome is unknown."""
     error = BrokerError(f"Internal error; the log has the cause under request {request_id}.")
     return error_reply(error, headers)

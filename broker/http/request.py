@@ -1,7 +1,7 @@
-"""The request as handlers see it: a value, cheap to make and parsed no further than asked.
+"""The request as handlers see it: a value that is cheap to make.
 
-One of these is made per HTTP request, so it has slots, keeps the header mapping that the parser made,
-and splits its query only when a handler looks at it.
+One object is made for each HTTP request. So it has slots, keeps the header mapping of the parser, and splits its query
+only when a handler reads it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_QUERY: Mapping[str, str] = {}
 
 
 class PathNames:
-    """The names in a path: a namespace, perhaps a topic in it and a stage or a cursor of that; a transaction; or a node."""
+    """The names in a path: a namespace, maybe with a topic and its stage or cursor; or a transaction; or a node."""
 
     __slots__ = ("cursor", "namespace", "node", "stage", "topic", "transaction")
 
@@ -34,7 +34,7 @@ class PathNames:
         cursor: str = "",
         transaction: str = "",
     ) -> None:
-        """Keep names that have been checked, but for those behind ``topic``; empty where the path has none."""
+        """Keep the names. The router has checked ``namespace`` and ``topic`` only. Names not in the path are empty."""
         self.namespace = namespace
         self.topic = topic
         self.node = node
@@ -47,18 +47,23 @@ NO_NAMES = PathNames()
 
 
 def never() -> asyncio.Future[None]:
-    """Return a future that nobody resolves: callers within the process do not go away."""
+    """Return a future that is never done: callers within the process do not go away."""
     return asyncio.get_running_loop().create_future()
 
 
 class Request:
     """One request.
 
-    ``headers`` is case-insensitive. ``body`` is whole and inflated. ``deadline`` is in seconds of the
-    monotonic clock. ``forwarded`` says that a node, not a client, sent it, and ``repeat`` what makes it
-    repeatable then. ``source`` is the connection by which it came: the requests of one keep their order.
-    ``abandoned`` gives a future that is done once the caller is gone or this node drains; handlers that
-    wait race against it. ``hold`` counts what the node holds for it.
+    Attributes:
+        headers: case-insensitive.
+        body: whole and inflated.
+        deadline: in seconds of the monotonic clock.
+        forwarded: True if a node sent it, not a client.
+        repeat: the facts that make a forwarded request repeatable.
+        source: the connection on which it came. The requests of one connection keep their order.
+        abandoned: returns a future that is done once the client is gone or this node drains. A handler that waits
+            must stop then.
+        hold: counts the memory and the work that the node spends on it.
     """
 
     __slots__ = (
@@ -114,26 +119,26 @@ class Request:
 
     @property
     def topic(self) -> TopicId:
-        """The topic that the path names; a bug if the route has none."""
+        """The topic in the path. Only for routes that have one."""
         topic = self.names.topic
         assert topic is not None, f"{self.path} names no topic"
         return topic
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The query's parameters. Raises BadRequest, also where one comes twice."""
+        """The query's parameters. Raises BadRequest if it can't be read, or a parameter comes twice."""
         if self._query is None:
             self._query = _parse_query(self.query_string) if self.query_string else _NO_QUERY
         return self._query
 
     def let_go_of_body(self) -> None:
-        """Hold the body no longer: it was decoded, and is needed no more."""
+        """Free the body, which the handler has decoded."""
         if self.body:
             self.body = b""
             self.hold.give(BudgetKind.BODY_BYTES)
 
     def ask(self, query_string: str) -> None:
-        """Give the request another query, before a handler has it."""
+        """Replace the query, before a handler reads it."""
         self.query_string = query_string
         self._query = None
 
@@ -153,17 +158,17 @@ def _parse_query(text: str) -> Mapping[str, str]:
     return query
 
 
-# --- What several handlers read from a query or a header ------------------------------------------
+# --- Query parameters of several handlers ---------------------------------------------------------
 
 
 def whole_number(
     query: Mapping[str, str], name: str, *, least: int, most: int, default: int
 ) -> int:
-    """Return a whole number of the query, or ``default`` if absent. Raises BadRequest."""
+    """Return a whole number from the query, or ``default`` if it is absent. Raises BadRequest."""
     text = query.get(name)
     if text is None:
         return default
-    # More digits than any bound has are refused before int() spends time on them.
+    # Refuse too many digits before int() spends time on them. No bound has more than 19.
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else -1
     if not least <= number <= most:
         raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {text!r}.")
@@ -171,7 +176,7 @@ def whole_number(
 
 
 def one_of(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """Return one of ``choices``, the first if the parameter is absent. Raises BadRequest."""
+    """Return one of ``choices``; the first one if the parameter is absent. Raises BadRequest."""
     text = query.get(name, choices[0])
     if text not in choices:
         raise BadRequest(f"{name} must be one of {', '.join(choices)}, not {text!r}.")

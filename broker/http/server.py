@@ -1,11 +1,14 @@
-"""The listener and all its connections: what they may hold together, and how they end.
+"""The listener and all its connections: their shared budgets, and their end.
 
-aiohttp's low-level ``web.Server`` makes one protocol for each connection; ours stands before it (see
-``connection``), and answers are made by an ``Application`` (see ``exchange``).
+aiohttp's low-level ``web.Server`` makes one protocol for each connection. Our protocol stands before it (see
+``inbound``). An ``Application`` makes the answers (see ``exchange``).
 
-Draining, in this order: whatever waits is answered, idle connections are closed, requests of which a byte was
-read get their answer with ``Connection: close``, new connections too; the listener is closed; what was
-accepted until then is answered (see ``drain``).
+A drain has these steps (see ``drain``):
+
+1. Requests that wait are answered, and idle connections are closed.
+2. A request of which a byte was read gets its answer with ``Connection: close``, also on new connections.
+3. The listener is closed.
+4. Requests on the connections accepted until then are answered.
 """
 
 from __future__ import annotations
@@ -33,18 +36,18 @@ from broker.http.reply import error_reply
 BACKLOG: Final = 1024
 TICK_S = 1.0
 LULL_S: Final = 0.25
-"""How long clients have to hear of a drain, and to go elsewhere, before none can connect any more."""
+"""How long clients have to notice a drain, and to go to another node, before the listener closes."""
 HANDLERS_END_S: Final = 0.5
-"""How long handlers whose clients were cut may take to end before they are cancelled."""
+"""How long a handler may go on after its client was cut, before it is cancelled."""
 NEWCOMERS_S: Final = 0.1
-"""How long at least a client that connects during a drain may take to ask: it came for that."""
+"""The least time that a client has for its request if it connects during a drain."""
 FOR_EVER_S: Final = 1e8
 
 log = logs.get_logger()
 
 
 class _Refusals(logging.Filter):
-    """Drops aiohttp's lines on requests that it can't read: any stranger could fill the log with them."""
+    """Drops aiohttp's log lines about requests that it can't read: any client could fill the log with them."""
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
@@ -59,7 +62,7 @@ class Server:
     """Serves an Application on a TCP port."""
 
     def __init__(self, application: Application, config: Config, clock: Clock) -> None:
-        """Keep what is to be served; nothing listens before ``start``."""
+        """Keep the parts. The server does not listen before ``start``."""
         self._config = config
         self.budgets = Budgets(_bounds(config))
         self.bodies = BodyReader(config)
@@ -67,9 +70,9 @@ class Server:
         self.keep_alive_s = config.server.keep_alive_s
         self.open: dict[Connection, None] = {}
         self.heads: dict[Connection, float] = {}
-        """Connections with a begun head, oldest first, and when it began."""
+        """Connections with a begun head, oldest first, each with the time when the head began."""
         self.busy = 0
-        """How many requests are under way: a connection counts its own when the head is whole."""
+        """The number of requests being served. A connection counts its request when the head is whole."""
         self.draining = False
         self._patience_s = 0.0
         self._loop: asyncio.AbstractEventLoop
@@ -79,15 +82,15 @@ class Server:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> None:
-        """Listen, on a socket that does so already or a new one. Port 0 takes a free one.
+        """Listen on a new socket, or on ``listening``, which listens already. Port 0 takes a free port.
 
         Raises:
-            OSError: the address can't be had.
+            OSError: the address is not free.
         """
         self._loop = loop = asyncio.get_running_loop()
         self.time = loop.time
         self.next_tick = loop.time() + TICK_S
-        """When this server looks at its connections again: no earlier than now, and soon."""
+        """The time of the next check of all connections. It stands for "now" where a second more does no harm."""
         self.call_later = loop.call_later
         self.create_future = loop.create_future
         self._drain = Drain(loop, lambda: bool(self.busy or self.heads))
@@ -96,7 +99,7 @@ class Server:
             self._exchange.serve,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=FOR_EVER_S,  # Connections see to it before the first request, too.
+            keepalive_timeout=FOR_EVER_S,  # Connection has its own time-out, also before the first request.
             lingering_time=0.0,
             logger=_inner_log,
             max_line_size=server.request_line_bytes_max,
@@ -120,27 +123,27 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port on which this server listens."""
         assert self._server is not None, "not started"
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self.open)
 
     @property
     def unread_heads(self) -> int:
-        """How many connections have sent a part of a request's head."""
+        """The number of connections that have sent a part of a request's head."""
         return len(self.heads)
 
-    # --- What connections tell ------------------------------------------------------------------------
+    # --- Called by connections ------------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> BrokerError | None:
-        """Count a new connection; or return why it can't be, if there are too many."""
+        """Count a new connection. Return an error instead if there are too many."""
         if len(self.open) >= self._config.server.connections_max:
-            return Overloaded("This node has as many connections as it may have.")
+            return Overloaded("This node has reached its limit of open connections.")
         self.open[connection] = None
         if self.draining:
             self._drain.part(connection, max(self._patience_s, NEWCOMERS_S))
@@ -157,37 +160,37 @@ class Server:
         self.heads.setdefault(connection, self._loop.time())
 
     def head_ended(self, connection: Connection) -> None:
-        """Note that nothing of a request is there any more."""
+        """Note that a connection has no begun head any more."""
         if self.heads.pop(connection, None) is not None:
             self._drain.look()
 
     def request_ended(self, connection: Connection, *, stays_open: bool = False) -> None:
-        """Note that the reply was sent, or can't be."""
+        """Note that a reply was sent, or can't be sent."""
         self.busy -= 1
         if self.draining:
             if stays_open and connection in self.open:
-                # Its long answer began before the drain, and has said nothing of it.
+                # Its answer began before the drain, without ``Connection: close``.
                 self._drain.part(connection, self._patience_s)
             self._drain.look()
 
     def connection_cut(self, connection: Connection, kind: BudgetKind) -> None:
-        """Tell that a connection was cut since it held the most of something that had run out."""
+        """Log that a connection was cut, because it held the most of a resource that ran out."""
         if connection.account.may_log():
-            log.warning("connection cut", reason=f"it held the most {kind}")
+            log.warning("connection cut", reason=f"it held the most of {kind}")
 
     def linger(self, connection: Connection, seconds: float | None) -> None:
-        """Wait for the client of a connection that was sent its end, then cut it; None: as usual."""
+        """Wait until the client closes a connection whose end was sent, then cut it. None: the usual time."""
         self._drain.linger(connection, seconds)
 
     def last_words(self, error: BrokerError) -> bytes:
-        """Return a whole answer after which the connection ends, for what is not yet a request."""
+        """Return a whole answer for bytes that are not a request. The connection must end after it."""
         identifier = self._exchange.new_id()
         log.debug("connection refused", request_id=identifier, code=error.code, error=error.message)
         reply = error_reply(error, {})
         return reply.head + self._exchange.last_tail(identifier) + reply.body
 
     def cut(self) -> None:
-        """Stop listening and cut every connection, whatever is under way."""
+        """Stop listening and cut every connection, also those with requests."""
         if self._server is not None:
             self._server.close()
         for connection in list(self.open):
@@ -202,7 +205,7 @@ class Server:
             self._cut_slow_heads()
 
     def _cut_slow_heads(self) -> None:
-        """Cut connections whose request's head takes too long."""
+        """Cut the connections whose request's head takes too long to arrive."""
         oldest = self._loop.time() - self._config.server.header_deadline_s
         for connection, began in list(self.heads.items()):
             if began > oldest:
@@ -212,9 +215,9 @@ class Server:
     # --- The end --------------------------------------------------------------------------------------
 
     def begin_drain(self, patience_s: float = PATIENCE_S) -> None:
-        """Answer what waits, end what is idle, and let every further reply be its connection's last.
+        """Answer waiting requests, end idle connections, and close each connection with its next reply.
 
-        Other people's idle connections have ``patience_s`` for a last request (see ``drain``).
+        Idle connections of other clients have ``patience_s`` for a last request (see ``drain``).
         """
         if self._server is None or self.draining:
             return
@@ -226,12 +229,12 @@ class Server:
                 self._drain.part(connection, patience_s)
 
     async def quiet(self) -> None:
-        """Return once no request is under way or has begun to arrive, and idle clients have gone."""
+        """Wait until no request is served or has begun to arrive, and all idle connections have ended."""
         if self._server is not None:
             await self._drain.quiet()
 
     async def close(self, within_s: float | None = None) -> None:
-        """Drain, close the listener, and wait for quiet at most ``within_s``; None: as configured."""
+        """Drain, close the listener, and wait at most ``within_s`` for all answers. None: the configured time."""
         server = self._server
         if server is None:
             return
@@ -246,7 +249,7 @@ class Server:
                 await stop_accepting(server, self._connection)
                 await self._drain.quiet()
         except TimeoutError:
-            log.warning("drain ended before all was answered", requests=self.busy)
+            log.warning("drain ended before all requests were answered", requests=self.busy)
         self.cut()
         await self._web.shutdown(HANDLERS_END_S)
         await server.wait_closed()
@@ -257,9 +260,9 @@ class Server:
 
 
 def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
-    """Return the bounds that the configuration sets."""
+    """Return the bounds of the configuration."""
     limits, bodies = config.limits, DEFAULTS[BudgetKind.BODY_BYTES]
-    # A gzipped body is held as sent while the next of it is inflated, and twice while it is joined.
+    # A gzipped body is in memory as sent while it is being inflated, and twice while it is being joined.
     body = max(bodies.connection, limits.body_bytes_max, limits.body_inflated_bytes_max * 3 // 2)
     return {
         BudgetKind.WAITING: DEFAULTS[BudgetKind.WAITING]._replace(

@@ -1,4 +1,4 @@
-"""What aiohttp takes for the socket of a connection; the other side of our protocol in front of its own."""
+"""The transport that our protocol gives to aiohttp's: aiohttp uses it like the socket of a connection."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Side(asyncio.Transport):
-    """What aiohttp takes for the socket."""
+    """The transport of aiohttp's protocol. Its writes and its end go to the connection, not to the socket."""
 
     __slots__ = ("_real", "connection")
 
     def __init__(self, connection: Connection) -> None:
-        """Stand before the transport of a connection."""
+        """Keep the connection and its real transport."""
         super().__init__()
         assert connection.transport is not None, "connected"
         self._real = connection.transport

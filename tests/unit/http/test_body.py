@@ -84,7 +84,7 @@ async def test_a_body_that_stands_still_is_given_up(broker: Broker) -> None:
         await raw.send(HEAD + b"Content-Length: 3\r\n\r\na")
         reply = await raw.reply()
         assert (reply.status, reply.headers["Connection"]) == (400, "close")
-        assert b"stood still" in reply.body
+        assert b"stalled" in reply.body
 
 
 @pytest.mark.parametrize("bad", [b"zz\r\nabc\r\n", b"3\r\nabcd\r\n0\r\n\r\n"])

@@ -296,10 +296,10 @@ def for_ever(first: bytes, again: bytes) -> Script:
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ENDLESS = {
-    "a head": (for_ever(OK, b"X: y\r\n" * 1_000), "brought it no further"),
-    "a value": (for_ever(OK + b"X: ", b"y" * 10_000), "brought it no further"),
-    "a reason": (for_ever(b"HTTP/1.1 200 ", b"y" * 10_000), "brought it no further"),
-    "line ends": (for_ever(b"", b"\r\n" * 10_000), "brought it no further"),
+    "a head": (for_ever(OK, b"X: y\r\n" * 1_000), "in a row outside head and body"),
+    "a value": (for_ever(OK + b"X: ", b"y" * 10_000), "in a row outside head and body"),
+    "a reason": (for_ever(b"HTTP/1.1 200 ", b"y" * 10_000), "in a row outside head and body"),
+    "line ends": (for_ever(b"", b"\r\n" * 10_000), "in a row outside head and body"),
     "interim answers": (for_ever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "interim"),
     "hints": (
         for_ever(b"", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"y" * 9_000 + b"\r\n\r\n"),
@@ -307,9 +307,9 @@ ENDLESS = {
     ),
     "trailers": (
         for_ever(CHUNKED + b"1\r\na\r\n0\r\n", b"X: y\r\n" * 1_000),
-        "brought it no further",
+        "in a row outside head and body",
     ),
-    "an extension": (for_ever(CHUNKED + b"1;", b"x" * 10_000), "brought it no further"),
+    "an extension": (for_ever(CHUNKED + b"1;", b"x" * 10_000), "in a row outside head and body"),
     "a body": (for_ever(OK + b"\r\n", bytes(10_000)), "more than 1000000 bytes"),
     "a chunk": (
         for_ever(CHUNKED + b"8000000000000000\r\n", bytes(10_000)),
