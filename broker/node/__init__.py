@@ -1,1 +1,1 @@
-"""A node: its parts, wired together, alone or in a cluster."""
+"""A node: this package connects the parts of a standalone node, or of a node in a cluster."""

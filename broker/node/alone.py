@@ -1,4 +1,4 @@
-"""The ground of a standalone node: a LevelDB table, and no other node beside it."""
+"""The ground of a standalone node: a LevelDB table, without other nodes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ log = logs.get_logger()
 
 
 class Alone:
-    """The ground of a standalone node: LevelDB, and nobody beside it."""
+    """The ground of a standalone node: LevelDB, without other nodes."""
 
     instance = None
     tenure: Tenure = EVERYTHING
 
     def __init__(self, config: Config, metrics: Metrics, clock: Clock) -> None:
-        """Keep the configuration; nothing is opened before ``open``."""
+        """Keep the parts. Nothing is opened before ``open``."""
         self.owner = secrets.token_hex(8)
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._config = config
@@ -43,7 +43,7 @@ class Alone:
         self._logs: Logs | None = None
 
     async def open(self, url: str) -> None:
-        """Open the store. Raises as ``open_store`` does."""
+        """Open the store. Raises the errors of ``open_store``."""
         del url
         self._table = await open_store(self._config, self._metrics.synced)
         self._logs = Logs(self._table, self._clock)
@@ -63,7 +63,7 @@ class Alone:
         """Return None: there is no cluster."""
 
     def routed(self, topics: Topics, deadline_s: float) -> None:
-        """Return None: there is nobody to pass requests on to."""
+        """Return None: there is no other node to forward requests to."""
 
     def transactions(self, local: Transactions, deadline_s: float) -> Transactions:
         """Return the node's own service."""
@@ -71,20 +71,20 @@ class Alone:
         return local
 
     def failure(self) -> str | None:
-        """Return why the store takes no writes, if it takes none."""
+        """Return why the store takes no writes; None if it takes them."""
         if self._table is None or self._table.failure is None:
             return None
         return f"storage does not take writes: {self._table.failure}"
 
     def skewed(self, skew_ms: int) -> None:
-        """Do nothing: there is no other clock to compare with."""
+        """Do nothing: there is no other clock."""
 
     async def other_clocks(self) -> Sequence[Written]:
         """Return none: there are no other nodes."""
         return ()
 
     async def leave(self, seconds: float, *, waits_s: float) -> None:
-        """Do nothing: there is nobody to hand over to."""
+        """Do nothing: there is no other node to hand topics over to."""
 
     async def close(self) -> None:
         """Close the store."""
@@ -95,10 +95,10 @@ class Alone:
 async def open_store(
     config: Config, observe: Callable[[float], None] | None = None
 ) -> LevelDBTable:
-    """Open the configured store; ``observe`` is told the seconds of each synced write.
+    """Open the configured store. ``observe`` gets the seconds of each synced write.
 
-    After a crash LevelDB reads its log back first, at most about twice the write buffer; a disk that is
-    busy or ill may make any of it long. So the log says what is waited for, again and again.
+    After a crash LevelDB first reads its log back, at most about twice the write buffer. A busy or failing disk can
+    make this slow. So while the store is being opened, a log line says so every few seconds.
     """
     storage = config.storage
     directory = Path(storage.data_dir)

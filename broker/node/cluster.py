@@ -1,11 +1,11 @@
-"""What a node of a cluster stands on: stores, a session with a coordinator, its number, its tenure.
+"""The ground of a node in a cluster: stores, a session with a coordinator, its instance id, its tenure.
 
-It begins in the order in which one thing needs the other, and ends in the opposite one::
+Each part needs the one before it. So the parts open in this order, and close in the opposite order::
 
     stores ─▶ coordinator ─▶ instance id ─▶ tenure ─▶ routing
 
-``broker.node.node`` wires the rest, the same for every node. Which servers those are is up to ``Servers``:
-HBase and ZooKeeper (node_servers), or what a simulation puts in their place.
+``broker.node.node`` connects the other parts, which are the same for every node. ``Servers`` provides the servers:
+HBase and ZooKeeper (``broker.node.servers``), or simulated ones.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from broker.transactions.service import Transactions
 
 INCARNATION_BYTES = 8
 LEAVE_S = 5.0
-"""How long handing over may take when a clock is wrong; a stopping node has its own bound."""
+"""How long the handoff may take if this node's clock is wrong. A stopping node has its own bound."""
 PART_S = 1.0
-"""How long a node that stops tells ZooKeeper what it leaves: all of it goes with its session anyway."""
+"""How long a stopping node tries to release its leases in ZooKeeper. They end with its session in any case."""
 
 log = logs.get_logger()
 
 
 class Stores(NamedTuple):
-    """The stores of one cluster. ``close`` ends both, after what is under way."""
+    """The stores of one cluster. ``close`` closes both, after the calls in flight."""
 
     logs: Logs
     records: RecordStore
@@ -62,21 +62,21 @@ class Stores(NamedTuple):
 
 
 class Servers(Protocol):
-    """What a node of a cluster connects to. ``protocol`` is what it says that it speaks."""
+    """The servers that a node of a cluster connects to, and the protocol that the node speaks."""
 
     @property
     def protocol(self) -> int:
-        """The version of what nodes tell each other."""
+        """The version of the protocol between nodes."""
 
     async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
-        """Open the stores; ``told`` is told of each call as it ends. Raises Unavailable."""
+        """Open the stores. ``told`` gets the outcome of each call. Raises Unavailable."""
 
     async def coordinator(self) -> TreeCoordinator:
         """Begin a session. Raises Unavailable."""
 
 
 class Opened(NamedTuple):
-    """What was opened before the node was told of its topics."""
+    """The parts that ``open`` opens, before the node gets its topics."""
 
     stores: Stores
     coordinator: TreeCoordinator
@@ -88,10 +88,10 @@ class Opened(NamedTuple):
 
 
 class InCluster:
-    """The ground of one node of a cluster. ``open`` it, ``close`` it; once each."""
+    """The ground of one node of a cluster. Call ``open`` and ``close`` once each."""
 
     def __init__(self, config: Config, clock: Clock, metrics: Metrics, servers: Servers) -> None:
-        """Keep the configuration; nothing is asked before ``open``."""
+        """Keep the parts. Nothing is opened before ``open``."""
         self._servers = servers
         self.owner = secrets.token_hex(INCARNATION_BYTES)
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -110,10 +110,10 @@ class InCluster:
         self._view: ClusterView | None = None
 
     async def open(self, url: str) -> None:
-        """Become the node at ``url``, on which this process listens already.
+        """Join the cluster as the node at ``url``, where this process listens already.
 
         Raises:
-            Unavailable: storage or the coordinator does not answer, or there are no tables.
+            Unavailable: storage or the coordinator does not answer, or the tables do not exist.
             InstanceTaken: another node has the configured id.
         """
         clock = self._clock
@@ -125,7 +125,7 @@ class InCluster:
         )
         self._watching = asyncio.ensure_future(until_superseded(stores.records, membership, clock))
         self._watching.add_done_callback(self._superseded)
-        jitter = random.Random()  # noqa: S311 - It spreads retries; nobody guards it.
+        jitter = random.Random()  # noqa: S311 - It spreads retries; it protects no secret.
         tenure = ClusterTenure(coordinator, membership, stores.records, stores.logs, clock, jitter)
         await tenure.start()
         secret = await cluster_secret(stores.records, clock)
@@ -154,16 +154,16 @@ class InCluster:
 
     @property
     def instance(self) -> int:
-        """This node's number."""
+        """This node's instance id."""
         return self._all.membership.me.instance
 
     @property
     def tenure(self) -> ClusterTenure:
-        """Which topics this node may claim."""
+        """Coordination's answer which topics this node may claim."""
         return self._all.tenure
 
     def routed(self, topics: Topics, deadline_s: float) -> ClusterHandlers:
-        """Return what passes requests on to the leaders of topics."""
+        """Return the handlers that forward requests to the leaders of topics."""
         opened = self._all
         states = topics.leaders.states
 
@@ -183,12 +183,12 @@ class InCluster:
         return ClusterHandlers(Routed(routing, opened.receiving, topics, deadline_s=deadline_s))
 
     def transactions(self, local: Transactions, deadline_s: float) -> RoutedTransactions:
-        """Return the transaction service, on whichever node it is led."""
-        assert self._routing is not None, "nothing is routed yet"
+        """Return the transaction service, which any node may lead. Call ``routed`` first."""
+        assert self._routing is not None, "routed was not called"
         return RoutedTransactions(local, self._routing, deadline_s=deadline_s)
 
     def serve(self, topics: Topics) -> ClusterView:
-        """Let the tenure move these topics; return what the node can say of its cluster."""
+        """Let the tenure move these topics. Return the node's view of its cluster."""
         opened = self._all
         opened.tenure.serve(topics.leaders)
         self._view = cluster_view(
@@ -204,14 +204,14 @@ class InCluster:
         return self._view
 
     def failure(self) -> str | None:
-        """Return why this node should get no requests, if there is a reason."""
+        """Return why this node should get no requests; None if it should."""
         if self._is_skewed:
             return f"its clock is {self._skew_ms} ms off the storage's (clock_skew)"
         if self._opened is not None and self._all.coordinator.contact is Contact.LOST:
             return "its session with ZooKeeper is over"
         return None
 
-    # What is told.
+    # Called by the parts.
 
     def _called(self, ended: CallOutcome) -> None:
         self._health.ended(ended.kind, ended.message)
@@ -221,21 +221,21 @@ class InCluster:
         if watching.cancelled() or self.stopped.done():
             return
         error = watching.exception()
-        # Whoever can't be sure of its number must not make ids with it.
+        # Without certainty about its instance id, this node must not make message ids.
         reason = watching.result() if error is None else f"its claim can't be read: {error}"
         log.error("this node must stop", reason=reason)
         self.stopped.set_result(reason)
 
     def skewed(self, skew_ms: int) -> None:
-        """Lead nothing more: this node's clock can't be trusted."""
+        """Hand all topics over and lead none again: this node's clock is wrong."""
         self._skew_ms = skew_ms
         if not self._is_skewed:
             self._is_skewed = True
-            log.error("clock differs from the storage's: this node leads nothing", skew_ms=skew_ms)
+            log.error("clock differs from storage's: this node leads no topic", skew_ms=skew_ms)
             self._leaving = asyncio.ensure_future(self._leave(LEAVE_S))
 
     async def other_clocks(self) -> Sequence[Written]:
-        """Return what time the other nodes say that it is, as far as they answer."""
+        """Return the times of the other nodes' clocks, for the nodes that answer."""
         view = self._view
         if view is None:
             return ()
@@ -247,10 +247,10 @@ class InCluster:
 
         return await clocks_of(others, ask, self._clock)
 
-    # Ends.
+    # The end.
 
     async def leave(self, seconds: float, *, waits_s: float) -> None:
-        """Hand every topic over; the node goes on forwarding, and waits for leaders for a while."""
+        """Hand over every topic, within ``seconds``. The node still forwards, and waits for leaders for ``waits_s``."""
         if self._routing is not None:
             self._routing.waits_until = self._clock.monotonic() + waits_s
         if self._leaving is None:
@@ -265,10 +265,10 @@ class InCluster:
         handed_over = await opened.tenure.leave(seconds)
         await asyncio.wait((announcing,), timeout=max(deadline - self._clock.monotonic(), 0))
         if not handed_over:
-            log.warning("not everything was handed over", seconds=seconds)
+            log.warning("not all topics were handed over", seconds=seconds)
 
     async def close(self) -> None:
-        """Leave the cluster and close everything, as far as it was opened."""
+        """Leave the cluster and close all parts that were opened."""
         opened = self._opened
         if self._watching is not None:
             self._watching.cancel()
@@ -282,7 +282,7 @@ class InCluster:
 
     @staticmethod
     async def _part(opened: Opened) -> None:
-        """Let go of leases and membership, if ZooKeeper answers in time."""
+        """Release leases and membership, if ZooKeeper answers in time."""
 
         async def let_go() -> None:
             await opened.tenure.close()
@@ -293,6 +293,6 @@ class InCluster:
         if parting.done():
             parting.result()
             return
-        log.warning("left without a word: ZooKeeper does not answer", seconds=PART_S)
+        log.warning("left without releasing leases: ZooKeeper does not answer", seconds=PART_S)
         parting.cancel()
         await asyncio.wait((parting,))

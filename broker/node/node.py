@@ -1,4 +1,4 @@
-"""A node: a broker's parts, wired. What it stands on is in node_alone, node_cluster and node_servers.
+"""A node: the broker's parts, connected. The modules ``alone``, ``cluster`` and ``servers`` have its ground.
 
 ::
 
@@ -6,12 +6,12 @@
                      clock ──▶   ▲
                               sweeper
 
-The *ground* is what differs: LevelDB and nobody beside it, or HBase, ZooKeeper and other nodes. A
-standalone node leads every topic. It starts by opening its store, which no second process can. A node of
-a cluster listens first, so that it is the only one with its address.
+The *ground* is the part that differs: LevelDB without other nodes, or HBase, ZooKeeper and other nodes. A
+standalone node leads every topic. It first opens its store, which only one process can open. A node of a cluster
+first listens, so no other node can have its address.
 
-A node stops in the order in which it promised things: it hands its topics over, takes nothing new,
-finishes and forwards what is under way, and closes the store last.
+A stopping node hands its topics over, takes no new requests, finishes or forwards the current ones, and closes the
+store last.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ if TYPE_CHECKING:
     from broker.transactions.tephra_service import Serving
 
 LET_GO_S = 1.0
-"""What a node that stops gives its topics at least, however long its last requests took."""
+"""The least time that a stopping node has to close its topics, even if its last requests used up the time."""
 
 
 log = logs.get_logger()
 
 
 class Ground(Protocol):
-    """What a node stands on. ``open`` it first; all else is of use only then."""
+    """The storage and coordination of a node. Call ``open`` first."""
 
     @property
     def logs(self) -> Logs:
@@ -82,56 +82,56 @@ class Ground(Protocol):
 
     @property
     def owner(self) -> str:
-        """The name of this incarnation of this node."""
+        """The name of this node's incarnation."""
 
     @property
     def instance(self) -> int | None:
-        """This node's number in its cluster; None when standalone."""
+        """This node's instance id in its cluster; None on a standalone node."""
 
     @property
     def tenure(self) -> Tenure:
-        """Which topics this node may claim."""
+        """Coordination's answer which topics this node may claim."""
 
     @property
     def stopped(self) -> asyncio.Future[str]:
-        """Done, with the reason, when this node must stop by itself."""
+        """Done, with the reason, once this node must stop."""
 
     async def open(self, url: str) -> None:
         """Open the stores, as the node at ``url``."""
 
     def serve(self, topics: Topics) -> ClusterView | None:
-        """Take note of what is led; return what can be said of the cluster, None without one."""
+        """Connect the topics to coordination. Return the view of the cluster; None on a standalone node."""
 
     def routed(self, topics: Topics, deadline_s: float) -> Around | None:
-        """Return what passes requests on to other nodes, None if there are none."""
+        """Return the handlers that forward requests to other nodes; None on a standalone node."""
 
     def transactions(self, local: Transactions, deadline_s: float) -> Serving:
-        """Return the transaction service, wherever it is led; ``routed`` comes first."""
+        """Return the transaction service, led by any node. Call ``routed`` first."""
 
     def failure(self) -> str | None:
-        """Return why this node should get no requests, if there is a reason."""
+        """Return why this node should get no requests; None if it should."""
 
     def skewed(self, skew_ms: int) -> None:
-        """Take note that this node's clock can't be trusted."""
+        """Note that this node's clock is wrong."""
 
     async def other_clocks(self) -> Sequence[Written]:
-        """Return what time the other nodes say that it is, as far as they answer."""
+        """Return the times of the other nodes' clocks, for the nodes that answer."""
 
     async def leave(self, seconds: float, *, waits_s: float) -> None:
-        """Hand over what is led, within ``seconds``; requests for it are forwarded from now on.
+        """Hand all topics over within ``seconds``. From now on, requests for them are forwarded.
 
-        Who still waits for a leader ``waits_s`` from now is told that there is none.
+        A request that waits for a leader longer than ``waits_s`` from now is refused: there is no leader.
         """
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close all parts that were opened."""
 
 
 MakeGround = Callable[[Config, Clock, Metrics], Ground]
 
 
 class Node:
-    """A broker in this process. ``start`` it, ``stop`` it; once each."""
+    """A broker in this process. Call ``start`` and ``stop`` once each."""
 
     def __init__(
         self,
@@ -141,9 +141,9 @@ class Node:
         ground: MakeGround | None = None,
         listen: Callable[[str, int], socket.socket] | None = None,
     ) -> None:
-        """Keep the configuration; nothing is opened before ``start``.
+        """Keep the configuration. Nothing is opened before ``start``.
 
-        ``ground`` and ``listen`` are for simulations: another world below the same node.
+        ``ground`` and ``listen`` are for simulations, which replace the ground and the network.
         """
         self.config = config
         self.clock = clock or SystemClock()
@@ -161,12 +161,12 @@ class Node:
         self._stopping = False
 
     async def start(self) -> None:
-        """Open the ground and listen; after an error nothing is open.
+        """Open the ground and listen. After an error nothing is open.
 
         Raises:
             Unavailable: another process has the store, or HBase or ZooKeeper does not answer.
             StorageCorrupt: the store is damaged.
-            OSError: the address can't be had.
+            OSError: the address is not free.
         """
         try:
             await self._start()
@@ -228,13 +228,13 @@ class Node:
 
     @property
     def stopped(self) -> asyncio.Future[str]:
-        """Done, with the reason, when this node must stop by itself."""
+        """Done, with the reason, once this node must stop."""
         assert self._ground is not None, "not started"
         return self._ground.stopped
 
     @property
     def url(self) -> str:
-        """Where the node listens."""
+        """The URL at which the node listens."""
         host = self.config.server.host
         reachable = "127.0.0.1" if host in ("", "0.0.0.0") else host  # noqa: S104 - Compared only.
         shown = f"[{reachable}]" if ":" in reachable else reachable
@@ -242,7 +242,7 @@ class Node:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port on which the node listens."""
         if self._server is not None:
             return self._server.port
         assert self._listening is not None, "not started"
@@ -255,7 +255,7 @@ class Node:
         return None if self._tephra is None else self._tephra.port
 
     async def stop(self) -> None:
-        """Hand over, finish what is under way, close."""
+        """Hand the topics over, finish the current requests, and close all parts."""
         self._stopping = True
         log.info("node draining")
         drain_s = self.config.server.drain_s
@@ -265,7 +265,7 @@ class Node:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeping
         if self._ground is not None and self._server is not None:
-            # From here on every reply is the last of its connection, so that clients go elsewhere.
+            # From here on every reply closes its connection, so that clients go to other nodes.
             self._server.begin_drain()
             await self._ground.leave(drain_s / 2, waits_s=drain_s * 3 / 4)
         if self._topics is not None:
@@ -287,14 +287,14 @@ class Node:
         await asyncio.gather(*(each.close(left_s) for each in listeners if each is not None))
 
     async def _let_go(self, topics: Topics, seconds: float) -> None:
-        """Close the topics; in a cluster not for longer, for its storage may be away."""
+        """Close the topics. In a cluster wait at most ``seconds``, since its storage may not answer."""
         closing = asyncio.ensure_future(topics.close())
         await asyncio.wait((closing,), timeout=seconds if self.config.cluster.is_on else None)
         if closing.done():
             closing.result()
             return
-        # Their heads still name this node. The next leader fences it, as after a crash.
-        log.warning("topics were not let go: storage does not answer", seconds=round(seconds, 1))
+        # The logs' heads still name this node. The next leader fences it, as after a crash.
+        log.warning("topics were not closed: storage does not answer", seconds=round(seconds, 1))
         closing.cancel()
 
     async def sweep(self) -> SweepReport:
@@ -315,7 +315,7 @@ class Node:
         if not is_loopback(self.config.server.host):
             log.warning(
                 "listening beyond loopback without access control: "
-                "whoever reaches this port may do everything",
+                "any client that reaches this port may do everything",
                 host=self.config.server.host,
             )
 
@@ -368,7 +368,7 @@ def _told(report: SweepReport) -> dict[str, int | str]:
 
 
 def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
-    """Return what a node stands on by its configuration. Raises Unavailable."""
+    """Return the configured ground. Raises Unavailable."""
     if not config.cluster.is_on:
         return Alone(config, metrics, clock)
     try:
@@ -381,9 +381,9 @@ def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
 
 
 async def sweep_store(config: Config) -> SweepReport:
-    """Sweep the configured store, which no node serves.
+    """Sweep the configured store while no node serves it.
 
-    Raises as ``open_store`` does, and FileNotFoundError where there is no store: none is made.
+    Raises the errors of ``open_store``. Raises FileNotFoundError if there is no store, and creates none.
     """
     if not is_store(config.storage.data_dir):
         raise FileNotFoundError(f"there is no store in {config.storage.data_dir}")
@@ -404,7 +404,7 @@ async def sweep_store(config: Config) -> SweepReport:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take an address. Whoever connects waits until the node has started. Raises OSError."""
+    """Listen at an address. A client that connects waits until the node has started. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     listening.setblocking(False)

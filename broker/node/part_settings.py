@@ -1,4 +1,4 @@
-"""What the configuration says, as the parts of a node take it."""
+"""Make the settings of a node's parts from the configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STANDALONE = "standalone"
 
 
 def topic_settings(config: Config) -> TopicSettings:
-    """Return what the configuration says of topics."""
+    """Return the settings of topics."""
     limits, topics, sweep = config.limits, config.topics, config.sweep
     return TopicSettings(
         transaction_life_max_s=topics.transaction_life_max_s,
@@ -34,7 +34,7 @@ def topic_settings(config: Config) -> TopicSettings:
 
 
 def transaction_settings(config: Config) -> TransactionSettings:
-    """Return what the configuration says of the transaction service."""
+    """Return the settings of the transaction service."""
     own = config.transactions
     return TransactionSettings(
         timeout_default_s=own.transaction_timeout_default_s,
@@ -54,14 +54,14 @@ def transaction_settings(config: Config) -> TransactionSettings:
 
 
 def node_name(config: Config) -> str:
-    """Return the label of a node's metrics."""
+    """Return the label of the node in its metrics."""
     if not config.cluster.is_on:
         return STANDALONE
     return config.cluster.advertised_url or f"{config.server.host}:{config.server.port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a node that listens at ``host`` is reached from this machine alone."""
+    """Return whether only this machine can reach a node that listens at ``host``."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
 """The servers that a node of a cluster connects to: HBase's gateways and ZooKeeper.
 
-A module of its own because what it names comes with the extra ``cluster``; a standalone node never imports
-it, and neither does a simulation.
+This is a separate module, because its imports need the extra ``cluster``. A standalone node and a simulation never
+import it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from broker.storage.records import Records
 
 
 class ConfiguredServers:
-    """HBase and ZooKeeper where the configuration says."""
+    """HBase and ZooKeeper at the configured addresses."""
 
     protocol = PROTOCOL
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        """Connect to nothing yet."""
+        """Keep the configuration. Connect to no server yet."""
         self._config = config
         self._clock = clock
 
@@ -34,7 +34,7 @@ class ConfiguredServers:
         """Open HBase's tables.
 
         Raises:
-            Unavailable: no gateway answers, or the tables are not there.
+            Unavailable: no gateway answers, or the tables do not exist.
         """
         hbase = self._config.hbase
         table = await open_hbase(hbase, self._clock, told)

@@ -1,6 +1,6 @@
-"""Tephra's Thrift service on a port of a node, if the configuration names one.
+"""Start Tephra's Thrift service on a port of a node, if the configuration names one.
 
-A module of its own because what it names comes with the extra ``tephra``; other nodes never import it.
+The imports of the service need the extra ``tephra``. So this module imports them only if a node starts the service.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ async def serve_tephra(
     """Listen on the port that the configuration names.
 
     Raises:
-        Unavailable: the package that it needs is not installed.
-        OSError: the address can't be had.
+        Unavailable: a package that it needs is not installed.
+        OSError: the address is not free.
     """
     port = config.transactions.thrift_port
     assert port is not None, "the configuration names no port"

@@ -1,4 +1,4 @@
-"""The transaction service that a node's own parts ask: its own, its cluster's, or one elsewhere."""
+"""The transaction service for a node's own parts: the node's, its cluster's, or one at another address."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from broker.topics.reserved import TRANSACTIONS
 
 
 class ServiceElsewhere:
-    """A service at an address, asked over HTTP. ``close`` it."""
+    """A service at another address, over HTTP. Call ``close`` at the end."""
 
     def __init__(self, url: str) -> None:
-        """Ask the service at ``url``; of several nodes with commas between them."""
+        """Call the service at ``url``. It may list several nodes, with commas between them."""
         self._client = Client(url, deadline_s=DEADLINE_S)
         self._service = self._client.transactions
 
@@ -29,7 +29,7 @@ class ServiceElsewhere:
         return await self._service.snapshot()
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
-        """Return what is in progress."""
+        """Return the transactions in progress."""
         return await self._service.list(limit=limit)
 
     async def show(self, transaction_id: int) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def asked_service(config: Config, clock: Clock) -> OwnService | ServiceElsewhere
 
 
 def sweep_source(service: OwnService | ServiceElsewhere, registry: TopicRegistry) -> Source:
-    """Return what tells sweeps what is invalid. A service of one's own that was never used is not begun by it."""
+    """Return the source of snapshots for sweeps. It does not start this broker's own service if that was never used."""
     if isinstance(service, ServiceElsewhere):
         return service.snapshot
 

@@ -13,7 +13,7 @@ from broker.metrics import Metrics
 from broker.node import cluster
 from broker.node.cluster import InCluster
 
-SAID = "left without a word: ZooKeeper does not answer"
+SAID = "left without releasing leases: ZooKeeper does not answer"
 
 
 class Server:

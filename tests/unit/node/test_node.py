@@ -335,7 +335,7 @@ async def test_a_node_of_a_cluster_stops_though_storage_does_not_answer(
     with capture_logs() as lines:
         async with asyncio.timeout(30):
             await one.stop()
-    assert "topics were not let go: storage does not answer" in [line["event"] for line in lines]
+    assert "topics were not closed: storage does not answer" in [line["event"] for line in lines]
     assert made[0].is_closed
 
 
