@@ -1,1 +1,1 @@
-"""The transaction service: who is in progress, what conflicts, what is visible, and the journal that keeps it."""
+"""The transaction service: transactions in progress, conflicts, visibility, and the journal that stores them."""

@@ -1,11 +1,11 @@
-"""Edits: what a decision changes, as values and as bytes.
+"""Edits: the changes of the service's state, as values and as bytes.
 
-A decision of the manager gives edits, and only edits change the state. So the edits of a journal, applied in
-their order, give the state again::
+A decision of the manager returns edits, and only edits change the state. So the edits of a journal, applied in their
+order, restore the state::
 
-    format (1 byte) | kind (1 byte) | number (long) | fields        numbers and lengths as Avro's (wire/varint.py)
+    format (1 byte) | kind (1 byte) | number (long) | fields        numbers and lengths as in Avro (wire/varint.py)
 
-``number`` counts the edits of the journal from 1, without a gap. A journal that has a gap can't be trusted.
+``number`` counts the edits of the journal from 1, without a gap. A journal with a gap is corrupt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT: Final = 1
 
 
 class Reset(NamedTuple):
-    """The state begins, or begins anew: nothing is in progress, all up to ``pointer`` is visible."""
+    """The state begins, or begins again: no transaction is in progress, and all pointers up to ``pointer`` are visible."""
 
     pointer: int
 
@@ -36,14 +36,14 @@ class Started(NamedTuple):
 
 
 class Checkpointed(NamedTuple):
-    """A transaction has a further write pointer."""
+    """A transaction got another write pointer."""
 
     transaction: int
     pointer: int
 
 
 class Committing(NamedTuple):
-    """A transaction has told what it changed, and may commit."""
+    """A transaction sent the keys that it changed, and may commit."""
 
     transaction: int
     changes: tuple[bytes, ...]
@@ -56,26 +56,26 @@ class Committed(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """A short transaction undid what it did: it is over, and its pointers count as visible."""
+    """A short transaction ended after its client undid its writes. Its pointers count as visible."""
 
     transaction: int
 
 
 class Invalidated(NamedTuple):
-    """Transactions are invalid; ``timed_out``: because their time was over."""
+    """Transactions became invalid. ``timed_out`` is true if their time-outs had passed."""
 
     transactions: tuple[int, ...]
     timed_out: bool
 
 
 class Truncated(NamedTuple):
-    """Pointers are invalid no more: nothing that they wrote is left."""
+    """Pointers are no longer invalid: no message of them is left."""
 
     pointers: tuple[int, ...]
 
 
 class TruncatedBefore(NamedTuple):
-    """All pointers below one are invalid no more."""
+    """All pointers below this one are no longer invalid."""
 
     pointer: int
 
@@ -103,7 +103,7 @@ KINDS: Final[tuple[type[Edit], ...]] = (
     Truncated,
     TruncatedBefore,
 )
-"""By their numbers in the journal. A kind keeps its number for ever; new ones come behind."""
+"""The kinds of edit. The index is the number in the journal. It never changes; new kinds are added at the end."""
 _NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
 
 
@@ -128,7 +128,7 @@ def decode_edit(message: bytes) -> tuple[int, Edit]:
     """Return an edit and its number. Raises StorageCorrupt."""
     try:
         if message[0] != FORMAT:
-            raise StorageCorrupt(f"The journal has a message of format {message[0]}.")
+            raise StorageCorrupt(f"The journal has a message of unknown format {message[0]}.")
         number, at = read_long(message, 2)
         edit, at = _DECODERS[message[1]](message, at)
         check_end(message, at)
@@ -138,7 +138,7 @@ def decode_edit(message: bytes) -> tuple[int, Edit]:
 
 
 def check_end(message: bytes, at: int) -> None:
-    """Raise Malformed if a message goes on behind its last field."""
+    """Raise Malformed if a message has bytes behind its last field."""
     if at != len(message):
         raise Malformed("bytes are left")
 
@@ -211,11 +211,11 @@ _DECODERS: Final[tuple[Callable[[bytes, int], _Decoded], ...]] = (
 )
 
 
-# Lists, for snapshots of the state, too.
+# Lists. Snapshots of the state use them, too.
 
 
 def encode_numbers(numbers: Iterable[int]) -> bytes:
-    """Return a list of numbers: how many, and each."""
+    """Encode a list of numbers: the count, then each number."""
     each = [encode_long(number) for number in numbers]
     return encode_long(len(each)) + b"".join(each)
 
@@ -231,7 +231,7 @@ def read_numbers(body: bytes, at: int) -> tuple[list[int], int]:
 
 
 def encode_keys(keys: Iterable[bytes]) -> bytes:
-    """Return a list of byte strings: how many, and each with its length."""
+    """Encode a list of byte strings: the count, then each with its length."""
     each = [encode_bytes(key) for key in keys]
     return encode_long(len(each)) + b"".join(each)
 

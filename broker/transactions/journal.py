@@ -1,16 +1,18 @@
-"""The journal: the log of a reserved topic, and the state that this node decides on while it leads that topic.
+"""The journal: the log of a reserved topic, and the state on which this node decides while it leads that topic.
 
-Claims, leases, fencing and takeover are the topic's (topics/leaders.py), and so is group commit. What is added here::
+Like any topic, the reserved topic has claims, leases, fencing, takeover and group commit (topics/leaders.py). This
+module adds::
 
     request ─▶ lead ─▶ replay, if this leader is new ─▶ decide ─▶ edits: applied in memory, queued for the disk
                                                           │                              │
                                                           └── answer ◀── on disk ────────┘
 
-The state in memory runs ahead of the disk. So an append that fails ends the state: it is thrown away with all that
-was decided on it, and the next request claims the log and replays it. A request gets the outcome of its own edit.
+The state in memory is ahead of the disk. So if an append fails, the state ends: this node drops it, with all decisions
+on it, and the next request claims the log and replays it. A request gets the outcome of its own edit.
 
-What changes nothing is answered when all is on disk that it rests on, and storage then shows that this node led
-until after the request had come: another leader may have decided otherwise. An edit on disk shows the same.
+A decision without edits depends on earlier edits, and another leader may have decided otherwise meanwhile. So it is
+answered only after those edits are on disk, and storage then proves that this node still led after the request came.
+An edit on disk proves the same.
 """
 
 from __future__ import annotations
@@ -47,28 +49,31 @@ from broker.transactions.service_state import ServiceState
 
 Result = TypeVar("Result")
 Decide = Callable[[ServiceState, int], Decision[Result]]
-"""From the state and the time, ms since 1970. Raises RequestError, Overloaded: refused."""
+"""Decides on a request, from the state and the time in ms since 1970. Raises RequestError or Overloaded to refuse."""
 
 DOUBT_PAUSE_S: Final = 0.05
 READ_BYTES: Final = 1024 * 1024
 SNAPSHOT_PARTS_AHEAD: Final = 4
-"""Parts of a snapshot that are queued at once: edits go between them."""
+"""How many parts of a snapshot are queued at once. Few, so that edits can go between them."""
 
 log = logs.get_logger()
 
 
 class Doubt(Exception):
-    """Nothing was done, and what the answer rests on has gone: decide again on the state as it is."""
+    """No edit was stored, and the decision is stale: decide again on the current state."""
 
 
 def needed_from(begun: PublishedIds, ended: PublishedIds) -> RowId:
-    """Return the message from which on a journal is needed that has a whole snapshot: the edits within are, too."""
+    """Return the first message that a journal with a whole snapshot still needs.
+
+    This is the begin of the snapshot, since the edits between its begin and its end are not in it.
+    """
     del ended
     return begun.first
 
 
 class LedState:
-    """The state while one leader leads. It ends with the first append that fails."""
+    """The state during the time of one leader. It ends with the first failed append."""
 
     def __init__(
         self,
@@ -77,29 +82,29 @@ class LedState:
         settings: TransactionSettings,
         is_handed_over: Callable[[], bool],
     ) -> None:
-        """Go on from a state that was replayed under ``leader``; while that is handed over, no snapshot goes on."""
+        """Continue a state that was replayed under ``leader``. A snapshot stops once the leader is being handed over."""
         self.leader = leader
         self.state = state
         self.ended = False
         self.edits = 0
-        """Since the last snapshot."""
+        """The number of edits since the last snapshot."""
         self.bytes = 0
         self._settings = settings
         self._is_handed_over = is_handed_over
         self._last: asyncio.Future[PublishedIds] | None = None
-        """The outcome of the last append: when it is there, all before are."""
+        """The outcome of the last append. Once it is done, all earlier ones are done."""
         self._snapshot: asyncio.Task[None] | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether this state must not be decided on any more."""
+        """True if no decision may use this state any more."""
         return self.ended or self.leader.ended is not None
 
     def append(self, message: bytes) -> asyncio.Future[PublishedIds]:
-        """Queue a message. Nothing may cancel the future: the next messages rest on this one.
+        """Queue a message. The caller must not cancel the future: later messages depend on this one.
 
         Raises:
-            Fenced, Overloaded, ChangesTooLarge: it was not queued.
+            Fenced, Overloaded, ChangesTooLarge: the message was not queued.
         """
         write = Write(self.leader.loop.create_future(), [message], depends=True)
         try:
@@ -114,27 +119,27 @@ class LedState:
         return future
 
     def _landed(self, future: asyncio.Future[PublishedIds]) -> None:
-        """End with an append that failed: what was queued behind it must not be stored.
+        """End the state if the append failed: the messages queued behind it must not be stored.
 
-        The writer forms its next batch in a later round of the loop, so it is closed by then. Two appends that are
-        under way at once are built on one another.
+        The writer forms its next batch in a later round of the loop, and is closed by then. Of two appends in flight
+        at once, the second is stored only if the first is.
         """
         error = None if future.cancelled() else future.exception()
         if future.cancelled() or error is not None:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Decide nothing more on this state."""
+        """End this state: no later decision may use it."""
         self.ended = True
-        known = error if isinstance(error, BrokerError) else NoLeader("The journal was let go.")
+        known = error if isinstance(error, BrokerError) else NoLeader("The journal was closed.")
         self.leader.end(known)
 
     async def carry_out(self, decide: Decide[Result], now_ms: int) -> Result:
-        """Decide, and answer once that is on disk.
+        """Decide, and return the answer once the decision is on disk.
 
         Raises:
-            Doubt: nothing was done; decide again.
-            BrokerError: refused, or what became of the edits.
+            Doubt: no edit was stored; decide again.
+            BrokerError: the refusal, or the outcome of the edits.
         """
         last = self._last
         try:
@@ -150,7 +155,7 @@ class LedState:
         return decision.answer
 
     async def _on_disk(self, written: asyncio.Future[PublishedIds]) -> None:
-        """Return once an edit is on disk, and so all before it. Raises Doubt if it certainly is not."""
+        """Wait until an edit is on disk, and with it all earlier ones. Raises Doubt if it certainly was not stored."""
         try:
             await asyncio.shield(written)
         except Fenced as error:
@@ -170,7 +175,7 @@ class LedState:
         return future
 
     async def _is_so(self, last: asyncio.Future[PublishedIds] | None) -> None:
-        """Return once what is known here was on disk, and this node led, after the call began. Raises Doubt."""
+        """Wait until ``last`` is on disk, and storage proves that this node led after the call began. Raises Doubt."""
         if last is not None:
             try:
                 await asyncio.shield(last)
@@ -183,7 +188,7 @@ class LedState:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether so much came since the last snapshot that replaying it takes long."""
+        """True if the edits since the last snapshot would take long to replay."""
         settings = self._settings
         return self.edits >= settings.snapshot_edits or self.bytes >= settings.snapshot_bytes
 
@@ -196,16 +201,16 @@ class LedState:
         try:
             await self.write_snapshot()
         except BrokerError as error:
-            # The journal is whole without it; if its append failed, this state has ended.
+            # The journal is complete without the snapshot. If its append failed, this state has ended.
             log.warning("no snapshot of the transactions was written", error=error.message)
         finally:
             self._snapshot = None
 
     async def write_snapshot(self) -> None:
-        """Write the state as it is now into the journal, then let nothing before be read any more.
+        """Write the current state into the journal. Then raise the floor, so that no earlier message is read.
 
         Raises:
-            BrokerError: it was not written as a whole, or the floor is where it was.
+            BrokerError: the snapshot was not written whole, or the floor was not raised.
         """
         state = snapshots.frozen(self.state)
         self.edits = self.bytes = 0
@@ -213,7 +218,7 @@ class LedState:
         parts, ahead, piece = 0, [begun], Slice()
         for part in snapshots.encode_parts(state):
             if self._is_handed_over():
-                raise NoLeader("The journal is handed over.")
+                raise NoLeader("The journal is being handed over.")
             ahead.append(self.append(part))
             parts += 1
             if len(ahead) > SNAPSHOT_PARTS_AHEAD:
@@ -223,13 +228,13 @@ class LedState:
         await self.leader.raise_floor(needed_from(begun.result(), ended))
 
     async def settle(self) -> None:
-        """Wait until a snapshot that is being written has ended."""
+        """Wait until the snapshot in progress has ended, if there is one."""
         if self._snapshot is not None:
             await asyncio.wait((self._snapshot,))
 
 
 class Journal:
-    """The journal as one node knows it."""
+    """One node's access to the journal."""
 
     def __init__(
         self,
@@ -238,7 +243,7 @@ class Journal:
         *,
         claimed: Callable[[LedState], None],
     ) -> None:
-        """Lead nothing before the first request. ``claimed`` hears of each state after its replay."""
+        """Claim nothing before the first request. ``claimed`` gets each state after its replay."""
         self.led: LedState | None = None
         self._leaders = leaders
         self._around = leaders.around
@@ -247,12 +252,12 @@ class Journal:
         self._replaying: asyncio.Task[None] | None = None
 
     async def carry_out(self, decide: Decide[Result], deadline: float | None) -> Result:
-        """Decide on the state as it is, as the journal's leader; ``deadline`` in monotonic seconds.
+        """Decide on the current state, as the journal's leader. ``deadline`` is in monotonic seconds.
 
         Raises:
-            NotLeader: another node should lead it.
-            NoLeader: none could be had until the deadline; nothing was done.
-            BrokerError: refused, or what became of it.
+            NotLeader: another node should lead the journal.
+            NoLeader: there was no leader before the deadline, and no edit was stored.
+            BrokerError: the refusal, or the outcome of the edits.
         """
         clock = self._around.clock
         if deadline is None:
@@ -263,11 +268,11 @@ class Journal:
                 return await led.carry_out(decide, clock.now_ms())
             except Doubt as error:
                 if clock.monotonic() + DOUBT_PAUSE_S >= deadline:
-                    raise NoLeader("No node leads the transactions just now.") from error
+                    raise NoLeader("No node leads the transaction service just now.") from error
             await clock.sleep(0 if led.is_over else DOUBT_PAUSE_S)
 
     async def _lead(self, deadline: float) -> LedState:
-        """Return the state of this node's leader. Between the last wait in here and its return all is as it is said."""
+        """Return the state of this node's leader. It does not wait after its last check, so the state is current."""
         while True:
             leader = await self._leader(deadline)
             led = self.led
@@ -284,7 +289,7 @@ class Journal:
             replaying.result()
 
     async def _replay(self, leader: TopicLeader) -> None:
-        """Read the journal for all that wait for it, though the first of them be gone by then."""
+        """Read the journal for all requests that wait for it, even after the first one was cancelled."""
         try:
             led = await self._replayed(leader)
             if not led.is_over:
@@ -294,7 +299,7 @@ class Journal:
             self._replaying = None
 
     async def _leader(self, deadline: float) -> TopicLeader:
-        """Return this node's leader of the journal's topic, which is created if it does not exist."""
+        """Return this node's leader of the journal's topic. Create the topic if it does not exist."""
         while True:
             try:
                 return await self._leaders.lead(TRANSACTIONS, deadline)
@@ -305,10 +310,10 @@ class Journal:
                     continue
 
     async def _replayed(self, leader: TopicLeader) -> LedState:
-        """Read the journal to its end, as it is under this leader.
+        """Read the journal to this leader's pointer, and return the state.
 
         Raises:
-            Unavailable: storage only shows what was before.
+            Unavailable: storage gives only stale reads, which end before the pointer.
             StorageCorrupt: see Replay.
         """
         began = self._around.clock.monotonic()
@@ -318,7 +323,7 @@ class Journal:
         while after < pointer:
             after = await self._read(leader, replay, after, pointer, piece)
             if after < pointer and not await pauses.next():
-                raise Unavailable("Storage shows an old end of the journal. Try again.")
+                raise Unavailable("Storage gives a stale end of the journal. Try again.")
         state = replay.state
         topic = self._leaders.state(TRANSACTIONS)
         led = LedState(leader, state, self._settings, lambda: topic.leader is not leader)
@@ -345,11 +350,11 @@ class Journal:
         return reader.reached
 
     def touch(self) -> None:
-        """Keep the topic from being let go as idle: time-outs must be looked for."""
+        """Keep this node from closing the topic as idle: the leader must check for time-outs."""
         self._leaders.state(TRANSACTIONS).touched = True
 
     async def close(self) -> None:
-        """Write a last snapshot, if this node leads and there is anything to write."""
+        """Write a last snapshot, if this node leads and there are edits since the last one."""
         led = self.led
         if led is None or led.is_over:
             return
@@ -362,6 +367,6 @@ class Journal:
 
 
 def _looked_at(replay: asyncio.Task[None]) -> None:
-    """Look at how a replay ended, since all that waited for it may have gone."""
+    """Retrieve a replay's exception, since all requests that waited for it may be cancelled."""
     if not replay.cancelled():
         replay.exception()

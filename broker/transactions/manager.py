@@ -1,15 +1,15 @@
-"""The decisions of the transaction service, with Tephra's semantics: functions of the state, the request and ``now``.
+"""The decisions of the transaction service, with Tephra's semantics: functions of state, request and time.
 
 ::
 
     start ──▶ in progress ──can-commit──▶ committing ──commit──▶ visible
                    │ ▲ │                       │
-                   │ └─┴──checkpoint           ├──abort (short)──────────────▶ visible: it undid what it wrote
+                   │ └─┴──checkpoint           ├──abort (short)──────────────▶ visible: its writes are undone
                    │                           └──invalidate, abort (long)───▶ invalid
                    └──time-out──▶ invalid ──abort (short)──▶ visible
 
-A decision gives edits and an answer. It changes nothing: the journal applies the edits (service_state.py), at once in memory and
-again when the journal is replayed. An answer counts only once its edits are on disk.
+A decision returns edits and an answer, and changes nothing itself. The journal applies the edits (service_state.py): at
+once in memory, and again at each replay. An answer is valid only once its edits are on disk.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from broker.transactions.service_state import OpenTransaction, ServiceState, siz
 Result = TypeVar("Result")
 
 TIMED_OUT_AT_ONCE: Final = 1000
-"""Transactions that one edit makes invalid."""
+"""The largest number of timed-out transactions in one edit."""
 
 
 class OlderInProgress(BadRequest):
-    """A truncation before a time is refused: a transaction in progress began before."""
+    """A truncation before a moment is refused, because a transaction in progress began earlier."""
 
 
 class Decision(NamedTuple, Generic[Result]):
-    """What is to be changed, and the answer."""
+    """The edits to make, and the answer."""
 
     edits: tuple[Edit, ...]
     answer: Result
 
 
 def next_pointer(state: ServiceState, now_ms: int) -> int:
-    """Return the write pointer that is given next: the time if it is greater than the last one."""
+    """Return the next write pointer: from the time, but above the last one."""
     return max(state.last + 1, now_ms * POINTERS_PER_MS)
 
 
 def begin(state: ServiceState, now_ms: int) -> Decision[None]:
-    """Begin a state that has nothing, or begin anew; pointers go on rising."""
+    """Begin an empty state, or reset a state. Pointers go on rising."""
     return Decision((Reset(next_pointer(state, now_ms)),), None)
 
 
@@ -89,12 +89,12 @@ def start(
     if not 0 < timeout_s <= max_s:
         kind = "long" if long else "short"
         raise BadRequest(
-            f"timeout_s: the time-out of a {kind} transaction is above 0 and at most {max_s:g} seconds, "
+            f"timeout_s: the time-out of a {kind} transaction must be above 0 and at most {max_s:g} seconds, "
             f"not {timeout_s:g}."
         )
     if len(client) > settings.client_characters_max:
         raise BadRequest(
-            f"client: a client's name has at most {settings.client_characters_max} characters."
+            f"client: a client's name may have at most {settings.client_characters_max} characters."
         )
     _check_room(state, settings)
     pointer = next_pointer(state, now_ms)
@@ -107,8 +107,8 @@ def start(
 def _check_room(state: ServiceState, settings: TransactionSettings) -> None:
     if len(state.pointers) >= settings.in_progress_max:
         raise Overloaded(
-            f"{len(state.pointers)} transactions are in progress, checkpoints among them, the most that this "
-            "service takes (transactions.transactions_in_progress_max). Try again.",
+            f"{len(state.pointers)} transactions and checkpoints are in progress. This service takes no more "
+            "(transactions.transactions_in_progress_max). Try again.",
             retry_after_s=1,
         )
 
@@ -116,12 +116,12 @@ def _check_room(state: ServiceState, settings: TransactionSettings) -> None:
 def can_commit(
     state: ServiceState, transaction: int, changes: Collection[bytes], settings: TransactionSettings
 ) -> Decision[None]:
-    """Note what a transaction changed, if it conflicts with no other.
+    """Store the keys that a transaction changed, if it conflicts with no other transaction.
 
     Raises:
-        TransactionNotInProgress, TransactionConflict: it can't commit.
-        ChangesTooLarge: it changed too much.
-        Overloaded: there is no room for its changes.
+        TransactionNotInProgress, TransactionConflict: the transaction can't commit.
+        ChangesTooLarge: the change set is too large.
+        Overloaded: there is no room for the change set.
     """
     found = _in_progress(state, transaction)
     keys = tuple(dict.fromkeys(changes))
@@ -140,18 +140,18 @@ def _check_changes(
 ) -> None:
     if len(keys) > settings.changes_max:
         raise ChangesTooLarge(
-            f"The change set has {len(keys)} keys, at most {settings.changes_max} are taken."
+            f"The change set has {len(keys)} keys. It may have at most {settings.changes_max}."
         )
     size = sum(map(len, keys))
     if size > settings.changes_bytes_max:
         raise ChangesTooLarge(
-            f"The keys of the change set have {size} bytes, at most {settings.changes_bytes_max} are taken."
+            f"The keys of the change set have {size} bytes. They may have at most {settings.changes_bytes_max}."
         )
     more = size_of(keys) - size_of(found.changes or ())
     if more > 0 and state.change_bytes + more > settings.change_sets_bytes_max:
         raise Overloaded(
-            "The change sets of all transactions take too much memory, since a transaction in progress is old. "
-            "Try again.",
+            "The change sets of all transactions take too much memory. They are kept while an old transaction is in "
+            "progress. Try again.",
             retry_after_s=1,
         )
 
@@ -159,21 +159,25 @@ def _check_changes(
 def commit(
     state: ServiceState, transaction: int, write_pointer: int | None = None
 ) -> Decision[None]:
-    """End a transaction: what it wrote is visible.
+    """Commit a transaction: its writes become visible.
 
     Raises:
-        TransactionNotInProgress, TransactionConflict: it can't commit.
-        BadRequest: the write pointer is not one of the transaction's.
+        TransactionNotInProgress, TransactionConflict: the transaction can't commit.
+        BadRequest: the write pointer does not belong to the transaction.
     """
     found = _in_progress(state, transaction)
     if write_pointer is not None and write_pointer not in found.pointers:
-        raise BadRequest(f"{write_pointer} is no write pointer of transaction {transaction}.")
+        raise BadRequest(f"{write_pointer} is not a write pointer of transaction {transaction}.")
     _check_conflict(state, found, found.changes or ())
     return Decision((Committed(transaction),), None)
 
 
 def abort(state: ServiceState, transaction: int) -> Decision[None]:
-    """End a transaction that undid what it wrote; a long one is made invalid. One that is over stays as it is."""
+    """Abort a transaction whose client has undone its writes.
+
+    A long transaction becomes invalid. A short transaction that is invalid becomes visible. Any other ended
+    transaction does not change.
+    """
     found = state.in_progress.get(transaction)
     if found is not None:
         edit = Invalidated((transaction,), False) if found.long else Aborted(transaction)
@@ -185,7 +189,7 @@ def abort(state: ServiceState, transaction: int) -> Decision[None]:
 
 
 def invalidate(state: ServiceState, transaction: int) -> Decision[bool]:
-    """Make a transaction in progress invalid; whether it was in progress."""
+    """Make a transaction in progress invalid. Answer whether it was in progress."""
     if transaction not in state.in_progress:
         return Decision((), False)
     return Decision((Invalidated((transaction,), False),), True)
@@ -194,13 +198,14 @@ def invalidate(state: ServiceState, transaction: int) -> Decision[bool]:
 def checkpoint(
     state: ServiceState, now_ms: int, transaction: int, settings: TransactionSettings
 ) -> Decision[Snapshot]:
-    """Give a transaction a further write pointer; the answer is its snapshot with that.
+    """Give a transaction another write pointer. The answer is its snapshot with that pointer.
 
-    The invalid pointers in it are those of now: those that came since were in progress, so they were not visible.
+    The snapshot has the current invalid pointers. Pointers that became invalid since the transaction began were in
+    progress before, so they were not visible to it either.
 
     Raises:
-        TransactionNotInProgress: it is over.
-        Overloaded: too many are in progress.
+        TransactionNotInProgress: the transaction is over.
+        Overloaded: too many transactions and checkpoints are in progress.
     """
     found = _in_progress(state, transaction)
     _check_room(state, settings)
@@ -219,7 +224,7 @@ def checkpoint(
 
 
 def expire(state: ServiceState, now_ms: int) -> Decision[int]:
-    """Make all transactions invalid whose time is over; how many."""
+    """Make all transactions invalid whose time-outs have passed. Answer how many."""
     over = [each.id for each in state.in_progress.values() if now_ms > each.expires_ms]
     edits = tuple(
         Invalidated(tuple(over[at : at + TIMED_OUT_AT_ONCE]), True)
@@ -229,22 +234,22 @@ def expire(state: ServiceState, now_ms: int) -> Decision[int]:
 
 
 def truncate(state: ServiceState, pointers: Collection[int]) -> Decision[int]:
-    """Call pointers invalid no more; how many were."""
+    """Remove pointers from the invalid list. Answer how many were in it."""
     found = sorted({pointer for pointer in pointers if state.is_invalid(pointer)})
     return Decision((Truncated(tuple(found)),) if found else (), len(found))
 
 
 def truncate_before(state: ServiceState, before_ms: int) -> Decision[int]:
-    """Call all pointers invalid no more that were given before a moment; how many were.
+    """Remove all pointers given before a moment from the invalid list. Answer how many were in it.
 
     Raises:
-        OlderInProgress: a transaction in progress began before that.
+        OlderInProgress: a transaction in progress began before that moment.
     """
     bound = min(before_ms * POINTERS_PER_MS, POINTER_MAX)
     if state.pointers and state.pointers[0] < bound:
         raise OlderInProgress(
             f"Transaction {state.pointers[0]} is in progress and began before {before_ms}. End it first, or "
-            "truncate before an earlier time."
+            "truncate before an earlier moment."
         )
     count = bisect_left(state.invalids, bound)
     return Decision((TruncatedBefore(bound),) if count else (), count)
@@ -256,7 +261,7 @@ def _in_progress(state: ServiceState, transaction: int) -> OpenTransaction:
         return found
     if state.is_invalid(transaction):
         raise TransactionNotInProgress(
-            f"Transaction {transaction} is not in progress: it is invalid. Its time was over, or it was invalidated."
+            f"Transaction {transaction} is not in progress: it is invalid. It timed out, or it was invalidated."
         )
     raise TransactionNotInProgress(f"Transaction {transaction} is not in progress.")
 
@@ -267,7 +272,7 @@ def _check_conflict(
     key = state.conflict(found, changes)
     if key is not None:
         raise TransactionConflict(
-            f"Transaction {found.id} conflicts: a transaction that committed since it began changed "
-            f"{key.hex()[:200]} (hex), too.",
+            f"Transaction {found.id} conflicts: a transaction that committed after it began also changed the key "
+            f"{key.hex()[:200]} (hex).",
             key=key,
         )

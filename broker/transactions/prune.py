@@ -1,14 +1,14 @@
-"""Pruning: which invalid transactions the service may forget, why not more, and letting it forget them.
+"""Pruning: find the invalid transactions that the service may forget, and let it forget them.
 
-What a service has forgotten it takes for committed. So a pointer is pruned only when it is settled and when every
-topic was passed by a clean-up that knew of it; the argument stands in ``broker.topics.settlement``::
+The service takes a forgotten transaction for committed. So a pointer is pruned only if it is settled, and if in every
+topic a clean-up that knew the pointer has passed. ``broker.topics.settlement`` has the proof. The steps::
 
     snapshot ─▶ announce for all topics ─▶ read the records of all topics ─▶ truncate below the lowest bound
 
 A plan without the announcement and the truncation is a dry run.
 
-The records are those of one broker or cluster. Where several use one service, each of them knows its own topics alone:
-then prune through the lowest pointer that all of them name.
+The records are those of one broker or cluster. If several brokers use one service, each knows only its own topics.
+Then prune only up to the lowest pointer of all their plans.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRUNCATED_AT_ONCE: Final = 10_000
 
 
 class PruningService(Protocol):
-    """What pruning asks of the transaction service."""
+    """The calls of the transaction service that pruning needs."""
 
     async def snapshot(self) -> Snapshot:
         """Return a snapshot as of now."""
@@ -40,9 +40,9 @@ class PruningService(Protocol):
 
 
 class Unpassed(NamedTuple):
-    """The topic that holds pruning up: no clean-up has passed it, or none as far as others.
+    """The topic that limits pruning: clean-ups have passed it least far, or not at all.
 
-    ``below``: the pointer up to which it was passed. The next clean-up looks from ``page`` on.
+    ``below`` is the pointer up to which a clean-up has passed it. The next clean-up begins at ``page``.
     """
 
     topic: TopicId
@@ -52,11 +52,14 @@ class Unpassed(NamedTuple):
 
 
 class PruningPlan(NamedTuple):
-    """What may be pruned now.
+    """The pointers that may be pruned now, and why not more.
 
-    ``prunable`` are the pointers, ascending, of ``invalid`` ones in all. If some are left, one of the others tells why
-    the oldest of them, ``oldest_left``, is: by its age until ``settled_ms``; since ``in_progress`` began before it and
-    has not ended; or since ``unpassed`` was not passed.
+    ``invalid`` is the number of all invalid pointers, and ``prunable`` has those that may be pruned, ascending. If
+    some are left, ``oldest_left`` is the oldest of them, and one of the other fields says why it is left:
+
+    * ``settled_ms``: it is too young until this moment;
+    * ``in_progress``: this transaction began before it and has not ended;
+    * ``unpassed``: no clean-up has passed this topic far enough.
     """
 
     invalid: int
@@ -68,7 +71,7 @@ class PruningPlan(NamedTuple):
 
 
 class Pruning:
-    """Prunes for one service, by the records of one store."""
+    """Prunes the transactions of one service, by the records of one store."""
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class Pruning:
         life_ms: int,
         margin_ms: int,
     ) -> None:
-        """Settle transactions by the longest life and the margin, as the sweeper does."""
+        """Keep the parts. Transactions are settled by the longest life and the margin, as for the sweeper."""
         self._registry = registry
         self._service = service
         self._clock = clock
@@ -87,15 +90,15 @@ class Pruning:
         self._margin_ms = margin_ms
 
     async def plan(self, through: int = POINTER_MAX) -> PruningPlan:
-        """Return what could be pruned now, up to a pointer; change nothing. Raises BrokerError."""
+        """Return the plan up to a pointer. Change nothing. Raises BrokerError."""
         return _cut(await self._planned(announce=_nothing), through)
 
     async def prune(self, through: int = POINTER_MAX) -> tuple[PruningPlan, int]:
-        """Prune what may be pruned, up to a pointer; return the plan, and how many the service has forgotten.
+        """Prune up to a pointer. Return the plan, and how many transactions the service has forgotten.
 
         Raises:
-            Unavailable: nothing was pruned.
-            OutcomeUnknown: some may be pruned; prune again.
+            Unavailable: no transaction was pruned.
+            OutcomeUnknown: some transactions may be pruned; prune again.
         """
         records = self._registry.records
 
@@ -124,7 +127,7 @@ class Pruning:
         return self._plan(snapshot, view, below, unpassed)
 
     async def _lowest(self, view: SnapshotView) -> Unpassed | None:
-        """Return the topic that was passed least far; None: there is no topic."""
+        """Return the topic that clean-ups have passed least far; None if there is no topic."""
         records, mine = self._registry.records, Slice()
         passed: dict[TopicId, SettlingRecord] = {}
         async with aclosing(settlement.passes(records)) as pages:
@@ -164,17 +167,17 @@ class Pruning:
 def unpassed_of(
     topic: TopicId, generation: int, record: SettlingRecord | None, view: SnapshotView
 ) -> Unpassed:
-    """Return how far a topic was passed, by its record."""
+    """Return how far clean-ups have passed a topic, by its record."""
     if record is None or not settlement.counts(record, generation, view):
         return Unpassed(topic, generation, 0, b"" if record is None else record.start)
     return Unpassed(topic, generation, record.bound, record.start)
 
 
 def _cut(plan: PruningPlan, through: int) -> PruningPlan:
-    """Leave out what lies above a pointer."""
+    """Return the plan without the pointers above ``through``."""
     stop = bisect_right(plan.prunable, through)
     return plan if stop == len(plan.prunable) else PruningPlan(plan.invalid, plan.prunable[:stop])
 
 
 async def _nothing(_: int) -> None:
-    """Announce nothing: it is a dry run."""
+    """Announce nothing, for a dry run."""

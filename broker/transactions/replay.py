@@ -1,11 +1,11 @@
-"""From the messages of a journal to the state: a fold, without I/O.
+"""Restore the state from the messages of a journal: a fold, without I/O.
 
-A journal that never had its floor raised begins with edit 1. Else it is known from its first whole snapshot on, and the
-edits that lie behind that snapshot's begin come after it::
+If the floor was never raised, the journal begins with edit 1. Otherwise the state comes from the first whole snapshot,
+and then from all edits behind the begin of that snapshot::
 
     edit edit begin edit part part edit end edit …
               └── the snapshot's state ──┘
-      not needed    ▲ after it     ▲      ▲
+      not needed    ▲ applied      ▲        ▲
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class _Pending:
 
 
 class Replay:
-    """Takes the messages of a journal in their order."""
+    """Restores the state. Give it the messages of a journal in their order."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Begin without messages."""
         self.messages = 0
         self._state: ServiceState | None = None
         self._pending: _Pending | None = None
 
     @property
     def state(self) -> ServiceState:
-        """The state after all messages. Raises StorageCorrupt if they do not tell it."""
+        """The state after all messages. Raises StorageCorrupt if the messages do not determine it."""
         if self._state is None:
             if self.messages:
                 raise StorageCorrupt(
@@ -51,7 +51,7 @@ class Replay:
         """Take the next message. Raises StorageCorrupt."""
         self.messages += 1
         if len(message) < 3 or message[0] != FORMAT:
-            raise StorageCorrupt("The journal of transactions has a message of another format.")
+            raise StorageCorrupt("The journal of transactions has a message of an unknown format.")
         kind = message[1]
         if kind == snapshots.BEGIN:
             self._begin(message)

@@ -1,7 +1,7 @@
-"""The transaction service of one node: what the interface calls.
+"""The transaction service of one node: the methods behind the handlers.
 
-One node leads it, as one node leads a topic. Where another node should, every call is refused by NotLeader. The first
-call after a takeover claims.
+One node leads the service, like a topic. If another node should lead it, every call is refused with NotLeader. The
+first call after a takeover claims the journal.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Result = TypeVar("Result")
 CLOSE_S: Final = 2.0
 """How long the last snapshot may take."""
 TRUNCATED_AT_ONCE: Final = 4_000
-"""So many take less than the event loop may be held."""
+"""Truncating so many pointers takes less time than the event loop may be blocked."""
 
 log = logs.get_logger()
 
 
 class Transactions:
-    """The transactions, as one node serves them. A deadline is in monotonic seconds."""
+    """The transaction service on one node. Deadlines are in monotonic seconds."""
 
     def __init__(self, leaders: Leaders, settings: TransactionSettings | None = None) -> None:
-        """Lead nothing before the first call."""
+        """Keep the parts. Nothing is claimed before the first call."""
         self.settings = settings or TransactionSettings()
         self._around = leaders.around
         self._journal = Journal(leaders, self.settings, claimed=self._claimed)
@@ -55,12 +55,12 @@ class Transactions:
         client: str = "",
         deadline: float | None = None,
     ) -> Snapshot:
-        """Begin a transaction; return what it may see.
+        """Begin a transaction. Return its snapshot.
 
         Raises:
             BadRequest: see manager.start.
-            NotLeader, NoLeader, Overloaded, Unavailable: nothing was done.
-            OutcomeUnknown: one may have begun, which ends by its time-out.
+            NotLeader, NoLeader, Overloaded, Unavailable: no transaction began.
+            OutcomeUnknown: a transaction may have begun; it ends by its time-out.
         """
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
@@ -73,10 +73,10 @@ class Transactions:
     async def can_commit(
         self, transaction_id: int, changes: Collection[bytes], deadline: float | None = None
     ) -> None:
-        """Tell what a transaction changed.
+        """Store the keys that a transaction changed.
 
         Raises:
-            TransactionNotInProgress, TransactionConflict, ChangesTooLarge: it can't commit.
+            TransactionNotInProgress, TransactionConflict, ChangesTooLarge: the transaction can't commit.
         """
 
         def decide(state: ServiceState, _: int) -> Decision[None]:
@@ -90,11 +90,11 @@ class Transactions:
         write_pointer: int | None = None,
         deadline: float | None = None,
     ) -> None:
-        """End a transaction; what it wrote is visible.
+        """Commit a transaction: its writes become visible.
 
         Raises:
-            TransactionNotInProgress, TransactionConflict: it can't commit.
-            OutcomeUnknown: it may have committed; a fresh snapshot tells.
+            TransactionNotInProgress, TransactionConflict: the transaction can't commit.
+            OutcomeUnknown: the transaction may have committed; a new snapshot shows it.
         """
 
         def decide(state: ServiceState, _: int) -> Decision[None]:
@@ -103,7 +103,7 @@ class Transactions:
         await self._done("committed", decide, deadline)
 
     async def abort(self, transaction_id: int, deadline: float | None = None) -> None:
-        """End a transaction that undid what it wrote; a long one is invalidated."""
+        """Abort a transaction whose client has undone its writes. A long transaction becomes invalid."""
 
         def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.abort(state, transaction_id)
@@ -111,7 +111,7 @@ class Transactions:
         await self._done("aborted", decide, deadline)
 
     async def invalidate(self, transaction_id: int, deadline: float | None = None) -> bool:
-        """Make a transaction invalid; whether it was in progress."""
+        """Make a transaction invalid. Return whether it was in progress."""
 
         def decide(state: ServiceState, _: int) -> Decision[bool]:
             return manager.invalidate(state, transaction_id)
@@ -119,7 +119,7 @@ class Transactions:
         return await self._done("invalidated", decide, deadline)
 
     async def checkpoint(self, transaction_id: int, deadline: float | None = None) -> Snapshot:
-        """Give a transaction a further write pointer. Raises TransactionNotInProgress."""
+        """Give a transaction another write pointer. Raises TransactionNotInProgress."""
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
             return manager.checkpoint(state, now_ms, transaction_id, self.settings)
@@ -127,18 +127,19 @@ class Transactions:
         return await self._done("", decide, deadline)
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
-        """Return what is visible now; no transaction begins. All is in it that was answered before the call."""
+        """Return a snapshot as of now, without beginning a transaction. It has all changes answered before the call."""
         return await self._read(lambda state: state.snapshot(), deadline)
 
     async def tephra_snapshot(self, deadline: float | None = None) -> bytes:
-        """Return the state as Tephra writes snapshots."""
+        """Return the whole state in Tephra's snapshot format."""
         state = await self._read(frozen, deadline)
         return await in_slices(snapshot_steps(state_of(state, self._around.clock.now_ms())))
 
     async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
-        """Call pointers invalid no more, of which nothing is left; how many were. Repeat it after any error.
+        """Remove pointers from the invalid list. Return how many were in it.
 
-        Many are truncated some at a time.
+        No topic may have messages of them any more. Many pointers are removed in several steps, so repeat the call
+        after any error.
         """
         pointers, removed = list(ids), 0
         for at in range(0, max(len(pointers), 1), TRUNCATED_AT_ONCE):
@@ -151,7 +152,7 @@ class Transactions:
         return removed
 
     async def truncate_invalid_before(self, before_ms: int, deadline: float | None = None) -> int:
-        """Call pointers invalid no more that were given before a moment; how many were. Raises OlderInProgress."""
+        """Remove all pointers given before a moment from the invalid list. Return how many. Raises OlderInProgress."""
 
         def decide(state: ServiceState, _: int) -> Decision[int]:
             return manager.truncate_before(state, before_ms)
@@ -159,28 +160,28 @@ class Transactions:
         return await self._done("", decide, deadline)
 
     async def invalid_count(self) -> int:
-        """Return how many pointers are invalid."""
+        """Return the number of invalid pointers."""
         return await self._read(lambda state: len(state.invalids), None)
 
     async def reset(self, deadline: float | None = None) -> None:
-        """Forget all transactions, as if the service were new; pointers go on rising."""
+        """Forget all transactions. The service is then as new, but pointers go on rising."""
         await self._done("", manager.begin, deadline)
 
     async def listing(
         self, limit: int | None = None, deadline: float | None = None
     ) -> dict[str, Any]:
-        """Return the transactions in progress, the oldest first, and how many there are of each state."""
+        """Return the transactions in progress, the oldest first, and the counts of each state."""
         return await self._read(lambda state: self._listed(state, limit), deadline)
 
     async def show(self, transaction_id: int, deadline: float | None = None) -> dict[str, Any]:
-        """Return what is known of a transaction. Raises NotFound."""
+        """Return a transaction's state and details. Raises NotFound."""
         return await self._read(lambda state: shown(state, transaction_id), deadline)
 
     async def _read(self, read: Callable[[ServiceState], Result], deadline: float | None) -> Result:
         return await self._journal.carry_out(lambda state, _: Decision((), read(state)), deadline)
 
     async def _done(self, what: str, decide: Decide[Result], deadline: float | None) -> Result:
-        """Carry out a decision and count it. It goes on if the caller is cancelled."""
+        """Execute a decision, and count it as ``what``. Its edits are stored even if the caller is cancelled."""
         counted: Decision[Result] | None = None
 
         def noted(state: ServiceState, now_ms: int) -> Decision[Result]:
@@ -216,29 +217,29 @@ class Transactions:
         }
 
     def watch(self, metrics: Metrics) -> None:
-        """Show figures of what this node leads; 0 where another leads."""
+        """Register the metrics. They show 0 while another node leads the service."""
 
         def level(count: Callable[[ServiceState], int]) -> Callable[[], float]:
             return lambda: 0 if self.state is None else count(self.state)
 
         metrics.watch(
             "transactions_in_progress",
-            "Transactions in progress, where they are led.",
+            "Transactions in progress, on the node that leads the service.",
             level(lambda state: len(state.in_progress)),
         )
         metrics.watch(
             "transactions_invalid",
-            "Invalid write pointers, where they are led.",
+            "Invalid write pointers, on the node that leads the service.",
             level(lambda state: len(state.invalids)),
         )
         metrics.watch(
             "transactions_change_bytes",
-            "Memory of the change sets, where they are led.",
+            "Memory of the change sets, on the node that leads the service.",
             level(lambda state: state.change_bytes),
         )
         metrics.watch_each(
             "transactions_total",
-            "Transactions by what became of them here.",
+            "Transactions by their outcome on this node.",
             "kind",
             lambda: self.counts,
         )
@@ -247,7 +248,7 @@ class Transactions:
 
     @property
     def state(self) -> ServiceState | None:
-        """The state, if this node leads: for figures alone."""
+        """The state, if this node leads. Use it only for metrics: it may be ahead of the disk."""
         led = self._journal.led
         return None if led is None or led.is_over else led.state
 
@@ -257,7 +258,7 @@ class Transactions:
         self._sweeping = asyncio.ensure_future(self._sweep_while(led))
 
     async def _sweep_while(self, led: LedState) -> None:
-        """Look for transactions whose time is over, at once and then now and then, while this state lasts."""
+        """Check for timed-out transactions, at once and then at each interval, until this state ends."""
         while not led.is_over:
             self._journal.touch()
             with suppress(BrokerError, Doubt):
@@ -265,7 +266,7 @@ class Transactions:
             await self._around.clock.sleep(self.settings.sweep_interval_s)
 
     async def expire(self, led: LedState | None = None) -> int:
-        """Make transactions invalid whose time is over; how many."""
+        """Make transactions invalid whose time-outs have passed. Return how many."""
         if led is None:
             count = await self._journal.carry_out(manager.expire, None)
         else:
@@ -276,7 +277,7 @@ class Transactions:
         return count
 
     async def close(self) -> None:
-        """Sweep no more, and leave a snapshot."""
+        """Stop checking for time-outs, and write a last snapshot."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
@@ -287,7 +288,7 @@ class Transactions:
 
 
 def told(each: OpenTransaction) -> dict[str, Any]:
-    """Return a transaction in progress as a list shows it."""
+    """Return a transaction in progress, as values for JSON."""
     return {
         "id": each.id,
         "type": "long" if each.long else "short",
@@ -299,7 +300,7 @@ def told(each: OpenTransaction) -> dict[str, Any]:
 
 
 def shown(state: ServiceState, transaction_id: int) -> dict[str, Any]:
-    """Return what is known of a transaction. Raises NotFound."""
+    """Return a transaction's state and details. Raises NotFound."""
     found = state.in_progress.get(transaction_id)
     if found is not None:
         name = "in_progress" if found.changes is None else "committing"
@@ -313,6 +314,4 @@ def shown(state: ServiceState, transaction_id: int) -> dict[str, Any]:
                 "checkpoints": list(ended.checkpoints),
             }
         return {"state": "invalid", "id": transaction_id, **more}
-    raise NotFound(
-        f"Nothing is known of transaction {transaction_id}: it ended long ago, or never began."
-    )
+    raise NotFound(f"Transaction {transaction_id} is not known: it ended long ago, or never began.")

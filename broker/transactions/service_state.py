@@ -1,15 +1,15 @@
-"""What the transaction service knows, and what each edit makes of it: no decisions, no time, no I/O.
+"""The state of the transaction service, and the effect of each edit on it: no decisions, no time, no I/O.
 
 ::
 
     last           the last write pointer that was given
-    read pointer   pointers above are not visible yet
+    read pointer   pointers above it are not visible yet
     in progress    transactions, each with its pointers (its id, then one for each checkpoint)
-    invalid        pointers that must never be seen
-    change sets    of the committed ones that a transaction in progress may conflict with
+    invalid        pointers whose messages are never seen
+    change sets    of committed transactions with which a transaction in progress may conflict
 
-A pointer at or below the read pointer that is neither in progress nor invalid is visible. Pointers are kept in
-ascending arrays, since new ones are the greatest.
+A pointer at or below the read pointer is visible if it is neither in progress nor invalid. Pointers are kept in
+ascending arrays, since a new pointer is always the greatest.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from broker.transactions.edits import (
 )
 
 KEY_OVERHEAD_BYTES: Final = 100
-"""What a key of a change set takes in memory beside its bytes, about."""
+"""About how many bytes a key of a change set takes in memory beside its own."""
 FORGOTTEN_AT_ONCE: Final = 10_000
-"""After so many keys one edit forgets no further change set: an edit must not hold the event loop."""
+"""An edit forgets no more change sets after so many keys: it must not block the event loop."""
 
 
 class OpenTransaction:
-    """A transaction in progress. ``changes`` None: it has not told what it changed.
+    """A transaction in progress. ``changes`` is None until it has sent its change set.
 
-    ``read_pointer``, ``seen`` and ``first_short``: the read pointer, the pointers in progress, and the oldest short
-    transaction of them, when it began.
+    ``read_pointer``, ``seen`` and ``first_short`` are from the moment when it began: the read pointer, the pointers in
+    progress, and the oldest short transaction among them.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class OpenTransaction:
     def __init__(
         self, started: Started, read_pointer: int, seen: array[int], first_short: int
     ) -> None:
-        """Begin."""
+        """Begin the transaction of a Started edit."""
         self.id = started.pointer
         self.long = started.long
         self.started_ms = started.started_ms
@@ -78,51 +78,51 @@ class OpenTransaction:
 
     @property
     def pointers(self) -> tuple[int, ...]:
-        """All of its write pointers, ascending."""
+        """All its write pointers, ascending."""
         return (self.id, *self.checkpoints)
 
 
 class InvalidTransaction(NamedTuple):
-    """A transaction that is invalid."""
+    """An invalid transaction."""
 
     long: bool
     checkpoints: tuple[int, ...]
 
 
 class ServiceState:
-    """What the service knows after edit number ``number``."""
+    """The state after edit number ``number``."""
 
     def __init__(self) -> None:
-        """Know nothing: the first edit is a Reset."""
+        """Begin empty. The first edit must be a Reset."""
         self.number = 0
         self.last = 0
         self.read_pointer = 0
         self.in_progress: dict[int, OpenTransaction] = {}
-        """By id, ascending."""
+        """The transactions by id, ascending."""
         self.pointers: array[int] = array("q")
-        """Of all transactions in progress."""
+        """The pointers of all transactions in progress."""
         self.shorts: array[int] = array("q")
-        """The ids of the short ones."""
+        """The ids of the short transactions in progress."""
         self.invalids: array[int] = array("q")
-        """Never changed in place: snapshots share it."""
+        """The invalid pointers. The array never changes in place, since snapshots share it."""
         self.ended: dict[int, InvalidTransaction] = {}
-        """The invalid transactions, by id; their pointers are in ``invalids``."""
+        """The invalid transactions by id. Their pointers are in ``invalids``."""
         self.committed: deque[tuple[int, tuple[bytes, ...]]] = deque()
         """Commit pointers and change sets, in the order of the commits."""
         self.committed_at: dict[bytes, int] = {}
-        """Of each key in ``committed``: the last commit pointer."""
+        """The last commit pointer of each key in ``committed``."""
         self.change_bytes = 0
-        """What all change sets take."""
+        """The memory of all change sets."""
 
-    # What is asked.
+    # Queries.
 
     @property
     def first_short(self) -> int:
-        """The id of the oldest short transaction in progress; the greatest pointer if there is none."""
+        """The id of the oldest short transaction in progress. The greatest pointer if there is none."""
         return self.shorts[0] if self.shorts else POINTER_MAX
 
     def snapshot(self, pointer: int = 0, *, long: bool = False) -> Snapshot:
-        """Return what a transaction that begins now with ``pointer`` may see; 0: of no transaction."""
+        """Return the snapshot of a transaction that begins now with ``pointer``. 0 means no transaction."""
         return Snapshot(
             transaction_id=pointer,
             read_pointer=self.read_pointer,
@@ -133,7 +133,7 @@ class ServiceState:
         )
 
     def conflict(self, transaction: OpenTransaction, changes: Iterable[bytes]) -> bytes | None:
-        """Return a key that a transaction changed which committed since this one began."""
+        """Return one of these keys that a transaction changed which committed after this one began; else None."""
         if not self.committed_at:
             return None
         for key in changes:
@@ -142,29 +142,29 @@ class ServiceState:
         return None
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether a pointer is invalid."""
+        """Return whether a pointer is invalid."""
         at = bisect_left(self.invalids, pointer)
         return at < len(self.invalids) and self.invalids[at] == pointer
 
     # Edits.
 
     def apply(self, number: int, edit: Edit) -> None:
-        """Make an edit. Raises StorageCorrupt if it is not the one that comes next, or does not fit."""
+        """Apply an edit. Raises StorageCorrupt if its number is not the next one, or it does not fit the state."""
         if number != self.number + 1:
             raise StorageCorrupt(
-                f"The journal goes on with edit {number} behind edit {self.number}: one is missing."
+                f"The journal has edit {number} behind edit {self.number}: an edit is missing."
             )
         try:
             _APPLY[type(edit)](self, edit)
         except KeyError as error:
             raise StorageCorrupt(
-                f"Edit {number} of the journal does not fit: {edit!r:.200}"
+                f"Edit {number} of the journal does not fit the state: {edit!r:.200}"
             ) from error
         self._forget()
         self.number = number
 
     def reset(self, edit: Reset) -> None:
-        """Begin anew."""
+        """Forget everything. Only the number of the edit stays."""
         vars(self).update(vars(ServiceState()), number=self.number)
         self.last = self.read_pointer = edit.pointer
 
@@ -179,23 +179,23 @@ class ServiceState:
             self.shorts.append(edit.pointer)
 
     def checkpoint(self, edit: Checkpointed) -> None:
-        """Give a transaction a further pointer."""
+        """Give a transaction another pointer."""
         found = self.in_progress[edit.transaction]
         found.checkpoints = (*found.checkpoints, edit.pointer)
         self.last = edit.pointer
         self.pointers.append(edit.pointer)
 
     def prepare(self, edit: Committing) -> None:
-        """Note what a transaction changed."""
+        """Store the change set of a transaction."""
         found = self.in_progress[edit.transaction]
         self.change_bytes += size_of(edit.changes) - size_of(found.changes or ())
         found.changes = edit.changes
 
     def commit(self, edit: Committed) -> None:
-        """End a transaction; what it wrote is visible."""
+        """End a transaction: its writes become visible."""
         found = self._end(edit.transaction)
         if found.changes:
-            # The first pointer that was not given yet: greater than those that began before this commit.
+            # The next pointer. It is greater than all transactions that began before this commit.
             pointer = self.last + 1
             self.committed.append((pointer, found.changes))
             self.committed_at.update(dict.fromkeys(found.changes, pointer))
@@ -203,7 +203,7 @@ class ServiceState:
         self._move(found.pointers[-1])
 
     def abort(self, edit: Aborted) -> None:
-        """End a short transaction that undid what it wrote, also one that is invalid."""
+        """End a short transaction whose writes are undone. It may be invalid already."""
         ended = self.ended.get(edit.transaction)
         if ended is None:
             self._move(self._end(edit.transaction).pointers[-1])
@@ -213,7 +213,7 @@ class ServiceState:
         self._move(pointers[-1])
 
     def invalidate(self, edit: Invalidated) -> None:
-        """End transactions; what they wrote is never seen."""
+        """End transactions: their writes are never seen."""
         self.invalids = self.invalids[:]
         for transaction in edit.transactions:
             found = self._end(transaction)
@@ -224,11 +224,11 @@ class ServiceState:
                 self._move(found.id)
 
     def truncate(self, edit: Truncated) -> None:
-        """Call pointers invalid no more."""
+        """Remove pointers from the invalid ones."""
         self._remove_invalid(edit.pointers)
 
     def truncate_before(self, edit: TruncatedBefore) -> None:
-        """Call pointers below one invalid no more."""
+        """Remove all pointers below one from the invalid ones."""
         self._remove_invalid(self.invalids[: bisect_left(self.invalids, edit.pointer)])
 
     def _end(self, transaction: int) -> OpenTransaction:
@@ -244,7 +244,7 @@ class ServiceState:
         self.read_pointer = max(self.read_pointer, pointer)
 
     def _remove_invalid(self, pointers: Sequence[int]) -> None:
-        """Take pointers, ascending, out of the invalid ones; those that are not there are none."""
+        """Remove pointers (ascending) from the invalid ones. Ignore pointers that are not invalid."""
         before, kept, at = self.invalids, array("q"), 0
         for pointer in pointers:
             self.ended.pop(pointer, None)
@@ -255,7 +255,10 @@ class ServiceState:
         self.invalids = kept
 
     def _forget(self) -> None:
-        """Forget change sets that no short transaction in progress can conflict with; after many keys, later ones."""
+        """Forget change sets with which no short transaction in progress can conflict.
+
+        One call forgets a bounded number of keys. Later edits forget the rest.
+        """
         first, keys = self.first_short, 0
         while self.committed and self.committed[0][0] < first and keys < FORGOTTEN_AT_ONCE:
             pointer, changes = self.committed.popleft()

@@ -1,13 +1,14 @@
-"""The state in the journal: a snapshot, in parts.
+"""Snapshots: the state in the journal, in parts.
 
 ::
 
     begin       format | 100 | number of the last edit in it
-    part        format | 101 | section | its items                    as many as there are, in any number of messages
-    end         format | 102 | number | how many parts
+    part        format | 101 | section | its items                    a section may have any number of parts
+    end         format | 102 | number | number of parts
 
-Other edits may lie between, which are not in it. A snapshot counts once its end is there; what lies before its begin
-is needed no more. The parts are made of a copy that shares what never changes, so edits go on meanwhile.
+Edits may lie between these messages; they are not in the snapshot. A snapshot is valid once its end is in the journal.
+Then the messages before its begin are no longer needed. The parts are made from a copy that shares all immutable values
+with the state, so edits go on meanwhile.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ BEGIN: Final = 100
 PART: Final = 101
 END: Final = 102
 PART_BYTES_MAX: Final = 64 * 1024
-"""A part is no larger, but for one item."""
+"""The largest part. A part may be larger only if it has a single item."""
 POINTERS_AT_ONCE: Final = 4096
 
 Item = TypeVar("Item")
 
 
 class Frozen(NamedTuple):
-    """A state as it was; nothing in it changes."""
+    """An immutable copy of a state."""
 
     number: int
     last: int
@@ -58,7 +59,7 @@ class Frozen(NamedTuple):
 
 
 def frozen(state: ServiceState) -> Frozen:
-    """Return the state as it is now."""
+    """Return an immutable copy of the current state."""
     return Frozen(
         state.number,
         state.last,
@@ -76,12 +77,12 @@ def encode_begin(number: int) -> bytes:
 
 
 def encode_end(number: int, parts: int) -> bytes:
-    """Return the message that ends it."""
+    """Return the message that ends a snapshot."""
     return bytes((FORMAT, END)) + encode_long(number) + encode_long(parts)
 
 
 def read_end(message: bytes) -> tuple[int, int]:
-    """Return the number and how many parts there are. Raises StorageCorrupt."""
+    """Return the number of the last edit, and the number of parts. Raises StorageCorrupt."""
     try:
         number, at = read_long(message, 2)
         return number, read_long(message, at)[0]
@@ -90,7 +91,7 @@ def read_end(message: bytes) -> tuple[int, int]:
 
 
 def encode_parts(state: Frozen) -> Iterator[bytes]:
-    """Yield the parts; each step takes less than a slice, but where an item is large."""
+    """Yield the parts. Each step takes less than a slice, unless an item is large."""
     yield _part(_POINTERS, [encode_long(state.last) + encode_long(state.read_pointer)])
     yield from _parts(_IN_PROGRESS, map(_encode_transaction, state.in_progress))
     for at in range(0, len(state.invalids), POINTERS_AT_ONCE):
@@ -146,7 +147,7 @@ def _encode_committed(each: tuple[int, tuple[bytes, ...]]) -> bytes:
 
 
 def _deltas(numbers: array[int]) -> Iterator[int]:
-    """Yield the first of ascending numbers, and what each is more than the one before."""
+    """Yield the first of ascending numbers, then the difference of each to the one before."""
     yield from numbers[:1]
     for before, number in pairwise(numbers):
         yield number - before
@@ -164,7 +165,7 @@ def _sums(deltas: Iterable[int]) -> array[int]:
 
 
 def take_part(state: ServiceState, message: bytes) -> None:
-    """Put a part into a state that is being made. Raises StorageCorrupt."""
+    """Add the items of a part to a state that is being restored. Raises StorageCorrupt."""
     try:
         count, at = read_long(message, 3)
         take = _TAKE[message[2]]
@@ -202,7 +203,7 @@ def _take_transaction(state: ServiceState, body: bytes, at: int) -> int:
 
 def _take_invalids(state: ServiceState, body: bytes, at: int) -> int:
     deltas, at = read_numbers(body, at)
-    state.invalids.extend(_sums(deltas))  # It is no snapshot's yet.
+    state.invalids.extend(_sums(deltas))  # In place: no snapshot shares this array yet.
     return at
 
 
@@ -234,7 +235,7 @@ _TAKE: Final[tuple[Callable[[ServiceState, bytes, int], int], ...]] = (
 
 
 def complete(state: ServiceState, number: int) -> ServiceState:
-    """Return a state whose parts are all there, with what follows from them."""
+    """Complete a state after all its parts: set its number, and compute the derived fields."""
     state.number = number
     found = state.in_progress.values()
     state.pointers = array("q", sorted(pointer for each in found for pointer in each.pointers))

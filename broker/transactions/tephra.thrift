@@ -1,11 +1,11 @@
-// The interface of Tephra's transaction service. Names and numbers are Tephra's, so that its clients work unchanged;
-// how errors are told is in tephra_service.py.
+// The interface of Tephra's transaction service. Names and numbers are Tephra's, so that its clients work unchanged.
+// tephra_service.py maps errors to these exceptions.
 
 enum TTransactionType { SHORT = 1, LONG = 2 }
 
 enum TVisibilityLevel { SNAPSHOT = 1, SNAPSHOT_EXCLUDE_CURRENT = 2, SNAPSHOT_ALL = 3 }
 
-// Pointers are ascending. What is encoded and decoded is in broker/wire/transaction.py.
+// Pointers are ascending. broker/wire/transaction.py encodes and decodes this struct.
 struct TTransaction {
   1: i64 transactionId
   2: i64 readPointer
@@ -32,7 +32,7 @@ exception TInvalidTruncateTimeException { 1: string message }
 exception TTransactionCouldNotTakeSnapshotException { 1: string message }
 
 service TTransactionServer {
-  // Of releases before 0.10 and 0.13: what they can't tell is an error of the application.
+  // For clients before releases 0.10 and 0.13. Errors without a declared exception are errors of the application.
   TTransaction startLong()
   TTransaction startShort()
   TTransaction startShortTimeout(1: i32 timeout)
@@ -63,11 +63,11 @@ service TTransactionServer {
   TTransaction checkpoint(1: TTransaction tx)
     throws (1: TTransactionNotInProgressException notInProgress)
 
-  // A snapshot of the service, as tephra_snapshot.py writes it.
+  // A snapshot of the service, in the format of tephra_snapshot.py.
   binary getSnapshot() throws (1: TTransactionCouldNotTakeSnapshotException noSnapshot)
   void resetState()
   string status()
-  // Whether there was anything to remove.
+  // True if any pointer was removed.
   TBoolean truncateInvalidTx(1: set<i64> txns)
   TBoolean truncateInvalidTxBefore(1: i64 time) throws (1: TInvalidTruncateTimeException tooLate)
   i32 invalidTxSize()

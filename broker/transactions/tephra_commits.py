@@ -1,18 +1,20 @@
-"""Commits of Tephra's clients whose outcome is not known, on this side or on theirs.
+"""Commits of Tephra's clients with an unknown outcome, unknown to this node or to the client.
 
-Tephra's client takes every error of Thrift for one that it may repeat: a lost connection and an error of the
-application alike, for half a minute. A commit that was done before is then *not in progress*, and the client's
-``TransactionContext`` rolls back what is committed. No answer that its protocol has would keep it from that. So::
+Tephra's client repeats a call for half a minute after any error of Thrift, be it a lost connection or an error of the
+application. If the first commit was done, the transaction is *not in progress* at the repeated one. Then the client's
+``TransactionContext`` rolls back a committed transaction. No answer of its protocol prevents that. So this module does
+the following::
 
-    the service does not know          a snapshot is asked until one tells: visible = done, invalid = not done,
-                                       in progress = commit again; the client waits meanwhile
-    the client may not have heard      its connection ended with the answer: when it repeats the commit on another
-                                       one, a snapshot tells, and it is answered again
-    the client did not wait            a commit of the same transaction joins the one under way
+    the service does not know          it asks for snapshots until one shows the outcome: visible = done, invalid =
+                                       not done, in progress = commit again; the client waits meanwhile
+    the client may not know            its connection ended with the answer in flight: when it repeats the commit on
+                                       another connection, a snapshot shows the outcome, and it gets its answer again
+    the client did not wait            a second commit of the same transaction joins the one in flight
 
-A client that heard the answer and commits once more is told *not in progress*, as by Tephra. On one connection a client
-sends nothing before it has its last answer, so only the last call of a connection is in doubt. What other nodes know is
-not known here: a client that repeats its commit at another node, after this one died, is told *not in progress*.
+A client that received the answer and commits again gets *not in progress*, as from Tephra. On one connection a client
+sends no call before it has its last answer, so only the last call of a connection is in doubt. This node does not know
+the commits of other nodes: if a client repeats its commit at another node after this one died, it gets *not in
+progress*.
 """
 
 from __future__ import annotations
@@ -26,38 +28,38 @@ from broker.errors import OutcomeUnknown, TransactionNotInProgress, UnavailableE
 from broker.model import Snapshot
 
 REMEMBERED_MAX: Final = 10_000
-"""How many commits are remembered whose answer may not have arrived; the oldest are forgotten first."""
+"""How many commits in doubt are remembered. The oldest are forgotten first."""
 PAUSE_S: Final = 0.2
 
 
 class CommitService(Protocol):
-    """What of the service is needed here."""
+    """The calls of the transaction service that this module needs."""
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """Commit. Raises as ``Transactions.commit``."""
+        """Commit. Raises the errors of ``Transactions.commit``."""
 
     async def snapshot(self) -> Snapshot:
         """Return a snapshot as of now."""
 
 
 class Commits:
-    """Commits, each of which has one outcome. Used in the event loop."""
+    """Commits so that each has one outcome. Use it in the event loop."""
 
     def __init__(self, transactions: CommitService, clock: Clock, deadline_s: float) -> None:
-        """``deadline_s``: how long a commit may be in doubt before the client is told so."""
+        """Keep the parts. After ``deadline_s`` in doubt, the client gets the error that the outcome is unknown."""
         self._transactions = transactions
         self._clock = clock
         self._deadline_s = deadline_s
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._in_doubt: dict[int, None] = {}
-        """Commits that may have been done although their clients did not hear of it, oldest first."""
+        """Commits that may be done although their clients do not know it, oldest first."""
 
     async def commit(self, transaction: int, write_pointer: int | None) -> None:
-        """Commit, and find out what became of it. It goes on when its caller goes.
+        """Commit, and find out the outcome. The commit goes on if its caller is cancelled.
 
         Raises:
-            TransactionNotInProgress, TransactionConflict, BadRequest, UnavailableError: it was not done.
-            OutcomeUnknown: no snapshot told within the deadline.
+            TransactionNotInProgress, TransactionConflict, BadRequest, UnavailableError: the commit was not done.
+            OutcomeUnknown: no snapshot showed the outcome before the deadline.
         """
         task = self._under_way.get(transaction)
         if task is None:
@@ -67,7 +69,7 @@ class Commits:
         await asyncio.shield(task)
 
     def not_heard(self, transaction: int) -> None:
-        """Note that a commit was done whose answer may not have arrived."""
+        """Note that a commit is in doubt: it may be done, but its client may not know it."""
         self._in_doubt.pop(transaction, None)
         self._in_doubt[transaction] = None
         while len(self._in_doubt) > REMEMBERED_MAX:
@@ -95,7 +97,7 @@ class Commits:
         self._in_doubt.pop(transaction, None)
 
     async def _snapshot(self, transaction: int, until: float) -> Snapshot:
-        """Return a fresh snapshot. Raises OutcomeUnknown if none is had in time."""
+        """Return a new snapshot. Raises OutcomeUnknown if the service gives none before the deadline."""
         while True:
             try:
                 return await self._transactions.snapshot()
@@ -111,6 +113,6 @@ class Commits:
 
 
 def is_in_progress(snapshot: Snapshot, transaction: int) -> bool:
-    """Whether a snapshot shows a transaction in progress."""
+    """Return whether a snapshot shows a transaction in progress."""
     at = bisect_left(snapshot.in_progress, transaction)
     return at < len(snapshot.in_progress) and snapshot.in_progress[at] == transaction

@@ -1,15 +1,17 @@
-"""One connection of Tephra's clients: frames in, answers out, in order.
+"""One connection of a Tephra client: frames in, answers out, in order.
 
 ::
 
     socket ──bytes──▶ held, counted ──whole frame──▶ read in steps ──▶ service ──answer──▶ socket
                       bound, deadline                 one at a time
 
-A frame's length is looked at before the frame is held. One call of a connection is under way at a time; while it is, at
-most HELD_BYTES_MAX of what comes behind it are held, and then the socket is not read. A frame must be whole within a
-time; a connection on which nothing is begun may stay for ever, since Tephra's client keeps a pool of them. What is no
-call ends the connection; what is malformed is answered with a protocol error, as its last answer. Either is a line of
-the log, as long as not too many come (http/budget.py).
+The connection checks a frame's length before it holds the frame. It serves one call at a time. Meanwhile it holds at
+most about HELD_BYTES_MAX of the bytes behind the call, and then stops reading the socket. A frame must arrive whole
+within a time limit. A connection without a begun frame may stay open for ever, since Tephra's client keeps a pool of
+connections.
+
+A frame that is not a call ends the connection. A call with malformed arguments gets a protocol error, as the last
+answer of its connection. Each of these is logged, up to a number of lines per second (http/budget.py).
 """
 
 from __future__ import annotations
@@ -34,47 +36,47 @@ if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
 
 HELD_BYTES_MAX: Final = 64 * 1024
-"""What of further calls is held while one is under way."""
+"""How many bytes of further calls are held during a call before the socket is not read any more."""
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 UNKNOWN_METHOD: Final = "unknown_method"
 
 log = logs.get_logger()
 monotonic: Callable[[], float] = time.perf_counter
-"""Measures how long answers take; nothing is decided by it."""
+"""Measures how long answers take, for metrics only. No decision depends on it."""
 
 
 class TephraConnection(asyncio.Protocol):
-    """One connection. Used by the loop, and by the server that it belongs to."""
+    """One connection. The loop and its server use it."""
 
     def __init__(self, server: TephraServer) -> None:
-        """Belong to a server."""
+        """Make a connection of this server."""
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._account: Account
         self._hold: Hold
         self._incoming = frames.Incoming()
         self._behind: list[bytes] = []
-        """What came behind the call under way."""
+        """The bytes behind the current call."""
         self._behind_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._is_reading = False
-        """Whether the task has not come to the call yet."""
+        """True while the task still reads the call from its frame, or waits to read it."""
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
         self._is_paused = False
         self._ends = False
         self._sent_all = False
-        """Whether the client has shut its side down."""
+        """True if the client has shut down its sending side."""
         self.idle_since_s = 0.0
         self._last_commit: int | None = None
-        """What the last answer committed; nothing sent since then shows that it arrived."""
+        """The transaction that the last answer committed, until a further byte of the client shows that it arrived."""
 
     @property
     def in_use(self) -> bool:
-        """Whether a call is under way, or has begun to arrive."""
+        """True if a call is being served, or has begun to arrive."""
         return self._task is not None or self._incoming.has_begun or bool(self._behind)
 
-    # What the loop calls.
+    # Called by the loop.
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,11 +87,11 @@ class TephraConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         connected = transport.get_extra_info("socket")
         if connected is not None:
-            # So that the connections of clients that have gone without a word do not stay.
+            # Detect clients that vanished without closing the connection.
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.idle_since_s = self._server.loop.time()
         if not self._server.admit(self):
-            self.refuse(Overloaded("there are as many connections as there may be"))
+            self.refuse(Overloaded("this node has reached its limit of open connections"))
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -112,7 +114,7 @@ class TephraConnection(asyncio.Protocol):
 
     @override
     def eof_received(self) -> bool:
-        """Be told that the client sends no more; true: what it sent is answered."""
+        """Handle the end of the client's data. Return True if the client still gets answers."""
         self._sent_all = True
         return self._task is not None
 
@@ -124,7 +126,7 @@ class TephraConnection(asyncio.Protocol):
         self._incoming = frames.Incoming()
         self._behind.clear()
         if self._is_reading and self._task is not None:
-            # What it holds is not counted any more, and no client waits for it.
+            # The hold no longer counts the frame, and no client waits for the answer.
             self._task.cancel()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
@@ -147,7 +149,7 @@ class TephraConnection(asyncio.Protocol):
     # Frames.
 
     def _feed(self, data: bytes) -> None:
-        """Take what has come; begin with the next call if it is whole."""
+        """Take bytes that have arrived. Start the next call if its frame is whole."""
         try:
             frame, behind = self._incoming.feed(data)
         except frames.NoCall as error:
@@ -164,7 +166,7 @@ class TephraConnection(asyncio.Protocol):
         self._task = self._server.loop.create_task(self._answer(frame))
 
     async def _answer(self, segments: list[bytearray]) -> None:
-        """Answer one call, and go on with what came behind it."""
+        """Answer one call, then start the next one."""
         size = frames.LENGTH_BYTES + sum(map(len, segments))
         self._is_reading = True
         try:
@@ -205,7 +207,7 @@ class TephraConnection(asyncio.Protocol):
         self._server.look()
 
     async def _read(self, segments: list[bytearray]) -> frames.TephraCall | TephraAnswer | None:
-        """Return the call that a frame is; or the answer if it is none, None if there can be none."""
+        """Return the call in a frame, or the answer to a bad call. None if no answer is possible."""
         frame, service = await in_slices(frames.joined(segments)), self._server.service
         try:
             head = frames.read_head(frame)
@@ -232,7 +234,7 @@ class TephraConnection(asyncio.Protocol):
         self._hold.take(BudgetKind.ITEMS, count)
 
     async def _send(self, answer: TephraAnswer) -> None:
-        """Send an answer, and wait until the client takes it."""
+        """Send an answer, and wait until the client has read most of it."""
         transport = self._transport
         if transport is None or transport.is_closing():
             if answer.committed is not None:
@@ -246,12 +248,12 @@ class TephraConnection(asyncio.Protocol):
         if writable is not None:
             done, _ = await asyncio.wait((writable,), timeout=self._server.reply_stall_s)
             if not done:
-                self.abort("its client does not take an answer")
+                self.abort("its client does not read an answer")
 
-    # Ends.
+    # The end.
 
     def refuse(self, error: Exception) -> None:
-        """End the connection, for what it sent can't be answered."""
+        """End the connection: its bytes can't be answered."""
         self._refused(error)
         self.close()
 
@@ -265,7 +267,7 @@ class TephraConnection(asyncio.Protocol):
         return str(peer[0]) if peer else ""
 
     def close(self) -> None:
-        """End the connection after what was written."""
+        """Close the connection after all written bytes are sent."""
         self._ends = True
         self._stop_timer()
         if self._transport is not None:
@@ -280,17 +282,17 @@ class TephraConnection(asyncio.Protocol):
             self._transport.abort()
 
     def cancel(self) -> None:
-        """Give up the call under way: this node has no time left. A commit goes on."""
+        """Cancel the current call, because the node's time to stop is over. A commit goes on."""
         if self._task is not None:
             self._task.cancel()
         self.close()
 
     def _cut(self, kind: BudgetKind) -> None:
-        self.abort(f"it held the most {kind}")
+        self.abort(f"it held the most of {kind}")
 
     def _too_slow(self) -> None:
         self._timer = None
-        self.refuse(BadRequest("a frame was not whole in time"))
+        self.refuse(BadRequest("a frame did not arrive whole in time"))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -1,15 +1,16 @@
-"""The calls of Tephra's clients as bytes: Thrift's binary protocol, one message in a frame.
+"""Decode the calls of Tephra's clients and encode the answers: Thrift's binary protocol, one message in a frame.
 
 ::
 
     frame      length (int32) | message
     message    80 01 00 type | name (length, bytes) | number (int32) | struct of arguments, or of the result
-    result     field 0: what the method returns; other fields: the exceptions that it declares
+    result     field 0: the return value of the method; other fields: the exceptions that it declares
 
-thriftpy2 knows the methods, from the IDL (tephra.thrift), and reads and writes values. It trusts the counts that it
-reads, and reads all at once. So here it gets one value at a time, from a body that gives no more than it has; sets are
-counted before they are read, and read in steps; what is not wanted is passed over in bounded time (wire/thriftskip.py).
-Of a transaction that a client sends, its numbers are read alone: the service knows the rest better.
+thriftpy2 knows the methods from the IDL (tephra.thrift), and reads and writes values. But it trusts the counts that it
+reads, and reads everything at once. So this module gives it one value at a time, from a body that ends with its bytes.
+It counts the items of a set before it reads them in steps. It skips unwanted values in bounded time
+(wire/thriftskip.py). Of a transaction that a client sends, it reads only the numbers: the service knows the rest
+better.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from broker.wire.thriftskip import SET, Skipper
 from broker.wire.transaction import encode_transaction
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The longest frame that is read, as of Tephra's server."""
+"""The longest frame that is read, as in Tephra's server."""
 ANSWER_BYTES_MAX: Final = 16_384_000
 """The longest frame that Java's framed transport reads by default."""
 IDS_MAX: Final = 100_000
 """The most ids of a set."""
 FIELDS_MAX: Final = 100
-"""The most fields of arguments, repeated ones among them."""
+"""The most fields of the arguments, repeated fields included."""
 
 _LENGTH: Final = struct.Struct(">i")
 LENGTH_BYTES: Final = _LENGTH.size
@@ -49,26 +50,27 @@ _TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
 
 
 Frame = bytes | bytearray
-"""A message, without its frame's length. It is never changed."""
+"""A message, without its frame's length. It never changes."""
 
 
 class NoCall(Exception):
-    """These bytes are no call: what would answer it is not known, so its connection ends."""
+    """These bytes are not a call. No answer to them is possible, so the connection ends."""
 
 
 class NoMethod(Exception):
-    """There is no such method."""
+    """The method of a call does not exist."""
 
     def __init__(self, head: FrameHead) -> None:
-        """Keep the head."""
+        """Keep the head of the call."""
         super().__init__(f"There is no method {head.method!r}.")
         self.head = head
 
 
 class TephraCall(NamedTuple):
-    """A call. ``arguments`` by their numbers, as far as they were sent and are wanted.
+    """A call. ``arguments`` has the known arguments that were sent, by their field numbers.
 
-    A number is an int, a text a str (bytes if it is not UTF-8), a set a list, a transaction a dict of its numbers.
+    A number is an int. A text is a str, or bytes if it is not UTF-8. A set is a list. A transaction is a dict of its
+    numbers.
     """
 
     method: str
@@ -77,28 +79,28 @@ class TephraCall(NamedTuple):
 
 
 class Incoming:
-    """The frame that arrives on a connection, in segments: one buffer that grows would be copied over and over."""
+    """The frame that arrives on a connection. It is kept in segments, since one growing buffer would often be copied."""
 
     def __init__(self) -> None:
-        """Have nothing yet."""
+        """Begin without bytes."""
         self._begun = b""
         """The first bytes of the length."""
         self._length: int | None = None
         self._segments: list[bytearray] = [bytearray()]
-        """What is there; the last one grows."""
+        """The bytes that have arrived. The last segment grows."""
         self._missing = 0
         self._is_call = False
 
     @property
     def has_begun(self) -> bool:
-        """Whether a part of a frame is there."""
+        """True if a part of a frame has arrived."""
         return self._length is not None or bool(self._begun)
 
     def feed(self, data: bytes) -> tuple[list[bytearray] | None, bytes]:
-        """Take what has come; return the frame's segments if it is whole, and what came behind it.
+        """Take bytes that have arrived. Return the frame's segments if it is whole, and the bytes behind it.
 
         Raises:
-            NoCall: it is too long, or no call; that is seen before it is whole.
+            NoCall: the frame is too long, or not a call. This is raised before the frame is whole.
         """
         if self._length is None:
             need = _LENGTH.size - len(self._begun)
@@ -107,7 +109,7 @@ class Incoming:
                 return None, b""
             (length,) = _LENGTH.unpack(self._begun)
             if not 0 < length <= FRAME_BYTES_MAX:
-                raise NoCall(f"a frame of {length} bytes; at most {FRAME_BYTES_MAX} are taken")
+                raise NoCall(f"a frame has {length} bytes; it may have at most {FRAME_BYTES_MAX}")
             self._length = self._missing = length
         rest = data[self._missing :]
         self._segments[-1] += memoryview(data)[: self._missing]
@@ -120,12 +122,12 @@ class Incoming:
                 self._segments.append(bytearray())
             return None, b""
         frame = self._segments
-        self.__init__()  # type: ignore[misc]  # The one list of all parts.
+        self.__init__()  # type: ignore[misc]  # Reset all fields; __init__ has the only list of them.
         return frame, rest
 
 
 def joined(segments: list[bytearray]) -> Steps[bytearray]:
-    """Return in steps a whole frame. The segments go meanwhile, so that little is held twice."""
+    """Return a whole frame, in steps. Each step frees a segment, so that few bytes are in memory twice."""
     if len(segments) == 1:
         return segments[0]
     frame = bytearray(sum(map(len, segments)))
@@ -141,17 +143,17 @@ def joined(segments: list[bytearray]) -> Steps[bytearray]:
 
 
 class Idl:
-    """What the IDL says of methods and structs."""
+    """The methods and structs of the IDL."""
 
     def __init__(self) -> None:
-        """Read the IDL, which comes with this package."""
+        """Read the IDL, which is a file of this package."""
         with resources.as_file(resources.files(__package__) / "tephra.thrift") as path:
             self.module: ModuleType = thriftpy2.load(str(path), module_name="tephra_thrift")
         self._service: Any = self.module.TTransactionServer
         self.methods: frozenset[str] = frozenset(self._service.thrift_services)
 
     def arguments(self, method: str) -> dict[int, tuple[Any, ...]]:
-        """Return of each argument of a method: type, name, what of, whether it is required."""
+        """Return the type, name, item type and "required" of each argument of a method, by field number."""
         specs: dict[int, tuple[Any, ...]] = getattr(self._service, f"{method}_args").thrift_spec
         return specs
 
@@ -161,7 +163,7 @@ class Idl:
 
 
 class _Body:
-    """A body as thriftpy2 reads it: never more than it has."""
+    """A body that thriftpy2 reads. A read past its end is refused."""
 
     def __init__(self, body: Frame, at: int = 0) -> None:
         self.body = body
@@ -177,7 +179,7 @@ class _Body:
 
 
 class FrameHead(NamedTuple):
-    """The head of a message, and where its struct begins."""
+    """The head of a message, and the place where its struct begins."""
 
     method: str
     kind: int
@@ -191,14 +193,14 @@ def read_head(frame: Frame) -> FrameHead:
     try:
         method, kind, number = binary.read_message_begin(body, strict=True)
     except (BadRequest, TProtocolException, UnicodeDecodeError) as error:
-        raise NoCall("it begins with no head of Thrift's binary protocol") from error
+        raise NoCall("it does not begin with a head of Thrift's binary protocol") from error
     if kind != TMessageType.CALL:
-        raise NoCall(f"its message type is {kind}, and a call's is {TMessageType.CALL}")
+        raise NoCall(f"its message type is {kind}, but a call has {TMessageType.CALL}")
     return FrameHead(method, kind, number, body.at)
 
 
 class Most(NamedTuple):
-    """The most that sets of one call may have: items, keys among them, and bytes of keys."""
+    """The bounds of the sets of one call: ids, keys, and bytes of keys."""
 
     ids: int = IDS_MAX
     keys: int = 10_000
@@ -211,20 +213,20 @@ MOST: Final = Most()
 def call_steps(
     idl: Idl, frame: Frame, head: FrameHead, *, most: Most = MOST, take: Take = free
 ) -> Steps[TephraCall]:
-    """Read a call in steps. ``take`` is told of the items of sets.
+    """Read a call in steps. ``take`` counts the items of sets.
 
     Raises:
-        NoMethod: there is no such method.
-        BadRequest: it is malformed.
-        ChangesTooLarge: it has more keys, or more bytes of them, than it may.
-        BodyTooLarge: it has more ids.
+        NoMethod: the method does not exist.
+        BadRequest: the arguments are malformed.
+        ChangesTooLarge: the call has too many keys, or too many bytes of keys.
+        BodyTooLarge: the call has too many ids.
     """
     if head.method not in idl.methods:
         raise NoMethod(head)
     reader = _StructReader(frame, head.at, most, take)
     arguments = yield from reader.struct(idl.arguments(head.method))
     if reader.body.at != len(frame):
-        raise BadRequest("Something follows the arguments.")
+        raise BadRequest("The message has bytes behind the arguments.")
     return TephraCall(head.method, head.number, arguments)
 
 
@@ -241,7 +243,7 @@ class _StructReader:
         self._key_bytes = 0
 
     def struct(self, specs: dict[int, tuple[Any, ...]]) -> Steps[dict[int, Any]]:
-        """Return the fields of a struct that are known and of the declared type."""
+        """Return the fields of a struct that are known and have the declared type."""
         found: dict[int, Any] = {}
         while True:
             kind, number = binary.read_field_begin(self.body)
@@ -273,7 +275,7 @@ class _StructReader:
         if wanted in _TEXTS:
             return (yield from self._keys(count))
         if self._items > self._most.ids:
-            raise BodyTooLarge(f"A set has {count} items, at most {self._most.ids} are taken.")
+            raise BodyTooLarge(f"A set has {count} items. It may have at most {self._most.ids}.")
         self._take(count)
         items: list[Any] = []
         for _ in range(count):
@@ -286,7 +288,7 @@ class _StructReader:
         most = self._most
         if self._items > most.keys:
             raise ChangesTooLarge(
-                f"The change set has {self._items} keys, at most {most.keys} are taken."
+                f"The change set has {self._items} keys. It may have at most {most.keys}."
             )
         self._take(count)
         keys: list[Any] = []
@@ -295,8 +297,8 @@ class _StructReader:
             self._key_bytes += max(size, 0)
             if self._key_bytes > most.key_bytes:
                 raise ChangesTooLarge(
-                    f"The keys of the change set have {self._key_bytes} bytes or more, at most "
-                    f"{most.key_bytes} are taken."
+                    f"The keys of the change set have {self._key_bytes} bytes or more. They may have at most "
+                    f"{most.key_bytes}."
                 )
             self.body.at -= _LENGTH.size
             keys.append(binary.read_val(self.body, TType.BINARY))
@@ -319,10 +321,10 @@ def _numbers_of(described: Any) -> dict[int, tuple[Any, ...]]:
 
 
 def encode_returned(idl: Idl, call: FrameHead | TephraCall, value: object) -> bytes:
-    """Return the frame of a result: a value of the method's type; None where it returns nothing.
+    """Return the frame of a result. ``value`` has the method's return type; None if the method returns nothing.
 
     Raises:
-        BodyTooLarge: Java's transport would not read it.
+        BodyTooLarge: Java's transport would not read a frame of this length.
     """
     out = _begun(call, TMessageType.REPLY)
     if isinstance(value, Snapshot):
@@ -338,7 +340,7 @@ def encode_returned(idl: Idl, call: FrameHead | TephraCall, value: object) -> by
 
 
 def encode_thrown(idl: Idl, call: FrameHead | TephraCall, thrown: object) -> bytes | None:
-    """Return the frame of an exception that the method declares; None if it declares no such."""
+    """Return the frame of an exception that the method declares; None if it does not declare this one."""
     result = idl.result(call.method)
     for number, spec in result.thrift_spec.items():
         if number and spec[2] is type(thrown):
@@ -350,7 +352,7 @@ def encode_thrown(idl: Idl, call: FrameHead | TephraCall, thrown: object) -> byt
 
 
 def encode_failed(call: FrameHead | TephraCall, kind: int, message: str) -> bytes:
-    """Return the frame of an error that no method declares: a kind of TApplicationException."""
+    """Return the frame of an error that no method declares: a TApplicationException of this kind."""
     out = _begun(call, TMessageType.EXCEPTION)
     binary.write_val(out, TType.STRUCT, TApplicationException(kind, message))
     return _frame(out)
@@ -372,7 +374,7 @@ def _frame(out: io.BytesIO) -> bytes:
     size = out.tell() - _LENGTH.size
     if size > ANSWER_BYTES_MAX:
         raise BodyTooLarge(
-            f"The answer has {size} bytes, and Tephra's client reads at most {ANSWER_BYTES_MAX}."
+            f"The answer has {size} bytes, but Tephra's client reads at most {ANSWER_BYTES_MAX}."
         )
     with out.getbuffer() as whole:
         _LENGTH.pack_into(whole, 0, size)

@@ -1,11 +1,11 @@
-"""The listener of Tephra's Thrift service, and all its connections: what they may be together, and how they end.
+"""The listener of Tephra's Thrift service, and all its connections: their bounds and their end.
 
-A node that stops closes the listener and idle connections, answers what was read, lets what has begun to arrive come
-whole, and then closes the rest. Tephra's client takes a connection that ended for an error, and tries again.
+A stopping node closes the listener and the idle connections. It answers the calls that it has read, and the calls that
+have begun to arrive. Then it closes the rest. Tephra's client takes a closed connection for an error, and retries.
 
-All connections together are bounded, and so are the calls under way: further calls wait. Where there are as many
-connections as there may be, a new one takes the place of the one that is idle longest, if that is idle for a while:
-clients keep pools of connections, and may have forgotten them.
+The number of connections is bounded, and so is the number of calls being served: further calls wait. If all places are
+taken, a new connection replaces the one that was idle longest, if that was idle for some time: clients keep pools of
+connections, and may have forgotten them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from broker.transactions.tephra_service import Serving, TephraBounds, TephraServ
 
 CONNECTIONS_MAX: Final = 4_096
 CALLS_MAX: Final = 1_024
-"""Calls under way at once."""
+"""How many calls are served at once."""
 IDLE_S_LEAST: Final = 60.0
 FRAME_S: Final = 30.0
 """How long a frame may take to arrive."""
 REPLY_STALL_S: Final = 60.0
 LINGER_S: Final = 1.0
-"""How long a connection may take for its last answer when the node stops."""
+"""How long a connection may take to send its last answer when the node stops."""
 BACKLOG: Final = 1024
 BOUNDS: Final = TephraBounds()
 
 
 class TephraServer:
-    """Serves the transaction service on a port. ``start`` it, ``close`` it; once each."""
+    """Serves the transaction service on a port. Call ``start`` and ``close`` once each."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TephraServer:
         clock: Clock,
         bounds: TephraBounds = BOUNDS,
     ) -> None:
-        """Serve ``transactions``; nothing listens before ``start``."""
+        """Keep the parts. The server does not listen before ``start``."""
         self.service = TephraService(transactions, clock, bounds)
         self.budgets = budgets
         self.metrics = metrics
@@ -54,9 +54,9 @@ class TephraServer:
         self.connections_max = CONNECTIONS_MAX
         self.turns = asyncio.Semaphore(CALLS_MAX)
         self.reading = asyncio.Semaphore(1)
-        """For a large frame: while it is read, it is there twice."""
+        """Only one large frame is read at a time, since it is in memory twice then."""
         self.port = 0
-        """The port that is listened on, once it is."""
+        """The port on which the server listens, once started."""
         self.draining = False
         self.open: dict[TephraConnection, None] = {}
         self.loop: asyncio.AbstractEventLoop
@@ -64,10 +64,10 @@ class TephraServer:
         self._changed: asyncio.Future[None] | None = None
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> None:
-        """Listen, on a socket that does so already or a new one. Port 0 takes a free one.
+        """Listen on a new socket, or on ``listening``, which listens already. Port 0 takes a free port.
 
         Raises:
-            OSError: the address can't be had.
+            OSError: the address is not free.
         """
         self.loop = loop = asyncio.get_running_loop()
         if listening is None:
@@ -81,10 +81,10 @@ class TephraServer:
     def _connection(self) -> TephraConnection:
         return TephraConnection(self)
 
-    # What connections tell.
+    # Called by connections.
 
     def admit(self, connection: TephraConnection) -> bool:
-        """Count a new connection; false if there are too many."""
+        """Count a new connection. Return False if there are too many, or the node drains."""
         if self.draining:
             return False
         if len(self.open) >= self.connections_max:
@@ -103,7 +103,7 @@ class TephraServer:
         self.look()
 
     def look(self) -> None:
-        """Be told that something has ended."""
+        """Wake ``close``: a call or a connection has ended."""
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
@@ -114,7 +114,7 @@ class TephraServer:
     # The end.
 
     def begin_drain(self) -> None:
-        """Take no further connection, and close those on which nothing is under way or has begun to arrive."""
+        """Accept no more connections, and close those without a current or begun call."""
         if self._server is None or self.draining:
             return
         self.draining = True
@@ -124,7 +124,7 @@ class TephraServer:
                 connection.close()
 
     async def close(self, within_s: float) -> None:
-        """Drain; wait at most ``within_s`` until all that was read is answered; close the rest."""
+        """Drain, wait at most ``within_s`` for the answers to all calls, and close the rest."""
         server = self._server
         if server is None:
             return
@@ -134,11 +134,11 @@ class TephraServer:
             connection.cancel()
         await self._wait(lambda: not self.open, LINGER_S)
         for connection in list(self.open):
-            connection.abort("its client does not take an answer")
+            connection.abort("its client does not read an answer")
         self._server = None
 
     async def _wait(self, happens: Callable[[], bool], within_s: float) -> None:
-        """Wait until connections have come to an end of what they do; not for longer than ``within_s``."""
+        """Wait until ``happens`` returns true, at most ``within_s``. Calls to ``look`` make it check again."""
         until = self.loop.time() + within_s
         while not happens() and (left_s := until - self.loop.time()) > 0:
             self._changed = self.loop.create_future()

@@ -1,4 +1,4 @@
-"""Tephra's methods, each by a call of the transaction service; and errors as Tephra's client expects them.
+"""Tephra's methods: each calls the transaction service. Errors become the ones that Tephra's client expects.
 
 ::
 
@@ -7,14 +7,14 @@
     conflict                               TTransactionConflictException                     canCommitTx, commitTx: false
     change set too large                   TGenericException of TransactionSizeException     canCommitTx: false
     bad time-out or name                   TGenericException of IllegalArgumentException     an error of the application
-    truncation before what is in progress  TInvalidTruncateTimeException                     -
+    truncation above one in progress       TInvalidTruncateTimeException                     -
     no leader, overloaded, unknown         getSnapshot: TTransactionCouldNotTakeSnapshot…    an error of the application
 
-An error of the application is a TApplicationException, *internal error*. Tephra's client takes it for one that it may
-repeat, as it does a lost connection; but it has words, which the client logs. To repeat is right where nothing was
-done, and harmless for all but commit and invalidate: a start that was done is forgotten and times out, a checkpoint
-leaves one pointer more, the others do twice what they do once. Of a commit see tephra_commits.py. An invalidation that
-was done before says false, so a snapshot is asked then.
+An error of the application is a TApplicationException, *internal error*. Tephra's client repeats the call after it, as
+after a lost connection, but logs its message. Repeating is right if the call was not done. If it was done, repeating is
+harmless for most calls: the first transaction of a repeated start times out, a repeated checkpoint leaves one more
+pointer, and the other calls have the same effect twice as once. The exceptions are commit and invalidate. For commit,
+see tephra_commits.py. A repeated invalidate would return false, so this module then asks for a snapshot.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from broker.wire.read_steps import Steps, Take
 ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
 TOO_LARGE: Final = "org.apache.tephra.TransactionSizeException"
 KEY_SHOWN: Final = 256
-"""How many bytes of a key are shown."""
+"""How many bytes of a key an error shows."""
 COUNT_MAX: Final = (1 << 31) - 1
 
 log = logs.get_logger()
 
 
 class Serving(Protocol):
-    """The transaction service, as far as it is needed here: of this node, or of the node that leads it."""
+    """The calls of the transaction service that this module needs. This node or another one leads the service."""
 
     async def start(
         self,
@@ -63,41 +63,44 @@ class Serving(Protocol):
         """Begin a transaction."""
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Note what a transaction changed, if it conflicts with no other."""
+        """Store the keys that a transaction changed, if it conflicts with no other transaction."""
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """End a transaction: what it wrote is visible."""
+        """Commit a transaction: its writes become visible."""
 
     async def abort(self, transaction_id: int) -> None:
-        """End a transaction that undid what it wrote."""
+        """Abort a transaction whose client has undone its writes."""
 
     async def invalidate(self, transaction_id: int) -> bool:
-        """Make a transaction invalid; whether it was in progress."""
+        """Make a transaction invalid. Return whether it was in progress."""
 
     async def checkpoint(self, transaction_id: int) -> Snapshot:
-        """Give a transaction a further write pointer."""
+        """Give a transaction another write pointer."""
 
     async def snapshot(self) -> Snapshot:
-        """Return what is visible now."""
+        """Return a snapshot as of now."""
 
     async def tephra_snapshot(self) -> bytes:
-        """Return the state of the service as tephra_snapshot.py writes it."""
+        """Return the whole state in Tephra's snapshot format."""
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
-        """Call pointers invalid no more; how many were."""
+        """Remove pointers from the invalid list. Return how many were in it."""
 
     async def truncate_invalid_before(self, before_ms: int) -> int:
-        """Call pointers invalid no more that were given before a moment; how many were."""
+        """Remove pointers given before a moment from the invalid list. Return how many were in it."""
 
     async def invalid_count(self) -> int:
-        """Return how many pointers are invalid."""
+        """Return the number of invalid pointers."""
 
     async def reset(self) -> None:
         """Forget all transactions."""
 
 
 class TephraAnswer(NamedTuple):
-    """The frame that answers a call. ``code``: of the error, "ok" without one. ``committed``: what the call committed."""
+    """The frame that answers a call.
+
+    ``code`` is the error's code, or "ok". ``committed`` is the transaction that the call committed, if it is a commit.
+    """
 
     frame: bytes
     code: str
@@ -105,7 +108,7 @@ class TephraAnswer(NamedTuple):
 
 
 class TephraBounds(NamedTuple):
-    """What an operator may set. ``deadline_s``: how long a commit may be in doubt before its client is told so."""
+    """The settings. After ``deadline_s`` in doubt, the client of a commit gets the error that its outcome is unknown."""
 
     deadline_s: float = 30.0
     most: frames.Most = frames.MOST
@@ -115,10 +118,10 @@ OK: Final = "ok"
 
 
 class TephraService:
-    """Answers calls. ``answer`` raises nothing that a client causes."""
+    """Answers calls. ``answer`` raises no error that a client can cause."""
 
     def __init__(self, transactions: Serving, clock: Clock, bounds: TephraBounds) -> None:
-        """Ask ``transactions``."""
+        """Keep the transaction service and the bounds."""
         self.idl = frames.Idl()
         self.commits = Commits(transactions, clock, bounds.deadline_s)
         self._most = bounds.most
@@ -133,11 +136,11 @@ class TephraService:
     def reading(
         self, head: frames.FrameHead, frame: frames.Frame, take: Take
     ) -> Steps[frames.TephraCall]:
-        """Read a call in steps. Raises as ``tephra_frames.call_steps``."""
+        """Read a call in steps. Raises the errors of ``tephra_frames.call_steps``."""
         return frames.call_steps(self.idl, frame, head, most=self._most, take=take)
 
     async def answer(self, call: frames.TephraCall) -> TephraAnswer:
-        """Do what a call asks for, and return its answer."""
+        """Execute a call and return its answer."""
         method, transaction = call.method, _transaction(call.method, call.arguments)
         try:
             value = await self._methods[method](call.arguments)
@@ -154,7 +157,7 @@ class TephraService:
     def failed(
         self, call: frames.FrameHead | frames.TephraCall, error: BrokerError, transaction: int = 0
     ) -> TephraAnswer:
-        """Return the answer that tells an error."""
+        """Return the answer for an error."""
         declared = _declared(call.method, error, transaction)
         frame = None
         if declared is not None:
@@ -166,7 +169,7 @@ class TephraService:
         return TephraAnswer(frame, error.code)
 
     async def invalidated(self, transaction: int) -> bool:
-        """Make a transaction invalid; whether it was in progress, though the first try may not have told."""
+        """Make a transaction invalid. Return whether it was in progress, even if the outcome of the first try is unknown."""
         try:
             return await self._transactions.invalidate(transaction)
         except OutcomeUnknown:
@@ -180,7 +183,7 @@ class TephraService:
 def _declared(
     method: str, error: BrokerError, transaction: int
 ) -> tuple[str, dict[str, object]] | None:
-    """Return the exception that tells an error, if a method may declare one: its name and its fields."""
+    """Return the name and the fields of the exception for an error; None if no declared exception fits."""
     told: dict[str, object] = {"message": error.message}
     if method == "getSnapshot":
         return "TTransactionCouldNotTakeSnapshotException", told
@@ -200,7 +203,7 @@ def _declared(
 
 
 def shown(key: bytes) -> str:
-    """Return a key of a change set as Tephra shows it: what is printable as it is, other bytes in hex."""
+    """Return a key of a change set as Tephra shows it: printable ASCII as text, other bytes in hex."""
     return "".join(
         chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02X}" for byte in key[:KEY_SHOWN]
     )
@@ -220,7 +223,7 @@ def _number(arguments: Arguments, field: int = 1) -> int:
 
 
 def _transaction(method: str, arguments: Arguments) -> int:
-    """Return the id of the transaction that a call is about; 0 if it is about none."""
+    """Return the id of the call's transaction; 0 if the call has none."""
     found = arguments.get(1, 0)
     if isinstance(found, dict):
         return _number(found, _TRANSACTION_ID)
@@ -244,7 +247,7 @@ def _changes(arguments: Arguments) -> list[bytes]:
 
 
 def _methods(service: TephraService) -> dict[str, Method]:
-    """Return what each method does."""
+    """Return the function of each method, by the method's name."""
     starts, asks = _starts(service.transactions), _asks(service)
     return {**starts, **_ends(service), **asks}
 
@@ -357,7 +360,7 @@ def _asks(service: TephraService) -> dict[str, Method]:
         return min(await transactions.invalid_count(), COUNT_MAX)
 
     async def prune_now(_: Arguments) -> None:
-        """Do nothing, as Tephra's service where no plugin for pruning is configured: ``broker tx prune`` does it."""
+        """Do nothing, like Tephra's service without a plugin for pruning. Use ``broker tx prune`` instead."""
 
     return {
         "getSnapshot": get_snapshot,

@@ -1,4 +1,4 @@
-"""A snapshot of the transaction service as Tephra keeps it in files, for ``getSnapshot``: its codec version 4.
+"""Write a snapshot of the service in the format of Tephra's snapshot files, codec version 4, for ``getSnapshot``.
 
 ::
 
@@ -11,8 +11,8 @@
     list    blocks, each: count | items; a count of 0 ends it      number   zig-zag varint, as in Avro
     key     length | bytes                                         type     0 short, 1 long, 2 checkpoint
 
-A checkpoint of a transaction stands in the list of its transaction, and again among those in progress, as an entry of
-its own. All releases of Tephra since 0.7 read version 4. Source: Tephra's SnapshotCodecV4.
+A checkpoint stands in the list of its transaction, and again in the list "in progress", as its own entry. All releases
+of Tephra since 0.7 read version 4. Source: Tephra's SnapshotCodecV4.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from broker.wire.varint import encode_bytes, encode_long
 VERSION: Final = 4
 SHORT, LONG, CHECKPOINT = 0, 1, 2
 PER_BLOCK: Final = 1_000
-"""How many items a block has at most, and how much one step does."""
+"""How many items a block has at most, and one step writes."""
 
 _END: Final = encode_long(0)
 
 
 class InProgress(NamedTuple):
-    """A transaction in progress. ``upper_bound``: all pointers up to it are visible to it, or never will be."""
+    """A transaction in progress. It sees each pointer up to ``upper_bound``, or never will see it."""
 
     id: int
     expires_ms: int
@@ -43,7 +43,7 @@ class InProgress(NamedTuple):
 
 
 class TephraState(NamedTuple):
-    """All that a snapshot says. Commit pointers ascend; several commits may have the same."""
+    """The contents of a snapshot. Commit pointers ascend; several commits may have the same one."""
 
     now_ms: int
     read_pointer: int
@@ -55,7 +55,7 @@ class TephraState(NamedTuple):
 
 
 def snapshot_steps(state: TephraState) -> Steps[bytes]:
-    """Return in steps the bytes of a snapshot."""
+    """Return the bytes of a snapshot, in steps."""
     out = bytearray()
     for number in (VERSION, state.now_ms, state.read_pointer, state.write_pointer):
         out += encode_long(number)
@@ -67,7 +67,7 @@ def snapshot_steps(state: TephraState) -> Steps[bytes]:
 
 
 def state_of(frozen: Frozen, now_ms: int) -> TephraState:
-    """Return what a snapshot says of a state."""
+    """Return the contents of the snapshot of a state."""
     in_progress = [
         InProgress(
             each.id,
@@ -93,7 +93,7 @@ def state_of(frozen: Frozen, now_ms: int) -> TephraState:
 
 
 def upper_bound(transaction: int, read_pointer: int, in_progress: Sequence[int]) -> int:
-    """Return the upper bound of a transaction that began when others were in progress (ascending)."""
+    """Return the upper bound of a transaction. ``in_progress`` has the pointers in progress when it began, ascending."""
     return in_progress[0] - 1 if in_progress else min(transaction - 1, read_pointer)
 
 
@@ -126,7 +126,7 @@ def _in_progress(transactions: Iterable[InProgress]) -> Iterator[bytes]:
 
 
 def _change_sets(sets: Iterable[tuple[int, Collection[bytes]]], out: bytearray) -> Steps[None]:
-    """Write each set as a block of its own, since one may be larger than a step."""
+    """Write each set as its own block, since a set may be larger than a step."""
     done = 0
     for pointer, keys in sets:
         out += encode_long(1) + encode_long(pointer)
@@ -141,7 +141,7 @@ def _change_sets(sets: Iterable[tuple[int, Collection[bytes]]], out: bytearray) 
 def _merged(
     sets: Iterable[tuple[int, Collection[bytes]]],
 ) -> Iterator[tuple[int, Collection[bytes]]]:
-    """Yield one set for each pointer: commits that no start parts have the same, and Tephra keeps a map."""
+    """Yield one set for each commit pointer, as in Tephra's map. Commits without a start between them share a pointer."""
     last: int | None = None
     gathered: dict[bytes, None] = {}
     for pointer, keys in sets:

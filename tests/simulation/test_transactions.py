@@ -44,7 +44,7 @@ def test_no_seed_shows_anything_wrong(first: int) -> None:
     ("name", "shows"),
     [
         ("answer-before-durable", "lost_start"),
-        ("edits-not-carried", "one is missing"),
+        ("edits-not-carried", "an edit is missing"),
         ("floor-at-the-begin", "nor a whole snapshot"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_commit_makes_all_its_pointers_visible(tx: Manager, long: bool) -> Non
     begun = tx.start(long=long)
     checked = tx.checkpoint(begun.transaction_id)
     before = tx.start()
-    with pytest.raises(BadRequest, match="no write pointer"):
+    with pytest.raises(BadRequest, match="not a write pointer"):
         tx.commit(begun.transaction_id, before.transaction_id)
     tx.commit(begun.transaction_id, checked.write_pointer)
     for pointer in (begun.transaction_id, checked.write_pointer):
@@ -292,7 +292,7 @@ def test_bounds(tx: Manager) -> None:
 
 
 def test_a_journal_with_a_gap_or_without_sense_is_refused(tx: Manager) -> None:
-    with pytest.raises(StorageCorrupt, match="one is missing"):
+    with pytest.raises(StorageCorrupt, match="an edit is missing"):
         tx.state.apply(5, Truncated(()))
     with pytest.raises(StorageCorrupt, match="does not fit"):
         tx.state.apply(2, Committed(99))
