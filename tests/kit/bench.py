@@ -50,6 +50,10 @@ class HookedTable:
         self._hooks: dict[str, deque[Hook]] = defaultdict(deque)
         self.calls: list[str] = []
 
+    def stand_before(self, inner: Any) -> None:
+        """Pass further calls on to another table."""
+        self._inner = inner
+
     def on(self, call: str, *hooks: Hook) -> None:
         """Let the next calls of this name be those hooks, each called with the real one first."""
         self._hooks[call].extend(hooks)

@@ -32,6 +32,7 @@ from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable
 from broker.storage.records import Records
+from broker.storage.table import Table
 from broker.testing.simulation.hosts import SimulatedProcess
 from broker.testing.simulation.machine_clocks import MachineWall, ProcessClock
 from broker.testing.simulation.network import Network
@@ -62,18 +63,21 @@ class SharedGround:
 class SimServers:
     """The servers to which one process connects. It has one session at a time."""
 
-    def __init__(self, ground: SharedGround, way: StorageWay, clock: Clock, protocol: int) -> None:
-        """Reach storage by ``way``."""
+    def __init__(
+        self, ground: SharedGround, storage: Table, way: StorageWay, clock: Clock, protocol: int
+    ) -> None:
+        """Reach ``storage`` by ``way``."""
         self.protocol = protocol
         self.session: TreeCoordinator | None = None
         self._ground = ground
+        self._storage = storage
         self._way = way
         self._clock = clock
 
     async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
         """Open the stores."""
         ground = self._ground
-        table = LinkedTable(ground.table, self._way, told)
+        table = LinkedTable(self._storage, self._way, told)
         logs = Logs(table, self._clock, bounds=ground.bounds, call_s=ground.call_s)
         return Stores(logs, Records(logs.resolver), table.close)
 
@@ -102,6 +106,7 @@ class Machine:
         url: the address at which its node listens.
         wall: its wall clock.
         way: its way to storage.
+        storage: the storage at the end of this way, for its next process. A test may put a table before it.
         protocol: the protocol version of its next process.
     """
 
@@ -116,6 +121,7 @@ class Machine:
         self.config = config
         self.wall = wall
         self.way = StorageWay()
+        self.storage: Table = ground.table
         self.protocol = PROTOCOL
         self.process: SimulatedProcess | None = None
         self.node: Node | None = None
@@ -201,7 +207,9 @@ class Machine:
 
     async def _serve(self, process: SimulatedProcess) -> None:
         clock = ProcessClock(self.wall)
-        self.servers = servers = SimServers(self._ground, self.way, clock, self.protocol)
+        self.servers = servers = SimServers(
+            self._ground, self.storage, self.way, clock, self.protocol
+        )
         self._term = term = asyncio.Event()
 
         def ground(config: Config, clock: Clock, metrics: Metrics) -> SimGround:

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeVar
 
 from broker.errors import BodyTooLarge, BrokerError
 from broker.storage.call_health import CANCELLED, CallOutcome
-from broker.storage.memory.adversary import AdversaryTable
-from broker.storage.table import Cell, Cells, NotWritten, Space, TableError, WriteUnknown
+from broker.storage.table import Cell, Cells, NotWritten, Space, Table, TableError, WriteUnknown
 from broker.testing.simulation.layers import Layers
 
 Answer = TypeVar("Answer")
@@ -93,9 +92,7 @@ class StorageWay:
 class LinkedTable:
     """A Table: one node's access to the shared storage. ``close`` ends this access; storage stays."""
 
-    def __init__(
-        self, table: AdversaryTable, way: StorageWay, told: Callable[[CallOutcome], None]
-    ) -> None:
+    def __init__(self, table: Table, way: StorageWay, told: Callable[[CallOutcome], None]) -> None:
         """Reach ``table`` by ``way``; call ``told`` with the outcome of every call."""
         self._table = table
         self._way = way

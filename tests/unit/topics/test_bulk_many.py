@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from broker.coordination import placement
 from broker.errors import ClockSkew, Unavailable
 from broker.model import ROW_ID_MIN, MessageId, RowId, TopicId
 from broker.storage.columns import last_of
 from broker.storage.table import Cell, Cells, Space
 from broker.testing.mutants import in_force
-from broker.testing.virtual_time import pass_time
 from broker.topics.payload_reader import STALE_READS_MAX
 from broker.topics.ranges import RangeQuery
-from tests.kit.many import Cluster, Member, led_by
+from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 from tests.unit.topics.test_bulk import read
 
 TOPIC = TopicId("ns", "t")
@@ -54,30 +52,29 @@ class Before:
         return getattr(self._inner, name)
 
 
-async def range_of(node: Member) -> MessageId:
+async def range_of(node: TopicNode) -> MessageId:
     return (await node.topics.range(TOPIC, RangeQuery())).latest + ROW_ID_MIN
 
 
-async def apart(cluster: Cluster) -> tuple[Member, Member, Before]:
-    """Return the topic's leader, and another node with its table."""
-    nodes = await cluster.start(0, 1)
-    home = await led_by(cluster, TOPIC)
-    other = nodes[1 - home.me.instance]
-    table = Before(cluster.memory)
-    other.table._inner = table  # type: ignore[assignment]
+async def apart(cluster: TopicCluster) -> tuple[TopicNode, TopicNode, Before]:
+    """Return the topic's leader, and another node with its table, whose answers may be old."""
+    home, other = await cluster.led(TOPIC)
+    table = Before(cluster.sim.table)
+    other.table.stand_before(table)
     return home, other, table
 
 
-async def payloads(node: Member, through: MessageId) -> list[bytes]:
+async def payloads(node: TopicNode, through: MessageId) -> list[bytes]:
     return [message.payload for message in await read(node.topics, None, through)]
 
 
 @pytest.mark.parametrize("reads", range(STALE_READS_MAX))
-async def test_a_stale_prefix_is_read_again(cluster: Cluster, reads: int) -> None:
+@on_nodes(2)
+async def test_a_stale_prefix_is_read_again(cluster: TopicCluster, reads: int) -> None:
     home, other, table = await apart(cluster)
     first = await range_of(other)
     assert await payloads(other, first) == [b"first"]
-    await cluster.publish(home, TOPIC, b"second")
+    await home.publish(TOPIC, b"second")
     end = await range_of(home)
     table.answer_as_of(first[:10], reads)
     assert await payloads(other, end) == [b"first", b"second"]
@@ -85,11 +82,12 @@ async def test_a_stale_prefix_is_read_again(cluster: Cluster, reads: int) -> Non
     assert await payloads(home, end) == [b"first", b"second"]
 
 
-async def test_a_stale_prefix_that_stays_is_refused(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_a_stale_prefix_that_stays_is_refused(cluster: TopicCluster) -> None:
     home, other, table = await apart(cluster)
     first = await range_of(other)
     assert await payloads(other, first) == [b"first"]
-    await cluster.publish(home, TOPIC, b"second")
+    await home.publish(TOPIC, b"second")
     end = await range_of(home)
     table.answer_as_of(first[:10], 1000)
     with pytest.raises(Unavailable, match="through") as caught:
@@ -100,19 +98,23 @@ async def test_a_stale_prefix_that_stays_is_refused(cluster: Cluster) -> None:
     assert await payloads(other, end) == [b"first", b"second"]
 
 
-async def test_without_the_rule_a_stale_prefix_is_taken_for_the_range(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_without_the_rule_a_stale_prefix_is_taken_for_the_range(
+    cluster: TopicCluster,
+) -> None:
     home, other, table = await apart(cluster)
     first = await range_of(other)
     assert await payloads(other, first) == [b"first"]
-    await cluster.publish(home, TOPIC, b"second")
+    await home.publish(TOPIC, b"second")
     end = await range_of(home)
     table.answer_as_of(first[:10], 1000)
     with in_force("whole-range"):
         assert await payloads(other, end) == [b"first"]
 
 
+@on_nodes(2)
 async def test_a_range_beyond_the_latest_message_is_refused_by_every_node(
-    cluster: Cluster,
+    cluster: TopicCluster,
 ) -> None:
     home, other, _ = await apart(cluster)
     end = await range_of(home)
@@ -121,28 +123,26 @@ async def test_a_range_beyond_the_latest_message_is_refused_by_every_node(
             await payloads(node, b"\x7f" + end[1:])
 
 
-async def test_a_range_is_the_same_after_the_topic_has_moved(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_a_range_is_the_same_after_the_topic_has_moved(cluster: TopicCluster) -> None:
     home, other, _ = await apart(cluster)
-    await cluster.publish(home, TOPIC, *[b"m"] * 50)
+    await home.publish(TOPIC, *[b"m"] * 50)
     end = await range_of(home)
     before = await read(home.topics, None, end)
     assert len(before) == 51
-    await placement.pin(cluster.records, TOPIC, other.me.instance)
-    await cluster.hint()
-    await pass_time(1)
-    await cluster.publish(other, TOPIC, b"later")
+    await cluster.move(TOPIC, other)
+    await other.publish(TOPIC, b"later")
     assert other.leads(TOPIC)
     for node in (home, other):
         assert await read(node.topics, None, end) == before
 
 
-async def test_a_node_whose_clock_is_off_reads_nothing(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_a_node_whose_clock_is_off_reads_nothing(cluster: TopicCluster) -> None:
     home, other, _ = await apart(cluster)
     end = await range_of(home)
-    cluster.memory.server_ms = home.clock.now_ms
-    other.clock.step(3_600_000)
+    await other.step_clock(3_600_000)
     with pytest.raises(ClockSkew):
         await payloads(other, end)
-    other.clock.step(-3_600_000)
-    await pass_time(1)
+    await other.step_clock(-3_600_000)
     assert await payloads(other, end) == [b"first"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from broker.coordination import placement
 from broker.errors import NotLeader, Unavailable
 from broker.model import PublishRequest, TopicId
 from broker.storage.keys import LogId, root_key
@@ -16,7 +15,7 @@ from broker.storage.table import HEAD, Cell, Space
 from broker.testing.virtual_time import pass_time
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import Hook, failing
-from tests.kit.many import Cluster, Member, led_by
+from tests.kit.topic_nodes import TopicCluster, on_nodes
 
 TOPIC = TopicId("ns", "t")
 NUMBER = 7
@@ -24,27 +23,17 @@ LOG = LogId(TOPIC, 1, NUMBER)
 REFERENCE = PublishRequest(NUMBER, [])
 
 
-async def both(cluster: Cluster) -> tuple[Member, Member]:
-    """Return the topic's leader, and the other node."""
-    nodes = await cluster.start(0, 1)
-    home = await led_by(cluster, TOPIC)
-    return home, nodes[1 - home.me.instance]
-
-
-async def move(cluster: Cluster, to: Member) -> None:
-    await placement.pin(cluster.records, TOPIC, to.me.instance)
-    await cluster.hint()
-    await pass_time(0.1)
-
-
-async def test_a_store_that_lands_late_is_not_stored_again_under_its_key(cluster: Cluster) -> None:
-    """The first leader's append comes to the store when the second one has stored the same."""
-    home, other = await both(cluster)
+@on_nodes(2)
+async def test_a_store_that_lands_late_is_not_stored_again_under_its_key(
+    cluster: TopicCluster,
+) -> None:
+    """The first leader's append arrives after the second leader has stored the same payload."""
+    home, other = await cluster.led(TOPIC)
     sent, landed = asyncio.Event(), []
 
     async def late(real: Hook, *arguments: Any, **named: Any) -> bool:
         sent.set()
-        await pass_time(5)
+        await pass_time(4)
         landed.append(await real(*arguments, **named))
         return False
 
@@ -52,40 +41,45 @@ async def test_a_store_that_lands_late_is_not_stored_again_under_its_key(cluster
     request, options = PublishRequest(NUMBER, [b"stored"]), PublishOptions(key="k")
     first = asyncio.ensure_future(home.topics.store(TOPIC, request, options))
     await sent.wait()
-    await move(cluster, other)
+    await cluster.pin(TOPIC, other)
+    await pass_time(0.1)
     await other.topics.store(TOPIC, request, options)
+    assert not landed
     with pytest.raises(NotLeader):
         await first
     assert landed == [False]
     assert (await other.topics.store(TOPIC, request, options)).replayed
-    await cluster.publish(other, TOPIC, pointer=NUMBER)
-    assert await cluster.payloads(other, TOPIC) == [b"first", b"stored"]
+    await other.topics.publish(TOPIC, REFERENCE)
+    assert await other.payloads(TOPIC) == [b"first", b"stored"]
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
+@on_nodes(2)
 async def test_an_old_answer_about_stored_payloads_makes_no_second_reference(
-    cluster: Cluster, *, is_marked: bool
+    cluster: TopicCluster, *, is_marked: bool
 ) -> None:
-    home, other = await both(cluster)
+    home, other = await cluster.led(TOPIC)
     await home.topics.store(TOPIC, PublishRequest(NUMBER, [b"stored"]))
-    before = await cluster.memory.get(Space.PAYLOADS, root_key(LOG), (HEAD,))
+    before = await cluster.sim.table.get(Space.PAYLOADS, root_key(LOG), (HEAD,))
     if not is_marked:
         home.table.on("root", _real, failing(Unavailable("as in a crash")))
     published = await home.topics.publish(TOPIC, REFERENCE)
-    await move(cluster, other)
-    real = cluster.memory.get
+    await cluster.move(TOPIC, other)
     old = [before]
 
-    async def old_first(space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+    async def old_first(
+        real: Hook, space: Space, row: bytes, columns: Sequence[bytes]
+    ) -> dict[bytes, Cell]:
         if row == root_key(LOG) and space is Space.PAYLOADS and old:
             return old.pop()
-        return await real(space, row, columns)
+        found: dict[bytes, Cell] = await real(space, row, columns)
+        return found
 
-    cluster.memory.get = old_first  # type: ignore[method-assign]
+    other.table.on("get", *[old_first] * 20)
     again = await other.topics.publish(TOPIC, REFERENCE)
     assert not old
     assert again.first == published.first
-    assert await cluster.payloads(other, TOPIC) == [b"first", b"stored"]
+    assert await other.payloads(TOPIC) == [b"first", b"stored"]
 
 
 async def _real(real: Hook, *arguments: Any, **named: Any) -> Any:

@@ -13,57 +13,58 @@ from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
 from tests.kit.bench import Gate
-from tests.kit.many import Cluster, Member, led_by
+from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 TOPIC = TopicId("ns", "t")
 NOTHING = ROW_ID_MIN + bytes(10)
 
 
-async def deposed(cluster: Cluster) -> tuple[Member, Member]:
-    """Return a leader whose session ended unawares, and the node that may lead now."""
-    await cluster.start(0, 1)
-    home = await led_by(cluster, TOPIC)
-    other = cluster.members[1 - home.me.instance]
-    cluster.coordination.suspend(home.coordinator, session_ends_after_s=0.1)
+async def deposed(cluster: TopicCluster) -> tuple[TopicNode, TopicNode]:
+    """Return a leader that does not know that its session has ended, and the node that may lead now."""
+    home, other = await cluster.led(TOPIC)
+    home.machine.cut_session(0.1)
     await pass_time(0.3)
     return home, other
 
 
-async def ttl_s(node: Member) -> int:
+async def ttl_s(node: TopicNode) -> int:
     return (await node.topics.get(TOPIC)).ttl_s
 
 
-async def generation(node: Member) -> int:
+async def generation(node: TopicNode) -> int:
     return (await node.topics.get(TOPIC)).generation
 
 
-async def published(node: Member) -> int:
+async def published(node: TopicNode) -> int:
     return (await node.topics.stats(TOPIC)).published
 
 
-async def browsed(node: Member) -> int:
+async def browsed(node: TopicNode) -> int:
     return len((await node.topics.browse(TOPIC, BrowseQuery())).entries)
 
 
-async def lag(node: Member) -> int:
+async def lag(node: TopicNode) -> int:
     return await node.topics.lag(TOPIC, NOTHING)
 
 
-async def test_a_changed_lifetime_is_seen_at_once(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_a_changed_lifetime_is_seen_at_once(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.update(TOPIC, {"ttl": "77"})
     assert home.leads(TOPIC), "it does not know yet"
     assert await ttl_s(home) == 77
 
 
-async def test_without_the_proof_it_is_not(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_without_the_proof_it_is_not(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.update(TOPIC, {"ttl": "77"})
     with in_force("proof"):
         assert await ttl_s(home) == 600
 
 
-async def test_a_topic_that_was_deleted_is_not_found(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_a_topic_that_was_deleted_is_not_found(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.delete(TOPIC)
     assert home.leads(TOPIC), "it does not know yet"
@@ -71,54 +72,57 @@ async def test_a_topic_that_was_deleted_is_not_found(cluster: Cluster) -> None:
         with pytest.raises(TopicNotFound):
             await ask(home)
     with pytest.raises(TopicNotFound):
-        await cluster.poll(home, TOPIC)
+        await home.poll(TOPIC)
 
 
 @pytest.mark.parametrize(("ask", "told"), [(generation, 2), (published, 1), (browsed, 1), (lag, 1)])
+@on_nodes(2)
 async def test_after_a_re_creation_it_tells_of_the_new_one(
-    cluster: Cluster, ask: Callable[[Member], Awaitable[int]], told: int
+    cluster: TopicCluster, ask: Callable[[TopicNode], Awaitable[int]], told: int
 ) -> None:
     home, other = await deposed(cluster)
     await other.topics.delete(TOPIC)
     await other.topics.create(TOPIC, {"ttl": "600"})
-    await cluster.publish(other, TOPIC, b"new")
+    await other.publish(TOPIC, b"new")
     assert home.leads(TOPIC), "it does not know yet"
     assert await ask(home) == told
 
 
-async def test_a_poll_after_a_re_creation_is_not_empty(cluster: Cluster) -> None:
+@on_nodes(2)
+async def test_a_poll_after_a_re_creation_is_not_empty(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
-    (old,) = await cluster.poll(other, TOPIC)
+    (old,) = await other.poll(TOPIC)
     await other.topics.delete(TOPIC)
     await other.topics.create(TOPIC, {"ttl": "600"})
-    await cluster.publish(other, TOPIC, b"new")
+    await other.publish(TOPIC, b"new")
     assert home.leads(TOPIC), "it does not know yet"
-    found = await cluster.poll(home, TOPIC, Poll(old.id, inclusive=False))
+    found = await home.poll(TOPIC, Poll(old.id, inclusive=False))
     assert [message.payload for message in found] == [b"new"]
 
 
 @pytest.mark.parametrize("ask", [published, browsed, lag])
+@on_nodes(2)
 async def test_what_another_published_counts(
-    cluster: Cluster, ask: Callable[[Member], Awaitable[int]]
+    cluster: TopicCluster, ask: Callable[[TopicNode], Awaitable[int]]
 ) -> None:
     home, other = await deposed(cluster)
-    await cluster.publish(other, TOPIC, b"second")
+    await other.publish(TOPIC, b"second")
     assert home.leads(TOPIC), "it does not know yet"
     assert await ask(home) == 2
 
 
-async def test_many_reads_share_a_proof(cluster: Cluster) -> None:
+@on_nodes(1)
+async def test_many_reads_share_a_proof(cluster: TopicCluster) -> None:
     """Those that come while one is under way wait for the next one, all for the same."""
-    (node,) = await cluster.start(0)
-    await led_by(cluster, TOPIC)
-    await cluster.poll(node, TOPIC)  # It has compared its clock.
+    node, _ = await cluster.led(TOPIC)
+    await node.poll(TOPIC)  # It has compared its clock.
     gate = Gate()
     node.table.calls.clear()
     node.table.on("get", gate.before)
     first = asyncio.ensure_future(ttl_s(node))
     await gate.reached.wait()
     reads = [asyncio.ensure_future(ttl_s(node)) for _ in range(200)]
-    polls = [asyncio.ensure_future(cluster.poll(node, TOPIC)) for _ in range(200)]
+    polls = [asyncio.ensure_future(node.poll(TOPIC)) for _ in range(200)]
     await pass_time(0.1)
     gate.open()
     await asyncio.gather(first, *reads, *polls)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from broker.coordination import placement
 from broker.errors import BadRequest, OutcomeUnknown, TopicNotFound
-from broker.model import Poll, PublishRequest, TopicId, timestamp_of
+from broker.model import Poll, TopicId, timestamp_of
 from broker.storage.hold import PageBounds
 from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
@@ -13,14 +14,14 @@ from broker.topics.record_changes import purge_through
 from broker.topics.registry import TopicRegistry, record_key
 from broker.topics.settings import TopicSettings
 from tests.kit.bench import TOPIC, Bench, Gate, failing
-from tests.kit.many import Cluster, Member, led_by
+from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 NEVER_MS = 0
 AHEAD_MS = TopicSettings().id_lead_ms_max + 1
 """How far past the clock the moment of a purge of all that is stored lies."""
 
 
-async def browsed(bench: Bench) -> list[bytes | None]:
+async def browsed(bench: Bench) -> list[object]:
     page = await bench.topics.browse(TOPIC, BrowseQuery())
     return [entry.payload for entry in page.entries]
 
@@ -167,61 +168,56 @@ async def test_the_record_of_a_topic_that_was_never_purged_is_as_before(bench: B
 # In a cluster.
 
 
-async def purge(node: Member) -> int:
-    return (await node.topics.purge(TOPIC, node.clock.now_ms() + AHEAD_MS)).purged_ms
+async def purge(node: TopicNode) -> int:
+    return (await node.topics.purge(TOPIC, node.now_ms() + AHEAD_MS)).purged_ms
 
 
-async def test_every_node_answers_without_what_was_purged_through_any(cluster: Cluster) -> None:
-    nodes = await cluster.start(0, 1, 2)
-    home = await led_by(cluster, TOPIC)
-    for node in nodes:
-        assert await cluster.payloads(node, TOPIC) == [b"first"]
-    other = next(node for node in nodes if node is not home)
-    await cluster.routed(other, purge)
-    for node in nodes:
-        stream = await node.topics.poll(TOPIC, Poll())
-        assert [message async for some in stream.messages() for message in some] == []
+@on_nodes(3)
+async def test_every_node_answers_without_what_was_purged_through_any(
+    cluster: TopicCluster,
+) -> None:
+    _, other = await cluster.led(TOPIC)
+    for node in cluster.nodes:
+        assert await node.payloads(TOPIC) == [b"first"]
+    await cluster.via(other).purge(TOPIC, "now")
+    for node in cluster.nodes:
+        assert await node.payloads(TOPIC) == []
         assert (await node.topics.browse(TOPIC, BrowseQuery())).entries == []
         assert (await node.topics.stats(TOPIC)).messages == 0
-    await cluster.publish(other, TOPIC, b"second")
-    for node in nodes:
-        assert await cluster.payloads(node, TOPIC) == [b"second"]
+    await cluster.publish(TOPIC, b"second")
+    for node in cluster.nodes:
+        assert await node.payloads(TOPIC) == [b"second"]
 
 
-async def test_a_leader_that_took_over_meanwhile_goes_by_the_purge(cluster: Cluster) -> None:
-    await cluster.start(0, 1)
-    home = await led_by(cluster, TOPIC)
-    other = cluster.members[1 - home.me.instance]
+@on_nodes(2)
+async def test_a_leader_that_took_over_meanwhile_goes_by_the_purge(cluster: TopicCluster) -> None:
+    home, other = await cluster.led(TOPIC)
     gate = Gate()
     home.table.on("record", gate.before)
-    purging = cluster.loop.create_task(cluster.routed(home, purge))
+    purging = asyncio.ensure_future(cluster.via(home).purge(TOPIC, "now"))
     await gate.reached.wait()
-    await placement.pin(cluster.records, TOPIC, other.me.instance)
-    await cluster.hint()
-    await pass_time(5)
+    await cluster.pin(TOPIC, other)
+    await pass_time(2.5)
+    await other.publish(TOPIC, b"by the next leader")
     gate.open()
     await purging
     for node in (home, other):
-        assert await cluster.payloads(node, TOPIC) == []
-    await cluster.publish(home, TOPIC, b"new")
+        assert b"first" not in await node.payloads(TOPIC)
+    await cluster.publish(TOPIC, b"new")
     for node in (home, other):
-        assert await cluster.payloads(node, TOPIC) == [b"new"]
+        assert (await node.payloads(TOPIC))[-1:] == [b"new"]
 
 
+@on_nodes(2)
 async def test_a_leader_behind_by_its_clock_hides_nothing_that_it_publishes(
-    cluster: Cluster,
+    cluster: TopicCluster,
 ) -> None:
-    await cluster.start(0, 1)
-    home = await led_by(cluster, TOPIC)
-    other = cluster.members[1 - home.me.instance]
-    await pass_time(1)
-    await cluster.routed(home, lambda node: node.topics.purge(TOPIC, node.clock.now_ms()))
-    other.clock.step(-900)
-    await placement.pin(cluster.records, TOPIC, other.me.instance)
-    await cluster.hint()
-    await pass_time(0.2)
-    await other.topics.publish(TOPIC, PublishRequest(None, [b"new"]))
-    assert await cluster.payloads(home, TOPIC) == [b"new"]
+    home, other = await cluster.led(TOPIC)
+    await other.step_clock(-900)
+    await home.topics.purge(TOPIC, home.now_ms())
+    await cluster.move(TOPIC, other)
+    await other.publish(TOPIC, b"new")
+    assert await home.payloads(TOPIC) == [b"new"]
 
 
 async def test_a_purge_whose_record_was_not_answered_for_is_unknown(bench: Bench) -> None:
