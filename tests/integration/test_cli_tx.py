@@ -71,7 +71,7 @@ def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, process: BrokerP
         other = client.transactions.start().transaction_id
         assert run("tx", "abort", str(other), "--yes")[0] == 0
         code, _, errors = run("tx", "show", str(other))
-        assert (code, "Nothing is known" in errors) == (1, True)
+        assert (code, "is not known" in errors) == (1, True)
 
 
 def test_what_is_settled_is_pruned_and_never_seen(run: Run, process: BrokerProcess) -> None:
