@@ -191,7 +191,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with launched(up("--nodes", "1", "--ports", str(port)), tmp_path) as launcher:
             assert launcher.wait(DEADLINE_S) == 1
-            assert f"port {port} is taken" in errors_of(launcher)
+            assert f"port {port} is in use" in errors_of(launcher)
 
 
 def test_one_folder_has_one_cluster(tmp_path: Path) -> None:
