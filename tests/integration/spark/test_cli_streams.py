@@ -200,7 +200,7 @@ def test_a_job_that_was_killed_is_gone(shop: Shop) -> None:
         gone = shop.streams("status", "ck")
     assert gone.returncode == 1
     assert "words is gone" in gone.stdout
-    assert "it is gone" in shop.streams("stop", "ck").stderr
+    assert "its state is gone" in shop.streams("stop", "ck").stderr
 
 
 @pytest.mark.nightly
