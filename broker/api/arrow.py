@@ -139,11 +139,11 @@ class ArrowMaker:
         """Return the columns of ids and of payloads."""
         np = self._np
         counts = np.array([stop - first for _, first, stop, _ in runs])
-        data, starts = self._joined(runs, counts)
+        data, starts = self._join_items(runs, counts)
         begins = starts[:-1]
         heads: Any = _INLINE_BYTES
         if all(row is None for _, _, _, row in runs):
-            ids = self._taken(data, begins + _LEAD_BYTES, MESSAGE_ID_BYTES)
+            ids = self._parts_at(data, begins + _LEAD_BYTES, MESSAGE_ID_BYTES)
         else:
             by_run = [_INLINE_BYTES if row is None else ROW_ID_BYTES for _, _, _, row in runs]
             heads = np.repeat(np.array(by_run, np.int32), counts)
@@ -185,7 +185,7 @@ class ArrowMaker:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
-    def _joined(self, runs: Sequence[Run], counts: Any) -> tuple[Any, Any]:
+    def _join_items(self, runs: Sequence[Run], counts: Any) -> tuple[Any, Any]:
         """Return the items of all runs joined, and where each item begins, then the end of the last one."""
         np = self._np
         items = [entry.run(first, stop) for entry, first, stop, _ in runs]
@@ -225,11 +225,11 @@ class ArrowMaker:
         ids = self._np.empty((len(begins), 2), references.dtype)
         ids[:, 0] = references
         is_inline = heads == _INLINE_BYTES
-        ids[is_inline, 0] = self._taken(data, begins[is_inline] + _LEAD_BYTES, ROW_ID_BYTES)
-        ids[:, 1] = self._taken(data, begins + heads - ROW_ID_BYTES, ROW_ID_BYTES)
+        ids[is_inline, 0] = self._parts_at(data, begins[is_inline] + _LEAD_BYTES, ROW_ID_BYTES)
+        ids[:, 1] = self._parts_at(data, begins + heads - ROW_ID_BYTES, ROW_ID_BYTES)
         return ids
 
-    def _taken(self, data: Any, places: Any, size: int) -> Any:
+    def _parts_at(self, data: Any, places: Any, size: int) -> Any:
         """Return ``size`` bytes from each place."""
         return self._np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[places]
 

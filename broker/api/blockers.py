@@ -47,7 +47,8 @@ class BlockersApi:
                 "snapshot_of": of,
                 "read_pointer": snapshot.read_pointer,
                 "blockers": [
-                    _told(each, known.get(each.pointer), now_ms) for each in found.blockers
+                    _blocker_fields(each, known.get(each.pointer), now_ms)
+                    for each in found.blockers
                 ],
                 "complete": found.complete,
                 "service_problem": problem,
@@ -97,7 +98,7 @@ class BlockersApi:
         return known, None
 
 
-def _told(blocker: Blocker, known: dict[str, Any] | None, now_ms: int) -> dict[str, Any]:
+def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int) -> dict[str, Any]:
     told = known or {}
     since_ms = timestamp_of(blocker.first)
     started_ms, expires_ms = told.get("started_ms"), told.get("expires_ms")

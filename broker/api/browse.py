@@ -96,12 +96,12 @@ def _list(bytes_max: int | None) -> JsonList[BrowseEntry]:
     """Return a list that shows at most ``bytes_max`` bytes of each payload."""
 
     def together(entries: Sequence[BrowseEntry]) -> bytes:
-        return orjson.dumps([_shown(entry, bytes_max) for entry in entries])[1:-1]
+        return orjson.dumps([_entry_fields(entry, bytes_max) for entry in entries])[1:-1]
 
     return JsonList(ItemForm(together, _in_pieces))
 
 
-def _shown(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
+def _entry_fields(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
     if entry.payload is None:
         told: dict[str, Any] = {"encoding": "text", "payload": None, "truncated": False}
     else:
@@ -111,15 +111,17 @@ def _shown(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
             "payload": payload.text,
             "truncated": payload.truncated,
         }
-    return {**_before(entry), **told, **_after(entry)}
+    return {**_fields_before(entry), **told, **_fields_behind(entry)}
 
 
 def _in_pieces(entry: BrowseEntry) -> Iterator[bytes]:
     assert entry.payload is not None, "only large payloads are shown in pieces"
-    return in_pieces(_before(entry), entry.payload, {"truncated": False, **_after(entry)})
+    return in_pieces(
+        _fields_before(entry), entry.payload, {"truncated": False, **_fields_behind(entry)}
+    )
 
 
-def _before(entry: BrowseEntry) -> dict[str, Any]:
+def _fields_before(entry: BrowseEntry) -> dict[str, Any]:
     """Return the fields before the payload."""
     time_ms = timestamp_of(entry.id)
     return {
@@ -134,7 +136,7 @@ def _before(entry: BrowseEntry) -> dict[str, Any]:
     }
 
 
-def _after(entry: BrowseEntry) -> dict[str, Any]:
+def _fields_behind(entry: BrowseEntry) -> dict[str, Any]:
     """Return the fields behind the payload."""
     beside = shown_beside(*attributes.decode(entry.attributes))
     return beside if entry.consumable is None else {**beside, "consumable": entry.consumable}

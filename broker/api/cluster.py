@@ -94,21 +94,21 @@ class ClusterViewHandlers:
 
     async def node(self, request: Request) -> Answer:
         """Answer this node's view of itself."""
-        return json_reply(own_view(member(self._view), _wanted(request)))
+        return json_reply(own_view(member(self._view), _wanted_topics(request)))
 
     async def status(self, request: Request) -> Answer:
         """Answer the views of all nodes."""
         view = member(self._view)
-        wanted = _wanted(request)
+        wanted = _wanted_topics(request)
         me = view.me()
         nodes = [info for _, info in sorted(view.members().nodes.items())]
         patience_s = _patience_s(view, request)
         placement, *asked = await asyncio.gather(
             _placement(view, patience_s),
             *(
-                _own(view, wanted)
+                _own_report(view, wanted)
                 if info.instance == me.instance
-                else _ask(view, info, patience_s, wanted)
+                else _ask_report(view, info, patience_s, wanted)
                 for info in nodes
             ),
         )
@@ -131,7 +131,7 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
         "draining": me.draining,
         "slots_led": view.slots_led(),
         "topics_led": len(led),
-        "topics": None if wanted == "no" else _named(led, wanted),
+        "topics": None if wanted == "no" else _topic_rows(led, wanted),
         "zookeeper": {"contact": view.contact().value, "session": view.session()},
         "storage": {
             "calls": storage.calls,
@@ -146,7 +146,7 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
     }
 
 
-def _named(led: Mapping[TopicId, int], wanted: str) -> list[dict[str, Any]]:
+def _topic_rows(led: Mapping[TopicId, int], wanted: str) -> list[dict[str, Any]]:
     if wanted == "yes":
         topics = nsmallest(TOPICS_NAMED_MAX, led)
     else:
@@ -154,11 +154,13 @@ def _named(led: Mapping[TopicId, int], wanted: str) -> list[dict[str, Any]]:
     return [{"topic": f"{topic.namespace}/{topic.topic}", "epoch": led[topic]} for topic in topics]
 
 
-async def _own(view: ClusterView, wanted: str) -> NodeReport:
+async def _own_report(view: ClusterView, wanted: str) -> NodeReport:
     return NodeReport(own_view(view, wanted))
 
 
-async def _ask(view: ClusterView, info: NodeInfo, patience_s: float, wanted: str) -> NodeReport:
+async def _ask_report(
+    view: ClusterView, info: NodeInfo, patience_s: float, wanted: str
+) -> NodeReport:
     path = OWN_PATH if wanted == "no" else f"{OWN_PATH}?topics={wanted}"
     try:
         async with asyncio.timeout(patience_s):
@@ -169,10 +171,10 @@ async def _ask(view: ClusterView, info: NodeInfo, patience_s: float, wanted: str
         return NodeReport(None, error.message)
     except (OSError, ValueError) as error:
         return NodeReport(None, str(error) or type(error).__name__)
-    return _believed(info, answer)
+    return _checked_report(info, answer)
 
 
-def _believed(info: NodeInfo, answer: Any) -> NodeReport:
+def _checked_report(info: NodeInfo, answer: Any) -> NodeReport:
     """Accept an answer only if it names the asked node: another node may listen at that URL by now."""
     told = answer.get("node") if isinstance(answer, dict) else None
     if told != info.instance:
@@ -234,7 +236,7 @@ def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> dict[
     }
 
 
-def _wanted(request: Request) -> str:
+def _wanted_topics(request: Request) -> str:
     """Return which topics the request wants named. Raises BadRequest."""
     wanted = request.query.get("topics", "no")
     if wanted not in {"no", "yes"}:

@@ -53,7 +53,7 @@ class CursorHandlers:
     async def put(self, request: Request) -> Answer:
         """Move or create a cursor, if its version is the one that the request expects."""
         name = check_cursor(request.names.cursor)
-        after, expected, data = _wanted(request.body)
+        after, expected, data = _decode_put(request.body)
         topic = await self._topics.get(request.topic)
         cursor = await self._topics.cursors.put(topic, name, after, expected, data)
         return json_reply({**shown(cursor), "generation": topic.generation})
@@ -81,7 +81,7 @@ class CursorHandlers:
         }
 
 
-def _wanted(body: bytes) -> tuple[MessageId | None, str | None, str]:
+def _decode_put(body: bytes) -> tuple[MessageId | None, str | None, str]:
     """Return the new place, the expected version, and the data of a put. Raises BadRequest."""
     try:
         told = orjson.loads(body)

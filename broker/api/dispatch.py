@@ -119,9 +119,9 @@ class Dispatch:
         if isinstance(error, StorageCorrupt):
             log.error("storage corrupt", request_id=request_id, error=error.message)
         elif error.outcome == "unknown":
-            log.warning("outcome unknown", request_id=request_id, **_told(error))
+            log.warning("outcome unknown", request_id=request_id, **_error_fields(error))
         else:
-            log.debug("request refused", request_id=request_id, **_told(error))
+            log.debug("request refused", request_id=request_id, **_error_fields(error))
         return error_reply(error, headers)
 
     def refuse(
@@ -132,7 +132,7 @@ class Dispatch:
         The reply closes the connection, as in the original, except for a bad name.
         """
         self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
-        log.debug("request refused", request_id=request_id, path=path, **_told(error))
+        log.debug("request refused", request_id=request_id, path=path, **_error_fields(error))
         allow: Headers = ()
         if isinstance(error, MethodNotAllowed):
             allow = (("Allow", ", ".join(self.router.methods(path))),)
@@ -179,5 +179,5 @@ class Dispatch:
         return await self.answer(found, request)
 
 
-def _told(error: BrokerError) -> dict[str, str]:
+def _error_fields(error: BrokerError) -> dict[str, str]:
     return {"code": error.code, "error": error.message}

@@ -141,7 +141,9 @@ class Events:
                 if messages:
                     poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
             leader, before_leader = self._leader(request.topic) or leader, leader
-            comment = _moved(before_leader, leader) or (_KEEP_ALIVE if poll is before else b"")
+            comment = _moved_comment(before_leader, leader) or (
+                _KEEP_ALIVE if poll is before else b""
+            )
             if comment and not abandoned.done():
                 yield comment
 
@@ -152,7 +154,7 @@ def _opening(topic: TopicId, poll: Poll) -> bytes:
     return f"{told}: {topic}\n\n".encode("ascii")
 
 
-def _moved(former: LeaderSeen | None, leader: LeaderSeen | None) -> bytes:
+def _moved_comment(former: LeaderSeen | None, leader: LeaderSeen | None) -> bytes:
     """Return the comment that names the new leader; nothing if the leader did not change."""
     if leader is None or (former is not None and former.url == leader.url):
         return b""
@@ -183,26 +185,26 @@ def _event(message: Message) -> bytes:
     payload = shown(message.payload)
     data = orjson.dumps(
         {
-            **_place(message),
+            **_place_fields(message),
             "encoding": payload.encoding,
             "payload": payload.text,
             **shown_beside(message.key, message.headers),
         }
     )
-    return _lead(message) + data + b"\n\n"
+    return _event_head(message) + data + b"\n\n"
 
 
 def _large_event(message: Message) -> Iterator[tuple[bytes, bool]]:
-    yield _lead(message), False
+    yield _event_head(message), False
     beside = shown_beside(message.key, message.headers)
-    for piece in in_pieces(_place(message), message.payload, beside):
+    for piece in in_pieces(_place_fields(message), message.payload, beside):
         yield piece, False
     yield b"\n\n", True
 
 
-def _lead(message: Message) -> bytes:
+def _event_head(message: Message) -> bytes:
     return b"id: %b\ndata: " % message.id.hex().encode("ascii")
 
 
-def _place(message: Message) -> dict[str, Any]:
+def _place_fields(message: Message) -> dict[str, Any]:
     return {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}

@@ -43,7 +43,7 @@ class Placing:
                 f"Node {node.instance} is the last node that leads topics. If it were drained, no node would lead them. "
                 "Start or undrain another node first."
             )
-        changed = await _told(view, placement.drain(view.records, node.instance))
+        changed = await _change_and_hint(view, placement.drain(view.records, node.instance))
         return json_reply(_node_json(node.instance, node.url, drained=True, changed=changed))
 
     async def undrain(self, request: Request) -> Answer:
@@ -58,7 +58,7 @@ class Placing:
         else:
             node = live_node(view, text)
             instance, url = node.instance, node.url
-        changed = await _told(view, placement.undrain(view.records, instance))
+        changed = await _change_and_hint(view, placement.undrain(view.records, instance))
         return json_reply(_node_json(instance, url, drained=False, changed=changed))
 
     async def pins(self, _: Request) -> Answer:
@@ -85,13 +85,15 @@ class Placing:
             raise BadRequest(f"Node {node.instance} {why}, and leads no topic. Undrain it first.")
         if not await self._exists(request.topic):
             raise not_found(request.topic)
-        changed = await _told(view, placement.pin(view.records, request.topic, node.instance))
+        changed = await _change_and_hint(
+            view, placement.pin(view.records, request.topic, node.instance)
+        )
         return json_reply(_pin_json(request.topic, node, changed=changed))
 
     async def unpin(self, request: Request) -> Answer:
         """Remove a topic's pin: any node may lead it again. This also removes the pin of a deleted topic."""
         view = member(self._view)
-        changed = await _told(view, placement.unpin(view.records, request.topic))
+        changed = await _change_and_hint(view, placement.unpin(view.records, request.topic))
         if not changed and not await self._exists(request.topic):
             raise not_found(request.topic)
         return json_reply(_pin_json(request.topic, None, changed=changed))
@@ -130,7 +132,7 @@ def _leading(view: ClusterView, said: Placement) -> list[NodeInfo]:
     ]
 
 
-async def _told(view: ClusterView, change: Awaitable[bool]) -> bool:
+async def _change_and_hint(view: ClusterView, change: Awaitable[bool]) -> bool:
     """Make a change and tell all nodes, also if the outcome of the change is unknown."""
     try:
         return await change

@@ -146,7 +146,7 @@ def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
     """
     if kind in _AVROS and published.pointer is None and not published.replayed:
         return _plain_reply(published)
-    headers = _told(published)
+    headers = _result_headers(published)
     if kind is BodyType.JSON or kind is BodyType.RAW:
         return Reply(200, plainjson.encode_published(published), JSON, headers)
     if published.pointer is None or not published.is_known:
@@ -169,7 +169,7 @@ def _plain_reply(published: PublishedIds) -> Reply:
     return Reply(headers=headers, head=head.encode())
 
 
-def _told(published: PublishedIds) -> Headers:
+def _result_headers(published: PublishedIds) -> Headers:
     """Return the headers with the ids and the count of a publish, as far as they are known."""
     told: Headers = ()
     if published.is_known:

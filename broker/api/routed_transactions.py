@@ -95,7 +95,7 @@ class RoutedTransactions:
         async def here() -> None:
             await self._local.can_commit(transaction_id, changes, call.deadline)
 
-        await self._answer(call, here, _nothing)
+        await self._answer(call, here, _read_nothing)
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction: its writes become visible."""
@@ -105,7 +105,7 @@ class RoutedTransactions:
         async def here() -> None:
             await self._local.commit(transaction_id, write_pointer, call.deadline)
 
-        await self._answer(call, here, _nothing)
+        await self._answer(call, here, _read_nothing)
 
     async def abort(self, transaction_id: int) -> None:
         """Abort a transaction whose client has undone its writes."""
@@ -114,7 +114,7 @@ class RoutedTransactions:
         async def here() -> None:
             await self._local.abort(transaction_id, call.deadline)
 
-        await self._answer(call, here, _nothing)
+        await self._answer(call, here, _read_nothing)
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""
@@ -161,7 +161,7 @@ class RoutedTransactions:
         async def here() -> int:
             return await self._local.truncate_invalid(ids, call.deadline)
 
-        return await self._answer(call, here, _removed)
+        return await self._answer(call, here, _read_removed)
 
     async def truncate_invalid_before(self, before_ms: int) -> int:
         """Remove pointers given before a moment from the invalid list. Return how many were in it."""
@@ -170,7 +170,7 @@ class RoutedTransactions:
         async def here() -> int:
             return await self._local.truncate_invalid_before(before_ms, call.deadline)
 
-        return await self._answer(call, here, _removed)
+        return await self._answer(call, here, _read_removed)
 
     async def invalid_count(self) -> int:
         """Return the number of invalid pointers."""
@@ -186,7 +186,7 @@ class RoutedTransactions:
         async def here() -> None:
             await self._local.reset(call.deadline)
 
-        await self._answer(call, here, _nothing)
+        await self._answer(call, here, _read_nothing)
 
     def _call(
         self,
@@ -243,9 +243,9 @@ def error_of(reply: HttpAnswer) -> BrokerError:
     return RequestError(message) if reply.status < 500 else Unavailable(message)
 
 
-def _nothing(_: bytes) -> None:
+def _read_nothing(_: bytes) -> None:
     """Ignore an empty answer."""
 
 
-def _removed(body: bytes) -> int:
+def _read_removed(body: bytes) -> int:
     return int(orjson.loads(body)["removed"])

@@ -120,7 +120,7 @@ class Outgoing:
         self._hold.take(BudgetKind.REPLY_BYTES, len(reply.body))
         if len(reply.body) >= GZIP_BYTES_MIN and accepts_gzip(self._headers):
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
-            body = await _pack(packer, reply.body, zlib.Z_FINISH)
+            body = await _compress(packer, reply.body, zlib.Z_FINISH)
             reply = reply.with_body(body, GZIP, chunked=reply.chunked)
         if reply.chunked and not self._takes_chunks:
             reply = reply.with_body(reply.body, chunked=False)
@@ -143,7 +143,7 @@ class Outgoing:
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
             headers.append(GZIP)
         head = stream.head(*headers) + self._tail
-        pieces = _packed(first, stream.chunks, packer)
+        pieces = _compressed(first, stream.chunks, packer)
         del first  # Free the first piece once it is sent: this call may last long.
         async for piece in pieces:
             self._hold.take(BudgetKind.REPLY_BYTES, len(piece))
@@ -187,21 +187,21 @@ def _cut(body: Piece) -> Iterator[Piece]:
         yield view[at : at + PIECE_BYTES_MAX]
 
 
-async def _packed(
+async def _compressed(
     piece: Piece, rest: AsyncIterator[Piece], packer: Packer | None
 ) -> AsyncIterator[Piece]:
     """Yield the pieces of a body, compressed if there is a packer. No piece is empty. ``piece`` is the first one."""
     while piece:
         if packer is None:
             yield piece
-        elif packed := await _pack(packer, piece, zlib.Z_SYNC_FLUSH):
+        elif packed := await _compress(packer, piece, zlib.Z_SYNC_FLUSH):
             yield packed
         piece = await anext(rest, b"")
     if packer is not None:
         yield packer.flush(zlib.Z_FINISH)
 
 
-async def _pack(packer: Packer, data: Piece, mode: int) -> bytes:
+async def _compress(packer: Packer, data: Piece, mode: int) -> bytes:
     if len(data) < THREAD_BYTES_MIN:
         return packer.compress(data) + packer.flush(mode)
     return await asyncio.to_thread(lambda: packer.compress(data) + packer.flush(mode))

@@ -78,23 +78,28 @@ class Idle(Protocol):
 class Drain:
     """The idle connections of a node that drains. Use it in the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, is_loud: Callable[[], bool]) -> None:
-        """Begin without connections. ``is_loud`` returns whether a request is served, or begins to arrive."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, has_requests: Callable[[], bool]) -> None:
+        """Begin without connections. ``has_requests`` returns whether a request is served, or begins to arrive."""
         self.connections: set[Idle] = set()
         self._loop = loop
-        self._is_loud = is_loud
+        self._has_requests = has_requests
         self._quiet: asyncio.Future[None] | None = None
 
     async def quiet(self) -> None:
         """Wait until no request is served or has begun to arrive, and all idle connections have ended."""
-        while self.connections or self._is_loud():
+        while self.connections or self._has_requests():
             self._quiet = self._loop.create_future()
             await asyncio.wait((self._quiet,))
 
     def look(self) -> None:
         """Check whether all is quiet now. Call this after a request or a connection has ended."""
         quiet = self._quiet
-        if quiet is not None and not quiet.done() and not self.connections and not self._is_loud():
+        if (
+            quiet is not None
+            and not quiet.done()
+            and not self.connections
+            and not self._has_requests()
+        ):
             quiet.set_result(None)
 
     def part(self, connection: Idle, patience_s: float) -> None:

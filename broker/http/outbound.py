@@ -107,8 +107,8 @@ class OutboundConnection(asyncio.Protocol):
         self._in_body = False
         self._ends_at_close = False
         # True if the last read ended a head or had bytes of a body; and how many bytes in a row did neither.
-        self._advanced = False
-        self._vain_bytes = 0
+        self._has_progress = False
+        self._idle_bytes = 0
         self._head_bytes = 0
         """An upper bound on the bytes of the head that is being read."""
 
@@ -190,7 +190,7 @@ class OutboundConnection(asyncio.Protocol):
     def head(self, request: Ask) -> bytes:
         """Return a request's head up to the number of its Content-Length."""
         first = f"{request.method} {self._prefix}{request.path} HTTP/1.1\r\n"
-        return _encoded(first) + self._common + header_lines(request.headers) + b"Content-Length: "
+        return _encode(first) + self._common + header_lines(request.headers) + b"Content-Length: "
 
     def _send(self, request: Ask, waiting: asyncio.Future[HttpAnswer] | Streamed) -> None:
         if self._transport is None or self._closing:
@@ -232,8 +232,8 @@ class OutboundConnection(asyncio.Protocol):
             # If these bytes were kept, they would look like the answer to the next request.
             self.give_up("the server sent an answer without a request")
             return
-        self._advanced = False
-        self._head_bytes = self._vain_bytes + len(data)
+        self._has_progress = False
+        self._head_bytes = self._idle_bytes + len(data)
         try:
             self._reader.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -242,8 +242,8 @@ class OutboundConnection(asyncio.Protocol):
             self.give_up("the server switched to another protocol")
         except httptools.HttpParserError as error:
             self.give_up(f"the answer is not HTTP ({error})")
-        self._vain_bytes = 0 if self._advanced else self._head_bytes
-        if self._vain_bytes > HEAD_BYTES_MAX:
+        self._idle_bytes = 0 if self._has_progress else self._head_bytes
+        if self._idle_bytes > HEAD_BYTES_MAX:
             self.give_up(f"the answer has {HEAD_BYTES_MAX} bytes in a row outside head and body")
 
     @override
@@ -272,10 +272,10 @@ class OutboundConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Check the head. Begin a streamed answer, unless this is an interim answer."""
-        self._advanced = True
+        self._has_progress = True
         self._status = status = self._reader.get_status_code()
         headers = self._reply_headers
-        if self._head_bytes > HEAD_BYTES_MAX and _held(headers) > HEAD_BYTES_MAX:
+        if self._head_bytes > HEAD_BYTES_MAX and _bytes_of(headers) > HEAD_BYTES_MAX:
             raise NoAnswer(f"the head of the answer has more than {HEAD_BYTES_MAX} bytes")
         if status < 200:
             self._interim += 1
@@ -294,7 +294,7 @@ class OutboundConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the answer's body."""
-        self._advanced = True
+        self._has_progress = True
         if isinstance(streamed := self._waiting[0], Streamed):
             streamed.feed(body)
         elif not self._reply_body:
@@ -312,7 +312,7 @@ class OutboundConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Give the answer to the oldest request, unless it is an interim answer."""
-        self._advanced = True
+        self._has_progress = True
         headers, self._reply_headers = self._reply_headers, {}
         if self._status < 200:
             return
@@ -341,15 +341,15 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not lines.count("\n") == lines.count("\r") == len(headers):
         raise ValueError(f"a line break in a header: {lines!r}")
-    return _encoded(lines)
+    return _encode(lines)
 
 
-def _held(headers: Mapping[str, str]) -> int:
+def _bytes_of(headers: Mapping[str, str]) -> int:
     """Return the size of headers in bytes."""
     return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     """Return a part of a head as bytes. Text that came from a request becomes the same bytes again.
 
     Our servers decode heads as UTF-8, and escape bytes that are not UTF-8.
@@ -365,7 +365,7 @@ async def open_connection(
 ) -> AnyConnection:
     """Connect to the server and return the connection. Raises NotSent."""
     loop, address = asyncio.get_running_loop(), connection.address
-    context = (tls or _usual_tls()) if address.tls else None
+    context = (tls or _default_tls()) if address.tls else None
     try:
         async with asyncio.timeout(timeout_s):
             await loop.create_connection(
@@ -377,6 +377,6 @@ async def open_connection(
 
 
 @cache
-def _usual_tls() -> ssl.SSLContext:
+def _default_tls() -> ssl.SSLContext:
     """Return a context that trusts the machine's certificates. Loading them takes about 20 ms."""
     return ssl.create_default_context()

@@ -107,14 +107,16 @@ class Server:
             max_headers=server.headers_max,
         )
         if listening is None:
-            self._server = await loop.create_server(self._connection, host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                self._make_connection, host, port, backlog=BACKLOG
+            )
         else:
             self._server = await loop.create_server(
-                self._connection, sock=listening, backlog=BACKLOG
+                self._make_connection, sock=listening, backlog=BACKLOG
             )
         self._sweeper = asyncio.create_task(self._look_every_second())
 
-    def _connection(self) -> Connection:
+    def _make_connection(self) -> Connection:
         return Connection(self)
 
     def make_inner(self) -> asyncio.Protocol:
@@ -246,7 +248,7 @@ class Server:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LULL_S):
                         await self._drain.quiet()
-                await stop_accepting(server, self._connection)
+                await stop_accepting(server, self._make_connection)
                 await self._drain.quiet()
         except TimeoutError:
             log.warning("drain ended before all requests were answered", requests=self.busy)

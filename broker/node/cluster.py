@@ -117,7 +117,7 @@ class InCluster:
             InstanceTaken: another node has the configured id.
         """
         clock = self._clock
-        self._stores = stores = await self._servers.stores(self._called)
+        self._stores = stores = await self._servers.stores(self._call_ended)
         self._coordinator = coordinator = await self._servers.coordinator()
         me = NodeInfo(0, self.owner, url, __version__, self._servers.protocol)
         membership = await claim_instance(
@@ -213,7 +213,7 @@ class InCluster:
 
     # Called by the parts.
 
-    def _called(self, ended: CallOutcome) -> None:
+    def _call_ended(self, ended: CallOutcome) -> None:
         self._health.ended(ended.kind, ended.message)
         self._metrics.called(ended.call, ended.kind, ended.seconds)
 
@@ -274,14 +274,14 @@ class InCluster:
             self._watching.cancel()
         if opened is not None:
             await opened.peers.close()
-            await self._part(opened)
+            await self._release(opened)
         if self._coordinator is not None:
             await self._coordinator.close()
         if self._stores is not None:
             await self._stores.close()
 
     @staticmethod
-    async def _part(opened: Opened) -> None:
+    async def _release(opened: Opened) -> None:
         """Release leases and membership, if ZooKeeper answers in time."""
 
         async def let_go() -> None:

@@ -276,7 +276,7 @@ class Node:
         if self._transactions is not None:
             await self._transactions.close()
         if self._topics is not None:
-            await self._let_go(self._topics, max(deadline - self.clock.monotonic(), LET_GO_S))
+            await self._close_topics(self._topics, max(deadline - self.clock.monotonic(), LET_GO_S))
         if self._ground is not None:
             await self._ground.close()
         log.info("node stopped")
@@ -286,7 +286,7 @@ class Node:
         listeners = (self._tephra, self._server)
         await asyncio.gather(*(each.close(left_s) for each in listeners if each is not None))
 
-    async def _let_go(self, topics: Topics, seconds: float) -> None:
+    async def _close_topics(self, topics: Topics, seconds: float) -> None:
         """Close the topics. In a cluster wait at most ``seconds``, since its storage may not answer."""
         closing = asyncio.ensure_future(topics.close())
         await asyncio.wait((closing,), timeout=seconds if self.config.cluster.is_on else None)
@@ -348,14 +348,14 @@ class Node:
             self.metrics.swept("expired", report.rows)
             self.metrics.swept("invalid", report.inverted)
             if report.rows or report.inverted or report.skipped:
-                log.info("swept", **_told(report))
+                log.info("swept", **_report_fields(report))
 
 
 def _by_name(counts: Mapping[BudgetKind, int]) -> dict[str, float]:
     return {kind.value: count for kind, count in counts.items()}
 
 
-def _told(report: SweepReport) -> dict[str, int | str]:
+def _report_fields(report: SweepReport) -> dict[str, int | str]:
     told: dict[str, int | str] = {
         "rows": report.rows,
         "topics": report.topics,

@@ -280,7 +280,7 @@ class Journal:
                 return led
             if self._replaying is None:
                 self._replaying = asyncio.ensure_future(self._replay(leader))
-                self._replaying.add_done_callback(_looked_at)
+                self._replaying.add_done_callback(_retrieve_exception)
             replaying = self._replaying
             left_s = max(deadline - self._around.clock.monotonic(), 0)
             await asyncio.wait((replaying,), timeout=left_s)
@@ -366,7 +366,7 @@ class Journal:
                 log.warning("no snapshot of the transactions was written", error=error.message)
 
 
-def _looked_at(replay: asyncio.Task[None]) -> None:
+def _retrieve_exception(replay: asyncio.Task[None]) -> None:
     """Retrieve a replay's exception, since all requests that waited for it may be cancelled."""
     if not replay.cancelled():
         replay.exception()

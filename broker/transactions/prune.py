@@ -91,7 +91,7 @@ class Pruning:
 
     async def plan(self, through: int = POINTER_MAX) -> PruningPlan:
         """Return the plan up to a pointer. Change nothing. Raises BrokerError."""
-        return _cut(await self._planned(announce=_nothing), through)
+        return _cut(await self._make_plan(announce=_nothing), through)
 
     async def prune(self, through: int = POINTER_MAX) -> tuple[PruningPlan, int]:
         """Prune up to a pointer. Return the plan, and how many transactions the service has forgotten.
@@ -105,14 +105,14 @@ class Pruning:
         async def announce(bound: int) -> None:
             await settlement.announce_pruning(records, bound)
 
-        plan = _cut(await self._planned(announce=announce), through)
+        plan = _cut(await self._make_plan(announce=announce), through)
         removed = 0
         for first in range(0, len(plan.prunable), TRUNCATED_AT_ONCE):
             some = plan.prunable[first : first + TRUNCATED_AT_ONCE]
             removed += await self._service.truncate_invalid(list(some))
         return plan, removed
 
-    async def _planned(self, *, announce: Callable[[int], Awaitable[None]]) -> PruningPlan:
+    async def _make_plan(self, *, announce: Callable[[int], Awaitable[None]]) -> PruningPlan:
         now_ms = self._clock.now_ms()
         snapshot = await self._service.snapshot()
         bound = settlement.bound_of(
@@ -122,11 +122,11 @@ class Pruning:
         if not view.settled:
             return self._plan(snapshot, view, bound, None)
         await announce(bound)
-        unpassed = await self._lowest(view)
+        unpassed = await self._least_passed(view)
         below = bound if unpassed is None else min(bound, unpassed.below)
         return self._plan(snapshot, view, below, unpassed)
 
-    async def _lowest(self, view: SnapshotView) -> Unpassed | None:
+    async def _least_passed(self, view: SnapshotView) -> Unpassed | None:
         """Return the topic that clean-ups have passed least far; None if there is no topic."""
         records, mine = self._registry.records, Slice()
         passed: dict[TopicId, SettlingRecord] = {}

@@ -68,7 +68,7 @@ class Transactions:
                 state, now_ms, self.settings, long=long, timeout_s=timeout_s, client=client
             )
 
-        return await self._done("started", decide, deadline)
+        return await self._execute("started", decide, deadline)
 
     async def can_commit(
         self, transaction_id: int, changes: Collection[bytes], deadline: float | None = None
@@ -82,7 +82,7 @@ class Transactions:
         def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.can_commit(state, transaction_id, changes, self.settings)
 
-        await self._done("", decide, deadline)
+        await self._execute("", decide, deadline)
 
     async def commit(
         self,
@@ -100,7 +100,7 @@ class Transactions:
         def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.commit(state, transaction_id, write_pointer)
 
-        await self._done("committed", decide, deadline)
+        await self._execute("committed", decide, deadline)
 
     async def abort(self, transaction_id: int, deadline: float | None = None) -> None:
         """Abort a transaction whose client has undone its writes. A long transaction becomes invalid."""
@@ -108,7 +108,7 @@ class Transactions:
         def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.abort(state, transaction_id)
 
-        await self._done("aborted", decide, deadline)
+        await self._execute("aborted", decide, deadline)
 
     async def invalidate(self, transaction_id: int, deadline: float | None = None) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""
@@ -116,7 +116,7 @@ class Transactions:
         def decide(state: ServiceState, _: int) -> Decision[bool]:
             return manager.invalidate(state, transaction_id)
 
-        return await self._done("invalidated", decide, deadline)
+        return await self._execute("invalidated", decide, deadline)
 
     async def checkpoint(self, transaction_id: int, deadline: float | None = None) -> Snapshot:
         """Give a transaction another write pointer. Raises TransactionNotInProgress."""
@@ -124,7 +124,7 @@ class Transactions:
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
             return manager.checkpoint(state, now_ms, transaction_id, self.settings)
 
-        return await self._done("", decide, deadline)
+        return await self._execute("", decide, deadline)
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now, without beginning a transaction. It has all changes answered before the call."""
@@ -148,7 +148,7 @@ class Transactions:
             def decide(state: ServiceState, _: int, some: Collection[int] = some) -> Decision[int]:
                 return manager.truncate(state, some)
 
-            removed += await self._done("", decide, deadline)
+            removed += await self._execute("", decide, deadline)
         return removed
 
     async def truncate_invalid_before(self, before_ms: int, deadline: float | None = None) -> int:
@@ -157,7 +157,7 @@ class Transactions:
         def decide(state: ServiceState, _: int) -> Decision[int]:
             return manager.truncate_before(state, before_ms)
 
-        return await self._done("", decide, deadline)
+        return await self._execute("", decide, deadline)
 
     async def invalid_count(self) -> int:
         """Return the number of invalid pointers."""
@@ -165,7 +165,7 @@ class Transactions:
 
     async def reset(self, deadline: float | None = None) -> None:
         """Forget all transactions. The service is then as new, but pointers go on rising."""
-        await self._done("", manager.begin, deadline)
+        await self._execute("", manager.begin, deadline)
 
     async def listing(
         self, limit: int | None = None, deadline: float | None = None
@@ -180,22 +180,24 @@ class Transactions:
     async def _read(self, read: Callable[[ServiceState], Result], deadline: float | None) -> Result:
         return await self._journal.carry_out(lambda state, _: Decision((), read(state)), deadline)
 
-    async def _done(self, what: str, decide: Decide[Result], deadline: float | None) -> Result:
-        """Execute a decision, and count it as ``what``. Its edits are stored even if the caller is cancelled."""
+    async def _execute(
+        self, counter: str, decide: Decide[Result], deadline: float | None
+    ) -> Result:
+        """Execute a decision, and add it to this counter, if there are edits. Its edits are stored even if the caller is cancelled."""
         counted: Decision[Result] | None = None
 
-        def noted(state: ServiceState, now_ms: int) -> Decision[Result]:
+        def decide_and_note(state: ServiceState, now_ms: int) -> Decision[Result]:
             nonlocal counted
             counted = decide(state, now_ms)
             return counted
 
         try:
-            result = await self._journal.carry_out(noted, deadline)
+            result = await self._journal.carry_out(decide_and_note, deadline)
         except TransactionConflict:
             self.counts["conflicts"] += 1
             raise
-        if what and counted is not None and counted.edits:
-            self.counts[what] += 1
+        if counter and counted is not None and counted.edits:
+            self.counts[counter] += 1
         led = self._journal.led
         if led is not None:
             led.snapshot_soon()

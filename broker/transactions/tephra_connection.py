@@ -221,7 +221,7 @@ class TephraConnection(asyncio.Protocol):
             failed = frames.encode_failed(error.head, frames.UNKNOWN_METHOD, str(error))
             return TephraAnswer(failed, UNKNOWN_METHOD)
         except BadRequest as error:
-            self._refused(error)
+            self._log_refusal(error)
             self._ends = True
             text = f"The arguments can't be read: {error.message}"
             return TephraAnswer(frames.encode_failed(head, frames.PROTOCOL_ERROR, text), error.code)
@@ -254,10 +254,10 @@ class TephraConnection(asyncio.Protocol):
 
     def refuse(self, error: Exception) -> None:
         """End the connection: its bytes can't be answered."""
-        self._refused(error)
+        self._log_refusal(error)
         self.close()
 
-    def _refused(self, error: Exception) -> None:
+    def _log_refusal(self, error: Exception) -> None:
         self._server.metrics.happened("thrift_refused")
         if self._account.may_log():
             log.warning("thrift connection refused", reason=str(error), client=self._client())

@@ -71,14 +71,16 @@ class TephraServer:
         """
         self.loop = loop = asyncio.get_running_loop()
         if listening is None:
-            self._server = await loop.create_server(self._connection, host, port, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                self._make_connection, host, port, backlog=BACKLOG
+            )
         else:
             self._server = await loop.create_server(
-                self._connection, sock=listening, backlog=BACKLOG
+                self._make_connection, sock=listening, backlog=BACKLOG
             )
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def _connection(self) -> TephraConnection:
+    def _make_connection(self) -> TephraConnection:
         return TephraConnection(self)
 
     # Called by connections.

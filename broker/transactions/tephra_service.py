@@ -158,7 +158,7 @@ class TephraService:
         self, call: frames.FrameHead | frames.TephraCall, error: BrokerError, transaction: int = 0
     ) -> TephraAnswer:
         """Return the answer for an error."""
-        declared = _declared(call.method, error, transaction)
+        declared = _declared_exception(call.method, error, transaction)
         frame = None
         if declared is not None:
             name, fields = declared
@@ -180,7 +180,7 @@ class TephraService:
             return at < len(invalids) and invalids[at] == transaction
 
 
-def _declared(
+def _declared_exception(
     method: str, error: BrokerError, transaction: int
 ) -> tuple[str, dict[str, object]] | None:
     """Return the name and the fields of the exception for an error; None if no declared exception fits."""
@@ -290,7 +290,7 @@ def _ends(service: TephraService) -> dict[str, Method]:
     async def can_commit(arguments: Arguments) -> None:
         await transactions.can_commit(_number(arguments), _changes(arguments))
 
-    async def can_commit_as_told(arguments: Arguments) -> object:
+    async def can_commit_tx(arguments: Arguments) -> object:
         given, changes = arguments.get(1, {}), _changes(arguments)
         try:
             await transactions.can_commit(_number(given, _TRANSACTION_ID), changes)
@@ -301,7 +301,7 @@ def _ends(service: TephraService) -> dict[str, Method]:
     async def commit(arguments: Arguments) -> None:
         await service.commits.commit(_number(arguments), arguments.get(2))
 
-    async def commit_as_told(arguments: Arguments) -> object:
+    async def commit_tx(arguments: Arguments) -> object:
         given = arguments.get(1, {})
         transaction = _number(given, _TRANSACTION_ID)
         try:
@@ -320,9 +320,9 @@ def _ends(service: TephraService) -> dict[str, Method]:
         return await transactions.checkpoint(_number(arguments.get(1, {}), _TRANSACTION_ID))
 
     return {
-        "canCommitTx": can_commit_as_told,
+        "canCommitTx": can_commit_tx,
         "canCommitOrThrow": can_commit,
-        "commitTx": commit_as_told,
+        "commitTx": commit_tx,
         "commitOrThrow": commit,
         "abortTx": abort,
         "invalidateTx": invalidate,

@@ -247,6 +247,6 @@ async def test_packing_gives_every_block_out_at_once() -> None:
             yield b"y" * 5000
 
     packer = delivery.zlib.compressobj(1, wbits=31)
-    pieces = [piece async for piece in delivery._packed(b"x" * 5000, blocks(), packer)]
+    pieces = [piece async for piece in delivery._compressed(b"x" * 5000, blocks(), packer)]
     assert len(pieces) == 5
     assert gzip.decompress(b"".join(pieces)) == b"x" * 5000 + b"y" * 15_000
