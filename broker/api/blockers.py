@@ -123,7 +123,7 @@ def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int)
 
 
 def advice(state: str | None, transaction: int, expires_ms: int | None) -> str:
-    """Say what an operator can do about a transaction that holds consumers back."""
+    """Return advice for an operator about a transaction that holds consumers back."""
     if state in ("in_progress", "committing"):
         until = "" if expires_ms is None else f" It ends by itself at {rfc3339(expires_ms)}."
         return (

@@ -13,7 +13,7 @@
 A browser shows no event for an id alone, but sends it back as Last-Event-ID. So a client that follows from
 ``now``, and loses the stream before its first event, misses no message published meanwhile. If the topic was
 empty, this id is below all others. It comes before everything else, even before the comment. So a client that
-reached the wrong node can take the id to the right node, and does not wait for it if the stream sends none.
+reached the wrong node can take the id to the right node. If the stream sends no id, the client sees that at once.
 
 In a cluster the head of the reply names the node that leads the topic (``Broker-Leader``). When the topic moves,
 a comment names the next leader. If another node leads the topic, this node forwards the polls page by page, as

@@ -1,8 +1,8 @@
 """Make the OpenAPI document of this interface from the table of routes.
 
-Each route has one entry in OPERATIONS, under its name. A missing entry, an entry without a route, or a query
-parameter that the route does not take fails an assertion when the document is made. So the document always agrees
-with the routes.
+Each route has one entry in OPERATIONS, under its name. An assertion fails when the document is made if an entry is
+missing, has no route, or names a query parameter that its route does not take. So the document always agrees with the
+routes.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ A browser sends the requests of any page to any address that the user's machine 
     Origin: http://other.example      the page's origin: refused unless it is the node's own, or configured
     Host: other.example:8080          the name in the URL: refused unless it is a name of this node
 
-The name in ``Host`` is checked because of DNS rebinding: once the page is loaded, the owner of the name may point it
-to 127.0.0.1, and then the browser takes the page and the node for one origin. A numeric address can't be pointed to
-another machine, so it always passes. Requests without these headers pass, since they come from programs: a browser
-always sends ``Host``, and sends ``Origin`` with each request that could change something. ``Origin: null`` is
-refused, since it may come from any page.
+The name in ``Host`` is checked because of DNS rebinding. Once the page is loaded, the owner of the name may point it to
+127.0.0.1. Then the browser takes the page and the node for one origin. A numeric address can't be pointed to another
+machine, so it always passes. Requests without these headers pass, since they come from programs: a browser always sends
+``Host``, and sends ``Origin`` with each request that could change something. ``Origin: null`` is refused, since it may
+come from any page.
 
 Pages of configured origins (``server.cors_origins``) get the answers of the Fetch standard: a reply to the
 preflight, and headers on every reply, also on refusals and streams. Credentials are never allowed.

@@ -12,7 +12,7 @@ node does not wrap its handlers.
 A node uses it like this::
 
     leads = lambda topic: epoch_of(topics, topic) is not None
-    routing = Routing(tenure, forwarder, clock, metrics, me=me, leads=leads)   # see routing.service
+    routing = Routing(tenure, forwarder, clock, metrics, me=me, leads=leads)   # see routing.routing
     routed = Routed(routing, receiving, topics, deadline_s=config.server.request_deadline_s)
     router = Router(make_routes(topics, config, health, cluster, around=ClusterHandlers(routed)))
 """

@@ -184,7 +184,7 @@ class Around(Protocol):
         """Return the handler that names the leader."""
 
 
-def make_routes(  # noqa: PLR0913 - What a node wires, each by its name.
+def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     topics: Topics,
     config: Config,
     health: Health,

@@ -1,7 +1,7 @@
 """Send answers: framing, compression, and limits for slow clients.
 
 A small reply is sent in one write. Other replies are sent piece by piece. The next piece is made or written only after
-the client has read enough of the last one, so a connection holds one piece and a buffer. The bytes that a reply holds
+the client has read enough of the last one. So a connection holds one piece and a buffer. The bytes that a reply holds
 until the client reads them are counted (see ``budget``).
 
 The node cuts the connection of a client that reads too little within ``stall_s``: nothing, or less than a rate that

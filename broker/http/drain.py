@@ -1,8 +1,8 @@
 """End idle connections when a node drains, so that no request is lost with them.
 
-If a client sends a request at the moment at which its connection closes, it gets no answer, and can't know whether the
-node read the request. A connection with requests ends with an answer that says ``Connection: close``. The other
-connections are idle. They end like this::
+A client that sends a request just as its connection closes gets no answer. It can't know whether the node read the
+request. A connection with requests ends with an answer that says ``Connection: close``. The other connections are idle.
+They end like this::
 
     idle, of this project's client ──> gets a 408 at once, without a request. From then on the node reads
                                        nothing, and the client knows it: a request that it has just sent
@@ -11,10 +11,10 @@ connections are idle. They end like this::
                                        connection with that answer; without a request it closes it
 
 The node closes the listener as soon as no client needs it for forwarding. It does not wait until no request is in
-flight, since a client that knows no other node connects again after each last answer, so some request would always be
-in flight. A client whose connection is refused knows that nothing was sent. But when a listener closes, the kernel
-cuts the connections that wait in its queue. So at the end the node shrinks the queue to one place, accepts all
-connections that wait, and takes the one place with a connection of its own, all without a pause::
+flight. A client that knows no other node connects again after each last answer, so some request would always be in
+flight. A client whose connection is refused knows that nothing was sent. But when a listener closes, the kernel cuts the
+connections that wait in its queue. So at the end the node shrinks the queue to one place and accepts all connections
+that wait. Then it takes the one place with a connection of its own. It does all this without a pause::
 
     the first packets of new connections are dropped; their senders try again after a second
                                │              ┌─ refused, or accepted by the next process

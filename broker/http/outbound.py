@@ -1,8 +1,8 @@
 """One outbound HTTP/1.1 connection, of a client or of a node that forwards.
 
 Publishing sends many small requests on one connection. A general HTTP client spends 400 µs of a core on each request.
-This one spends 60 µs, and may send the next request before the last one is answered (pipelining), so both sides work
-at the same time. It does nothing else: no proxies, redirects, cookies or compression.
+This one spends 60 µs. It may send the next request before the last one is answered (pipelining), so both sides work at
+the same time. It has no proxies, redirects, cookies or compression.
 
 The caller reads an answer whole (``exchange``) or while it arrives (``stream``). The module ``answer`` says what a
 missing answer means.

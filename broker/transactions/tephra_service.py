@@ -12,9 +12,9 @@
 
 An error of the application is a TApplicationException, *internal error*. Tephra's client repeats the call after it, as
 after a lost connection, but logs its message. Repeating is right if the call was not done. If it was done, repeating is
-harmless for most calls: the first transaction of a repeated start times out, a repeated checkpoint leaves one more
-pointer, and the other calls have the same effect twice as once. The exceptions are commit and invalidate. For commit,
-see tephra_commits.py. A repeated invalidate would return false, so this module then asks for a snapshot.
+harmless for most calls. The first transaction of a repeated start times out. A repeated checkpoint leaves one more
+pointer. The other calls have the same effect twice as once. The exceptions are commit and invalidate. For commit, see
+tephra_commits.py. A repeated invalidate would return false, so this module then asks for a snapshot.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A reader of a large body is a generator. It pauses after about a millisecond of 
 
     steps = avro.publish_request_steps(body, messages_max=100_000)
     finish(steps)                 all at once, for a caller without other work
-    await read(request, steps)    step by step, in slices of time, with other work between them (api/decoding.py)
+    await read(request, steps)    step by step, in slices of time, with other work between them (api/body_reader.py)
 
 Counts of bytes and items decide where a step ends, never a clock. So two runs take the same steps.
 """
