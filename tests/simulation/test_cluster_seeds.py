@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -35,17 +36,29 @@ def planned(seed: int) -> Plan:
     return draw_plan(seed, minutes=MINUTES, workloads=WORKLOADS, kinds=WEIGHTS)
 
 
+def judge(plans: list[Plan]) -> None:
+    enough = 0
+    for plan in plans:
+        told = run_one(plan)
+        assert not told.report, f"{told.line}\n{told.report}"
+        enough += told.is_enough
+    # A seed may show too little by chance; most of them do not.
+    assert enough > len(plans) // 2
+
+
 @pytest.mark.simulation
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_seed_of_today_shows_anything_wrong(drawn_seed: int) -> None:
-    enough = 0
-    for seed in range(drawn_seed, drawn_seed + SEEDS_DRAWN):
-        told = run_one(planned(seed))
-        assert not told.report, f"{told.line}\n{told.report}"
-        enough += told.is_enough
-    # A seed may show too little by chance; most of them do not.
-    assert enough > SEEDS_DRAWN // 2
+    judge([planned(seed) for seed in range(drawn_seed, drawn_seed + SEEDS_DRAWN)])
+
+
+@pytest.mark.simulation
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_seed_of_today_shows_anything_wrong_with_one_node(drawn_seed: int) -> None:
+    seeds = range(drawn_seed, drawn_seed + len(WORKLOADS))
+    judge([replace(planned(seed), nodes=1) for seed in seeds])
 
 
 @pytest.mark.simulation
@@ -101,6 +114,18 @@ def test_an_error_that_nobody_foresaw_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("broker.topics.topic_reader.oldest_live", fails)
     assert "unexpected_error" in simulate(Plan(seed=1, minutes=0.1)).verdict.names
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_expired_messages_that_are_shown_are_found(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "broker.topics.topic_reader.oldest_live", lambda topic, now_ms, lifetime_ms=None: bytes(10)
+    )
+    plan = Plan(seed=1, minutes=1.0, workload="topics", nodes=nodes)
+    assert "expired_late" in simulate(plan).verdict.names
 
 
 @pytest.mark.simulation

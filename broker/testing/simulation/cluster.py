@@ -40,6 +40,8 @@ from broker.testing.virtual_time import VirtualClock
 
 ASK_S: Final = 0.002
 STARTED_S: Final = 30.0
+COMPARED_S: Final = 5.0
+"""Within this a comparison of clocks that began before ``heal`` has ended."""
 PAGES: Final = PageBounds(bytes_max=16_384, cells_max=64)
 """Small enough that leaders roll now and then."""
 
@@ -180,8 +182,14 @@ class SimCluster:
             machine.wall.mend()
             machine.resume()
             machine.start()
+        self._restart_skewed()
+        self.loop.call_later(COMPARED_S, self._restart_skewed)
+
+    def _restart_skewed(self) -> None:
+        """Restart the nodes that found their clock wrong, as an operator does after mending it."""
+        for machine in self.machines:
             if machine.is_skewed:
-                machine.terminate()  # An operator does the same after mending a clock.
+                machine.terminate()
 
 
 def node_config(host: str, instance: int | None = None, **sections: Any) -> Config:

@@ -1,6 +1,10 @@
-"""The transaction service in a simulated cluster: the shipped nodes and client, the leader killed, paused, stopped.
+"""The transaction service in a simulated cluster: the shipped nodes and client, random clients, and faults.
 
-python -m tests.kit.seeds.cluster_transactions --seed 7 [--runs 10]
+With several nodes the leader is killed, paused and stopped, and another one must take over in time. With one
+node the storage misbehaves, the node is killed while it works or recovers, and its clock is set back. Pages and
+snapshots of the journal are small, so that leaders replay, raise floors and sweep often::
+
+    python -m tests.kit.seeds.cluster_transactions --seed 7 [--nodes 1] [--runs 10] [--mutant answer-before-durable]
 """
 
 from __future__ import annotations
@@ -11,10 +15,14 @@ import contextlib
 import random
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
+from broker.config.sections import TransactionsConfig
 from broker.errors import BrokerError
 from broker.storage.hold import PageBounds
+from broker.storage.memory.adversary import CALM, Bias
+from broker.testing import mutants
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.node import Machine
 from broker.testing.simulation.trace import Trace
@@ -26,10 +34,15 @@ from tests.kit.transacting import Transactors, asking, pause
 CLIENTS: Final = 4
 SESSION_S: Final = 4.0
 FAULTS: Final = 4
+KILLS: Final = 8
+"""With one node."""
+STEP_MS: Final = 4_000
 PROBE_S: Final = 0.3
 """How long one question may take: what went to a node that stands still is answered by none."""
 PROBES_MAX: Final = 100
 PAGES: Final = PageBounds(bytes_max=4_096, cells_max=16, packed_from=2)
+SMALL: Final = PageBounds(bytes_max=2_000, cells_max=7, packed_from=2)
+SERVICE: Final = TransactionsConfig(journal_snapshot_edits=100, transaction_sweep_interval_s=1.0)
 
 
 class Outcome(NamedTuple):
@@ -39,18 +52,25 @@ class Outcome(NamedTuple):
     violations: list[str]
     starts: int
     commits: int
+    conflicts: int
     unknown: int
     faults: Counter[str]
     takeovers_s: list[float]
 
 
 class _Run:
-    def __init__(self, loop: SimLoop, trace: Trace, seed: int) -> None:
+    def __init__(self, loop: SimLoop, trace: Trace, seed: int, nodes: int) -> None:
         self.loop = loop
         self.trace = trace
         self._over = False
         self.chance = random.Random(seed)
-        self.cluster = StagedCluster(seed=seed, bounds=PAGES)
+        self.cluster = StagedCluster(
+            nodes=nodes,
+            seed=seed,
+            bias=Bias() if nodes == 1 else CALM,
+            bounds=SMALL if nodes == 1 else PAGES,
+            settings={"transactions": SERVICE},
+        )
         client = self.cluster.client("clients", deadline_s=20.0)
         self.clients = Transactors(
             asking(client.transactions), random.Random(self.chance.random()), pause
@@ -61,9 +81,12 @@ class _Run:
     async def run(self) -> None:
         await self.cluster.start()
         clients = [asyncio.ensure_future(self._client()) for _ in range(CLIENTS)]
-        for _ in range(FAULTS):
-            await asyncio.sleep(self.chance.uniform(0.5, 2.0))
-            await self._fault()
+        if len(self.cluster.machines) == 1:
+            await self._kill_alone(*self.cluster.machines)
+        else:
+            for _ in range(FAULTS):
+                await asyncio.sleep(self.chance.uniform(0.5, 2.0))
+                await self._fault()
         self.cluster.heal()
         self._over = True
         await asyncio.gather(*clients)
@@ -84,6 +107,19 @@ class _Run:
                 await probe.transactions.abort(begun.transaction_id)
                 return
             await asyncio.sleep(0.01)
+
+    async def _kill_alone(self, machine: Machine) -> None:
+        """Kill the only node, sometimes while it recovers; set its clock forth and back."""
+        for _ in range(KILLS):
+            await asyncio.sleep(self.chance.expovariate(1 / 0.5))
+            if self.chance.random() < 0.3:
+                self.faults["clock"] += 1
+                machine.wall.step(self.chance.randint(-STEP_MS, STEP_MS))
+            else:
+                self.faults["kill"] += 1
+                machine.kill()
+                await asyncio.sleep(self.chance.expovariate(1 / 0.2))
+                machine.start()
 
     def _leader(self) -> Machine | None:
         for machine in self.cluster.machines:
@@ -113,11 +149,11 @@ class _Run:
             leader.start()
 
 
-def simulate(seed: int) -> Outcome:
+def simulate(seed: int, nodes: int = 3) -> Outcome:
     """Make one run and judge it."""
 
     async def main(loop: SimLoop, trace: Trace) -> Outcome:
-        run = _Run(loop, trace, seed)
+        run = _Run(loop, trace, seed, nodes)
         problems = []
         try:
             await run.run()
@@ -134,6 +170,7 @@ def simulate(seed: int) -> Outcome:
             [*clients.violations, *problems],
             clients.starts,
             len(clients.commits),
+            clients.conflicts,
             clients.unknown,
             run.faults,
             run.takeovers_s,
@@ -147,11 +184,14 @@ def main(arguments: list[str] | None = None) -> int:
     name = "python -m tests.kit.seeds.cluster_transactions"
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
     chosen = parser.parse_args(arguments)
     bad = 0
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        outcome = simulate(seed)
+        with nullcontext() if chosen.mutant is None else mutants.in_force(chosen.mutant):
+            outcome = simulate(seed, chosen.nodes)
         bad += bool(outcome.violations)
         sys.stdout.write(f"{outcome!s:.600}\n")
     sys.stdout.write(f"{chosen.runs} runs, {bad} bad\n")

@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 
 from broker.storage.memory.adversary import CALM, Bias
 
+ALONE: Final = 0.2
+"""The share of seeds with a single node."""
 SETTLE_S: Final = 4.0
 """At the beginning, before the first fault."""
 PAUSE_S: Final = 2.5
@@ -145,7 +147,7 @@ def draw_plan(
     With ``thin`` everything happens so many times more seldom: hours that cost what minutes do.
     """
     chance = random.Random(f"{seed}/plan")
-    nodes = 3
+    nodes = 1 if random.Random(f"{seed}/nodes").random() < ALONE else 3
     workload = workloads[seed % len(workloads)]
     plan = Plan(
         seed=seed,
