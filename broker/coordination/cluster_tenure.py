@@ -109,13 +109,13 @@ class ClusterTenure:
         """Fencings up to this number are not kept by topic any more, and count for every topic."""
         self._elsewhere: dict[TopicId, NodeInfo] = {}
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._told = asyncio.Event()
+        self._hinted = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._holder: Holder | None = None
         self._leaving = False
         self._version = 0
-        self._sort_again = False
-        self._sorting: asyncio.Task[None] | None = None
+        self._pass_on_again = False
+        self._passing_on: asyncio.Task[None] | None = None
         self._passing: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -124,16 +124,16 @@ class ClusterTenure:
         Raises:
             Unavailable: the settings can't be read.
         """
-        self._take(await read_placement(self._records))
+        self._apply_placement(await read_placement(self._records))
         self._membership.on_change(self._assign)
         self._coordinator.on_contact(self._contact_changed)
-        self._coordinator.on_hint(HINT, self._told.set)
+        self._coordinator.on_hint(HINT, self._hinted.set)
         self._reading = asyncio.ensure_future(self._follow_placement())
 
     def serve(self, holder: Holder) -> None:
         """Make ``holder`` hand over the topics that another node should lead, from now on."""
         self._holder = holder
-        self._let_go_soon()
+        self._pass_on_soon()
 
     # Placement.
 
@@ -164,14 +164,14 @@ class ClusterTenure:
         self._nodes[self._me] = me._replace(draining=me.draining or self._leaving)
         self.assignment = Assignment.of(self._nodes, self.placement.drained, self.placement.pins)
         self._version += 1
-        self._something_changed()
-        self._let_go_soon()
+        self._wake_waiters()
+        self._pass_on_soon()
 
     def _contact_changed(self, contact: Contact) -> None:
         del contact
-        self._something_changed()
+        self._wake_waiters()
 
-    def _something_changed(self) -> None:
+    def _wake_waiters(self) -> None:
         self._elsewhere.clear()
         changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
         changed.set_result(None)
@@ -181,10 +181,10 @@ class ClusterTenure:
         while True:
             try:
                 async with asyncio.timeout(patience_s * self._jitter.uniform(0.5, 1.0)):
-                    await self._told.wait()
+                    await self._hinted.wait()
             except TimeoutError:
                 pass  # Hints may be lost.
-            self._told.clear()
+            self._hinted.clear()
             patience_s = await self._read_placement()
 
     async def _read_placement(self) -> float:
@@ -195,10 +195,10 @@ class ClusterTenure:
             log.warning("pins and drained nodes can't be read", error=error.message)
             return PLACEMENT_READ_AGAIN_S
         if placement != self.placement:
-            self._take(placement)
+            self._apply_placement(placement)
         return PLACEMENT_READ_S
 
-    def _take(self, placement: Placement) -> None:
+    def _apply_placement(self, placement: Placement) -> None:
         for problem in placement.problems:
             if problem not in self.placement.problems:
                 log.error("a pin or a drained node has no effect", problem=problem)
@@ -215,7 +215,7 @@ class ClusterTenure:
             self._fenced_before = self._leases.fencings
             self._fenced.clear()
         # Perhaps the other node knows a pin that this node does not know yet.
-        self._told.set()
+        self._hinted.set()
 
     async def permit(self, topic: TopicId, deadline: float) -> TailReading:
         """Return once this node may claim the topic. See Tenure.
@@ -264,7 +264,7 @@ class ClusterTenure:
         resource = self.assignment.resource_of(topic)
         suspended = self._coordinator.contact is not Contact.CONNECTED
         if suspended:
-            self._must_not_be_elsewhere(topic, written)
+            self._check_head_without_contact(topic, written)
         if not self._leases.holds(resource):
             taking = self._leases.taking(resource)
             await self._wait(changed, deadline, topic, taking)
@@ -311,7 +311,7 @@ class ClusterTenure:
                 return node
         return None
 
-    def _must_not_be_elsewhere(self, topic: TopicId, written: Head | None) -> None:
+    def _check_head_without_contact(self, topic: TopicId, written: Head | None) -> None:
         """Raise NotLeader if the log's head names another live node: without contact the head decides."""
         owner = self._live_owner(written)
         if owner is not None:
@@ -320,22 +320,22 @@ class ClusterTenure:
 
     # Handing over.
 
-    def _let_go_soon(self) -> None:
-        self._sort_again = True
-        if self._sorting is None or self._sorting.done():
-            self._sorting = asyncio.ensure_future(self._sort())
+    def _pass_on_soon(self) -> None:
+        self._pass_on_again = True
+        if self._passing_on is None or self._passing_on.done():
+            self._passing_on = asyncio.ensure_future(self._pass_on_reassigned())
 
-    async def _sort(self) -> None:
+    async def _pass_on_reassigned(self) -> None:
         """Begin to hand over all topics and leases that another node should have."""
-        while self._sort_again:
-            self._sort_again = False
+        while self._pass_on_again:
+            self._pass_on_again = False
             version = self._version
-            for resource, topics in (await self._not_mine()).items():
+            for resource, topics in (await self._reassigned()).items():
                 if resource not in self._passing:
                     task = asyncio.ensure_future(self._pass_on(resource, topics, version))
                     self._passing[resource] = task
 
-    async def _not_mine(self) -> dict[str, list[TopicId]]:
+    async def _reassigned(self) -> dict[str, list[TopicId]]:
         """Return the locks that another node should hold, each with its topics that this node leads."""
         found: dict[str, list[TopicId]] = {
             resource: [] for resource in self._leases.resources if not self._is_mine(resource)
@@ -358,29 +358,29 @@ class ClusterTenure:
         finally:
             del self._passing[resource]
             if version != self._version:
-                self._let_go_soon()
+                self._pass_on_soon()
 
     async def leave(self, seconds: float) -> bool:
         """Stop leading topics. Return whether all of them were handed over within ``seconds``."""
         self._leaving = True
         self._assign()
         deadline = self._clock.monotonic() + seconds
-        while under_way := self._under_way():
+        while under_way := self._hand_overs():
             left_s = deadline - self._clock.monotonic()
             if left_s <= 0:
                 return False
             await asyncio.wait(under_way, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         return True
 
-    def _under_way(self) -> set[asyncio.Task[None]]:
+    def _hand_overs(self) -> set[asyncio.Task[None]]:
         tasks = set(self._passing.values())
-        if self._sorting is not None and not self._sorting.done():
-            tasks.add(self._sorting)
+        if self._passing_on is not None and not self._passing_on.done():
+            tasks.add(self._passing_on)
         return tasks
 
     def abandon(self) -> set[asyncio.Task[None]]:
         """Cancel all work, and release nothing; return the cancelled tasks."""
-        tasks = self._under_way() | ({self._reading} if self._reading is not None else set())
+        tasks = self._hand_overs() | ({self._reading} if self._reading is not None else set())
         for task in tasks:
             task.cancel()
         return tasks

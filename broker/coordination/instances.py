@@ -164,7 +164,7 @@ async def claim_instance(
             continue  # Another node took it meanwhile.
         live_now = partial(patience.answer, coordinator.nodes)
         try:
-            if await _record(live_now, records, membership):
+            if await _record_claim(live_now, records, membership):
                 return membership
         except BaseException:
             await membership.leave()
@@ -172,7 +172,7 @@ async def claim_instance(
         await membership.leave()
 
 
-async def _record(
+async def _record_claim(
     live: Callable[[], Awaitable[Mapping[int, NodeInfo]]],
     records: RecordStore,
     membership: Membership,
@@ -241,11 +241,11 @@ async def until_superseded(
             reason = await check_incarnation(records, membership.me)
             if reason is not None:
                 return reason
-        await _first(changed, clock, every_s)
+        await _wait_for_change(changed, clock, every_s)
     return membership.stopped.result()
 
 
-async def _first(changed: asyncio.Event, clock: Clock, seconds: float) -> None:
+async def _wait_for_change(changed: asyncio.Event, clock: Clock, seconds: float) -> None:
     """Wait for a change, or until the time is over."""
     waiting = [
         asyncio.ensure_future(changed.wait()),

@@ -46,10 +46,10 @@ class LockAttempt:
 class TreeLease:
     """A lock held through a node of the tree, which was made under one session."""
 
-    def __init__(self, locks: Locks, wish: LockAttempt, name: str, session: int) -> None:
+    def __init__(self, locks: Locks, attempt: LockAttempt, name: str, session: int) -> None:
         """Keep the acquired lock."""
         self._locks = locks
-        self._wish = wish
+        self._attempt = attempt
         self._name = name
         self.session = session
         self.taken_at = locks.reach.clock.monotonic()
@@ -58,7 +58,7 @@ class TreeLease:
     @property
     def resource(self) -> str:
         """Return the name of the lock."""
-        return self._wish.resource
+        return self._attempt.resource
 
     @property
     def valid(self) -> bool:
@@ -80,8 +80,8 @@ class TreeLease:
         tree = self._locks.reach.tree
         try:
             await tree.sync()
-            line = in_line(await tree.children(self._wish.folder))
-            found = await tree.get(f"{self._wish.folder}/{self._name}")
+            line = in_line(await tree.children(self._attempt.folder))
+            found = await tree.get(f"{self._attempt.folder}/{self._name}")
         except NoNode:
             found, line = None, []
         except Unanswered as error:
@@ -95,11 +95,11 @@ class TreeLease:
         """Release the lock; without contact, remove its node once contact is back."""
         self.end()
         try:
-            await self._locks.reach.tree.delete(f"{self._wish.folder}/{self._name}")
+            await self._locks.reach.tree.delete(f"{self._attempt.folder}/{self._name}")
         except Unanswered:
-            self._locks.forget(self._wish)
+            self._locks.forget(self._attempt)
         except asyncio.CancelledError:
-            self._locks.forget(self._wish)
+            self._locks.forget(self._attempt)
             raise
 
 
@@ -127,70 +127,73 @@ class Locks:
         """Wait for the lock. Raises NoLeader once the deadline (monotonic seconds) has passed."""
         self._attempts += 1
         folder = f"{self.reach.root}/locks/{resource}"
-        wish = LockAttempt(resource, folder, f"{self._name}-{self._attempts}-")
+        attempt = LockAttempt(resource, folder, f"{self._name}-{self._attempts}-")
         try:
             async with asyncio.timeout(max(deadline - self.reach.clock.monotonic(), 0.0)):
-                return await self._acquire(wish)
+                return await self._acquire(attempt)
         except TimeoutError:
-            self.forget(wish)
+            self.forget(attempt)
             raise NoLeader(f"This node did not get the lock on '{resource}' in time.") from None
         except BaseException:
-            self.forget(wish)
+            self.forget(attempt)
             raise
 
-    def forget(self, wish: LockAttempt) -> None:
+    def forget(self, attempt: LockAttempt) -> None:
         """Remove the node that an attempt made, or may have made."""
-        self.reach.begin(self.reach.remove(wish.folder, wish.is_own))
+        self.reach.begin(self.reach.remove(attempt.folder, attempt.is_own))
 
-    async def _acquire(self, wish: LockAttempt) -> TreeLease:
+    async def _acquire(self, attempt: LockAttempt) -> TreeLease:
         for again in chain([False], repeat(True)):
             await self.reach.contact()
             try:
-                place = await self._step_in(wish, again=again)
+                place = await self._find_or_make_node(attempt, again=again)
                 name = place.path.rpartition("/")[2]
-                if await self._is_turn(wish, name) and place.owner == self.reach.tree.session:
-                    lease = TreeLease(self, wish, name, place.owner)
+                if (
+                    await self._wait_for_turn(attempt, name)
+                    and place.owner == self.reach.tree.session
+                ):
+                    lease = TreeLease(self, attempt, name, place.owner)
                     self.leases[lease] = None
                     return lease
             except NoNode:
-                await self._make_folder(wish)
+                await self._make_folder(attempt)
             except Unanswered:
                 await self.reach.pause()
         raise AssertionError("the loop above never ends")
 
-    async def _make_folder(self, wish: LockAttempt) -> None:
-        kind = wish.folder.rpartition("/")[0]
+    async def _make_folder(self, attempt: LockAttempt) -> None:
+        kind = attempt.folder.rpartition("/")[0]
         with suppress(Unanswered):  # Then the next step finds it missing again.
             # A node mostly takes many locks of one kind together; the first one makes their common folder.
             async with self._making:
                 if kind not in self._made:
                     await self.reach.make_folder(kind)
                     self._made.add(kind)
-            await self.reach.make_folder(wish.folder)
+            await self.reach.make_folder(attempt.folder)
 
-    async def _step_in(self, wish: LockAttempt, *, again: bool) -> Created:
+    async def _find_or_make_node(self, attempt: LockAttempt, *, again: bool) -> Created:
         """Return the attempt's node. If it may exist already, look for it first."""
         tree = self.reach.tree
-        for name in filter(wish.is_own, await tree.children(wish.folder) if again else ()):
-            path = f"{wish.folder}/{name}"
+        for name in filter(attempt.is_own, await tree.children(attempt.folder) if again else ()):
+            path = f"{attempt.folder}/{name}"
             found = await tree.get(path)
             if found is not None and found[1].owner == tree.session:
                 return Created(path, tree.session)
             # A node of an earlier session lasts until that session ends, and would block this attempt until then.
             await tree.delete(path)
-        path = f"{wish.folder}/{wish.token}"
+        path = f"{attempt.folder}/{attempt.token}"
         return await tree.create(path, self.holder, ephemeral=True, sequential=True)
 
-    async def _is_turn(self, wish: LockAttempt, name: str) -> bool:
+    async def _wait_for_turn(self, attempt: LockAttempt, name: str) -> bool:
         """Wait until no lower node is left. Return False if the own node is gone."""
         while True:
-            line = in_line(await self.reach.tree.children(wish.folder))
+            line = in_line(await self.reach.tree.children(attempt.folder))
             if name not in line:
                 return False
             place = line.index(name)
             if place == 0:
                 return True
             moved = asyncio.Event()
-            before = f"{wish.folder}/{line[place - 1]}"
+            before = f"{attempt.folder}/{line[place - 1]}"
             if await self.reach.tree.get(before, moved.set) is not None:
                 await moved.wait()

@@ -221,14 +221,14 @@ class TreeMembership:
             self._stale.clear()
             try:
                 await self._read()
-                await self._mind_own()
+                await self._check_own_node()
             except NoNode:
-                await self._begin_again()
+                await self._make_folder_again()
             except Unanswered:
                 self._stale.set()
                 await self._reach.pause()
 
-    async def _begin_again(self) -> None:
+    async def _make_folder_again(self) -> None:
         """Make the folder again. It is gone, and with it all members' tree nodes."""
         self.look_again()
         try:
@@ -273,20 +273,20 @@ class TreeMembership:
         for changed in self._listeners:
             changed()
 
-    async def _mind_own(self) -> None:
+    async def _check_own_node(self) -> None:
         """Make sure that the own tree node exists, belongs to this incarnation, and has the right content."""
         if self.over:
             return
         name = name_of(self._me.instance)
         seen = self._known.get(name)
         if seen is None:
-            await self._return()
+            await self._make_own_node()
         elif not self._is_me(seen.info):
             self._stop(seen.info)
         elif seen.info != self._me:
             await self._reach.tree.put(self._path, encode(self._me))
 
-    async def _return(self) -> None:
+    async def _make_own_node(self) -> None:
         try:
             await self._reach.tree.create(self._path, encode(self._me), ephemeral=True)
         except NodeExists:

@@ -144,11 +144,11 @@ class ZooKeeperTree:
         self._timeout_s = session_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._listeners: list[Callable[[Contact], None]] = []
-        self._told = Contact.LOST
+        self._reported = Contact.LOST
         self._connected = False
         self._silent = False
         """True if kazoo reports a connection on which no answers come any more."""
-        self._moves = 0
+        self._state_changes = 0
         """The number of kazoo's reports on its connection. Work that began before the last one is out of date."""
         self._heard_at = clock.monotonic()
         self._asking = asyncio.Semaphore(ASKED_MAX)
@@ -163,13 +163,13 @@ class ZooKeeperTree:
             ),
             logger=_kazoo_log,
         )
-        self._client.add_listener(self._heard)
+        self._client.add_listener(self._state_reported)
 
     async def open(self) -> None:
         """Connect, and wait for contact."""
         await asyncio.to_thread(self._client.start_async)
         await self._opened.wait()
-        self._begin(self._beat())
+        self._begin(self._send_heartbeats())
         await self._check_timeout()
 
     async def close(self) -> None:
@@ -190,7 +190,7 @@ class ZooKeeperTree:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await closed.wait()
-        self._moves += 1
+        self._state_changes += 1
         self._connected = False
         self.session = 0
         self._tell(Contact.LOST)
@@ -201,9 +201,9 @@ class ZooKeeperTree:
     def contact(self) -> Contact:
         """Return the state of contact. CONNECTED needs an answer within a session's time-out."""
         silent_s = self._clock.monotonic() - self._heard_at
-        if self._told is Contact.CONNECTED and silent_s > self._timeout_s:
+        if self._reported is Contact.CONNECTED and silent_s > self._timeout_s:
             return Contact.SUSPENDED
-        return self._told
+        return self._reported
 
     def on_contact(self, changed: Callable[[Contact], None]) -> None:
         """Call ``changed`` with every change of contact."""
@@ -214,7 +214,7 @@ class ZooKeeperTree:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _heard(self, state: str) -> None:
+    def _state_reported(self, state: str) -> None:
         """Note the connection's state. This runs in kazoo's connection thread, which must not wait."""
         session = 0
         if state == KazooState.SUSPENDED:
@@ -223,14 +223,14 @@ class ZooKeeperTree:
         elif state == KazooState.CONNECTED:
             identity = self._client.client_id
             session = 0 if identity is None else identity[0]
-        self._post(self._moved, state, session)
+        self._post(self._state_changed, state, session)
 
-    def _moved(self, state: str, session: int) -> None:
-        self._moves += 1
+    def _state_changed(self, state: str, session: int) -> None:
+        self._state_changes += 1
         self._connected = state == KazooState.CONNECTED
         self._silent = False
         if state == KazooState.CONNECTED:
-            self._begin(self._catch_up(session, self._moves))
+            self._begin(self._catch_up(session, self._state_changes))
         elif state == KazooState.SUSPENDED:
             self._tell(Contact.SUSPENDED)
         else:
@@ -239,27 +239,27 @@ class ZooKeeperTree:
 
     async def _catch_up(self, session: int, move: int) -> None:
         """Report contact after a sync, so that no read is stale. Stop if kazoo's connection changes meanwhile."""
-        while self._moves == move:
+        while self._state_changes == move:
             try:
                 await self.sync()
             except Unanswered:
                 await self._clock.sleep(RETRY_S)
                 continue
-            if self._moves == move:
+            if self._state_changes == move:
                 self.session = session
                 self._tell(Contact.CONNECTED)
                 self._opened.set()
             return
 
     def _tell(self, contact: Contact) -> None:
-        if contact is self._told:
+        if contact is self._reported:
             return
-        self._told = contact
+        self._reported = contact
         log.info("zookeeper contact", contact=contact.value, session=f"{self.session:#x}")
         for changed in list(self._listeners):
             changed(contact)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             # The servers may grant a shorter time-out, which this module learns later.
             await self._clock.sleep(min(self._timeout_s / HEARTBEATS, 1.0))
@@ -365,7 +365,7 @@ class ZooKeeperTree:
 
     def _fell_silent(self) -> bool:
         """Return whether answers stopped although kazoo still reports a connection. Report a change of contact."""
-        if self.contact is not self._told:
+        if self.contact is not self._reported:
             self._silent = True
             self._tell(Contact.SUSPENDED)
         return self._silent

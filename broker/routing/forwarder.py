@@ -81,19 +81,19 @@ class Lanes:
         lanes = self._of.setdefault(source, OrderedDict())
         lane = lanes.get(topic)
         if lane is None:
-            lane = lanes[topic] = self._spare(lanes) or self._made()
+            lane = lanes[topic] = self._take_idle(lanes) or self._make()
         lanes.move_to_end(topic)
         return lane
 
     @staticmethod
-    def _spare(lanes: OrderedDict[TopicId, SentLane]) -> SentLane | None:
+    def _take_idle(lanes: OrderedDict[TopicId, SentLane]) -> SentLane | None:
         """Take the lane of another topic, if a lane has no request in flight."""
         if len(lanes) < LANES_OF_ONE_MAX:
             return None
         resolved = next((topic for topic, lane in lanes.items() if lane.is_resolved), None)
         return None if resolved is None else lanes.pop(resolved)
 
-    def _made(self) -> SentLane:
+    def _make(self) -> SentLane:
         self._count += 1
         return SentLane(self._count)
 
@@ -169,7 +169,7 @@ class Forwarder:
         Raises:
             NotSent, NoAnswer: see broker.http.answer.
         """
-        ask = self._ask(call, repeat._replace(epoch=self.epochs.get(call.topic)), place)
+        ask = self._request_for(call, repeat._replace(epoch=self.epochs.get(call.topic)), place)
         if call.kind.is_reading:
             relayed = await self._read(url, call, ask)
         else:
@@ -179,7 +179,7 @@ class Forwarder:
             self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)
         return relayed
 
-    def _ask(
+    def _request_for(
         self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
     ) -> _ForwardedRequest:
         now = self._clock.monotonic()
@@ -218,13 +218,13 @@ class Forwarder:
         """Send a read. Return a poll's long answer as a stream, and any other answer whole."""
         now = self._clock.monotonic()
         silence_s = min(call.wait_s(now) + READING_S, call.deadline - now)
-        relay = await self._reading(url, call.topic, ask, silence_s)
+        relay = await self._stream(url, call.topic, ask, silence_s)
         streams = relay.status == 200 and MOVED.lower() not in relay.headers
         if call.kind is RepeatEffect.POLL and streams and not relay.ended:
             return Relayed(HttpAnswer(relay.status, relay.headers, b""), relay)
         return Relayed(await whole(relay, silence_s))
 
-    async def _reading(
+    async def _stream(
         self, url: str, topic: TopicId, ask: _ForwardedRequest, silence_s: float
     ) -> RelayedAnswer:
         """Send a read and return its answer once it has begun. Raises NotSent, NoAnswer."""

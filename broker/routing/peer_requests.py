@@ -73,7 +73,7 @@ class Receiving:
             left_s = until - self._clock.monotonic()
             if left_s <= 0:
                 raise NoLeader("Earlier requests of the same client are not resolved yet.")
-            await self._news(key, left_s)
+            await self._wait_for_progress(key, left_s)
         self._wake(key)
         if turn is LaneDecision.LATE:
             raise Overloaded("This is a late copy of a request that has its outcome.")
@@ -92,7 +92,7 @@ class Receiving:
             now=self._clock.monotonic(),
         )
 
-    async def _news(self, key: tuple[Sender, int], seconds: float) -> None:
+    async def _wait_for_progress(self, key: tuple[Sender, int], seconds: float) -> None:
         """Wait until a request of the lane was answered, or another one has arrived."""
         event = self._waiting.setdefault(key, asyncio.Event())
         try:

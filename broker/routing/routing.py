@@ -127,11 +127,11 @@ class _Journey(Generic[Result]):
         self._doubts = 0
         """The number of attempts that may have been done."""
         self._elsewhere_read = 0
-        self._was_here = False
+        self._asked_here = False
         """True if the last attempt was on this node."""
         self._hint: Elsewhere | None = None
         self._place: tuple[SentLane, int] | None = None
-        self._why = "none is known"
+        self._reason = "none is known"
         self._sent_at: float | None = None
 
     @property
@@ -150,11 +150,11 @@ class _Journey(Generic[Result]):
         """Try until there is an answer, or the deadline has passed."""
         code = BrokerError.code
         try:
-            answer = await self._tried()
+            answer = await self._try()
         except _LookAgain:
             call = self._call
             error = at_the_deadline(
-                call.kind, self._why, in_doubt=self._in_doubt, own_key=call.own_key
+                call.kind, self._reason, in_doubt=self._in_doubt, own_key=call.own_key
             )
             code = error.code
             raise error from None
@@ -169,7 +169,7 @@ class _Journey(Generic[Result]):
         finally:
             self._end(code)
 
-    async def _tried(self) -> Result | Relayed:
+    async def _try(self) -> Result | Relayed:
         """Return the first answer. Raises _LookAgain if there was none in time."""
         try:
             return await self._attempt()
@@ -177,14 +177,14 @@ class _Journey(Generic[Result]):
             # Most requests need only one attempt, and the retries below cost as much as a request.
             first = error
         try:
-            return await self._tried_again(first)
+            return await self._retry(first)
         except _LookAgain:
-            if not self._call.kind.is_reading or self._was_here:
+            if not self._call.kind.is_reading or self._asked_here:
                 raise
             # The last node took all the time, but storage answers reads too.
-            return await self._here()
+            return await self._ask_this_node()
 
-    async def _tried_again(self, first: _LookAgain) -> Result | Relayed:
+    async def _retry(self, first: _LookAgain) -> Result | Relayed:
         """Pause and retry until there is an answer. ``first`` is the failure of the first attempt."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_LookAgain),
@@ -224,23 +224,23 @@ class _Journey(Generic[Result]):
         """Ask the leader that is known now. Raises _LookAgain."""
         url, protocol = self._leader()
         if url is None:
-            return await self._here()
+            return await self._ask_this_node()
         if self._call.kind.is_reading:
             if self._elsewhere_read >= READS_ELSEWHERE_MAX:
-                return await self._here()
+                return await self._ask_this_node()
             self._elsewhere_read += 1
         try:
             relayed = await self._send(url, protocol)
         except (NotSent, NoAnswer) as error:
-            self._why = str(error)
+            self._reason = str(error)
             if isinstance(error, NoAnswer) and not isinstance(error, LeaderChanged):
                 # A silent node may stay silent for long, but storage answers reads too.
                 self._elsewhere_read = READS_ELSEWHERE_MAX
-            self._next(after_loss(self._call.kind, sent=isinstance(error, NoAnswer)))
+            self._apply(after_loss(self._call.kind, sent=isinstance(error, NoAnswer)))
             raise _LookAgain from error
         told = relayed.told
-        self._why = told.code
-        if self._after(told) is not Next.REPLY:
+        self._reason = told.code
+        if self._decide(told) is not Next.REPLY:
             raise _LookAgain
         return relayed
 
@@ -259,17 +259,17 @@ class _Journey(Generic[Result]):
         if place.node is None:
             if self._call.kind.is_reading:
                 return None, PROTOCOL
-            self._why = "no live node may lead it"
+            self._reason = "no live node may lead it"
             raise _LookAgain
         try:
             return place.node.url, spoken_with(place.node.protocol)
         except NoLeader as error:
-            self._why = error.message
+            self._reason = error.message
             raise _LookAgain from error
 
-    async def _here(self) -> Result:
+    async def _ask_this_node(self) -> Result:
         """Let this node's own handler answer."""
-        self._was_here = True
+        self._asked_here = True
         repeat = None
         if self._key is not None or self._in_doubt:
             # Without an epoch, this node looks up the key in storage.
@@ -277,37 +277,37 @@ class _Journey(Generic[Result]):
         try:
             return await self._local(repeat)
         except NotLeader as error:
-            self._why = error.message
+            self._reason = error.message
             self._hint = Elsewhere(error.node, error.url, error.epoch)
             raise _LookAgain from error
         except BrokerError as error:
-            self._why = error.message
+            self._reason = error.message
             # A publish on this node without any key can't be repeated either.
             repeatable = repeat is not None or self._call.kind is not RepeatEffect.KEYED
             kind = self._call.kind if repeatable else RepeatEffect.ONCE
-            if self._after(PeerAnswer.by_error(error), kind) is Next.REPLY:
+            if self._decide(PeerAnswer.by_error(error), kind) is Next.REPLY:
                 raise
             raise _LookAgain from error
 
-    def _after(self, told: PeerAnswer, kind: RepeatEffect | None = None) -> Next:
+    def _decide(self, told: PeerAnswer, kind: RepeatEffect | None = None) -> Next:
         """Decide after an answer. Raises OutcomeUnknown if the outcome stays unknown."""
         call = self._call
         kind = call.kind if kind is None else kind
         step = after_answer(kind, told, in_doubt=self._in_doubt, own_key=call.own_key)
-        self._next(step)
+        self._apply(step)
         return step
 
-    def _next(self, step: Next) -> None:
+    def _apply(self, step: Next) -> None:
         """Note a decision. Raises OutcomeUnknown if the outcome stays unknown."""
         if step is Next.REPEAT:
             self._doubts += 1
         elif step is Next.UNKNOWN:
-            raise outcome_unknown(self._why, own_key=self._call.own_key)
+            raise outcome_unknown(self._reason, own_key=self._call.own_key)
 
     async def _send(self, url: str, protocol: int) -> Relayed:
         """Send the request to a node. If only the epoch was wrong, send it again at once."""
         call = self._call
-        self._was_here = False
+        self._asked_here = False
         if call.kind is RepeatEffect.KEYED and not call.own_key and self._key is None:
             self._key = secrets.token_hex(KEY_BYTES)
         if call.kind.is_in_a_lane and call.source is not None and self._place is None:

@@ -80,21 +80,21 @@ async def blockers(
         Unavailable: storage gives stale reads, and keeps doing so.
         Overloaded: requests hold too much memory.
     """
-    found, complete = await _found(around, topic, query, hold or Hold(None))
+    found, complete = await _find(around, topic, query, hold or Hold(None))
     out = []
     for pointer, (first, messages) in found.items():
         out.append(Blocker(pointer, first, messages, await ranges.behind(topic, first)))
     return Blockers(out, complete)
 
 
-async def _found(
+async def _find(
     around: Surroundings, topic: Topic, query: BlockersQuery, hold: Hold
 ) -> tuple[dict[int, tuple[RowId, int]], bool]:
     """Return each pointer's first message and number of messages seen, and whether the search saw everything."""
     found: dict[int, tuple[RowId, int]] = {}
     looked, piece = 0, Slice()
     log = LogId(topic.id, topic.generation)
-    reader = around.logs.reader(log, _beginning(around, topic, query))
+    reader = around.logs.reader(log, _start_of(around, topic, query))
     while not reader.ended:
         async with around.browsing:
             await piece.next()
@@ -118,7 +118,7 @@ async def _found(
     return found, True
 
 
-def _beginning(around: Surroundings, topic: Topic, query: BlockersQuery) -> RowId:
+def _start_of(around: Surroundings, topic: Topic, query: BlockersQuery) -> RowId:
     """Return the id behind which to look: a transaction publishes only after its begin."""
     start = query.start
     if start is None:

@@ -130,7 +130,7 @@ async def browse(
         return page
     last = max(page.entries[0].id, page.entries[-1].id)[:ROW_ID_BYTES]
     held_at = await browser.first_held(query.snapshot, row_before(bound[:ROW_ID_BYTES]), last)
-    return page._replace(entries=[_held(entry, held_at) for entry in page.entries])
+    return page._replace(entries=[_as_held(entry, held_at) for entry in page.entries])
 
 
 async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPage:
@@ -154,7 +154,7 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPa
     return EntryPage(entries, None)
 
 
-def _held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
+def _as_held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
     """Return ``entry`` as it is for a consumer that is held at a row."""
     if held_at is None or entry.id[:ROW_ID_BYTES] < held_at:
         return entry
@@ -239,13 +239,15 @@ class _Browser:
             return
         if not self._query.descending:
             yield own
-        async with aclosing(self._stored(stored, row)) as payloads:
+        async with aclosing(self._expand_reference(stored, row)) as payloads:
             async for entry in payloads:
                 yield entry
         if self._query.descending:
             yield own
 
-    async def _stored(self, reference: Entry, row: RowId) -> AsyncGenerator[BrowseEntry, None]:
+    async def _expand_reference(
+        self, reference: Entry, row: RowId
+    ) -> AsyncGenerator[BrowseEntry, None]:
         assert reference.number is not None
         after, through = self._payload_bounds(row)
         reader = PayloadReader(self._around, self._topic, reference.number, after, through)
@@ -306,7 +308,7 @@ class _Browser:
         size = 0 if payload is None else len(payload)
         return BrowseEntry(
             row + payload_row,
-            self._kept(payload),
+            self._shown_part(payload),
             _kind(payload_row, payload),
             _transaction_state(stored.pointer, is_rolled_back),
             stored.pointer,
@@ -315,7 +317,7 @@ class _Browser:
             size=size,
         )
 
-    def _kept(self, payload: memoryview | None) -> bytes | memoryview | None:
+    def _shown_part(self, payload: memoryview | None) -> bytes | memoryview | None:
         """Return the part of a payload to show. A large one is not copied: it is most of its entry."""
         if payload is None:
             return None

@@ -120,7 +120,7 @@ class TopicCache:
         self._budget = budget
         self._slots: list[Slot] = []
         self._firsts: list[RowId] = []
-        self._gone = 0
+        self._evicted = 0
         """The number of evicted slots at the left that are still in the lists."""
         self._closed = False
         self.after = pointer
@@ -133,7 +133,7 @@ class TopicCache:
         if self._closed:
             return
         for entry in entries:
-            newest = self._slots[-1] if len(self._slots) > self._gone else None
+            newest = self._slots[-1] if len(self._slots) > self._evicted else None
             if newest is not None and newest.fits(entry):
                 self._budget.grow(newest.add(entry))
             else:
@@ -145,22 +145,24 @@ class TopicCache:
 
     def forget_oldest(self, slot: Slot) -> None:
         """Evict the oldest slot."""
-        assert self._slots[self._gone] is slot, "slots are evicted in the order in which they came"
+        assert self._slots[self._evicted] is slot, (
+            "slots are evicted in the order in which they came"
+        )
         self.after = slot.last
         slot.release()
-        self._gone += 1
-        if self._gone > 64 and self._gone * 2 > len(self._slots):
-            del self._slots[: self._gone], self._firsts[: self._gone]
-            self._gone = 0
+        self._evicted += 1
+        if self._evicted > 64 and self._evicted * 2 > len(self._slots):
+            del self._slots[: self._evicted], self._firsts[: self._evicted]
+            self._evicted = 0
 
     def close(self) -> None:
         """Forget everything, and accept no more entries: the hold has ended."""
         self._closed = True
-        slots = self._slots[self._gone :]
+        slots = self._slots[self._evicted :]
         self._budget.withdraw(slots)
         for slot in slots:
             slot.release()
-        self._slots, self._firsts, self._gone = [], [], 0
+        self._slots, self._firsts, self._evicted = [], [], 0
         self.after = self.pointer
 
     def covers(self, after: RowId, through: RowId | None) -> bool:
@@ -176,7 +178,7 @@ class TopicCache:
         The caller takes each entry before its next await, because slots may be evicted meanwhile.
         """
         after = max(after, row_before(self.floor))
-        place = max(bisect_left(self._firsts, after, self._gone) - 1, self._gone)
+        place = max(bisect_left(self._firsts, after, self._evicted) - 1, self._evicted)
         while place < len(self._slots):
             slot = self._slots[place]
             if slot.first > through:
@@ -200,7 +202,7 @@ class TopicCache:
     def _negate_some(self, start: RowId, rolled: tuple[RowId, RowId], pointer: int) -> RowId | None:
         """Mark messages from ``start`` on; return the id where this stopped, None if nothing is left."""
         first, last = rolled
-        place = max(bisect_right(self._firsts, start, self._gone) - 1, self._gone)
+        place = max(bisect_right(self._firsts, start, self._evicted) - 1, self._evicted)
         for slot in self._slots[place : place + SLOTS_AT_ONCE]:
             if slot.first > last:
                 return None

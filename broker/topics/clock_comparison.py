@@ -66,18 +66,18 @@ class ClockComparison:
         """
         self.skew_ms = written.ahead_ms
         if self._is_off(written):
-            told = await self._told_by_nodes(written)
-            if await self._told_by_record(written) if told is None else told:
-                self._found_wrong(written)
+            told = await self._ask_nodes(written)
+            if await self._ask_record_region(written) if told is None else told:
+                self._report_wrong(written)
                 raise _refusal(written.ahead_ms, "leads nothing")
             raise _refusal(written.ahead_ms, "does not lead this topic")
-        return self._noted(written)
+        return self._note_if_sharp(written)
 
-    def _found_wrong(self, written: Written) -> None:
+    def _report_wrong(self, written: Written) -> None:
         self.is_wrong = True
         self._around.skewed(written.ahead_ms)
 
-    def _noted(self, written: Written) -> bool:
+    def _note_if_sharp(self, written: Written) -> bool:
         self.is_wrong = False
         is_sharp = written.answered_ms - written.sent.now_ms <= SHARP_MS
         if not is_sharp or self._has_jumped(written.sent.offset_ms):
@@ -91,13 +91,13 @@ class ClockComparison:
     def _is_off_as(self, written: Written, first: Written) -> bool:
         return self._is_off(written) and (written.ahead_ms > 0) == (first.ahead_ms > 0)
 
-    async def _told_by_nodes(self, first: Written) -> bool | None:
+    async def _ask_nodes(self, first: Written) -> bool | None:
         """Return whether at least half of the other nodes also find this clock off; None if no node answers."""
         others = await self._around.other_clocks()
         off = sum(self._is_off_as(each, first) for each in others)
         return 2 * off >= len(others) if others else None
 
-    async def _told_by_record(self, first: Written) -> bool:
+    async def _ask_record_region(self, first: Written) -> bool:
         """Return whether the region that stores the record also finds this clock off."""
         try:
             written = await self._write()
@@ -122,10 +122,10 @@ class ClockComparison:
             return
         if self._comparing is None:
             self._comparing = asyncio.ensure_future(self._compare())
-            self._comparing.add_done_callback(self._compared)
+            self._comparing.add_done_callback(self._comparison_ended)
         await asyncio.shield(self._comparing)
 
-    def _compared(self, done: asyncio.Task[None]) -> None:
+    def _comparison_ended(self, done: asyncio.Task[None]) -> None:
         self._comparing = None
         if not done.cancelled():
             done.exception()  # Retrieved here, because all callers may be gone.
@@ -174,12 +174,12 @@ class ClockComparison:
         self.skew_ms = written.ahead_ms
         if self._is_off(written):
             jumped = self._offset_ms is not None and self._has_jumped(self._offset_ms)
-            told = await self._told_by_nodes(written)
+            told = await self._ask_nodes(written)
             if jumped if told is None else told:
-                self._found_wrong(written)
+                self._report_wrong(written)
             if told is not False:
                 raise _refusal(written.ahead_ms, "reads nothing")
-        if not self._noted(written):
+        if not self._note_if_sharp(written):
             raise _no_comparison("the write took too long, or the clock jumped.")
 
 

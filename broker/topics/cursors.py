@@ -114,7 +114,7 @@ class Cursors:
             index = await self._index(topic)
             if name not in index.incarnations:
                 if expected is not None:
-                    self._moved(topic, name, None)
+                    self._refuse_moved(topic, name, None)
                 created = await self._create(topic, name, after, data, index)
                 if created is not None:
                     return created
@@ -131,11 +131,11 @@ class Cursors:
             elif (now.before, now.after, now.data) == (expected, after, data):
                 return now  # The first attempt did it.
             else:
-                self._moved(topic, name, now)
+                self._refuse_moved(topic, name, now)
         raise OutcomeUnknown(f"Changing cursor {name} of {topic.id} did not finish.")
 
     @staticmethod
-    def _moved(topic: Topic, name: str, now: StoredCursor | None) -> NoReturn:
+    def _refuse_moved(topic: Topic, name: str, now: StoredCursor | None) -> NoReturn:
         if now is None:
             raise CursorMoved(
                 f"Topic {topic.id} has no cursor {name}, so no version of it matches."

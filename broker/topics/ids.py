@@ -86,7 +86,7 @@ class RowIds:
         last_ms = start.timestamp_ms + (end_counter - 1) // self._per_ms
         followed_ms = self._follow(now_ms, monotonic_ms)
         wait_ms = last_ms - followed_ms - self._lead_ms_max
-        if wait_ms > 0 and not self._can_only_wait(count, start.timestamp_ms - followed_ms):
+        if wait_ms > 0 and not self._exceeds_bound_alone(count, start.timestamp_ms - followed_ms):
             raise LeadExceeded(wait_ms)
         spilled_ms, counter = divmod(end_counter, self._per_ms)
         self._next = Position(start.timestamp_ms + spilled_ms, counter)
@@ -105,7 +105,7 @@ class RowIds:
         self._base_ms, self._base_monotonic_ms = now_ms, monotonic_ms
         return now_ms
 
-    def _can_only_wait(self, count: int, ahead_ms: float) -> bool:
+    def _exceeds_bound_alone(self, count: int, ahead_ms: float) -> bool:
         """Return whether waiting can't help: the request alone exceeds the bound, and no id is ahead of the clock."""
         return ahead_ms <= 0 and count > self.at_once_max
 

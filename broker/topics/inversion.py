@@ -108,7 +108,7 @@ class Inverting:
         version = await self._put(topic.id, version, begun)
         done, inverted = begun, 0
         if not await self._is_untouched(topic, begun, work):
-            done, inverted = await self._passed(topic, view, begun, work)
+            done, inverted = await self._lead_and_pass(topic, view, begun, work)
         done = done._replace(
             bound=view.bound, fingerprint=view.fingerprint(view.bound), began_ms=now_ms
         )
@@ -138,7 +138,7 @@ class Inverting:
             return False
         return settlement.has_nothing(before, work, ends.tail)
 
-    async def _passed(
+    async def _lead_and_pass(
         self, topic: Topic, view: SnapshotView, before: SettlingRecord, work: SettlingWork
     ) -> tuple[SettlingRecord, int]:
         deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
@@ -160,7 +160,7 @@ class Inverting:
         start, later = None, [work.start, *(page for page, _ in pages)][-1]
         high, inverted, piece = 0, set[int](), Slice()
         for page, head in pages:
-            pointers, found = await self._inverted(leader, page, head, work)
+            pointers, found = await self._invert_page(leader, page, head, work)
             inverted |= found
             greatest = 0 if pointers is None else pointers[1]
             if start is None and greatest >= view.bound:
@@ -171,11 +171,11 @@ class Inverting:
         await leader.guarded(hold.end_inverting())
         return before._replace(start=start or later, high=high, through=through), len(inverted)
 
-    async def _inverted(
+    async def _invert_page(
         self, leader: TopicLeader, page: RowId, head: Head, work: SettlingWork
     ) -> tuple[Pointers, frozenset[int]]:
         """Roll back in one page, if it can have such messages; return its pointers, and those rolled back."""
-        known = self._of(leader)
+        known = self._known_pages_of(leader)
         pointers = known.pages.get(page)
         if page in known.pages and (pointers is None or not work.any_in(*pointers)):
             return pointers, frozenset()
@@ -189,7 +189,7 @@ class Inverting:
             self._pages_known += 1
         return pointers, looked.inverted
 
-    def _of(self, leader: TopicLeader) -> _KnownPointers:
+    def _known_pages_of(self, leader: TopicLeader) -> _KnownPointers:
         topic = leader.topic
         known = self._known.get(topic.id)
         if known is None or known.generation != topic.generation:

@@ -77,18 +77,18 @@ class KeyedLog:
             return (await asyncio.shield(joined[1]))._replace(replayed=True)
         mark = (hashed, body_hash)
         before = PublishedIds(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
-        answering = self._answer(mark, before, work, is_fresh=options.is_fresh)
+        answering = self._answer_once(mark, before, work, is_fresh=options.is_fresh)
         task = asyncio.ensure_future(answering)
         self._under_way[hashed] = (body_hash, task)
-        task.add_done_callback(lambda done: self._finished(hashed, done))
+        task.add_done_callback(lambda done: self._task_ended(hashed, done))
         return await asyncio.shield(task)
 
-    def _finished(self, hashed: bytes, done: asyncio.Task[PublishedIds]) -> None:
+    def _task_ended(self, hashed: bytes, done: asyncio.Task[PublishedIds]) -> None:
         del self._under_way[hashed]
         if not done.cancelled():
             done.exception()  # Retrieved here, because all callers may be gone.
 
-    async def _answer(
+    async def _answer_once(
         self,
         mark: KeyMark,
         before: PublishedIds,
@@ -97,7 +97,7 @@ class KeyedLog:
         is_fresh: bool,
     ) -> PublishedIds:
         hashed, body_hash = mark
-        answer = await self._known(hashed, is_fresh=is_fresh)
+        answer = await self._find_answer(hashed, is_fresh=is_fresh)
         if answer is not None:
             check_same_body(answer, body_hash)
             return before._replace(first=answer.first, last=answer.last)
@@ -106,7 +106,7 @@ class KeyedLog:
         self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
         return published
 
-    async def _known(self, hashed: bytes, *, is_fresh: bool) -> KeyedOutcome | None:
+    async def _find_answer(self, hashed: bytes, *, is_fresh: bool) -> KeyedOutcome | None:
         monotonic_ms = self._around.clock.monotonic() * 1000
         answer = self._answered.get(hashed, monotonic_ms)
         if answer is not None or is_fresh or not self._answered.must_look_up(monotonic_ms):

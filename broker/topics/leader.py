@@ -194,10 +194,10 @@ class TopicLeader:
         """
         task = asyncio.ensure_future(self._rollback(*rollback))
         self._changing.add(task)
-        task.add_done_callback(self._changed)
+        task.add_done_callback(self._change_ended)
         await asyncio.shield(task)
 
-    def _changed(self, task: asyncio.Task[None]) -> None:
+    def _change_ended(self, task: asyncio.Task[None]) -> None:
         self._changing.discard(task)
         if not task.cancelled():
             task.exception()  # Retrieved here, because the caller may be gone.

@@ -64,7 +64,9 @@ class Leaders:
         self._jitter = random.Random(seed)  # noqa: S311 - It only spreads retries; security does not depend on it.
         self.claims = TopicClaims(around, registry, self._jitter)
         self._handing_over = HandingOver(
-            around, self._released, lambda state: self._start(self._hand_on(state))
+            around,
+            self._hand_off,
+            lambda state: self._run_in_background(self._pass_on_carried(state)),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: asyncio.Task[None] | None = None
@@ -170,7 +172,7 @@ class Leaders:
         try:
             with state.used():
                 async with self._claiming(state, deadline):
-                    return state.leader or await self._succeed_or_hand_on(state, deadline)
+                    return state.leader or await self._claim_or_pass_on(state, deadline)
         except TopicNotFound:
             self._forget_unknown(state)
             raise
@@ -197,23 +199,23 @@ class Leaders:
         finally:
             state.claiming.release()
 
-    async def _succeed_or_hand_on(self, state: TopicState, deadline: float) -> TopicLeader:
+    async def _claim_or_pass_on(self, state: TopicState, deadline: float) -> TopicLeader:
         try:
-            return await self._succeed(state, deadline)
+            return await self._claim_and_take_over(state, deadline)
         except BrokerError:
             if state.carried:
                 # The carried requests have later deadlines than this request.
-                self._start(self._hand_on(state))
+                self._run_in_background(self._pass_on_carried(state))
             raise
 
-    async def _succeed(self, state: TopicState, deadline: float) -> TopicLeader:
+    async def _claim_and_take_over(self, state: TopicState, deadline: float) -> TopicLeader:
         """Claim a topic, and first write the requests that its former leader did not store."""
         await self._settle(state, deadline)
         await self._back_off(state, deadline)
-        found, hold = await self._claimed(state, deadline)
+        found, hold = await self._claim_log(state, deadline)
         state.topic = found
         refused = partial(refused_below, self.registry.records, state.id)
-        leader = TopicLeader(found, hold, self.around, state.wake, self._lost, refused)
+        leader = TopicLeader(found, hold, self.around, state.wake, self._leader_ended, refused)
         if any(write.pointer is not None for write in state.carried):
             await leader.learn_refused()
         leader.rates = state.rates
@@ -230,10 +232,10 @@ class Leaders:
         state.wake()
         if not self.around.tenure.place(state.id).here:
             # The claim took longer than the hand-over waited for it.
-            self._start(self._handing_over.hand_over([state]))
+            self._run_in_background(self._handing_over.hand_over([state]))
         return leader
 
-    async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, LogHold]:
+    async def _claim_log(self, state: TopicState, deadline: float) -> tuple[Topic, LogHold]:
         if self.around.is_clustered:
             # This takes no lock: a lease may take long, and storage orders this and other changes.
             return await self.claims.claimed(state.id, deadline)
@@ -247,7 +249,7 @@ class Leaders:
     async def _settle(self, state: TopicState, deadline: float) -> None:
         if state.former is None:
             return
-        settling = asyncio.ensure_future(self._settled(state, state.former))
+        settling = asyncio.ensure_future(self._carry_over(state, state.former))
         left_s = max(deadline - self.around.clock.monotonic(), 0)
         try:
             await asyncio.wait((settling,), timeout=left_s)
@@ -258,7 +260,7 @@ class Leaders:
             raise NoLeader(f"Earlier writes to topic '{state.id}' have no outcome yet.")
         settling.result()
 
-    async def _settled(self, state: TopicState, former: TopicLeader) -> None:
+    async def _carry_over(self, state: TopicState, former: TopicLeader) -> None:
         """Carry over the requests that a former leader did not store. After the wait, no cancellation interrupts it."""
         writes = await former.settled()
         again = Fenced("Not done: another node leads the topic now.")
@@ -281,7 +283,7 @@ class Leaders:
             raise NoLeader(f"No node leads topic '{state.id}' just now.")
         await clock.sleep(pause_s)
 
-    def _lost(self, leader: TopicLeader) -> None:
+    def _leader_ended(self, leader: TopicLeader) -> None:
         state = self.state(leader.topic.id)
         state.claimed_in_vain = min(leader.claims_in_vain(state.claimed_in_vain), 8)
         if isinstance(leader.ended, Fenced):
@@ -293,10 +295,10 @@ class Leaders:
         if state.leader is leader:
             state.leader = None
             state.former = leader
-            self._start(self._hand_on(state))
+            self._run_in_background(self._pass_on_carried(state))
         state.wake()
 
-    async def _hand_on(self, state: TopicState) -> None:
+    async def _pass_on_carried(self, state: TopicState) -> None:
         """Pass the requests that a former leader did not store to the next leader, or answer them."""
         with state.used():
             if state.former is not None:
@@ -306,12 +308,12 @@ class Leaders:
                 async with self._claiming(state, deadline):
                     await self._settle(state, deadline)
                     if state.carried and state.leader is None:
-                        await self._succeed(state, deadline)
+                        await self._claim_and_take_over(state, deadline)
             except BrokerError as error:
                 fail(state.carried, error)
                 state.carried = []
 
-    def _start(self, work: Awaitable[None]) -> None:
+    def _run_in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -361,11 +363,11 @@ class Leaders:
                 return
             state.leader = None
             state.former = leader
-            await self._released(leader)
+            await self._hand_off(leader)
             leader.end(NoLeader("This node leads the topic no more."))
-        self._start(self._hand_on(state))
+        self._run_in_background(self._pass_on_carried(state))
 
-    async def _released(self, leader: TopicLeader) -> None:
+    async def _hand_off(self, leader: TopicLeader) -> None:
         try:
             await leader.hold.hand_off()
         except BrokerError:

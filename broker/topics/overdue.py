@@ -45,9 +45,9 @@ class Overdue:
         if self._timer is not None:
             self._timer.cancel()
         self.due = deadline
-        self._timer = self._loop.call_later(deadline - self._clock.monotonic(), self._called)
+        self._timer = self._loop.call_later(deadline - self._clock.monotonic(), self._fire)
 
-    def _called(self) -> None:
+    def _fire(self) -> None:
         self._timer, self.due = None, math.inf
         # The loop has another clock, and may call too early: then ``look`` finds the same deadline again.
         self.watch(max(self._look(), self._clock.monotonic() + LOOK_S))

@@ -48,7 +48,7 @@ class PayloadReader:
     async def next(self, bytes_max: int, messages_max: int = 4096) -> list[Entry]:
         """Return the next entries. Raises Unavailable if repeated reads show no closed end."""
         found = await self._reader.next(bytes_max, messages_max)
-        if self._reader.ended and not await self._is_whole():
+        if self._reader.ended and not await self._update_ended():
             await self.read_again()
         return found
 
@@ -56,19 +56,19 @@ class PayloadReader:
         """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
         while not self._reader.ended:
             found = await self._reader.before(cells_max, bytes_max)
-            if not self._begins_at_the_end():
+            if not self._starts_at_end():
                 await self.read_again()
                 continue
             for entry in found:
                 yield entry
 
-    def _begins_at_the_end(self) -> bool:
+    def _starts_at_end(self) -> bool:
         """Return whether the backward read began at an end behind which no message can come."""
         reader = self._reader
         is_dropped = reader.root is not None and reader.root.state is RootState.DROPPED
         return reader.is_closed or reader.reaches_through or is_dropped
 
-    async def _is_whole(self) -> bool:
+    async def _update_ended(self) -> bool:
         reader = self._reader
         if (
             reader.is_closed

@@ -74,10 +74,10 @@ class Producers:
         """
         task = asyncio.ensure_future(self._in_turn(producer, pointer, work))
         self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[PublishedIds]) -> None:
+    def _task_ended(self, task: asyncio.Task[PublishedIds]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # Retrieved here, because the caller may be gone.
@@ -93,28 +93,28 @@ class Producers:
         turns.users += 1
         try:
             async with turns.lock:
-                last = await self._last(hashed)
+                last = await self._last_answer(hashed)
                 if last is not None and producer.number <= last[0]:
                     return _duplicate(producer.number, pointer, last)
                 published = await work((hashed, producer.number))
-                self._keep(hashed, (producer.number, published))
+                self._remember(hashed, (producer.number, published))
                 return published
         finally:
             turns.users -= 1
             if not turns.users:
                 del self._turns[hashed]
 
-    async def _last(self, hashed: bytes) -> Answer | None:
+    async def _last_answer(self, hashed: bytes) -> Answer | None:
         known = self._known.get(hashed)
         if known is None:
             mark = await self._hold.marks.newest(PRODUCER, hashed)
             if mark is None:
                 return None
             known = producer_number(mark), PublishedIds(mark.first, mark.last)
-            self._keep(hashed, known)
+            self._remember(hashed, known)
         return known
 
-    def _keep(self, hashed: bytes, answer: Answer) -> None:
+    def _remember(self, hashed: bytes, answer: Answer) -> None:
         self._known[hashed] = answer
         self._known.move_to_end(hashed)
         if len(self._known) > KNOWN_MAX:

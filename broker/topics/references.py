@@ -69,16 +69,16 @@ class References:
         self._retire = retire
         self._guarded = guarded
         self._under_way: dict[int, _UnderWay] = {}
-        self._noting: set[asyncio.Task[None]] = set()
+        self._note_tasks: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
         """Return whether a publish or a note is in progress."""
-        return bool(self._under_way or self._noting)
+        return bool(self._under_way or self._note_tasks)
 
     def tasks(self) -> set[asyncio.Task[PublishedIds] | asyncio.Task[None]]:
         """Return the publishes and notes in progress."""
-        return {*(work.task for work in self._under_way.values()), *self._noting}
+        return {*(work.task for work in self._under_way.values()), *self._note_tasks}
 
     def of(self, number: int) -> asyncio.Task[PublishedIds] | None:
         """Return the task that is publishing a payload log, if any."""
@@ -99,10 +99,10 @@ class References:
             await asyncio.wait({other.task for other in others})
         work = _UnderWay(numbers, asyncio.ensure_future(self._publish(numbers, write)))
         self._under_way.update(dict.fromkeys(numbers, work))
-        work.task.add_done_callback(lambda done: self._ended(numbers, done))
+        work.task.add_done_callback(lambda done: self._publish_ended(numbers, done))
         return await asyncio.shield(work.task)
 
-    def _ended(self, numbers: Numbers, done: asyncio.Task[PublishedIds]) -> None:
+    def _publish_ended(self, numbers: Numbers, done: asyncio.Task[PublishedIds]) -> None:
         for number in numbers:
             del self._under_way[number]
         if not done.cancelled():
@@ -113,7 +113,7 @@ class References:
         if write.deadline <= self._around.clock.monotonic():
             raise Overloaded("The deadline passed in the queue.")
         sealed = await _for_all(numbers, self._seal)
-        rows = await self._published_before(numbers, sealed)
+        rows = await self._find_published(numbers, sealed)
         if rows:
             count = _messages_of(sealed)
             return PublishedIds(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
@@ -138,9 +138,7 @@ class References:
         life_ms = self._around.settings.stage_life_s * 1000
         return stages.is_over(stage, self._around.clock.now_ms(), life_ms)
 
-    async def _published_before(
-        self, numbers: Numbers, sealed: Sequence[Sealed]
-    ) -> Sequence[RowId]:
+    async def _find_published(self, numbers: Numbers, sealed: Sequence[Sealed]) -> Sequence[RowId]:
         """Return the rows of the references if they were published before, else an empty list."""
         found: dict[int, RowId] = {}
         in_doubt: dict[int, RowId] = {}
@@ -186,8 +184,8 @@ class References:
     def _note_later(self, numbers: Numbers, rows: Sequence[RowId]) -> None:
         # The note only saves a search: without it, a second publish searches for the reference.
         task = asyncio.ensure_future(self._note(dict(zip(numbers, rows, strict=True))))
-        self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
+        self._note_tasks.add(task)
+        task.add_done_callback(self._note_tasks.discard)
 
     async def _note(self, rows: dict[int, RowId]) -> None:
         async def note(number: int) -> None:

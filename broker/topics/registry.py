@@ -281,15 +281,15 @@ class _Doubt:
     def __init__(self, topic: TopicId) -> None:
         self._topic = topic
         self._version: bytes | None = None
-        self._is_there = False
+        self._is_open = False
 
     def begin(self, version: bytes | None) -> None:
         """Note that a put over this version may have been done, or may still be done."""
-        self._is_there, self._version = True, version
+        self._is_open, self._version = True, version
 
     def check(self, version: bytes | None) -> None:
         """Raise OutcomeUnknown if another put has changed the record since."""
-        if self._is_there and version != self._version:
+        if self._is_open and version != self._version:
             raise self._unknown()
 
     @contextmanager
@@ -298,7 +298,7 @@ class _Doubt:
         try:
             yield
         except UnavailableError as error:
-            if self._is_there:
+            if self._is_open:
                 raise self._unknown() from error
             raise
 

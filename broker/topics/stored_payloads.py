@@ -53,7 +53,7 @@ class StoredPayloads:
         self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
         self._references = References(around, messages, retire=self._retire, guarded=self._guarded)
         self._stage_numbers = stages.StageNumbers()
-        self._giving_back: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
@@ -61,7 +61,7 @@ class StoredPayloads:
         return bool(
             self._references.busy
             or self._opening
-            or self._giving_back
+            or self._answering
             or any(log.busy for log in self._logs.values())
         )
 
@@ -97,7 +97,7 @@ class StoredPayloads:
         assert number is not None
         while True:
             try:
-                async with self._opened(number) as payloads:
+                async with self._in_use(number) as payloads:
                     return await self._store_into(payloads, number, request, options)
             except _Retired:
                 continue
@@ -163,7 +163,7 @@ class StoredPayloads:
         return (await payloads.write(write))._replace(pointer=number)
 
     @asynccontextmanager
-    async def _opened(self, number: int) -> AsyncIterator[KeyedLog]:
+    async def _in_use(self, number: int) -> AsyncIterator[KeyedLog]:
         """Open a payload log, and keep it open during the block.
 
         Raises:
@@ -200,17 +200,17 @@ class StoredPayloads:
             return known
         opening = self._opening.get(number)
         if opening is None:
-            opening = asyncio.ensure_future(self._open_anew(number, begins=begins))
+            opening = asyncio.ensure_future(self._claim_log(number, begins=begins))
             self._opening[number] = opening
-            opening.add_done_callback(lambda done: self._opened_anew(number, done))
+            opening.add_done_callback(lambda done: self._opening_ended(number, done))
         return await asyncio.shield(opening)
 
-    def _opened_anew(self, number: int, done: asyncio.Task[KeyedLog]) -> None:
+    def _opening_ended(self, number: int, done: asyncio.Task[KeyedLog]) -> None:
         del self._opening[number]
         if not done.cancelled():
             done.exception()  # Retrieved here, because all callers may be gone.
 
-    async def _open_anew(self, number: int, *, begins: bool) -> KeyedLog:
+    async def _claim_log(self, number: int, *, begins: bool) -> KeyedLog:
         if number < 0 and not begins:
             log = self._hold.log._replace(number=number)
             if await self._around.payload_logs.root(log) is None:
@@ -224,24 +224,24 @@ class StoredPayloads:
         writer = LogWriter(
             self._around,
             hold,
-            committed=_nothing,
-            lost=lambda lost, error: self._lost(number, lost, error),
+            committed=_ignore_batch,
+            lost=lambda lost, error: self._forget_lost(number, lost, error),
             confirm=lambda: self._confirm(number),
         )
         opened = self._logs[number] = KeyedLog(self._around, writer)
         self._forget_idle()
         return opened
 
-    def _lost(self, number: int, writer: LogWriter, error: BrokerError) -> None:
+    def _forget_lost(self, number: int, writer: LogWriter, error: BrokerError) -> None:
         """Forget a log whose hold is done; the next store claims it again."""
         if self._closed:
             return
         known = self._logs.get(number)
         if known is not None and known.writer is writer:
             del self._logs[number]
-        task = asyncio.ensure_future(_give_back(writer, error))
-        self._giving_back.add(task)
-        task.add_done_callback(self._giving_back.discard)
+        task = asyncio.ensure_future(_answer_unstored(writer, error))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     def _forget_idle(self) -> None:
         surplus = len(self._logs) - self._around.settings.payload_logs_open_max
@@ -319,7 +319,7 @@ class StoredPayloads:
             tasks = {
                 *self._references.tasks(),
                 *self._opening.values(),
-                *self._giving_back,
+                *self._answering,
             }
             if tasks:
                 await asyncio.wait(tasks)
@@ -329,11 +329,11 @@ class _Retired(Exception):
     """The writer of a payload log was retired meanwhile: its log must be opened again, or is closed."""
 
 
-async def _give_back(writer: LogWriter, error: BrokerError) -> None:
+async def _answer_unstored(writer: LogWriter, error: BrokerError) -> None:
     """Answer the requests that a writer certainly did not store."""
     again = Fenced if isinstance(error, Fenced) else Unavailable
     fail(await writer.settled(), again("Not stored: the payload log is being claimed again."))
 
 
-def _nothing(_: Batch) -> None:
+def _ignore_batch(_: Batch) -> None:
     """Do nothing: payload logs have no cache."""

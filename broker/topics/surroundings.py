@@ -81,7 +81,7 @@ class Surroundings:
         """True if other nodes may lead the same topics."""
         self.metrics = metrics or Metrics(owner)
         self.skewed = skewed or _ignored
-        self.other_clocks = other_clocks or _none_known
+        self.other_clocks = other_clocks or _no_clocks
         self.cache = CacheBudget(settings.cache_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
         self.browsing: AbstractAsyncContextManager[object] = (
@@ -110,7 +110,7 @@ class Surroundings:
         )
 
 
-async def _none_known() -> Sequence[Written]:
+async def _no_clocks() -> Sequence[Written]:
     """Return no clocks: there are no other nodes."""
     return ()
 

@@ -78,7 +78,7 @@ class TopicClaims:
                 await clock.sleep(STALE_RECORD_PAUSE_S)
             else:
                 await self._compare_clocks(made)
-                recorded = await self._as_recorded(found)
+                recorded = await self._read_again(found)
                 if recorded.generation == found.generation:
                     return recorded, made.hold
 
@@ -98,7 +98,7 @@ class TopicClaims:
         record = await self._registry.read(found.id)
         return record is not None and record.generation > found.generation
 
-    async def _as_recorded(self, found: Topic) -> Topic:
+    async def _read_again(self, found: Topic) -> Topic:
         """Return a topic that was just claimed, with its present record."""
         if not self._around.is_clustered:
             return found

@@ -100,7 +100,7 @@ class TopicReading:
         self._tries = STALE_READS_MAX
         """The number of stale reads that a bounded reading still allows."""
         self._runs: list[Run] = []
-        self._given = self._left
+        self._left_before_page = self._left
         """The value of ``_left`` before this page."""
         self._bytes = 0
         self._now_ms = 0
@@ -151,13 +151,13 @@ class TopicReading:
                 await self._read_storage(cache, bytes_max)
             if self._left <= 0:
                 self.ended = True
-        page = PollPage(self._runs, self._given - self._left, self._bytes)
-        self._runs, self._given = [], self._left
+        page = PollPage(self._runs, self._left_before_page - self._left, self._bytes)
+        self._runs, self._left_before_page = [], self._left
         if page.count and self._slice is not None:
             self._hold.give(BudgetKind.ROWS)
         return page
 
-    async def _looked(self) -> None:
+    async def _count_step(self) -> None:
         """Count one step's rows, and let other work run if this took long."""
         self._hold.take(BudgetKind.ROWS, ROWS_AT_ONCE)
         if self._slice is None:
@@ -172,7 +172,7 @@ class TopicReading:
         if self._through is None:
             self._through = cache.pointer
         while self._take_cached(cache, self._through, bytes_max):
-            await self._looked()
+            await self._count_step()
             # Entries may have been evicted meanwhile, and the leader may have ended.
             if not cache.covers(self._after, self._through):
                 return
@@ -212,14 +212,14 @@ class TopicReading:
         while len(self._ahead) > ROWS_AT_ONCE:
             if not self._take_ahead(ROWS_AT_ONCE, bytes_max):
                 return
-            await self._looked()
+            await self._count_step()
         if not self._take_ahead(len(self._ahead), bytes_max):
             return
         self._after = max(self._after, reader.after)
         if reader.ended:
-            self.ended = self._is_whole(reader)
+            self.ended = self._is_complete(reader)
             if not self.ended:
-                await self._look_again()
+                await self._wait_before_rereading()
 
     def _take_ahead(self, count: int, bytes_max: int) -> bool:
         """Take ``count`` of the entries that were read. Return False if reading stops before the end of one."""
@@ -229,11 +229,11 @@ class TopicReading:
             self._ahead.popleft()
         return True
 
-    def _is_whole(self, reader: LogReader) -> bool:
+    def _is_complete(self, reader: LogReader) -> bool:
         """Return whether storage showed all messages that the reading must have."""
         return self._bound is None or reader.reached >= self._bound
 
-    async def _look_again(self) -> None:
+    async def _wait_before_rereading(self) -> None:
         """Wait before reading storage again: it showed less than the reading must have."""
         if not self._around.is_clustered:
             # No other node writes to this storage, so a read is never stale.
@@ -297,7 +297,7 @@ class TopicReading:
                 continue
             if entry.is_reference:
                 self._after = entry.last
-                return self._enter(entry)
+                return self._open_reference(entry)
             if not self._take_run(entry, start, stop, bytes_max):
                 return False
         self._after = max(self._after, entry.last)
@@ -321,7 +321,7 @@ class TopicReading:
 
     # Payload logs.
 
-    def _enter(self, entry: Entry) -> bool:
+    def _open_reference(self, entry: Entry) -> bool:
         if not lives(self._topic, entry.first, entry.lifetime_ms, self._now_ms):
             return True
         assert entry.number is not None

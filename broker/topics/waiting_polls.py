@@ -96,22 +96,22 @@ class WaitingPolls:
             Overloaded: too many polls wait.
             NotLeader: in a cluster, unless ``anywhere``: another node should lead the topic.
         """
-        with counted(wait.hold), self._one_more():
+        with counted(wait.hold), self._count_waiting():
             if not self._around.is_clustered:
-                return await self._of_commits(wait, seen)
+                return await self._wait_for_commits(wait, seen)
             if anywhere:
-                return await self._of_storage(wait, seen)
-            return await self._of_leader(wait, seen)
+                return await self._wait_on_storage(wait, seen)
+            return await self._wait_as_leader(wait, seen)
 
     @contextmanager
-    def _one_more(self) -> Iterator[None]:
+    def _count_waiting(self) -> Iterator[None]:
         self.count += 1
         try:
             yield
         finally:
             self.count -= 1
 
-    async def _of_commits(self, wait: WaitingPoll, seen: int) -> PollPage:
+    async def _wait_for_commits(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Wait for commits on this node, as long as the topic's known generation stays the same."""
         state = wait.state
         while not self._draining and state.is_generation(wait.topic.generation):
@@ -124,14 +124,14 @@ class WaitingPolls:
                 return page
         return NO_PAGE
 
-    async def _of_leader(self, wait: WaitingPoll, seen: int) -> PollPage:
+    async def _wait_as_leader(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Wait as the topic's leader, and claim the topic if need be. Raises NotLeader."""
         page = NO_PAGE
         while not (page.count or wait.is_held or self._draining or wait.is_over):
             if self._around.clock.monotonic() >= wait.deadline:
                 break
             if wait.state.leader is not None:
-                page = await self._of_commits(wait, seen)
+                page = await self._wait_for_commits(wait, seen)
                 continue
             try:
                 await self._leaders.lead(wait.topic.id, wait.deadline)
@@ -144,7 +144,7 @@ class WaitingPolls:
             page = await wait.read_on()
         return page
 
-    async def _of_storage(self, wait: WaitingPoll, seen: int) -> PollPage:
+    async def _wait_on_storage(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Read storage from time to time."""
         while not self._draining:
             left_s = wait.deadline - self._around.clock.monotonic()

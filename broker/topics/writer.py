@@ -84,14 +84,14 @@ class LogWriter:
         self._lost = lost
         self._confirm = confirm
         self._queue: deque[Write] = deque()
-        self._returned: dict[int, list[Write]] = {}
+        self._not_stored: dict[int, list[Write]] = {}
         """Requests of fenced batches, by the batch's number: they were certainly not stored."""
         self._batches = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._forming = False
         """True if a batch will be formed without any further event."""
         self._pause: asyncio.Task[None] | None = None
-        self._quiet: list[asyncio.Future[None]] = []
+        self._idle_waiters: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
         self._overdue = Overdue(around.clock, self._refuse_late)
 
@@ -122,7 +122,7 @@ class LogWriter:
         if write.deadline < self._overdue.due:
             self._overdue.watch(write.deadline)
         if not self._forming:
-            self._form()
+            self._schedule_batch()
         return write.future
 
     def _check_sizes(self, write: Write) -> None:
@@ -148,7 +148,7 @@ class LogWriter:
         self._queue.extend(writes)
         self._budget.bytes += sum(write.size for write in writes)
         self._overdue.watch(min((write.deadline for write in writes), default=math.inf))
-        self._form()
+        self._schedule_batch()
 
     async def refuse_below(self, pointer: int) -> None:
         """Refuse messages of transactions below a pointer; on return no batch in flight has any."""
@@ -160,7 +160,7 @@ class LogWriter:
         """Wait until no batch is in flight and no request is queued; a closed writer does not send its queue."""
         while self.busy:
             future: asyncio.Future[None] = self._loop.create_future()
-            self._quiet.append(future)
+            self._idle_waiters.append(future)
             await future
 
     def close(self, error: BrokerError) -> None:
@@ -171,7 +171,7 @@ class LogWriter:
         if self._pause is not None:
             self._pause.cancel()
         self._lost(self, error)
-        self._tell_if_quiet()
+        self._wake_if_idle()
 
     def retire(self) -> None:
         """Accept no more requests, without calling ``lost``. No request may be queued or in flight."""
@@ -182,8 +182,10 @@ class LogWriter:
         """Return the requests of a closed writer that were certainly not stored, in their order."""
         assert self.closed
         await self.idle()
-        writes = [write for number in sorted(self._returned) for write in self._returned[number]]
-        self._returned.clear()
+        writes = [
+            write for number in sorted(self._not_stored) for write in self._not_stored[number]
+        ]
+        self._not_stored.clear()
         self._budget.bytes -= sum(write.size for write in self._queue)
         writes.extend(self._queue)
         self._queue.clear()
@@ -191,7 +193,7 @@ class LogWriter:
 
     # Batches.
 
-    def _form(self) -> None:
+    def _schedule_batch(self) -> None:
         """Schedule a batch, if one may be sent. The loop first handles the requests that have already arrived."""
         if (
             self._queue
@@ -203,7 +205,7 @@ class LogWriter:
             self._forming = True
             task = self._loop.create_task(self._send())
             self._under_way.add(task)
-            task.add_done_callback(self._landed)
+            task.add_done_callback(self._batch_ended)
 
     def _may_send(self) -> bool:
         """Return whether a batch may be sent. Behind another batch only a request that fills an entry alone may go."""
@@ -229,22 +231,22 @@ class LogWriter:
         self._batches += 1
         await self._commit(self._batches, writes, ids, size)
 
-    def _landed(self, task: asyncio.Task[None]) -> None:
+    def _batch_ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        self._form()
-        self._tell_if_quiet()
+        self._schedule_batch()
+        self._wake_if_idle()
 
-    def _tell_if_quiet(self) -> None:
+    def _wake_if_idle(self) -> None:
         if not self.busy:
-            for future in self._quiet:
+            for future in self._idle_waiters:
                 if not future.done():
                     future.set_result(None)
-            self._quiet.clear()
+            self._idle_waiters.clear()
 
     async def _resume(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self._pause = None
-        self._form()
+        self._schedule_batch()
 
     def _gather(self) -> tuple[list[Write], int, int]:
         """Take the next batch from the queue, with its rows and size. Drop requests that are done or late."""
@@ -258,11 +260,11 @@ class LogWriter:
             if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
                 break
             queue.popleft()
-            if write.future.done() or (write.deadline <= now and _refused(write)):
+            if write.future.done() or (write.deadline <= now and _refuse(write)):
                 dropped += write.size
                 continue
             if write.pointer is not None and write.pointer < self.refused_below:
-                write.future.set_exception(_settled(write.pointer))
+                write.future.set_exception(_refusal_of_settled(write.pointer))
                 dropped += write.size
                 continue
             writes.append(write)
@@ -276,11 +278,11 @@ class LogWriter:
         now = self._clock.monotonic()
         waiting, self._queue = self._queue, deque()
         for write in waiting:
-            if write.future.done() or (write.deadline <= now and _refused(write)):
+            if write.future.done() or (write.deadline <= now and _refuse(write)):
                 self._budget.bytes -= write.size
             else:
                 self._queue.append(write)
-        self._tell_if_quiet()
+        self._wake_if_idle()
         return min((w.deadline for w in self._queue if w.deadline > now), default=math.inf)
 
     async def _batch_aside(self, writes: list[Write], ids: list[RowId]) -> Batch:
@@ -290,7 +292,7 @@ class LogWriter:
             return await aside(partial(self._batch, writes, ids))
         finally:
             self._forming = False
-            self._form()  # The new batch begins after this one has its turn at the log.
+            self._schedule_batch()  # The new batch begins after this one has its turn at the log.
 
     def _batch(self, writes: list[Write], ids: list[RowId]) -> Batch:
         return batch_of(writes, ids, self.hold.epoch, is_stored=self._is_stored)
@@ -306,13 +308,13 @@ class LogWriter:
                 batch.entries, messages=batch.messages, payload_bytes=batch.payload_bytes
             )
             if self._confirm is not None:
-                await self._confirmed(self._confirm)
+                await self._check_leadership(self._confirm)
         except RequestError as error:
             # The request was refused before a write was sent: the hold stays good.
             fail(writes, error)
         except Fenced as error:
             # The batch was certainly not stored, so the next leader may store it, in the same order.
-            self._returned[number] = writes
+            self._not_stored[number] = writes
             self.close(error)
         except BrokerError as error:
             fail(writes, error)
@@ -333,7 +335,7 @@ class LogWriter:
             self._budget.bytes -= size
 
     @staticmethod
-    async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:
+    async def _check_leadership(confirm: Callable[[], Awaitable[None]]) -> None:
         try:
             await confirm()
         except Fenced:
@@ -348,13 +350,13 @@ class LogWriter:
         self._around.metrics.moved(self._kind, self._topic_label, rows, batch.payload_bytes)
 
 
-def _refused(write: Write) -> bool:
+def _refuse(write: Write) -> bool:
     """Refuse a request whose deadline passed before it was sent."""
     write.future.set_exception(Overloaded("The deadline passed in the queue."))
     return True
 
 
-def _settled(pointer: int) -> TransactionTooOld:
+def _refusal_of_settled(pointer: int) -> TransactionTooOld:
     return TransactionTooOld(
         f"Transaction {pointer} is past the longest life of a transaction, and the clean-up of its messages has "
         "begun. Begin a new one."
