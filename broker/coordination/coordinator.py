@@ -87,11 +87,11 @@ class TreeCoordinator:
         except NoNode:
             await self._reach.make_folder(path)
 
-    def on_hint(self, what: str, told: Callable[[], None]) -> None:
-        """Call ``told`` after each hint, when contact is back, and when listening begins."""
-        self._reach.begin(self._listen(self._hint_path(what), told))
+    def on_hint(self, what: str, hinted: Callable[[], None]) -> None:
+        """Call ``hinted`` after each hint, when contact is back, and when listening begins."""
+        self._reach.begin(self._listen(self._hint_path(what), hinted))
 
-    async def _listen(self, path: str, told: Callable[[], None]) -> None:
+    async def _listen(self, path: str, hinted: Callable[[], None]) -> None:
         while True:
             await self._reach.contact()
             changed = asyncio.Event()
@@ -102,7 +102,7 @@ class TreeCoordinator:
             except Unanswered:
                 await self._reach.pause()
                 continue
-            told()
+            hinted()
             await changed.wait()
 
     def _hint_path(self, what: str) -> str:

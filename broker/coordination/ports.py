@@ -158,8 +158,8 @@ class Coordinator(Protocol):
     async def hint(self, what: str) -> None:
         """Tell all nodes to read ``what`` again. A node without contact does not get the hint."""
 
-    def on_hint(self, what: str, told: Callable[[], None]) -> None:
-        """Call ``told`` after each hint, when contact is back after a loss, and when listening begins."""
+    def on_hint(self, what: str, hinted: Callable[[], None]) -> None:
+        """Call ``hinted`` after each hint, when contact is back after a loss, and when listening begins."""
 
     async def close(self) -> None:
         """End the session: leases and membership end with it, at once if there is contact."""

@@ -105,27 +105,27 @@ class PeerAnswer(NamedTuple):
 SUCCESS = PeerAnswer("", "refused", retriable=False)
 
 
-def after_answer(kind: RepeatEffect, told: PeerAnswer, *, in_doubt: bool, own_key: bool) -> Next:
+def after_answer(kind: RepeatEffect, answer: PeerAnswer, *, in_doubt: bool, own_key: bool) -> Next:
     """Decide after an answer.
 
     Args:
         kind: the effect of repeating the request.
-        told: the answer.
+        answer: the answer.
         in_doubt: whether an earlier attempt may have been done.
         own_key: whether the client itself sent an idempotency key.
     """
-    if not told.code:
+    if not answer.code:
         return Next.REPLY
-    if told.outcome == "refused" and told.code in LOOK_AGAIN:
+    if answer.outcome == "refused" and answer.code in LOOK_AGAIN:
         return Next.AGAIN
     if kind.is_reading:
         return Next.REPLY
-    if told.outcome == "unknown":
-        repeatable = kind.is_repeatable and told.code == OutcomeUnknown.code and not own_key
+    if answer.outcome == "unknown":
+        repeatable = kind.is_repeatable and answer.code == OutcomeUnknown.code and not own_key
         return Next.REPEAT if repeatable else Next.REPLY
     if not in_doubt:
         return Next.REPLY
-    return Next.REPEAT if told.retriable else Next.UNKNOWN
+    return Next.REPEAT if answer.retriable else Next.UNKNOWN
 
 
 def after_loss(kind: RepeatEffect, *, sent: bool) -> Next:
@@ -135,13 +135,13 @@ def after_loss(kind: RepeatEffect, *, sent: bool) -> Next:
     return Next.REPEAT if kind.is_repeatable else Next.UNKNOWN
 
 
-def is_final(kind: RepeatEffect, told: PeerAnswer, *, attempt: int, own_key: bool) -> bool:
+def is_final(kind: RepeatEffect, answer: PeerAnswer, *, attempt: int, own_key: bool) -> bool:
     """Return whether the sender certainly passes this answer on, so that the request has its outcome.
 
     The leader decides this, for lanes. It does not know whether earlier attempts left the sender in doubt, so it
     assumes that they did.
     """
-    return after_answer(kind, told, in_doubt=attempt > 1, own_key=own_key) is Next.REPLY
+    return after_answer(kind, answer, in_doubt=attempt > 1, own_key=own_key) is Next.REPLY
 
 
 def outcome_unknown(why: str, *, own_key: bool) -> OutcomeUnknown:

@@ -52,8 +52,8 @@ class Elsewhere(NamedTuple):
     def of(cls, reply: HttpAnswer) -> Elsewhere:
         """Read the body of a 421. If it is unreadable, the leader is unknown."""
         try:
-            told = json.loads(reply.body)
-            node, url, epoch = told["node"], told["url"], told["epoch"]
+            fields = json.loads(reply.body)
+            node, url, epoch = fields["node"], fields["url"], fields["epoch"]
         except (ValueError, TypeError, KeyError):
             return cls()
         return cls(
@@ -183,13 +183,13 @@ class Forwarder:
         self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
     ) -> _ForwardedRequest:
         now = self._clock.monotonic()
-        told = NodeHeaders(
+        node_headers = NodeHeaders(
             self._me,
             on_the_wire_ms(call.deadline, now, self._clock.now_ms()),
             repeat,
             None if place is None else place[0].ticket(place[1]),
         )
-        headers = {**call.headers, **told.format(self._secret)}
+        headers = {**call.headers, **node_headers.format(self._secret)}
         target = call.target
         if wait_s := call.wait_s(now):
             # The wait ends when the client asked for, even if this attempt comes late.

@@ -84,7 +84,7 @@ class NodeHeaders(NamedTuple):
     def format(self, secret: str) -> dict[str, str]:
         """Return the headers in the receiver's protocol (``repeat.protocol``)."""
         repeat, ticket = self.repeat, self.ticket
-        told = {
+        headers = {
             FROM: f"{self.sender.instance}/{self.sender.incarnation}",
             SECRET: secret,
             VERSION: str(repeat.protocol),
@@ -92,13 +92,13 @@ class NodeHeaders(NamedTuple):
             ATTEMPT: str(repeat.attempt),
         }
         if repeat.key is not None:
-            told[KEY] = repeat.key
+            headers[KEY] = repeat.key
         if repeat.protocol >= 1:
             if repeat.epoch is not None:
-                told[EPOCH] = str(repeat.epoch)
+                headers[EPOCH] = str(repeat.epoch)
             if ticket is not None:
-                told[LANE] = f"{ticket.lane};{ticket.number};{ticket.lowest}"
-        return told
+                headers[LANE] = f"{ticket.lane};{ticket.number};{ticket.lowest}"
+        return headers
 
 
 def are_there(headers: Mapping[str, str]) -> bool:

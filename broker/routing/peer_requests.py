@@ -39,12 +39,14 @@ class Receiving:
             Forbidden, NoLeader, BadRequest: see nodeheaders.parse.
             Overloaded: the deadline has passed.
         """
-        told = nodeheaders.parse(headers, self._secret)
+        node_headers = nodeheaders.parse(headers, self._secret)
         now_ms = self._clock.now_ms()
-        return told, deadlines.from_the_wire(told.deadline_ms, self._clock.monotonic(), now_ms)
+        return node_headers, deadlines.from_the_wire(
+            node_headers.deadline_ms, self._clock.monotonic(), now_ms
+        )
 
     @asynccontextmanager
-    async def turn(self, told: NodeHeaders, deadline: float) -> AsyncIterator[Handled]:
+    async def turn(self, node_headers: NodeHeaders, deadline: float) -> AsyncIterator[Handled]:
         """Wait for a request's turn. The block handles the request, and notes if its answer is final.
 
         Raises:
@@ -52,24 +54,24 @@ class Receiving:
             Overloaded: it is a late copy, or there are too many lanes.
         """
         handled = Handled()
-        ticket = told.ticket
+        ticket = node_headers.ticket
         if ticket is None:
             yield handled
             return
-        await self._wait(told, deadline)
+        await self._wait(node_headers, deadline)
         try:
             yield handled
         finally:
             if handled.is_final:
-                self._lanes.answered(told.sender, ticket)
-                self._wake((told.sender, ticket.lane))
+                self._lanes.answered(node_headers.sender, ticket)
+                self._wake((node_headers.sender, ticket.lane))
 
-    async def _wait(self, told: NodeHeaders, deadline: float) -> None:
-        ticket = told.ticket
+    async def _wait(self, node_headers: NodeHeaders, deadline: float) -> None:
+        ticket = node_headers.ticket
         assert ticket is not None
-        key = (told.sender, ticket.lane)
+        key = (node_headers.sender, ticket.lane)
         until = min(deadline, self._clock.monotonic() + TURN_S)
-        while (turn := self._judge(told, deadline)) is LaneDecision.WAIT:
+        while (turn := self._judge(node_headers, deadline)) is LaneDecision.WAIT:
             left_s = until - self._clock.monotonic()
             if left_s <= 0:
                 raise NoLeader("Earlier requests of the same client are not resolved yet.")
@@ -82,12 +84,12 @@ class Receiving:
                 "Too many clients write to this node through other nodes.", retry_after_s=1
             )
 
-    def _judge(self, told: NodeHeaders, deadline: float) -> LaneDecision:
-        assert told.ticket is not None
+    def _judge(self, node_headers: NodeHeaders, deadline: float) -> LaneDecision:
+        assert node_headers.ticket is not None
         return self._lanes.judge(
-            told.sender,
-            told.ticket,
-            told.repeat.attempt,
+            node_headers.sender,
+            node_headers.ticket,
+            node_headers.repeat.attempt,
             deadline=deadline,
             now=self._clock.monotonic(),
         )

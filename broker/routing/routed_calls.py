@@ -56,7 +56,7 @@ class Relayed(NamedTuple):
         return MOVED.lower() in self.reply.headers
 
     @property
-    def told(self) -> PeerAnswer:
+    def peer_answer(self) -> PeerAnswer:
         """Return the part of the answer that decisions need."""
         headers = self.reply.headers
         return PeerAnswer.by_reply(
@@ -89,8 +89,8 @@ class LeaderSeen(NamedTuple):
     def parse(cls, text: str) -> LeaderSeen:
         """Read the header's value. Unreadable parts count as unknown."""
         url, *parts = text.split(";")
-        told = dict(part.strip().partition("=")[::2] for part in parts)
-        return cls(url.strip(), _number(told.get("node")), _number(told.get("epoch")))
+        fields = dict(part.strip().partition("=")[::2] for part in parts)
+        return cls(url.strip(), _number(fields.get("node")), _number(fields.get("epoch")))
 
 
 def _number(text: str | None) -> int | None:

@@ -164,7 +164,7 @@ class _Journey(Generic[Result]):
         else:
             code = OK
             if isinstance(answer, Relayed):
-                code = answer.told.code or OK
+                code = answer.peer_answer.code or OK
             return answer
         finally:
             self._end(code)
@@ -238,9 +238,9 @@ class _Journey(Generic[Result]):
                 self._elsewhere_read = READS_ELSEWHERE_MAX
             self._apply(after_loss(self._call.kind, sent=isinstance(error, NoAnswer)))
             raise _LookAgain from error
-        told = relayed.told
-        self._reason = told.code
-        if self._decide(told) is not Next.REPLY:
+        answer = relayed.peer_answer
+        self._reason = answer.code
+        if self._decide(answer) is not Next.REPLY:
             raise _LookAgain
         return relayed
 
@@ -289,11 +289,11 @@ class _Journey(Generic[Result]):
                 raise
             raise _LookAgain from error
 
-    def _decide(self, told: PeerAnswer, kind: RepeatEffect | None = None) -> Next:
+    def _decide(self, answer: PeerAnswer, kind: RepeatEffect | None = None) -> Next:
         """Decide after an answer. Raises OutcomeUnknown if the outcome stays unknown."""
         call = self._call
         kind = call.kind if kind is None else kind
-        step = after_answer(kind, told, in_doubt=self._in_doubt, own_key=call.own_key)
+        step = after_answer(kind, answer, in_doubt=self._in_doubt, own_key=call.own_key)
         self._apply(step)
         return step
 
@@ -335,9 +335,9 @@ class _Journey(Generic[Result]):
         """Learn from a 421. Return whether it says that the node asked does lead, in another epoch."""
         if relayed.reply.status != NotLeader.http_status:
             return False
-        told = Elsewhere.of(relayed.reply)
-        self._forwarder.epochs.learn(self._call.topic, told.epoch)
-        if told.url == url and told.epoch is not None:
+        named = Elsewhere.of(relayed.reply)
+        self._forwarder.epochs.learn(self._call.topic, named.epoch)
+        if named.url == url and named.epoch is not None:
             return True
-        self._hint = told
+        self._hint = named
         return False

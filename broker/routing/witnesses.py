@@ -27,7 +27,7 @@ Ask = Callable[[str, float], Awaitable[bytes]]
 async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Sequence[Written]:
     """Return the clocks of the nodes that answer. This asks at most ASKED_MAX nodes, all at once."""
     asked = [_clock_of(node, ask, clock) for node in islice(others, ASKED_MAX)]
-    return [told for told in await asyncio.gather(*asked) if told is not None]
+    return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
 
 async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:

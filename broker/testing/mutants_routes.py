@@ -161,13 +161,13 @@ MUTANTS: Final[Mapping[str, Above]] = {
     "dedupe": Above(
         "a leader looks up an idempotency key neither in memory nor in storage",
         KeyedLog,
-        "_known",
+        "_find_answer",
         _nothing,
     ),
     "producer-number": Above(
         "a leader looks up a producer's last number neither in memory nor in storage",
         Producers,
-        "_last",
+        "_last_answer",
         _nothing,
     ),
     "store-proof": Above(
@@ -185,7 +185,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
     "closed-reference": Above(
         "a reader of a reference ends in a page that is not closed",
         PayloadReader,
-        "_is_whole",
+        "_update_ended",
         _closed_reference,
     ),
     "cursor-version": Above(
@@ -200,7 +200,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
     "whole-range": Above(
         "a bulk read ends at the end of storage, though its range goes on",
         TopicReading,
-        "_is_whole",
+        "_is_complete",
         _whole_range,
     ),
 }

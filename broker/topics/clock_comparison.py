@@ -66,8 +66,8 @@ class ClockComparison:
         """
         self.skew_ms = written.ahead_ms
         if self._is_off(written):
-            told = await self._ask_nodes(written)
-            if await self._ask_record_region(written) if told is None else told:
+            confirmed = await self._ask_nodes(written)
+            if await self._ask_record_region(written) if confirmed is None else confirmed:
                 self._report_wrong(written)
                 raise _refusal(written.ahead_ms, "leads nothing")
             raise _refusal(written.ahead_ms, "does not lead this topic")
@@ -174,10 +174,10 @@ class ClockComparison:
         self.skew_ms = written.ahead_ms
         if self._is_off(written):
             jumped = self._offset_ms is not None and self._has_jumped(self._offset_ms)
-            told = await self._ask_nodes(written)
-            if jumped if told is None else told:
+            confirmed = await self._ask_nodes(written)
+            if jumped if confirmed is None else confirmed:
                 self._report_wrong(written)
-            if told is not False:
+            if confirmed is not False:
                 raise _refusal(written.ahead_ms, "reads nothing")
         if not self._note_if_sharp(written):
             raise _no_comparison("the write took too long, or the clock jumped.")

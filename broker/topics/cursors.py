@@ -206,16 +206,16 @@ class Cursors:
         record = await self._records.get(key)
         if record is None:
             return None
-        told = _decoded(key, record)
+        fields = _decoded(key, record)
         try:
-            after = told["after"]
+            after = fields["after"]
             cursor = StoredCursor(
                 name,
                 None if after is None else bytes.fromhex(after),
-                told["version"],
-                told["data"],
-                told["updated_ms"],
-                told["before"],
+                fields["version"],
+                fields["data"],
+                fields["updated_ms"],
+                fields["before"],
             )
         except (ValueError, TypeError, KeyError) as error:
             raise StorageCorrupt(f"the record {key!r} is no cursor") from error
@@ -265,16 +265,16 @@ def _generation_of(prefix: bytes, key: bytes) -> int:
 
 
 def _encode(cursor: StoredCursor) -> bytes:
-    told = {**shown(cursor), "before": cursor.before}
-    del told["name"]  # It is in the key.
-    return json.dumps(told, separators=(",", ":")).encode()
+    fields = {**shown(cursor), "before": cursor.before}
+    del fields["name"]  # It is in the key.
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def _decoded(key: bytes, record: Record) -> dict[str, Any]:
     try:
-        told = json.loads(record.value)
+        fields = json.loads(record.value)
     except ValueError as error:
         raise StorageCorrupt(f"the record {key!r} does not decode") from error
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise StorageCorrupt(f"the record {key!r} does not decode")
-    return told
+    return fields

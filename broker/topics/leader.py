@@ -91,7 +91,7 @@ class TopicLeader:
         """Return whether anything was committed under this hold."""
         return self.hold.pointer > self._claimed_at
 
-    def claims_in_vain(self, before: int) -> int:
+    def lost_claims(self, before: int) -> int:
         """Count consecutive claims that were lost before any commit; ``before`` of them precede this one.
 
         In a duel of two nodes a claim is lost at once. A clean handover does not count: it has no rival.

@@ -274,10 +274,10 @@ class Leaders:
 
     async def _back_off(self, state: TopicState, deadline: float) -> None:
         """Wait before a claim if the last claims were lost before any commit: two nodes must not duel."""
-        if not state.claimed_in_vain:
+        if not state.claims_lost:
             return
         clock = self.around.clock
-        pause_s = min(BACK_OFF_S * 2**state.claimed_in_vain, BACK_OFF_MAX_S)
+        pause_s = min(BACK_OFF_S * 2**state.claims_lost, BACK_OFF_MAX_S)
         pause_s *= self._jitter.uniform(0.5, 1.0)
         if clock.monotonic() + pause_s > deadline:
             raise NoLeader(f"No node leads topic '{state.id}' just now.")
@@ -285,7 +285,7 @@ class Leaders:
 
     def _leader_ended(self, leader: TopicLeader) -> None:
         state = self.state(leader.topic.id)
-        state.claimed_in_vain = min(leader.claims_in_vain(state.claimed_in_vain), 8)
+        state.claims_lost = min(leader.lost_claims(state.claims_lost), 8)
         if isinstance(leader.ended, Fenced):
             self.around.tenure.fenced(state.id)
         if self.around.is_clustered:

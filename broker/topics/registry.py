@@ -62,10 +62,10 @@ def not_found(topic: TopicId) -> TopicNotFound:
 
 
 def _encode(record: TopicRecord) -> bytes:
-    told = record._asdict()
+    fields = record._asdict()
     if not record.purged_ms:
-        del told["purged_ms"]  # The previous release does not know this field.
-    return json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+        del fields["purged_ms"]  # The previous release does not know this field.
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _decode(key: bytes, value: bytes) -> TopicRecord:
@@ -199,7 +199,7 @@ class TopicRegistry:
         token = secrets.token_hex(8)
         doubt = _Doubt(topic)
         for _ in range(PUT_TRIES_MAX):
-            with doubt.told():
+            with doubt.reading():
                 record, version = await self._fetch(topic)
             if record is not None and record.token == token:
                 return record
@@ -293,7 +293,7 @@ class _Doubt:
             raise self._unknown()
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """Turn a failed read into OutcomeUnknown if the put may have been done: it is not known as refused."""
         try:
             yield

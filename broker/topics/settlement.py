@@ -230,16 +230,16 @@ def _key(topic: TopicId) -> bytes:
 
 def encode(record: SettlingRecord) -> bytes:
     """Encode a record."""
-    told = record._asdict() | {"start": record.start.hex(), "through": record.through.hex()}
-    return json.dumps(told, separators=(",", ":")).encode()
+    fields = record._asdict() | {"start": record.start.hex(), "through": record.through.hex()}
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode(value: bytes) -> SettlingRecord:
     """Decode a record. Raises StorageCorrupt."""
     try:
-        told = json.loads(value)
-        rows = {name: bytes.fromhex(told[name]) for name in ("start", "through")}
-        return SettlingRecord(**{**told, **rows})
+        fields = json.loads(value)
+        rows = {name: bytes.fromhex(fields[name]) for name in ("start", "through")}
+        return SettlingRecord(**{**fields, **rows})
     except (ValueError, TypeError, KeyError) as error:
         raise StorageCorrupt("the record of a clean-up does not decode") from error
 

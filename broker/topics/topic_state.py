@@ -37,8 +37,8 @@ class TopicState:
         "carried",
         "carried_generation",
         "changes",
-        "claimed_in_vain",
         "claiming",
+        "claims_lost",
         "clocks",
         "former",
         "id",
@@ -72,7 +72,7 @@ class TopicState:
         self.former: TopicLeader | None = None
         self.carried: list[Write] = []
         self.carried_generation = 0
-        self.claimed_in_vain = 0
+        self.claims_lost = 0
         """The number of consecutive leaders that lost their claim before any commit."""
         self.claiming = asyncio.Lock()
         """Guards the begin and the end of leading on this node. A task takes it before ``lock``."""

@@ -729,10 +729,10 @@ async def test_only_claims_that_were_lost_were_in_vain(bench: Bench) -> None:
     for why in (Fenced("x"), NoLeader("x"), NotLeader("x"), OutcomeUnknown("x"), NoLeader("x")):
         await bench.topics.leaders.lead(TOPIC, bench.clock.monotonic() + 10)
         bench.leader().end(why)
-        seen.append(state.claimed_in_vain)
+        seen.append(state.claims_lost)
     await bench.publish(b"m")
     bench.leader().end(Fenced("x"))
-    assert [*seen, state.claimed_in_vain] == [1, 1, 1, 2, 2, 0]
+    assert [*seen, state.claims_lost] == [1, 1, 1, 2, 2, 0]
 
 
 async def test_ids_rise_over_generations_restarts_and_clocks_that_step_back(bench: Bench) -> None:

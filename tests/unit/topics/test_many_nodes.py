@@ -402,9 +402,9 @@ async def test_an_update_that_overlaps_a_claim_elsewhere_reaches_the_new_leader(
     updating = Updating(cluster, home)
     await updating.gate.reached.wait()
     await placement.pin(cluster.records, TOPIC, other.me.instance)
-    other.tenure._told.set()
+    other.tenure._hinted.set()
     if not claimed_over:
-        home.tenure._told.set()
+        home.tenure._hinted.set()
     await pass_time(0.1)
     publishing = asyncio.ensure_future(publish_at(other, b"second"))
     await pass_time(1.5 if claimed_over else 0.5)
