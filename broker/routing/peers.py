@@ -63,7 +63,7 @@ class Peers(Protocol):
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
 
     async def close(self) -> None:
-        """Close everything; requests under way end as unanswered."""
+        """Close everything; requests in flight end as unanswered."""
 
 
 class _Relay:
@@ -157,7 +157,7 @@ class HttpPeers:
         return connection
 
     async def close(self) -> None:
-        """Close everything; requests under way end as unanswered."""
+        """Close everything; requests in flight end as unanswered."""
         for pools in (self._soon, self._streams):
             while pools:
                 pools.popitem()[1].close("this node closed the connection")

@@ -218,7 +218,7 @@ class Cursors:
                 fields["before"],
             )
         except (ValueError, TypeError, KeyError) as error:
-            raise StorageCorrupt(f"the record {key!r} is no cursor") from error
+            raise StorageCorrupt(f"the record {key!r} is not a cursor") from error
         return cursor, record
 
 

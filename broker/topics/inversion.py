@@ -144,7 +144,7 @@ class Inverting:
         deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
         leader = await self._leaders.lead(topic.id, deadline)
         if leader.topic.generation != topic.generation:
-            raise TopicNotFound(f"Topic {topic.id} was created anew.")
+            raise TopicNotFound(f"Topic {topic.id} was created again.")
         with self._leaders.state(topic.id).used():
             return await self._pass(leader, view, before, work)
 

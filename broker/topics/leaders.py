@@ -225,7 +225,7 @@ class Leaders:
             leader.writer.take_over(carried)
         else:
             # They were accepted under another generation's properties.
-            fail(carried, Fenced(f"Not done: topic '{state.id}' was created anew."))
+            fail(carried, Fenced(f"Not done: topic '{state.id}' was created again."))
         if self.around.is_clustered:
             log.info("topic claimed", topic=str(state.id), epoch=leader.epoch)
         # Another node may have written to the log before.
@@ -364,7 +364,7 @@ class Leaders:
             state.leader = None
             state.former = leader
             await self._hand_off(leader)
-            leader.end(NoLeader("This node leads the topic no more."))
+            leader.end(NoLeader("This node no longer leads the topic."))
         self._run_in_background(self._pass_on_carried(state))
 
     async def _hand_off(self, leader: TopicLeader) -> None:
