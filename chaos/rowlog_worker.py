@@ -19,10 +19,12 @@ import os
 import random
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from broker.clock import SystemClock
+from broker.errors import Unavailable
 from broker.rowlog import Message, RowLog
 
 
@@ -103,7 +105,7 @@ class Worker:
         async with log:
             for subscription in given["subscriptions"]:
                 log.listen(subscription, self.listener(subscription))
-            await (log.serve_listeners() if given.get("serves") else log.start())
+            await self._begin(log)
             self.tell("ready")
             leads = False
             while True:
@@ -111,6 +113,14 @@ class Worker:
                     leads = not leads
                     self.tell("leads" if leads else "follows")
                 await self._clock.sleep(0.05)
+
+    async def _begin(self, log: RowLog) -> None:
+        """Serve listeners or be a candidate. Retry while ZooKeeper has no contact: sessions are short here."""
+        while True:
+            with suppress(Unavailable):
+                await (log.serve_listeners() if self._given.get("serves") else log.start())
+                return
+            await self._clock.sleep(0.1)
 
 
 def given_by(word: str) -> dict[str, Any]:

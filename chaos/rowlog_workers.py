@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from signal import Signals
@@ -15,6 +16,8 @@ from typing import Any, Final
 from broker.rowlog import Message
 from chaos.checkers.rowlog import HistoryLine, violations
 
+LOGGED_MAX: Final = 60
+"""How many log lines of the workers the error of a condition that never held shows."""
 _KINDS: Final = {"put", "begin", "end", "halted"}
 
 
@@ -37,6 +40,7 @@ class Workers:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.changed = asyncio.Condition()
         self._reading: list[asyncio.Task[None]] = []
+        self._logged: deque[str] = deque(maxlen=LOGGED_MAX)
 
     async def start(self, name: str, **more: Any) -> None:
         """Start a worker; ``more`` has settings for this worker only."""
@@ -45,7 +49,7 @@ class Workers:
             *command,
             json.dumps({**self.given, **more}),
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.STDOUT,
         )
         self.processes[name] = process
         self._reading.append(asyncio.create_task(self._read(name, process)))
@@ -54,7 +58,8 @@ class Workers:
         assert process.stdout is not None
         async for line in process.stdout:
             if not line.startswith(b"{"):
-                continue  # It is a log line.
+                self._logged.append(f"{name}: {line.decode(errors='replace').rstrip()}")
+                continue
             told = json.loads(line)
             async with self.changed:
                 if told["kind"] in _KINDS:
@@ -77,7 +82,10 @@ class Workers:
                     await self.changed.wait_for(holds)
             except TimeoutError:
                 last = self.history[-5:]
-                raise AssertionError(f"not in time: leader {self.leader}, {last}") from None
+                logged = "\n".join(self._logged)
+                raise AssertionError(
+                    f"not in time: leader {self.leader}, {last}\n{logged}"
+                ) from None
 
     def signal(self, name: str, number: Signals) -> None:
         """Send a signal to a worker. After SIGKILL or SIGSTOP, its calls in flight do not count."""

@@ -61,6 +61,8 @@ class Host:
     async def serve(self, host: str, port: int, url: str) -> str:
         """Serve the listeners over HTTP, join the rowlog's nodes, and return the URL.
 
+        After an error nothing is served, and it may be called again.
+
         Raises:
             OSError: the address can't be had.
             Unavailable: there is no coordinator, or it can't be asked.
@@ -71,23 +73,31 @@ class Host:
             raise Unavailable("Remote listeners need ZooKeeper: RowLog(..., zookeeper=[...]).")
         tools = self._tools
         most = (await tools.meta.setup()).settings.payload_bytes_max
-        self._node = ListenerNode(
-            tools.rowlog, self._listeners, tools.figures.text, tools.clock, most
-        )
-        taken = await self._node.start(host, port)
-        self.url = url or f"http://{host}:{taken}"
-        await self._join(self._coordinator)
+        node = ListenerNode(tools.rowlog, self._listeners, tools.figures.text, tools.clock, most)
+        try:
+            taken = await node.start(host, port)
+            self.url = url or f"http://{host}:{taken}"
+            await self._join(self._coordinator)
+        except BaseException:
+            await node.close()
+            raise
+        self._node = node
         return self.url
 
     async def start(self, *, remote: bool) -> None:
-        """Be a candidate for processing, until closed; ``remote``: offer to the listeners of other nodes, too."""
+        """Be a candidate for processing, until closed; ``remote``: offer to the listeners of other nodes, too.
+
+        Raises Unavailable: the coordinator can't be asked. Nothing has begun, and it may be called again.
+        """
         tools = self._tools
         coordinator = self._coordinator or MemoryCoordination(tools.clock).session()
+        # First: if that fails, nothing has begun, and the caller may try again.
+        if remote or (await tools.meta.setup()).settings.spread:
+            await self._join(coordinator)
         offers: Offers = self._listeners
         if remote:
             from broker.rowlog.remote import RemoteListeners  # noqa: PLC0415
 
-            await self._join(coordinator)
             nodes = RemoteListeners(
                 tools.rowlog, self._listeners, lambda: self._membership, tools.clock
             )
@@ -98,8 +108,6 @@ class Host:
         self._processing = Processing(
             means, elections, tools.clock, lambda: self._membership, self._upkeep.run
         )
-        if (await tools.meta.setup()).settings.spread:
-            await self._join(coordinator)
         self.tasks.append(asyncio.create_task(self._processing.run()))
 
     async def _join(self, coordinator: Coordinator) -> None:

@@ -258,7 +258,7 @@ async def test_a_listener_in_another_process_is_killed_started_again_and_gets_al
         workers.signal("far", signal.SIGKILL)
         for row in (b"r1", b"r2"):
             part = await until_tried(log, row)
-            assert (part.tries, "gave no answer" in part.reason) == (1, True), part
+            assert "gave no answer" in part.reason, part
         await workers.start("far", takes_s=0.01)
         await workers.until(lambda: workers.is_done(["a"]))
         assert seqs("r1") == seqs("r2") == [1, 1, 2, 3]

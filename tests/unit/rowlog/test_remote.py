@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
 from broker.clock import SystemClock
 from broker.coordination.memory import MemoryCoordination
-from broker.errors import BadRequest, Forbidden, NotFound
+from broker.errors import BadRequest, Forbidden, NotFound, Unavailable
 from broker.http.outbound import OutboundConnection, open_connection
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
@@ -97,6 +98,21 @@ async def test_a_node_that_goes_is_offered_nothing_more_and_another_gets_it(node
     await second.until(ended=1)
     assert second.seqs == [1]
     assert first.in_flight == set(), "it was cancelled"
+
+
+async def test_serving_that_failed_leaves_nothing_and_may_be_tried_again(
+    nodes: Nodes,
+) -> None:
+    log = await nodes.log()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            await log.serve_listeners(port=port)
+    nodes.coordination.outage()
+    with pytest.raises(Unavailable):
+        await log.serve_listeners(port=port)
+    nodes.coordination.recover()
+    assert await log.serve_listeners(port=port) == f"http://127.0.0.1:{port}"
 
 
 async def test_it_serves_its_own_rowlog_and_no_pages(nodes: Nodes) -> None:
