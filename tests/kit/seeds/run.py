@@ -181,12 +181,13 @@ class _Run:
         until_s = self.loop.time() + self.plan.minutes * 60
         share = min(self.plan.minutes / 3.0, 1.0)
         number = len(self.plan.faults)
+        kind = "moves" if self.plan.nodes > 1 else "kill"
         while self.loop.time() < until_s and (
             _acknowledged(self.cluster.history.calls()) < ACKNOWLEDGED_MIN * share
             or leader_changes(self.trace.judged) < LEADERS_MIN * share
         ):
             at_s = self.loop.time() - began_s + GOES_ON_S * self.plan.thin
-            await self._fault(number, Fault("moves", at_s, GOES_ON_S, number), began_s)
+            await self._fault(number, Fault(kind, at_s, GOES_ON_S, number), began_s)
             number += 1
 
     async def _fault(self, number: int, fault: Fault, began_s: float) -> None:
