@@ -42,6 +42,20 @@ async def delete(story: Story, topic: str, via: str | None = None) -> Lines:
     return ()
 
 
+@command("update")
+async def update(story: Story, topic: str, ttl: str, via: str | None = None) -> Lines:
+    """Change how long a topic's messages live."""
+    await story.client(via).set_topic(topic, {"ttl": str(round(seconds(ttl)))})
+    return ()
+
+
+@command("topic")
+async def show_topic(story: Story, topic: str, via: str | None = None) -> Lines:
+    """Print a topic's settings."""
+    found = await story.client(via).topic(topic)
+    return [f"generation {found.generation}, ttl {found.properties['ttl']}s"]
+
+
 # Messages.
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from broker.config.sections import SweepConfig
 from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import CALM
+from broker.storage.table import Space
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.node import Machine
 from tests.kit.scenarios.interpreter import (
@@ -199,9 +200,12 @@ async def heal(story: Story) -> Lines:
 
 @command("zookeeper")
 async def zookeeper(story: Story, state: str) -> Lines:
-    """Let ZooKeeper serve nobody (``down``), or serve again (``up``)."""
+    """Let ZooKeeper serve no node (``down``), or serve again (``up``); or let it lose all that it has (``wiped``)."""
+    if state == "wiped":
+        story.cluster.coordination.wipe()
+        return ()
     if state not in ("down", "up") or (state == "down") == story.cluster.is_out:
-        raise ScenarioError("zookeeper down, or zookeeper up")
+        raise ScenarioError("zookeeper down, zookeeper up, or zookeeper wiped")
     story.cluster.is_out = not story.cluster.is_out
     if story.cluster.is_out:
         story.cluster.coordination.outage()
@@ -222,6 +226,7 @@ async def session(story: Story, node: str, noticed: str = "0s") -> Lines:
 
 WRONGS: Final = {
     "refuse": "refused",
+    "be-slow": "slow",
     "make-late": "late_write",
     "never-make": "never",
     "lose-answer": "lost_answer",
@@ -249,7 +254,7 @@ class _Next:
 
 @command("storage")
 async def storage(story: Story, wrong: str, writes: str = "1", late: str = "150ms") -> Lines:
-    """Let storage treat the next writes wrongly: refuse, make-late, never-make, lose-answer, repeat, say-no.
+    """Let storage treat the next writes wrongly: refuse, be-slow, make-late, never-make, lose-answer, repeat, say-no.
 
     ``late`` is about how much later a write is made, or made again.
     """
@@ -257,6 +262,13 @@ async def storage(story: Story, wrong: str, writes: str = "1", late: str = "150m
         raise ScenarioError(f"{wrong} is none of {', '.join(WRONGS)}")
     bias: Any = _Next(WRONGS[wrong], int(writes), seconds(late) * 1000)
     story.cluster.table.bias = bias
+    return ()
+
+
+@command("slow-writes")
+async def slow_writes(story: Story, by: str) -> Lines:
+    """Let each write to a topic's log take so much longer; ``slow-writes 0s`` ends it."""
+    story.cluster.table.slow_s[Space.MESSAGES] = seconds(by)
     return ()
 
 

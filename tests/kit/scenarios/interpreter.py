@@ -174,9 +174,14 @@ async def _answered(work: Awaitable[Lines]) -> Lines:
 
 
 @command("join")
-async def join(story: Story, name: str) -> Lines:
-    """Wait for a command in the background, and print what it prints."""
-    return await story.join(name)
+async def join(story: Story, name: str, within: str | None = None) -> Lines:
+    """Wait for a command in the background, and print what it prints; ``within``: it must end in this time."""
+    began_s = story.cluster.loop.time()
+    lines = await story.join(name)
+    took_s = story.cluster.loop.time() - began_s
+    if within is not None and took_s > seconds(within):
+        return [*lines, f"not within {within}"]
+    return lines
 
 
 async def tell(trace: Trace, blocks: Sequence[Block]) -> list[Block]:
