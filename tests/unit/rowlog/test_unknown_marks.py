@@ -85,6 +85,28 @@ async def taken_over(other: RowLog, *, is_done: bool) -> None:
         await other.messages.remove(ROW, [first])
 
 
+async def unsubscribed(other: RowLog) -> None:
+    """Another process removes the subscription, and the message stays for "b"."""
+    await other.unsubscribe("a")
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_removed_subscription_counts_as_done(made: bool) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        process = await world.process()
+        log, other = process.log, (await world.process()).log
+        for name in ("a", "b"):
+            await log.subscribe(Subscription(name))
+        log.listen("a", Heard())
+        lose_a_mark(process, lambda: unsubscribed(other), made=made, answer=None)
+        await log.put(ROW)
+        (found,) = await log.messages.open(ROW)
+        assert (await log._attempts.attempt(ROW, found, "a", log.listeners)).is_done
+
+    test()
+
+
 @pytest.mark.parametrize("answer", [None, False], ids=["no-answer", "a-repeated-call-says-no"])
 @pytest.mark.parametrize(
     ("between", "listener"),
