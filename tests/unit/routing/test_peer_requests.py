@@ -1,166 +1,215 @@
 """What a leader does with requests of other nodes: deadlines, lanes, epochs, protocols."""
 
+from __future__ import annotations
+
 import asyncio
+import gc
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
-from multidict import CIMultiDict
 
 from broker.clock import SystemClock
-from broker.http.answer import NotSent
 from broker.routing.nodeheaders import LaneTicket, NodeHeaders, Repeat, Sender
 from broker.routing.peer_requests import Receiving
+from broker.routing.secret import cluster_secret
+from broker.testing import simulated
 from broker.testing.mutants import in_force
-from tests.kit.ring import Ring, passed, request_lost, ring_of
-from tests.kit.serving import eventually, topic_path
+from broker.testing.virtual_time import pass_time
+from tests.kit.http_cluster import HttpCluster, on_cluster
+from tests.kit.serving import topic_path
 
 PUBLISH = topic_path("t", "publish")
-POLL = topic_path("t", "poll")
 TEXT = {"Content-Type": "text/plain"}
+OF_NODE_0 = "orders"
+"""A topic that node 0 leads without a pin."""
 ELSEWHERE = Sender(7, "life-7")
 
 
 class FarNode:
-    """A node of which there is nothing but the requests that it passes on to the ring's first."""
+    """A further node, made only of the requests that it sends to the leader, node 0."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, cluster: HttpCluster) -> None:
+        self._cluster = cluster
+        self._clock = cluster.sim.clock
         self.epoch: int | None = None
 
-    async def send(self, payload: bytes, left_ms: int = 20_000, **named):
+    async def send(self, payload: bytes, left_ms: int = 20_000, **named: Any) -> tuple[int, str]:
+        """Forward a publish; return the status and the error code of the answer."""
         told = {"epoch": self.epoch, "key": payload.hex() * 4, **named}
         ticket = told.pop("ticket", None)
-        deadline_ms = self._ring.nodes[0].clock.now_ms() + left_ms
+        deadline_ms = self._clock.now_ms() + left_ms
         headers = NodeHeaders(ELSEWHERE, deadline_ms, Repeat(**told), ticket)
-        return await self.raw(payload, headers.format(self._ring.nodes[0].secret))
+        return (await self.raw(payload, headers.format(await self.secret())))[:2]
 
-    async def raw(self, payload: bytes, headers):
-        url = self._ring.infos[0].url + PUBLISH
-        session = self._ring.nodes[0].http.session
-        async with session.post(url, data=payload, headers={**TEXT, **headers}) as reply:
-            return reply.status, reply.headers.get("Broker-Error"), await reply.read()
+    async def secret(self) -> str:
+        return await cluster_secret(self._cluster.sim.records, self._clock)
+
+    async def raw(self, payload: bytes, headers: dict[str, str]) -> tuple[int, str, bytes]:
+        async with self._cluster.connection(0) as http:
+            await http.ask("POST", PUBLISH, payload, {**TEXT, **headers})
+            reply = await http.reply()
+        return reply.status, reply.headers.get("Broker-Error", ""), reply.body
 
     async def learn(self) -> None:
         """Learn the epoch, as a node does."""
         assert (await self.send(b"\1"))[0] == 421
-        reply = await self._ring.nodes[0].http("POST", PUBLISH, b"first", TEXT)
+        reply = await self._cluster.publish(0, "first")
         self.epoch = int(reply.headers["Broker-Leader"].rpartition("epoch=")[2])
 
 
-@pytest.fixture
-async def far(ring: Ring) -> FarNode:
-    far = FarNode(ring)
+async def far_node(cluster: HttpCluster) -> FarNode:
+    far = FarNode(cluster)
     await far.learn()
     return far
 
 
-async def payloads(ring: Ring) -> list[str]:
-    json = {"Content-Type": "application/json"}
-    reply = await ring.nodes[0].http("POST", POLL, b"{}", json)
-    return [message["payload"] for message in reply.json][1:]
+async def payloads(cluster: HttpCluster, node: int = 0) -> list[str]:
+    """Return the payloads behind the first."""
+    return (await cluster.payloads(node))[1:]
 
 
-async def test_what_is_past_its_deadline_is_not_done(ring: Ring, far: FarNode) -> None:
-    assert (await far.send(b"a", left_ms=0))[:2] == (503, "overloaded")
-    assert await payloads(ring) == []
+async def restart(cluster: HttpCluster, node: int) -> None:
+    """Start a node again. It leads ``t`` again."""
+    cluster.machines[node].kill()
+    cluster.machines[node].start()
+    assert await cluster.machines[node].served(30.0)
+    await cluster.lead(node)
+
+
+@on_cluster()
+async def test_a_request_is_not_done_after_its_deadline(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
+    assert await far.send(b"a", left_ms=0) == (503, "overloaded")
+    assert await payloads(cluster) == []
     with in_force("deadline"):
         # A late copy is stored after its sender was told that it was too late.
         assert (await far.send(b"a", left_ms=0))[0] == 200
-    assert await payloads(ring) == ["a"]
+    assert await payloads(cluster) == ["a"]
 
 
-async def test_a_late_copy_is_not_done(ring: Ring, far: FarNode) -> None:
+@on_cluster()
+async def test_a_late_copy_is_not_done(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
     assert (await far.send(b"b", ticket=LaneTicket(1, 1, 1)))[0] == 200
-    assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[:2] == (503, "overloaded")
-    assert await payloads(ring) == ["b"]
+    assert await far.send(b"a", ticket=LaneTicket(1, 0, 0)) == (503, "overloaded")
+    assert await payloads(cluster) == ["b"]
     with in_force("lane-order"):
-        # The client was told that nobody knows what became of it, and has gone on.
+        # The client was told that the outcome is unknown, and has gone on.
         assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
-    assert await payloads(ring) == ["b", "a"]
+    assert await payloads(cluster) == ["b", "a"]
 
 
-async def test_a_request_waits_for_those_before_it_in_its_lane(ring: Ring, far: FarNode) -> None:
-    overtaking = asyncio.create_task(far.send(b"b", ticket=LaneTicket(1, 1, 0)))
-    waiting = ring.nodes[0].receiving._waiting
-    await eventually(lambda: waiting, lambda: "nothing waits for its turn")
+@on_cluster()
+async def test_a_request_waits_for_earlier_requests_of_its_lane(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
+    overtaking = asyncio.ensure_future(far.send(b"b", ticket=LaneTicket(1, 1, 0)))
+    await pass_time(0.5)
+    assert not overtaking.done()
     assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
     assert (await overtaking)[0] == 200
-    assert await payloads(ring) == ["a", "b"]
-    assert not waiting
+    assert await payloads(cluster) == ["a", "b"]
 
 
-async def test_without_lanes_it_overtakes_them(ring: Ring, far: FarNode) -> None:
+@on_cluster()
+async def test_without_lanes_a_request_overtakes_earlier_ones(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
     with in_force("lane-order"):
         assert (await far.send(b"b", ticket=LaneTicket(1, 1, 0)))[0] == 200
         assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
-    assert await payloads(ring) == ["b", "a"]
+    assert await payloads(cluster) == ["b", "a"]
 
 
-@pytest.mark.slow
-async def test_who_waits_in_vain_for_its_turn_may_ask_again(ring: Ring, far: FarNode) -> None:
-    status, code, _ = await far.send(b"b", ticket=LaneTicket(1, 1, 0))
-    assert (status, code) == (503, "no_leader")
+@on_cluster()
+async def test_a_request_whose_turn_does_not_come_may_be_sent_again(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
+    assert await far.send(b"b", ticket=LaneTicket(1, 1, 0)) == (503, "no_leader")
     assert (await far.send(b"b", attempt=2, ticket=LaneTicket(1, 1, 1)))[0] == 200
-    assert await payloads(ring) == ["b"]
+    assert await payloads(cluster) == ["b"]
 
 
-async def test_nothing_is_kept_of_who_stops_waiting_for_its_turn() -> None:
-    receiving = Receiving("secret", SystemClock())
-    told = NodeHeaders(ELSEWHERE, 0, ticket=LaneTicket(1, 1, 0))
+@simulated()
+async def test_requests_that_stop_waiting_for_their_turn_leave_nothing_in_memory() -> None:
+    clock = SystemClock()
+    receiving = Receiving("secret", clock)
 
-    async def wait() -> None:
-        async with receiving.turn(told, receiving._clock.monotonic() + 30):
+    async def wait(lane: int) -> None:
+        told = NodeHeaders(ELSEWHERE, 0, ticket=LaneTicket(lane, 1, 0))
+        async with receiving.turn(told, clock.monotonic() + 30):
             raise AssertionError("it is not its turn")
 
-    waiting = asyncio.ensure_future(wait())
-    await eventually(lambda: bool(receiving._waiting), lambda: "it does not wait")
-    waiting.cancel()
-    await asyncio.wait((waiting,))
-    assert waiting.cancelled()
-    assert receiving._waiting == {}
+    def events() -> int:
+        return sum(isinstance(each, asyncio.Event) for each in gc.get_objects())
+
+    before = events()
+    waiting = [asyncio.ensure_future(wait(lane)) for lane in range(10)]
+    await pass_time(0.1)
+    assert events() >= before + 10
+    for each in waiting:
+        each.cancel()
+    await asyncio.wait(waiting)
+    del waiting, each
+    gc.collect()
+    assert events() <= before
 
 
-async def test_a_late_copy_of_an_earlier_epoch_is_not_done(ring: Ring, far: FarNode) -> None:
-    # The lane is not known to the leader of the next epoch; the epoch itself keeps the copy out.
-    await ring.move(1)
-    await ring.nodes[0].http("POST", PUBLISH, b"b", TEXT)
-    await ring.move(0)
-    await ring.nodes[0].http("POST", PUBLISH, b"c", TEXT)
-    status, code, body = await far.send(b"a", ticket=LaneTicket(1, 0, 0))
+@on_cluster()
+async def test_a_late_copy_of_an_earlier_epoch_is_not_done(cluster: HttpCluster) -> None:
+    # The leader of the next epoch does not know the lane; the epoch itself keeps the copy out.
+    far = await far_node(cluster)
+    await cluster.lead(1)
+    await cluster.publish(0, "b")
+    await cluster.lead(0)
+    await cluster.publish(0, "c")
+    told = NodeHeaders(
+        ELSEWHERE,
+        cluster.sim.clock.now_ms() + 20_000,
+        Repeat("61" * 4, epoch=far.epoch),
+        LaneTicket(1, 0, 0),
+    )
+    status, code, body = await far.raw(b"a", told.format(await far.secret()))
     assert (status, code) == (421, "not_leader")
     assert b'"node":0' in body
-    assert await payloads(ring) == ["b", "c"]
+    assert await payloads(cluster) == ["b", "c"]
 
 
-async def test_a_key_comes_again_in_another_epoch(ring: Ring, far: FarNode) -> None:
+@on_cluster()
+async def test_a_key_is_known_in_a_later_epoch(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
     assert (await far.send(b"a"))[0] == 200
-    await ring.move(1)
-    await ring.move(0)
+    await cluster.lead(1)
+    await cluster.publish(1, "b")
+    await cluster.lead(0)
     far.epoch = None
     assert (await far.send(b"a", attempt=2))[0] == 421
-    reply = await ring.nodes[0].http("GET", topic_path("t", "leader"))
-    far.epoch = reply.json["epoch"]
+    far.epoch = (await cluster(0, "GET", topic_path("t", "leader"))).json["epoch"]
     assert (await far.send(b"a", attempt=3))[0] == 200
-    assert await payloads(ring) == ["a"]
+    assert await payloads(cluster) == ["a", "b"]
 
 
-async def test_a_node_without_the_secret_is_refused(ring: Ring, far: FarNode) -> None:
+@on_cluster()
+async def test_a_node_without_the_secret_is_refused(cluster: HttpCluster) -> None:
     told = NodeHeaders(ELSEWHERE, 1 << 50).format("0" * 64)
-    assert (await far.raw(b"a", told))[:2] == (403, "forbidden")
+    assert (await FarNode(cluster).raw(b"a", told))[:2] == (403, "forbidden")
 
 
-async def test_the_last_release_is_served_without_lanes_and_epochs(ring: Ring, far) -> None:
+@on_cluster()
+async def test_a_node_of_the_last_release_needs_no_lanes_and_epochs(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
     assert (await far.send(b"a", protocol=0))[0] == 200
-    # Its first attempt may be a late copy, for all that this release knows, so its key is looked up.
-    await ring.nodes[0].kill()
-    await ring.move(1)
-    json = {"Content-Type": "application/json"}
-    reply = await ring.nodes[1].http("POST", POLL, b"{}", json)
-    assert [message["payload"] for message in reply.json] == ["first", "a"]
+    # A first attempt of that release may be a late copy. So the leader looks its key up, and the next leader knows it.
+    assert (await far.send(b"a", protocol=0))[0] == 200
+    cluster.machines[0].kill()
+    assert await payloads(cluster, 1) == ["a"]
 
 
 @pytest.mark.parametrize("version", ["2", "99", "x", None])
-async def test_other_protocols_are_told_so(ring: Ring, far: FarNode, version) -> None:
-    told = NodeHeaders(ELSEWHERE, 1 << 50).format(ring.nodes[0].secret)
+@on_cluster()
+async def test_a_node_of_another_protocol_is_refused(
+    cluster: HttpCluster, version: str | None
+) -> None:
+    far = FarNode(cluster)
+    told = NodeHeaders(ELSEWHERE, 1 << 50).format(await far.secret())
     del told["Broker-Protocol"]
     if version is not None:
         told["Broker-Protocol"] = version
@@ -170,52 +219,56 @@ async def test_other_protocols_are_told_so(ring: Ring, far: FarNode, version) ->
         assert b"serves the node protocols 1 and 0" in body
 
 
-async def test_a_leader_of_the_last_release_is_spoken_to_as_it_understands() -> None:
-    async with ring_of(2) as ring:
-        ring.infos[0] = ring.infos[0]._replace(protocol=0)
-        await ring.nodes[0].http("PUT", topic_path("t"))
-        assert (await ring.nodes[1].http("POST", PUBLISH, b"a", TEXT)).status == 200
-        (_, ask) = ring.nodes[1].peers.asked[-1]
-        assert ask.headers["Broker-Protocol"] == "0"
-        assert "Broker-Lane" not in ask.headers
-        assert "Broker-Epoch" not in ask.headers
+@on_cluster()
+async def test_a_node_speaks_to_a_leader_of_the_last_release_as_that_understands(
+    cluster: HttpCluster,
+) -> None:
+    cluster.machines[0].protocol = 0
+    await restart(cluster, 0)
+    assert (await cluster.publish(1, "a")).status == 200
+    sent = cluster.forwarded(1)[-1]
+    assert sent.headers["Broker-Protocol"] == "0"
+    assert "Broker-Lane" not in sent.headers
+    assert "Broker-Epoch" not in sent.headers
 
 
-async def test_a_leader_of_an_older_release_is_not_asked() -> None:
-    async with ring_of(2) as ring:
-        ring.infos[0] = ring.infos[0]._replace(protocol=-1)
-        reply = await ring.nodes[1].http("PUT", topic_path("t"), headers={"Request-Timeout": "0.1"})
-        assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
-        assert b"protocol -1" in reply.body
-        assert not ring.nodes[1].peers.asked
+@on_cluster()
+async def test_a_node_does_not_ask_a_leader_of_an_older_release(cluster: HttpCluster) -> None:
+    cluster.machines[0].protocol = -1
+    await restart(cluster, 0)
+    reply = await cluster.publish(1, "a", Request_Timeout="0.1")
+    assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
+    assert b"protocol -1" in reply.body
+    assert not cluster.forwarded(1)
 
 
-async def test_a_lost_request_that_arrives_after_all_comes_too_late(ring: Ring) -> None:
-    # The whole way: a publish of unknown outcome, the next of the same client, and then the first.
-    sender = ring.nodes[1]
-    source = asyncio.Event()
+@pytest.mark.parametrize("has_lanes", [True, False])
+@on_cluster()
+async def test_a_lost_request_that_arrives_later_is_not_done(
+    cluster: HttpCluster, *, has_lanes: bool
+) -> None:
+    """A publish of one client has an unknown outcome, the client's next one is done, then the first one arrives."""
+    # By the leader's clock the deadline of the lost request has not passed when it arrives.
+    cluster.machines[0].wall.step(-2000)
+    await restart(cluster, 0)
+    await cluster.publish(1, "first")
+    async with cluster.connection(1) as http:
 
-    async def publish(payload: bytes, seconds: float):
-        deadline = sender.clock.monotonic() + seconds
-        return await sender.dispatch.call(
-            "POST", PUBLISH, CIMultiDict(TEXT), payload, deadline=deadline, source=source
-        )
+        async def publish(payload: bytes, seconds: str) -> int:
+            await http.ask("POST", PUBLISH, payload, {**TEXT, "Request-Timeout": seconds})
+            return (await http.reply()).status
 
-    assert (await publish(b"first", 20)).status == 200
-    sender.peers.hooks.extend([request_lost] * 1000)
-    assert (await publish(b"lost", 0.05)).status == 500
-    sender.peers.hooks.clear()
-    (_, ask) = next(one for one in sender.peers.asked if one[1].body == b"lost")
-    assert (await publish(b"next", 20)).status == 200
-    late = {**ask.headers, "Broker-Deadline": str(sender.clock.now_ms() + 20_000)}
-    status, _, _ = await FarNode(ring).raw(ask.body, late)
-    assert status == 503
-    assert await payloads(ring) == ["next"]
+        lost = cluster.strand(1, 0)
+        assert await publish(b"lost", "0.05") == 500
+        assert await publish(b"next", "20") == 200
+        with nullcontext() if has_lanes else in_force("lane-order"):
+            cluster.sim.network.land(lost)
+            await pass_time(1.0)
+    assert await payloads(cluster) == ["next"] + ["lost"] * (not has_lanes)
 
 
-async def test_a_connection_that_was_never_made_leaves_no_doubt(ring: Ring) -> None:
-    async def not_sent(_):
-        raise NotSent("refused")
-
-    ring.nodes[1].peers.hooks.extend([not_sent, passed])
-    assert (await ring.nodes[1].http("PUT", topic_path("u"))).status == 200
+@on_cluster()
+async def test_a_connection_that_was_not_made_leaves_no_doubt(cluster: HttpCluster) -> None:
+    """A creation must not be done twice. It is sent again all the same."""
+    cluster.machines[0].kill()
+    assert (await cluster(1, "PUT", topic_path(OF_NODE_0))).status == 200

@@ -1,355 +1,385 @@
-"""Several nodes over real sockets: who answers a request, and what happens while leadership moves."""
+"""Which node answers a request in a cluster, and what happens while leadership moves or answers are lost."""
 
 import asyncio
+from typing import Any, Literal
 
 import pytest
 
-from broker.http.answer import NoAnswer
 from broker.model import PublishRequest
 from broker.routing import nodeheaders
-from broker.storage.marks import Marks
+from broker.routing.secret import KEY
+from broker.storage.table import Space
+from broker.testing.virtual_time import pass_time
 from broker.wire import avro
-from tests.kit.ring import TOPIC, Ring, answer_lost, passed, request_lost
-from tests.kit.serving import RawHttp, eventually, topic_path
+from tests.kit.http_cluster import JSON, HttpCluster, on_cluster
+from tests.kit.openapi import Answered
+from tests.kit.serving import topic_path
 
 PUBLISH = topic_path("t", "publish")
 STORE = topic_path("t", "store")
 ROLLBACK = topic_path("t", "rollback")
-POLL = topic_path("t", "poll")
 TEXT = {"Content-Type": "text/plain"}
-JSON = {"Content-Type": "application/json"}
 AVRO = {"Content-Type": "avro/binary"}
 POINTER_PER_MS = 1_000_000
+Lost = Literal["request_lost", "answer_lost"]
+OF_NODE_0 = "orders"
+"""A topic that node 0 of three leads without a pin."""
+FORWARDED = "broker_forwarded_total"
+
+either_is_lost = pytest.mark.parametrize("lost", ["request_lost", "answer_lost"])
 
 
-async def publish(ring: Ring, node: int, payload: bytes, **headers: str):
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await ring.nodes[node].http("POST", PUBLISH, payload, {**TEXT, **named})
+async def lose(cluster: HttpCluster, lost: Lost, *request: Any, dies: bool = False) -> Answered:
+    """Send a request to node 1, which forwards it to node 0, and lose it or its answer between the two."""
+    losing = cluster.request_lost if lost == "request_lost" else cluster.answer_lost
+    return await losing(cluster(1, *request), by=1, to=0, dies=dies)
 
 
-async def payloads(ring: Ring, node: int = 0) -> list[str]:
-    reply = await ring.nodes[node].http("POST", POLL, b"{}", JSON)
-    assert reply.status == 200
-    return [message["payload"] for message in reply.json]
-
-
-async def test_any_node_takes_a_publish_and_the_leader_stores_it(ring: Ring) -> None:
+@on_cluster()
+async def test_any_node_takes_a_publish_and_the_leader_stores_it(cluster: HttpCluster) -> None:
     for number in range(3):
-        reply = await publish(ring, number, b"m%d" % number)
+        reply = await cluster.publish(number, b"m%d" % number)
         assert reply.status == 200
-        assert reply.headers["Broker-Leader"].startswith(ring.infos[0].url + ";node=0;epoch=")
+        assert reply.headers["Broker-Leader"].startswith(cluster.url(0) + ";node=0;epoch=")
     for node in range(3):
-        assert await payloads(ring, node) == ["m0", "m1", "m2"]
-    assert ring.nodes[0].forwarded() == 0
-    assert ring.nodes[1].forwarded() == 2
+        assert await cluster.payloads(node) == ["m0", "m1", "m2"]
+    assert await cluster.metric(0, FORWARDED, 'kind="publish"') == 0
+    assert await cluster.metric(1, FORWARDED, 'kind="publish"') == 1
 
 
-async def test_all_requests_about_a_topic_are_answered_alike_by_all_nodes(ring: Ring) -> None:
-    far = ring.nodes[1].http
-    assert (await far("PUT", topic_path("u"))).status == 200
-    assert (await far("PUT", topic_path("u"))).status == 409
-    pointer = ring.nodes[0].clock.now_ms() * POINTER_PER_MS
+@on_cluster()
+async def test_all_nodes_answer_all_requests_about_a_topic_alike(cluster: HttpCluster) -> None:
+    assert (await cluster(1, "PUT", topic_path("u"))).status == 200
+    assert (await cluster(1, "PUT", topic_path("u"))).status == 409
+    pointer = cluster.sim.clock.now_ms() * POINTER_PER_MS
     body = avro.encode_publish_request(PublishRequest(pointer, [b"a"]))
-    stored = await far("POST", topic_path("u", "store"), body, AVRO)
+    stored = await cluster(1, "POST", topic_path("u", "store"), body, AVRO)
     assert stored.status == 200
     reference = avro.encode_publish_request(PublishRequest(pointer, []))
-    published = await far("POST", topic_path("u", "publish"), reference, AVRO)
+    published = await cluster(1, "POST", topic_path("u", "publish"), reference, AVRO)
     assert (published.status, published.headers["Content-Type"]) == (200, "avro/binary")
-    rolled_back = await far("POST", topic_path("u", "rollback"), published.body, AVRO)
+    rolled_back = await cluster(1, "POST", topic_path("u", "rollback"), published.body, AVRO)
     assert rolled_back.status == 200
     for target in ("", "/stats", "/messages?payload=full", "/leader"):
-        replies = [await node.http("GET", topic_path("u") + target) for node in ring.nodes]
+        replies = [await cluster(node, "GET", topic_path("u") + target) for node in range(3)]
         assert [reply.status for reply in replies] == [200] * 3
         if target != "/stats":
             assert replies[0].body == replies[1].body == replies[2].body
-    assert (await far("DELETE", topic_path("u"))).status == 200
-    gone = await far("GET", topic_path("u"))
+    assert (await cluster(1, "DELETE", topic_path("u"))).status == 200
+    gone = await cluster(1, "GET", topic_path("u"))
     assert (gone.status, gone.headers["Broker-Error"]) == (404, "topic_not_found")
 
 
-async def test_the_leader_says_who_it_is(ring: Ring) -> None:
+@on_cluster()
+async def test_any_node_tells_the_leader_and_its_epoch(cluster: HttpCluster) -> None:
     target = topic_path("t", "leader")
-    before = (await ring.nodes[2].http("GET", target)).json
-    assert before == {"node": 0, "url": ring.infos[0].url, "epoch": None}
-    await publish(ring, 0, b"a")
-    assert (await ring.nodes[2].http("GET", target)).json["epoch"] == 1
-    await ring.move(1)
-    await publish(ring, 0, b"b")
-    after = (await ring.nodes[2].http("GET", target)).json
-    assert after == {"node": 1, "url": ring.infos[1].url, "epoch": 2}
+    before = (await cluster(2, "GET", target)).json
+    assert before == {"node": 0, "url": cluster.url(0), "epoch": None}
+    await cluster.publish(0, "a")
+    assert (await cluster(2, "GET", target)).json["epoch"] == 1
+    await cluster.lead(1)
+    await cluster.publish(0, "b")
+    after = (await cluster(2, "GET", target)).json
+    assert after == {"node": 1, "url": cluster.url(1), "epoch": 2}
 
 
-async def test_what_goes_with_a_request(ring: Ring) -> None:
-    await publish(ring, 1, b"a", X_Request_Id="asked-1")
-    reply = await publish(ring, 1, b"b", X_Request_Id="asked-2", Request_Timeout="7")
+@on_cluster()
+async def test_a_node_forwards_a_request_with_its_own_headers(cluster: HttpCluster) -> None:
+    await cluster.publish(1, "a", X_Request_Id="asked-1")
+    reply = await cluster.publish(1, "b", X_Request_Id="asked-2", Request_Timeout="7")
     assert reply.headers["X-Request-Id"] == "asked-2"
-    (_, first), (_, again), (url, ask) = ring.nodes[1].peers.asked
-    # Without an epoch a write is only told the one of now, and comes again with it, as new as it was.
+    first, again, sent = cluster.forwarded(1)
+    # The leader refuses a write without an epoch, and tells its epoch. The same attempt comes again with it.
     assert "Broker-Epoch" not in first.headers
     assert (again.headers["Broker-Attempt"], again.headers["Broker-Epoch"]) == ("1", "1")
-    assert url == ring.infos[0].url
-    assert ask.headers["X-Request-Id"] == "asked-2"
-    assert ask.headers["Broker-From"] == "1/life-1"
-    assert ask.headers["Broker-Protocol"] == "1"
-    assert ask.headers["Broker-Attempt"] == "1"
-    assert len(ask.headers["Broker-Key"]) == 32
-    assert "Request-Timeout" not in ask.headers
-    left_ms = int(ask.headers["Broker-Deadline"]) - ring.nodes[1].clock.now_ms()
-    assert 0 < left_ms <= 7000
+    assert (sent.to, sent.body) == (0, b"b")
+    assert sent.headers["X-Request-Id"] == "asked-2"
+    assert sent.headers["Broker-From"].startswith("1/")
+    assert sent.headers["Broker-Protocol"] == "1"
+    assert sent.headers["Broker-Attempt"] == "1"
+    assert len(sent.headers["Broker-Key"]) == 32
+    assert "Request-Timeout" not in sent.headers
+    left_ms = int(sent.headers["Broker-Deadline"]) - cluster.sim.clock.now_ms()
+    assert 6900 < left_ms <= 7000
 
 
-async def test_a_clients_own_key_is_passed_on(ring: Ring) -> None:
-    await publish(ring, 1, b"a", Idempotency_Key="mine")
-    again = await publish(ring, 2, b"a", Idempotency_Key="mine")
+@on_cluster()
+async def test_a_node_forwards_a_clients_own_key(cluster: HttpCluster) -> None:
+    await cluster.publish(1, "a", Idempotency_Key="mine")
+    again = await cluster.publish(2, "a", Idempotency_Key="mine")
     assert again.headers["Idempotency-Replayed"] == "true"
-    assert await payloads(ring) == ["a"]
-    assert all("Broker-Key" not in ask.headers for _, ask in ring.nodes[1].peers.asked)
+    assert await cluster.payloads() == ["a"]
+    assert cluster.forwarded(1)
+    assert all("Broker-Key" not in sent.headers for sent in cluster.forwarded(1))
 
 
 @pytest.mark.parametrize("parameter", ["a=\u017c".encode(), b"a=\xe9"])
-async def test_headers_of_any_characters_are_taken_by_any_node(ring, parameter: bytes) -> None:
-    content_type = b"text/plain; " + parameter
-    for node in ring.nodes:
-        async with RawHttp(node.server.port) as http:
-            await http.send(
-                f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\n".encode()
-                + b"Content-Type: "
-                + content_type
-                + b"\r\nContent-Length: 1\r\n\r\na"
-            )
+@on_cluster()
+async def test_any_node_takes_headers_of_any_characters(
+    cluster: HttpCluster, parameter: bytes
+) -> None:
+    head = f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n".encode()
+    for node in range(3):
+        async with cluster.connection(node) as http:
+            await http.send(head + b"Content-Type: text/plain; " + parameter + b"\r\n\r\na")
             assert (await http.reply()).status == 200
-    assert await payloads(ring) == ["a", "a", "a"]
+    assert await cluster.payloads() == ["a", "a", "a"]
 
 
-async def test_whoever_waits_for_a_leader_looks_again_when_there_is_news(ring: Ring) -> None:
-    node = ring.nodes[1]
-    waits, news = asyncio.Event(), asyncio.Event()
-
-    async def pause(seconds: float) -> None:
-        waits.set()
-        await news.wait()
-
-    node.routing.pause = pause
-    node.tenure.belief = -1
-    waiting = asyncio.ensure_future(publish(ring, 1, b"a"))
-    async with asyncio.timeout(30):
-        await waits.wait()
-        assert not waiting.done()
-        node.tenure.belief = None
-        news.set()
-        assert (await waiting).status == 200
+@either_is_lost
+@on_cluster()
+async def test_a_publish_without_an_answer_is_sent_again_and_stored_once(
+    cluster: HttpCluster, lost: Lost
+) -> None:
+    await cluster.publish(1, "first")
+    assert (await lose(cluster, lost, "POST", PUBLISH, b"a", TEXT)).status == 200
+    assert await cluster.payloads() == ["first", "a"]
+    sent = [each.headers for each in cluster.forwarded(1) if each.body == b"a"]
+    assert len({headers["Broker-Key"] for headers in sent}) == 1
+    assert [headers["Broker-Attempt"] for headers in sent] == ["1", "2"]
 
 
-@pytest.mark.parametrize("lost", [answer_lost, request_lost])
-async def test_a_publish_that_got_no_answer_is_sent_again_and_stored_once(ring, lost) -> None:
-    await publish(ring, 1, b"first")
-    ring.nodes[1].peers.hooks.append(lost)
-    assert (await publish(ring, 1, b"a")).status == 200
-    assert await payloads(ring) == ["first", "a"]
-    asked = [ask.headers for _, ask in ring.nodes[1].peers.asked[2:]]
-    assert len({headers["Broker-Key"] for headers in asked}) == 1
-    assert [headers["Broker-Attempt"] for headers in asked] == ["1", "2"]
+@on_cluster()
+async def test_a_leader_looks_a_key_up_only_if_an_attempt_may_have_been_done(
+    cluster: HttpCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, looked_up = cluster.sim.table.scan, []
 
+    async def scan(space: Space, *bounds: bytes, reverse: bool = False, **more: int) -> Any:
+        if space is Space.MESSAGES and reverse:
+            looked_up.append(bounds)
+        return await real(space, *bounds, reverse=reverse, **more)  # type: ignore[arg-type]
 
-async def test_a_key_is_looked_up_only_where_an_attempt_may_have_been_done(ring, monkeypatch):
-    real, looked_up = Marks.find, []
-
-    async def find(marks, *asked):
-        looked_up.append(asked)
-        return await real(marks, *asked)
-
-    monkeypatch.setattr(Marks, "find", find)
-    ring.nodes[1].tenure.belief = 2  # Where it is told who leads; who leads tells the epoch.
-    await publish(ring, 1, b"a")
-    assert (len(ring.nodes[1].peers.asked), looked_up) == (3, [])
-    ring.nodes[1].peers.hooks.append(request_lost)
-    await publish(ring, 1, b"b")
+    monkeypatch.setattr(cluster.sim.table, "scan", scan)
+    await cluster.publish(2, "a")
+    cluster.cut_off_from_coordinator(1)
+    await cluster.lead(2)
+    await cluster.publish(2, "b")
+    looked_up.clear()
+    # Node 1 asks node 0, which names node 2, which tells its epoch.
+    await cluster.publish(1, "c")
+    assert ([sent.to for sent in cluster.forwarded(1)], looked_up) == ([0, 2, 2], [])
+    await cluster.request_lost(cluster.publish(1, "d"), by=1, to=2)
     assert len(looked_up) == 1
-    assert await payloads(ring) == ["a", "b"]
+    assert await cluster.payloads() == ["a", "b", "c", "d"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [answer_lost, request_lost])
+@either_is_lost
 @pytest.mark.parametrize("to", [1, 2])
-async def test_also_if_the_leader_died_after_it(ring: Ring, lost, to: int) -> None:
-    await publish(ring, 1, b"first")
-
-    async def die(send):
-        try:
-            return await lost(send)
-        finally:
-            await ring.nodes[0].kill()
-            await ring.move(to)
-
-    ring.nodes[1].peers.hooks.append(die)
-    assert (await publish(ring, 1, b"a")).status == 200
-    assert await payloads(ring, 1) == ["first", "a"]
-    assert await payloads(ring, 2) == ["first", "a"]
+@on_cluster()
+async def test_a_publish_whose_leader_died_is_stored_once(
+    cluster: HttpCluster, lost: Lost, to: int
+) -> None:
+    """The next leader is the node that forwards, or a third one."""
+    await cluster.publish(1, "first")
+    await cluster(0, "POST", f"/v1/cluster/nodes/{3 - to}/drain")
+    assert (await lose(cluster, lost, "POST", PUBLISH, b"a", TEXT, dies=True)).status == 200
+    for node in (1, 2):
+        assert await cluster.payloads(node) == ["first", "a"]
+    assert (await cluster(1, "GET", topic_path("t", "leader"))).json["node"] == to
 
 
-@pytest.mark.slow
-async def test_a_leader_that_is_silent_is_given_up_once_another_leads(ring: Ring) -> None:
-    await publish(ring, 1, b"first")
-    ring.nodes[0].pause()
-    asking = [asyncio.create_task(publish(ring, 1, b"a")), asyncio.create_task(poll_wait(ring, 1))]
-    await eventually(lambda: len(ring.nodes[1].peers.asked) >= 4, lambda: "nobody asked")
-    await ring.move(2)
-    assert (await asking[0]).status == 200
-    assert (await asking[1]).status == 200
-    polls = [url for url, ask in ring.nodes[1].peers.asked if "/poll" in ask.path]
-    assert polls == [ring.infos[0].url, ring.infos[2].url]
-    assert await payloads(ring, 1) == ["first", "a"]
-
-
-async def poll_wait(ring: Ring, node: int):
-    now = ring.nodes[0].clock.now_ms() + 1000
-    body = b'{"start": %d}' % now
-    return await ring.nodes[node].http("POST", POLL + "?wait=1.5", body, JSON)
+@on_cluster()
+async def test_a_silent_leader_is_given_up_once_another_node_leads(cluster: HttpCluster) -> None:
+    await cluster.publish(1, "first")
+    cluster.machines[0].pause()
+    later = b'{"start": %d}' % (cluster.sim.clock.now_ms() + 30_000)
+    asking = [
+        asyncio.ensure_future(cluster.publish(1, "a")),
+        asyncio.ensure_future(
+            cluster(1, "POST", topic_path("t", "poll") + "?wait=20", later, JSON)
+        ),
+    ]
+    assert [(await asked).status for asked in asking] == [200, 200]
+    polled = [sent.to for sent in cluster.forwarded(1, "poll")]
+    assert (polled[0], len(polled)) == (0, 2)
+    assert polled[1] in (1, 2)
+    assert await cluster.payloads(1) == ["first", "a"]
 
 
 @pytest.mark.parametrize("node", [0, 1])
-async def test_a_node_that_stops_answers_those_who_wait_for_a_leader_that_does_not_come(
-    ring: Ring, node: int
+@on_cluster()
+async def test_a_node_that_stops_answers_requests_that_wait_for_a_leader(
+    cluster: HttpCluster, node: int
 ) -> None:
-    await publish(ring, 1, b"first")
-    await ring.move(-1)
-    waiting = asyncio.create_task(publish(ring, node, b"a"))
-    await eventually(lambda: ring.nodes[node].server.busy == 1, lambda: "nobody waits")
-    ring.nodes[node].routing.waits_until = ring.nodes[node].clock.monotonic()
-    for reply in (await waiting, await publish(ring, node, b"b")):
-        assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+    await cluster.publish(1, "first")
+    # Node 2 should lead, and is dead. The coordinator is down, so that no other node takes over.
+    await cluster.lead(2)
+    cluster.sim.coordination.outage()
+    cluster.machines[2].kill()
+    waiting = asyncio.ensure_future(cluster.publish(node, "a"))
+    await pass_time(0.1)
+    assert not waiting.done()
+    cluster.machines[node].terminate(again=False)
+    reply = await waiting
+    assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
 
 
+@either_is_lost
 @pytest.mark.parametrize("path", [STORE, ROLLBACK])
-async def test_stores_and_rollbacks_are_sent_again_too(ring: Ring, path: str) -> None:
-    far = ring.nodes[1]
-    pointer = far.clock.now_ms() * POINTER_PER_MS
+@on_cluster()
+async def test_stores_and_rollbacks_are_sent_again_too(
+    cluster: HttpCluster, path: str, lost: Lost
+) -> None:
+    pointer = cluster.sim.clock.now_ms() * POINTER_PER_MS
     body = avro.encode_publish_request(PublishRequest(pointer, [b"a"]))
+    published = await cluster(1, "POST", PUBLISH, body, AVRO)
     if path == ROLLBACK:
-        body = (await far.http("POST", PUBLISH, body, AVRO)).body
-    far.peers.hooks.append(answer_lost)
-    assert (await far.http("POST", path, body, AVRO)).status == 200
-    shown = (await far.http("GET", topic_path("t", "messages"))).json["messages"]
+        body = published.body
+    assert (await lose(cluster, lost, "POST", path, body, AVRO)).status == 200
+    shown = (await cluster(1, "GET", topic_path("t", "messages"))).json["messages"]
     if path == STORE:
         reference = avro.encode_publish_request(PublishRequest(pointer, []))
-        await far.http("POST", PUBLISH, reference, AVRO)
-        assert await payloads(ring) == ["a"]
+        await cluster(1, "POST", PUBLISH, reference, AVRO)
+        assert await cluster.payloads() == ["a", "a"]
     else:
         assert [message["tx_state"] for message in shown] == ["rolled_back"]
 
 
-async def never_answered(_):
-    raise NoAnswer("cut")
-
-
-@pytest.mark.slow
-async def test_what_stays_unknown_is_said_to_be_so(ring: Ring) -> None:
-    ring.nodes[1].peers.hooks.extend([never_answered] * 1000)
-    reply = await publish(ring, 1, b"a", Request_Timeout="0.2")
+@on_cluster()
+async def test_a_node_tells_that_an_outcome_stays_unknown(cluster: HttpCluster) -> None:
+    await cluster.publish(1, "first")
+    cluster.sim.network.cut("node-0", "node-1")
+    reply = await cluster.publish(1, "a", Request_Timeout="0.2")
     assert (reply.status, reply.headers["Broker-Error"]) == (500, "outcome_unknown")
     assert reply.headers["Broker-Outcome"] == "unknown"
     assert "Retry-After" not in reply.headers
-    own = await publish(ring, 1, b"a", Request_Timeout="0.2", Idempotency_Key="mine")
+    cluster.sim.network.heal()
+    await cluster.publish(1, "b")
+    cluster.sim.network.cut("node-0", "node-1")
+    own = await cluster.publish(1, "a", Request_Timeout="0.2", Idempotency_Key="mine")
     assert (own.status, own.headers["Broker-Error"]) == (503, "outcome_unknown")
     assert "Retry-After" in own.headers
-    assert b'broker_unknown_outcomes_total{kind="publish",node="1"} 2.0' in (
-        ring.nodes[1].metrics.render()
-    )
+    assert await cluster.metric(1, "broker_unknown_outcomes_total", 'kind="publish"') == 2
 
 
-async def test_creating_is_never_sent_twice_once_it_may_have_been_done(ring: Ring) -> None:
-    ring.nodes[1].peers.hooks.append(answer_lost)
-    reply = await ring.nodes[1].http("PUT", topic_path("u"))
+@on_cluster()
+async def test_a_creation_is_not_sent_again_once_it_may_have_been_done(
+    cluster: HttpCluster,
+) -> None:
+    await cluster.publish(1, "first")
+    reply = await lose(cluster, "answer_lost", "PUT", topic_path(OF_NODE_0))
     assert (reply.status, reply.headers["Broker-Outcome"]) == (500, "unknown")
-    assert len(ring.nodes[1].peers.asked) == 1
+    creations = [sent for sent in cluster.forwarded(1, OF_NODE_0) if sent.method == "PUT"]
+    assert len(creations) == 1
+    await pass_time(1.0)
+    assert (await cluster(1, "GET", topic_path(OF_NODE_0))).status == 200
 
 
-async def test_without_a_leader_requests_wait_for_one(ring: Ring) -> None:
-    ring.leader = -1
-    waiting = [asyncio.create_task(publish(ring, node, b"a")) for node in (1, 2)]
-    refused = await publish(ring, 1, b"never", Request_Timeout="0.1")
+@on_cluster()
+async def test_requests_wait_while_there_is_no_leader(cluster: HttpCluster) -> None:
+    cluster.machines[0].kill()
+    waiting = [asyncio.ensure_future(cluster.publish(node, "a")) for node in (1, 2)]
+    refused = await cluster.publish(1, "never", Request_Timeout="0.1")
     assert (refused.status, refused.headers["Broker-Error"]) == (503, "no_leader")
     assert refused.headers["Broker-Outcome"] == "refused"
-    await ring.move(2)
     assert [(await one).status for one in waiting] == [200, 200]
-    assert await payloads(ring, 2) == ["a", "a"]
+    assert await cluster.payloads(2) == ["a", "a"]
 
 
-@pytest.mark.slow
-async def test_a_change_of_properties_waits_for_a_leader_as_long_as_its_request(ring: Ring) -> None:
-    await publish(ring, 0, b"a")
-    ring.leader = 1  # The former leader has not let go.
+@on_cluster()
+async def test_all_requests_that_wait_for_a_leader_go_on_at_the_same_news(
+    cluster: HttpCluster,
+) -> None:
+    answered_s = []
+
+    async def publish() -> None:
+        assert (await cluster.publish(1, "a")).status == 200
+        answered_s.append(asyncio.get_running_loop().time())
+
+    cluster.machines[0].kill()
+    await asyncio.gather(*(publish() for _ in range(10)))
+    # Each pauses for up to half a second, unless there is news.
+    assert max(answered_s) - min(answered_s) < 0.05
+
+
+@on_cluster()
+async def test_a_change_of_properties_waits_for_a_leader_as_long_as_its_request(
+    cluster: HttpCluster,
+) -> None:
+    await cluster.publish(0, "a")
+    # Node 1 should lead, and node 0 does not hand the topic over.
+    cluster.machines[0].pause()
+    await cluster.lead(1)
     target = topic_path("t", "properties")
-    async with asyncio.timeout(20):
-        reply = await ring.nodes[1].http("PUT", target, b"{}", {"Request-Timeout": "0.2"})
+    reply = await cluster(1, "PUT", target, b"{}", {"Request-Timeout": "0.2"})
     assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
     assert reply.headers["Broker-Outcome"] == "refused"
 
 
-async def test_nodes_that_send_each_other_in_circles_end_at_the_deadline(ring: Ring) -> None:
-    ring.nodes[1].tenure.belief, ring.nodes[2].tenure.belief = 2, 1
-    reply = await publish(ring, 1, b"a", Request_Timeout="0.3")
+@on_cluster()
+async def test_nodes_that_name_each_other_as_leader_answer_at_the_deadline(
+    cluster: HttpCluster,
+) -> None:
+    await cluster.lead(2)
+    cluster.cut_off_from_coordinator(1)
+    await cluster.lead(1)
+    began = len(cluster.forwarded(1))
+    reply = await cluster.publish(1, "a", Request_Timeout="0.3")
     assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
-    # No node passed on what another node had passed on to it.
-    assert not ring.nodes[2].peers.asked
-    assert len(ring.nodes[1].peers.asked) < 50
-    waiting = asyncio.create_task(publish(ring, 1, b"b"))
-    ring.nodes[2].tenure.belief = 0
-    assert (await waiting).status == 200
-    assert await payloads(ring) == ["b"]
+    # A node does not forward a request that another node has forwarded to it.
+    assert not cluster.forwarded(2)
+    assert 0 < len(cluster.forwarded(1)) - began < 50
 
 
-async def test_a_421_is_never_seen_by_a_client_and_tells_where_to_go(ring: Ring) -> None:
-    ring.nodes[1].tenure.belief = 2
-    assert (await publish(ring, 1, b"a")).status == 200
-    urls = [url for url, _ in ring.nodes[1].peers.asked]
-    assert urls[:2] == [ring.infos[2].url, ring.infos[0].url]
+@on_cluster()
+async def test_a_client_sees_no_421_and_its_request_goes_to_the_named_leader(
+    cluster: HttpCluster,
+) -> None:
+    await cluster.publish(1, "a")
+    cluster.cut_off_from_coordinator(1)
+    await cluster.lead(2)
+    assert (await cluster.publish(1, "b")).status == 200
+    assert [sent.to for sent in cluster.forwarded(1) if sent.body == b"b"][:2] == [0, 2]
 
 
-async def test_a_leader_that_moved_while_requests_wait_for_it_sends_them_on(ring: Ring) -> None:
-    await publish(ring, 0, b"first")
-    at = [asyncio.create_task(publish(ring, n % 3, b"%d" % n)) for n in range(30)]
-    for to in (1, 2, 0, 2):
-        await ring.move(to)
-    assert {(await one).status for one in at} == {200}
-    got = await payloads(ring, 2)
-    assert sorted(got) == sorted(["first", *map(str, range(30))])
-
-
-async def test_a_client_that_pretends_to_be_a_node_is_refused(ring: Ring) -> None:
+@on_cluster()
+async def test_a_client_that_pretends_to_be_a_node_is_refused(cluster: HttpCluster) -> None:
     for name in nodeheaders.NAMES:
-        reply = await ring.nodes[0].http("POST", PUBLISH, b"a", {**TEXT, name: "1"})
+        reply = await cluster(0, "POST", PUBLISH, b"a", {**TEXT, name: "1"})
         assert (reply.status, reply.headers["Broker-Error"]) == (403, "forbidden")
-    assert await payloads(ring) == []
+    assert await cluster.payloads() == []
 
 
-async def test_a_node_that_knows_another_secret_is_asked_again_until_the_deadline(ring) -> None:
-    ring.nodes[1].routing.forwarder._secret = "0" * 64
-    reply = await publish(ring, 1, b"a", Request_Timeout="0.1")
+@on_cluster()
+async def test_a_node_with_another_secret_asks_until_the_deadline(cluster: HttpCluster) -> None:
+    cluster.machines[1].kill()
+    secret = await cluster.sim.records.get(KEY)
+    assert secret is not None
+    await cluster.sim.records.put_if(KEY, secret.version, b"0" * 64)
+    cluster.machines[1].start()
+    assert await cluster.machines[1].served(30.0)
+    reply = await cluster.publish(1, "a", Request_Timeout="0.1")
     assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
+    assert len(cluster.forwarded(1)) > 1
 
 
-async def test_pipelined_publishes_of_one_connection_keep_their_order_through_losses(ring) -> None:
-    far = ring.nodes[1]
-    await publish(ring, 1, b"--")
-    far.peers.hooks.extend([answer_lost, passed, request_lost, passed] * 5)
-    async with RawHttp(far.server.port) as raw:
+@on_cluster()
+async def test_pipelined_publishes_keep_their_order_while_connections_break(
+    cluster: HttpCluster,
+) -> None:
+    await cluster.publish(1, "--")
+    cluster.sim.table.slow_s = dict.fromkeys(Space, 0.03)
+    async with cluster.connection(1) as http:
         for number in range(20):
-            await raw.send(
-                f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
-                f"Content-Length: 2\r\n\r\n{number:02}".encode()
-            )
-        ids = [(await raw.reply()).json["first_id"] for _ in range(20)]
+            await http.ask("POST", PUBLISH, b"%02d" % number, TEXT)
+        for turn in range(10):
+            # Requests are lost in every second turn, else answers.
+            lost = cluster.strand(1, 0) if turn % 2 else []
+            await pass_time(0.02)
+            cluster.sim.network.break_off(lost or cluster.strand(1, 0))
+        ids = [(await http.reply()).json["first_id"] for _ in range(20)]
     assert ids == sorted(set(ids))
-    assert await payloads(ring) == ["--", *(f"{number:02}" for number in range(20))]
-    assert not far.peers.hooks
+    assert await cluster.payloads() == ["--", *(f"{number:02}" for number in range(20))]
+    assert sum(sent.headers["Broker-Attempt"] > "1" for sent in cluster.forwarded(1)) > 3
 
 
-async def test_metrics_tell_what_was_passed_on(ring: Ring) -> None:
-    await publish(ring, 1, b"a")
-    await ring.nodes[1].http("GET", topic_path("no", "stats"))
-    text = ring.nodes[1].metrics.render().decode()
-    assert 'broker_forwarded_total{code="ok",kind="publish",node="1"} 1.0' in text
-    assert 'broker_forwarded_total{code="topic_not_found",kind="stats",node="1"} 1.0' in text
-    assert 'broker_forward_seconds_count{kind="publish",node="1"} 1.0' in text
-    assert TOPIC in ring.nodes[0].topics.leaders.states
+@on_cluster()
+async def test_metrics_count_forwarded_requests(cluster: HttpCluster) -> None:
+    await cluster.publish(1, "a")
+    await cluster(1, "GET", topic_path("t", "stats"))
+    await cluster(1, "GET", topic_path(OF_NODE_0, "stats"))
+    assert await cluster.metric(1, FORWARDED, 'code="ok"', 'kind="publish"') == 1
+    assert await cluster.metric(1, FORWARDED, 'code="ok"', 'kind="stats"') == 1
+    assert await cluster.metric(1, FORWARDED, 'code="topic_not_found"', 'kind="stats"') == 1
+    assert await cluster.metric(1, "broker_forward_seconds_count", 'kind="publish"') == 1
