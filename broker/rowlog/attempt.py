@@ -250,8 +250,6 @@ class Attempts:
         state = State(found.state.timestamp, dict.fromkeys(found.state.parts, DONE))
         if there is not None:
             state = there.state
-        if name not in state.parts:
-            state = state.with_part(name, DONE)  # The subscription was removed meanwhile.
         part = state.parts[name]
         is_later = leading is not None and part.epoch > leading.epoch
         # If this attempt had made its mark "done", the message would not be open.
