@@ -1,1 +1,1 @@
-"""What only this project's own tests need: programs that they start, suites that they share, worlds that they explore."""
+"""Helpers for this project's own tests only: programs that tests start, shared suites, and simulated nodes."""

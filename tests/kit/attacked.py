@@ -1,6 +1,6 @@
-"""A broker in a process of its own under attack, and a neighbour whose publishes must not notice it.
+"""Run a broker under attack in its own process, beside a neighbour whose publishes must not become slow.
 
-An attack is anything that a client sends. A broker withstands it if, while it runs::
+An attack is anything that a client sends. A broker withstands an attack if, during it::
 
     publishes of the neighbour    all are answered with 200, and can be read afterwards;
                                   99 of 100 take at most 3 x as long as without the attack
@@ -8,10 +8,10 @@ An attack is anything that a client sends. A broker withstands it if, while it r
     memory, lines of the log      stay below a bound that the test gives
     process                       lives, and logs no traceback
 
-How long publishes take is measured in rounds: first without the attack, then with it, the broker and the
-machine being the same. What else the machine does may spoil a round, so the best of three counts, and a
-publish alone counts as taking ALONE_S_MIN at least. Where other programs had more than OTHERS_CORES_MAX meanwhile,
-how long a publish took tells of them: then it is reported, and not judged. Everything else must hold in every round.
+A round measures the latency of publishes first without the attack, then with it, on the same broker and machine.
+Other programs on the machine may spoil a round, so the best of three rounds counts. The latency without the attack
+counts as ALONE_S_MIN at least. If other programs used more than OTHERS_CORES_MAX processors, the latency says
+nothing about the broker: it is reported and not judged. All other limits hold in every round.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from tests.kit.serving import RawHttp, eventually, topic_path
 
 ROUNDS_MAX: Final = 3
 PUBLISHES_MIN: Final = 300
-"""What a percentile is taken of, at least."""
+"""The fewest publishes from which a percentile is computed."""
 WARM_UP: Final = 50
 SLOWER_MAX: Final = 3.0
 ALONE_S_MIN: Final = 0.002
 OTHERS_CORES_MAX: Final = 0.25
 LOOP_HELD_S_MAX: Final = 0.02
 HOPELESS_S: Final = 0.2
-"""No machine is so busy that the loop seems held for longer."""
+"""A longer hold of the loop has a cause in the broker, however busy the machine is."""
 WAIT_S: Final = 60.0
 AVRO: Final = "Content-Type: avro/binary"
 JSON: Final = "Content-Type: application/json"
@@ -68,7 +68,7 @@ def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes
 
 
 async def push(raw: RawHttp, data: bytes) -> bool:
-    """Send bytes as long as the broker takes them; return whether it took all."""
+    """Send bytes as long as the broker takes them; return whether it took all of them."""
     try:
         await raw.send(data)
     except ConnectionError:
@@ -85,7 +85,7 @@ async def answer(raw: RawHttp) -> Answered | None:
 
 
 class Round(NamedTuple):
-    """What was measured without and with the attack, in seconds; ``held_s`` by the broker's monitor."""
+    """Latencies without and with the attack, in seconds; the broker's own monitor measures ``held_s``."""
 
     alone_p99_s: float
     p99_s: float
@@ -93,16 +93,16 @@ class Round(NamedTuple):
     publishes: int
     held_s: float
     others_cores: float = 0.0
-    """Processors that programs took which have no part in it."""
+    """Processors used by programs outside this test."""
 
     @property
     def slower(self) -> float:
-        """How many times as long a publish took."""
+        """The ratio of the latency with the attack to the latency without it."""
         return self.p99_s / max(self.alone_p99_s, ALONE_S_MIN)
 
     @override
     def __str__(self) -> str:
-        """Tell the figures in milliseconds."""
+        """Return the figures in milliseconds."""
         return (
             f"p99 {self.p99_s * 1000:.1f} ms ({self.slower:.1f} x {self.alone_p99_s * 1000:.1f} ms), "
             f"longest {self.longest_s * 1000:.0f} ms of {self.publishes}, "
@@ -111,7 +111,7 @@ class Round(NamedTuple):
 
 
 class Withstood(NamedTuple):
-    """All rounds of an attack, and what the broker used meanwhile."""
+    """All rounds of an attack, and the broker's memory and log lines during them."""
 
     rounds: Sequence[Round]
     peak_bytes: int
@@ -119,21 +119,21 @@ class Withstood(NamedTuple):
 
     @override
     def __str__(self) -> str:
-        """Tell the figures."""
+        """Return the figures as one line."""
         rounds = "; ".join(str(each) for each in self.rounds)
         return f"{rounds}; peak {self.peak_bytes >> 20} MiB, {self.log_lines} lines logged"
 
 
 def p99(times: Sequence[float]) -> float:
-    """Return what 99 of 100 do not exceed; of fewer than 100, the largest."""
+    """Return the 99th percentile; of fewer than 100 times, the largest."""
     return sorted(times)[math.ceil(len(times) * 0.99) - 1]
 
 
 class Neighbour:
-    """The program of ``tests.kit.neighbour``, and what it told so far."""
+    """The program ``tests.kit.neighbour``, and its publishes so far."""
 
     def __init__(self, port: int, log_path: Path) -> None:
-        """Start it; what goes wrong in it is in its log."""
+        """Start the program; its log has its errors."""
         self.published: list[Published] = []
         self._log_path = log_path
         command = tied_to_us((sys.executable, "-m", "tests.kit.neighbour", str(port)))
@@ -144,11 +144,11 @@ class Neighbour:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The id of its process."""
         return self._process.pid
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         self._thread.join(WAIT_S)
@@ -156,13 +156,13 @@ class Neighbour:
         self._process.stdout.close()
 
     async def until(self, moment_s: float) -> None:
-        """Return when a publish has ended that began after ``moment_s``, so that all before are known."""
+        """Wait for the end of a publish that began after ``moment_s``; all earlier publishes are known then."""
         await eventually(
             lambda: self.published and self.published[-1].began_s >= moment_s, self._state, WAIT_S
         )
 
     async def more(self, publishes: int) -> None:
-        """Return when so many further publishes have ended."""
+        """Wait until so many further publishes have ended."""
         wanted = len(self.published) + publishes
         await eventually(lambda: len(self.published) >= wanted, self._state, WAIT_S)
 
@@ -177,7 +177,7 @@ class Neighbour:
             self.published.append(Published.of(line))
 
     def between(self, began_s: float, ended_s: float) -> list[Published]:
-        """Return the publishes that were under way at some moment of a span of time."""
+        """Return the publishes that were in flight at any moment between two times."""
         return [p for p in self.published if p.ended_s >= began_s and p.began_s <= ended_s]
 
 
@@ -185,7 +185,7 @@ class Attacked:
     """A running broker with a neighbour."""
 
     def __init__(self, process: BrokerProcess, neighbour: Neighbour) -> None:
-        """Take both, running."""
+        """Take both; they run already."""
         self._own = (process.pid, neighbour.pid, os.getpid())
         self.process = process
         self.neighbour = neighbour
@@ -231,13 +231,13 @@ class Attacked:
         log_lines_max: int = 30,
         held_s_max: float = LOOP_HELD_S_MAX,
     ) -> Withstood:
-        """Run an attack beside the neighbour, over and over until there are PUBLISHES_MIN publishes.
+        """Repeat an attack beside the neighbour until the neighbour has made PUBLISHES_MIN publishes.
 
-        ``prepare`` runs before each round and is not measured. ``held_s_max`` is larger where many connections
-        are there at once: what a turn of the loop does for each is short, and counts together.
+        ``prepare`` runs before each round and is not measured. ``held_s_max`` is larger for attacks with many
+        connections: one turn of the loop does a short piece of work for each, and the sum counts.
 
         Raises:
-            AssertionError: the broker did not withstand it; says all figures.
+            AssertionError: the broker did not withstand the attack; the message has all figures.
         """
         await self.neighbour.more(WARM_UP)
         lines_before = self.process.log().count("\n")
@@ -265,10 +265,10 @@ class Attacked:
         return told
 
     async def is_well(self) -> None:
-        """Look whether the broker lives, and whether all that the neighbour published was taken and is there.
+        """Check that the broker lives, and that it acknowledged and still has every message of the neighbour.
 
         Raises:
-            AssertionError: it does not, or it is not.
+            AssertionError: the broker has ended, logged a traceback, or refused or lost a message.
         """
         assert self.process.running, f"the broker has ended\n{self.process.log()}"
         assert "Traceback" not in self.process.log(), self.process.log()
@@ -284,24 +284,24 @@ class Attacked:
         assert not set(range(len(published))) - set(read)
 
     def peak_bytes(self) -> int:
-        """Return the most memory that the process had since ``forget_peak``, or its start."""
+        """Return the process's peak memory since ``_forget_peak``, or since its start."""
         return self._memory("VmHWM")
 
     async def held_s(self) -> dict[float, int]:
-        """Return how often the event loop was held for at most so many seconds, since the start."""
+        """Return the histogram of the loop's holds since the start: for each bound in seconds, their number."""
         reply = await self.ask("GET", "/metrics")
         return {float(le): int(float(n)) for le, n in _HELD.findall(reply.body.decode())}
 
     async def _wait(self) -> None:
         await self.neighbour.more(PUBLISHES_MIN)
 
-    async def _measured(self, what: Attack) -> Round:
+    async def _measured(self, attack: Attack) -> Round:
         before = await self.held_s()
         known = len(self.neighbour.published)
         others = others_processor_s(self._own)
         began = time.monotonic()
         while True:
-            await what()
+            await attack()
             ended = time.monotonic()
             if len(self.neighbour.published) - known >= PUBLISHES_MIN or ended - began > WAIT_S:
                 break
@@ -319,7 +319,7 @@ class Attacked:
         raise AssertionError(f"no {name} of process {self.process.pid}")
 
     def _forget_peak(self) -> None:
-        """Let the kernel count the peak of the process's memory from now on."""
+        """Reset the kernel's count of the process's peak memory."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
@@ -337,7 +337,7 @@ def attacked(
 
 
 def others_processor_s(own: Sequence[int]) -> float:
-    """Return the processor time that all but these processes used since the machine's start, in seconds."""
+    """Return the processor time that all other processes used since the machine's start, in seconds."""
     idle = slice(3, 5)
     ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     used = sum(ticks) - sum(ticks[idle])
@@ -348,14 +348,14 @@ def others_processor_s(own: Sequence[int]) -> float:
 
 
 def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:
-    """Return the upper bound of the longest hold between two looks at the histogram, in seconds."""
+    """Return the upper bound of the longest hold between two reads of the histogram, in seconds."""
     bounds = sorted(after)
     more = [after[bound] - before.get(bound, 0) for bound in bounds]
     return bounds[more.index(more[-1])]
 
 
 def _goes_on(rounds: Sequence[Round], passes: Callable[[Round], bool]) -> bool:
-    """Whether another round may show more than those before."""
+    """Return whether another round can still change the verdict."""
     if len(rounds) >= ROUNDS_MAX or any(map(passes, rounds)):
         return False
     return not any(each.held_s > HOPELESS_S for each in rounds)

@@ -1,7 +1,7 @@
-"""A node's topics over memory, for tests: a store whose calls a test can hold up, fail and count.
+"""Run a node's topics over memory for tests: a test can delay, fail and record each call of the store.
 
-Everything above the tables is the shipped code. A Bench belongs on a virtual loop (virtual_time.py), where a
-test can let days pass and be the same every time.
+Everything above the tables is the shipped code. A Bench runs on a virtual loop (virtual_time.py): a test can let
+days pass, and each run is the same.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from broker.topics.topics import Topics
 TOPIC = TopicId("ns", "t")
 Hook = Callable[..., Awaitable[Any]]
 LIFE_S = 1 << 40
-"""So that small write pointers are young enough."""
+"""A transaction lives so long that even small write pointers are young enough."""
 
 
 class HookedTable:
-    """A table. ``on(call, hook)``: the next such call is ``hook(real call, *arguments)``.
+    """A table with hooks. After ``on(call, hook)`` the next such call is ``hook(real call, *arguments)``.
 
-    A change is called by what it is for::
+    The name of a change is its purpose::
 
         append    puts entries                 rolled    puts x cells      root    changes a root
         make      begins a page                head      changes a page's head alone (claim, handoff, …)
@@ -45,7 +45,7 @@ class HookedTable:
     """
 
     def __init__(self, inner: Table) -> None:
-        """Stand before ``inner``."""
+        """Pass calls on to ``inner``."""
         self._inner = inner
         self._hooks: dict[str, deque[Hook]] = defaultdict(deque)
         self.calls: list[str] = []
@@ -55,15 +55,15 @@ class HookedTable:
         self._inner = inner
 
     def on(self, call: str, *hooks: Hook) -> None:
-        """Let the next calls of this name be those hooks, each called with the real one first."""
+        """Replace the next calls of this name by these hooks; a hook's first argument is the real call."""
         self._hooks[call].extend(hooks)
 
     def forget_hooks(self) -> None:
-        """Let all further calls be the real ones."""
+        """Remove all hooks."""
         self._hooks.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """Give a call of the table, with its hook if there is one."""
+        """Return a call of the table, with its hook if there is one."""
         real = getattr(self._inner, name)
         if not callable(real):
             return real
@@ -86,7 +86,7 @@ def _kind(
     puts: Mapping[bytes, bytes],
     deletes: Sequence[bytes] = (),
 ) -> str:
-    """Return what a change is for."""
+    """Return the purpose of a change, as listed at HookedTable."""
     del deletes
     if space is Space.RECORDS:
         return "record"
@@ -99,7 +99,7 @@ def _kind(
 
 
 def failing(error: BaseException) -> Hook:
-    """Fail without having done anything."""
+    """Return a hook that raises ``error`` without the real call."""
 
     async def hook(real: Hook, *arguments: Any, **named: Any) -> Any:
         del real, arguments, named
@@ -109,7 +109,7 @@ def failing(error: BaseException) -> Hook:
 
 
 def done_but(error: BaseException) -> Hook:
-    """Do it, and fail."""
+    """Return a hook that makes the real call and then raises ``error``: its outcome is unknown."""
 
     async def hook(real: Hook, *arguments: Any, **named: Any) -> Any:
         await real(*arguments, **named)
@@ -119,7 +119,7 @@ def done_but(error: BaseException) -> Hook:
 
 
 class Gate:
-    """Holds a call up until it is opened; ``reached`` tells that the call has come."""
+    """Delays a call until the gate is opened; ``reached`` is set when the call arrives."""
 
     def __init__(self) -> None:
         """Start closed."""
@@ -131,13 +131,13 @@ class Gate:
         self.opened.set()
 
     async def before(self, real: Hook, *arguments: Any, **named: Any) -> Any:
-        """Wait, then do it."""
+        """Wait, then make the real call."""
         self.reached.set()
         await self.opened.wait()
         return await real(*arguments, **named)
 
     async def after(self, real: Hook, *arguments: Any, **named: Any) -> Any:
-        """Do it, then wait before saying so."""
+        """Make the real call, then wait before returning its result."""
         result = await real(*arguments, **named)
         self.reached.set()
         await self.opened.wait()
@@ -159,7 +159,7 @@ class Bench:
         self.restart()
 
     def restart(self, **settings: Any) -> None:
-        """Forget all but the storage, as after a crash. Tasks of before go on if nobody ends them."""
+        """Drop all state except the storage, as after a crash. Earlier tasks go on unless a test ends them."""
         self._starts += 1
         self.settings.update(settings)
         self.table = HookedTable(self.memory)
@@ -196,12 +196,12 @@ class Bench:
         return await self.topics.store(topic, PublishRequest(number, payloads), options)
 
     async def poll(self, poll: Poll | None = None, topic: TopicId = TOPIC) -> list[Message]:
-        """Return a whole reply."""
+        """Return all messages of a poll."""
         stream = await self.topics.poll(topic, poll or Poll())
         return [message async for messages in stream.messages() for message in messages]
 
     async def payloads(self, poll: Poll | None = None, topic: TopicId = TOPIC) -> list[bytes]:
-        """Return the payloads of a whole reply."""
+        """Return the payloads of all messages of a poll."""
         return [message.payload for message in await self.poll(poll, topic)]
 
     async def names(self, namespace: str) -> list[str]:
@@ -209,13 +209,13 @@ class Bench:
         return [name async for names in self.topics.names(namespace) for name in names]
 
     def leader(self, topic: TopicId = TOPIC) -> TopicLeader:
-        """Return the topic's leader, which there must be."""
+        """Return the topic's leader on this node; it must exist."""
         leader = self.topics.leaders.states[topic].leader
         assert leader is not None
         return leader
 
     def forget_cache(self) -> None:
-        """Let whatever is cached go, so that reading asks storage."""
+        """Empty the cache, so that the next read goes to storage."""
         bytes_max, self.around.cache.bytes_max = self.around.cache.bytes_max, -1
         self.around.cache.grow(0)
         self.around.cache.bytes_max = bytes_max
@@ -226,6 +226,6 @@ class Bench:
 
 
 async def settle(turns: int = 50) -> None:
-    """Let everything that can happen now happen."""
+    """Give all tasks that are ready time to run."""
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -1,11 +1,10 @@
 """A pytest plugin: real servers, one of each for a whole session.
 
-Put ``pytest_plugins = ["tests.kit.fixtures"]`` into the topmost conftest. The servers are
-started by the first test that asks. One that is not on this machine skips its tests with the reason;
-in CI (``CI=true``) it fails them, because there a skip would be an untested release.
+Put ``pytest_plugins = ["tests.kit.fixtures"]`` into the topmost conftest. The first test that asks for a server
+starts it. If a server is not installed on this machine, its tests are skipped with the reason. In CI (``CI=true``)
+they fail instead, because a skip there would be an untested release.
 
-Tests that start a server of their own, to kill it, carry the marker ``server(name)`` instead, for
-the same rule.
+Tests that start their own server, to kill it, carry the marker ``server(name)``. The same rule holds for them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip or fail a test whose ``server`` marker names what is not here."""
+    """Skip or fail a test if a server of its ``server`` marker is not installed."""
     for mark in item.iter_markers("server"):
         for name in mark.args:
             require(name)
@@ -44,7 +43,7 @@ def require(name: str) -> None:
 
 @pytest.fixture(scope="session")
 def tms_server() -> Iterator[TmsServer]:
-    """CDAP's own messaging server; every test takes a namespace or topics of its own."""
+    """CDAP's own messaging server; every test uses its own namespace or topics."""
     require("tms")
     with TmsServer() as server:
         yield server
@@ -52,7 +51,7 @@ def tms_server() -> Iterator[TmsServer]:
 
 @pytest.fixture(scope="session")
 def java_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
-    """CDAP's own Java client; ``at(port)`` gives its calls for one server."""
+    """CDAP's own Java client; ``at(port)`` returns its calls for one server."""
     require("tms")
     log_path = tmp_path_factory.mktemp("java-client") / "client.log"
     with JavaClient(log_path=log_path) as client:
@@ -61,19 +60,19 @@ def java_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient
 
 @pytest.fixture(scope="session")
 def shared_hbase() -> Iterator[HBaseServer]:
-    """What ``hbase_server`` gives, which looks after it."""
+    """The server of ``hbase_server``; that fixture restarts it after a failure."""
     require("hbase")
-    # Nobody waits for its sessions to end, and HBase ends itself where a slow machine has them end.
+    # No test waits for a session to end. HBase stops itself if its session expires, as happens on a slow machine.
     with HBaseServer(overrides={"zookeeper.session.timeout": "60000"}) as server:
         yield server
 
 
 @pytest.fixture
 def hbase_server(shared_hbase: HBaseServer) -> HBaseServer:
-    """HBase with both Thrift gateways; every test takes tables of its own."""
+    """HBase with both Thrift gateways; every test uses its own tables."""
     try:
         shared_hbase.check()
     except ServerFailed:
-        shared_hbase.start()  # One test tells of it, and the others go on.
+        shared_hbase.start()  # This test fails, and later tests have a new server.
         raise
     return shared_hbase

@@ -1,6 +1,6 @@
-"""A store that has everything in it that a store can have, made by what makes it in a node.
+"""Fill a store with rows of every kind and state, with the code that a node uses.
 
-For checks of stores: nothing is wrong with it, whatever table it lies in.
+Tests of the storage check use it: the store is correct, over every table.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ BOUNDS = PageBounds(bytes_max=64 << 10, cells_max=6)
 FULL = TopicId("check", "full")
 AGAIN = TopicId("check", "again")
 OPEN_LOG, SEALED_LOG, PUBLISHED_LOG, UNMARKED_LOG, DROPPED_LOG, FORGOTTEN_LOG = range(6)
-"""Payload logs of FULL by the state that they are in. The reference of UNMARKED_LOG has no note in the root."""
+"""Payload logs of FULL by their state. The root of UNMARKED_LOG does not name its reference."""
 
 
 class StillClock(SystemClock):
-    """A clock that always tells NOW_MS."""
+    """A clock that stands at NOW_MS."""
 
     @override
     def now_ms(self) -> int:
@@ -123,7 +123,7 @@ class Filler:
 
     @staticmethod
     async def hand_over(hold: LogHold) -> None:
-        """Let go of a log in good order."""
+        """Hand a log off."""
         assert await hold.hand_off()
 
     async def _sweep(self, hold: LogHold, floor: RowId) -> None:
@@ -159,7 +159,7 @@ class Filler:
         await self.payload_logs.forget(topic.log._replace(number=FORGOTTEN_LOG))
 
     async def _fill_again(self) -> None:
-        """Make a topic in its third generation; of the first some pages are gone already."""
+        """Make a topic in its third generation; some pages of the first are removed already."""
         for generation in (1, 2):
             hold = await self.create(AGAIN)
             for number in range(14):

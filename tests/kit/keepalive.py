@@ -1,8 +1,8 @@
-"""A plain HTTP client on connections that it keeps: it knows nothing of brokers, leaders or drains.
+"""A plain HTTP client on keep-alive connections; it does not know about brokers, leaders or drains.
 
-It does what HTTP asks of every client and no more: after an answer with ``Connection: close`` it connects
-anew, and a connection that ended while nothing was asked is replaced in silence. A request that was sent
-and got no answer is what it watches for.
+It does only what HTTP requires of every client. After an answer with ``Connection: close`` it opens a new connection.
+It silently replaces a connection that ended while no request was in flight. It records each request that was sent and
+got no answer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class KeepAlive:
     """Publishes to one topic through one node after the other, one request at a time.
 
     Attributes:
-        unanswered: What was sent on a connection that then ended.
-        refused: Answers that were no success.
-        answered: How many there were.
+        unanswered: Requests whose connection ended before an answer.
+        refused: Answers with another status than 200.
+        answered: The number of answers.
     """
 
     def __init__(self, name: str, urls: Sequence[str], topic: str, history: History) -> None:
-        """Begin with the first of ``urls``; after the end of a connection go on to the next."""
+        """Begin with the first of ``urls``; after the end of a connection use the next."""
         self.unanswered: list[str] = []
         self.refused: list[str] = []
         self.answered = 0
@@ -52,7 +52,7 @@ class KeepAlive:
                 count += 1
                 asked = {"payloads": [payload], "pointer": None, "key": None, "generation": 1}
                 reader, writer = await self._connected()
-                # A process that has no answer does nothing more: a new one goes on.
+                # In a history, a process without an answer makes no more calls. A new process continues.
                 process = f"{self._name}+{len(self.unanswered)}"
                 ending = self._history.invoke(process, "publish", told, asked)
                 writer.write(
@@ -103,7 +103,7 @@ class KeepAlive:
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, str, bool]:
-    """Read an answer; return its status, its outcome, and whether the connection ends with it."""
+    """Read an answer; return its status, its outcome, and whether it ends the connection."""
     status = int((await reader.readuntil(b"\r\n")).split(b" ")[1])
     headers: dict[str, str] = {}
     while (line := await reader.readuntil(b"\r\n")) != b"\r\n":

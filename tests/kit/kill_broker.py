@@ -1,7 +1,7 @@
-"""A whole broker for kill loops: over HTTP, through the client, as applications speak to it.
+"""Drive a whole broker in kill loops: over HTTP, with the client, as applications do.
 
-The wire tells the ids of transactional publishes alone. Those of the others are found when the run is
-over: each payload is unique, so the place at which it was read is the place that it was given::
+Only answers to transactional publishes contain ids here. The other ids are found after the run. Each payload is
+unique, so the id at which it was read is the id of its publish::
 
     publish ok, id ""   ──┐
     …                     ├──►  located(events)  ──►  publish ok, id 0000019a…   or no id: it is lost
@@ -28,10 +28,10 @@ _DEADLINE_S = 10.0
 
 
 class BrokerDriver:
-    """Drives a broker process. Its life must take transactions of any age."""
+    """Drives a broker process. The broker must accept transactions of any age."""
 
     def __init__(self, broker: BrokerProcess) -> None:
-        """Keep what is started, killed and started again."""
+        """Keep the process, which is started, killed and started again."""
         self._broker = broker
         self._client: Client | None = None
 
@@ -41,7 +41,7 @@ class BrokerDriver:
         self._client = Client(self._broker.url, deadline_s=_DEADLINE_S, coalesce=False)
 
     async def kill(self) -> None:
-        """Kill the broker with SIGKILL, and give up what was asked of it."""
+        """Kill the broker with SIGKILL, and give up the calls in flight."""
         client, self._client = self._client, None
         self._broker.kill()
         if client is not None:
@@ -57,13 +57,13 @@ class BrokerDriver:
 
     @property
     def client(self) -> Client:
-        """The client of this life. Raises Gone."""
+        """The client of this life. Raises UnknownResult if the broker was killed."""
         if self._client is None:
             raise UnknownResult("killed before")
         return self._client
 
     async def create(self, topic: str) -> int:
-        """Create a topic; one whose deletion was cut off is still there."""
+        """Create a topic. It may exist still, if a kill interrupted its deletion."""
         client = self.client
         try:
             await self._ask(client.create_topic(topic))
@@ -73,7 +73,7 @@ class BrokerDriver:
         return (await self._ask(client.topic(topic))).generation
 
     async def delete(self, topic: str, generation: int) -> None:
-        """Delete a topic, of which one worker alone knows."""
+        """Delete a topic that only one worker uses."""
         del generation
         await self._ask(self.client.delete_topic(topic))
 
@@ -86,7 +86,7 @@ class BrokerDriver:
         pointer: int | None = None,
         key: str | None = None,
     ) -> Done:
-        """Publish; without a transaction the ids are not told."""
+        """Publish; without a transaction the result has no ids."""
         del generation
         messages = [expand(payload) for payload in payloads]
         publishing = self.client.publish(topic, messages, pointer=pointer, idempotency_key=key)
@@ -111,12 +111,12 @@ class BrokerDriver:
         return Done("", "")
 
     async def reference(self, topic: str, generation: int, number: int) -> Done:
-        """Publish what was stored; twice is as once."""
+        """Publish the stored payloads; a repetition has no further effect."""
         del generation
         return _done(await self._ask(self.client.publish_stored(topic, pointer=number)))
 
     async def read(self, topic: str, generation: int) -> TopicContents:
-        """Browse a topic to its end, and see that a consumer is given the same messages."""
+        """Browse a topic to its end, and check that a consumer reads the same messages."""
         client = self.client
         found = (await self._ask(client.topic(topic))).generation
         assert found == generation, f"{topic} is of generation {found}, not {generation}"
@@ -138,7 +138,7 @@ class BrokerDriver:
             if start is None:
                 break
         consumed = [message.id for message in await self._ask(client.poll(topic))]
-        assert consumed == shown, f"{topic}: a poll gives other messages than are there"
+        assert consumed == shown, f"{topic}: a poll and a browse return different messages"
         await self._check_rolled_back(topic, rows)
         return TopicContents(rows, "", rows[-1][0] if rows else "0" * 2 * ROW_ID_BYTES)
 
@@ -149,12 +149,12 @@ class BrokerDriver:
         polled = await self._ask(self.client.poll(topic, snapshot=everything))
         visible = {message.id[:ROW_ID_BYTES].hex() for message in polled}
         hidden = {row for row, _, pointer in rows if pointer is not None and pointer < 0}
-        assert not hidden & visible, f"{topic}: a transaction is shown what was rolled back"
+        assert not hidden & visible, f"{topic}: a transaction sees rolled-back messages"
 
     async def payloads(
         self, topic: str, generation: int, number: int
     ) -> list[tuple[str, str | None]]:
-        """Publish what was stored, if it was not, and browse what its reference shows."""
+        """Publish the stored payloads if no call did before, and browse the messages at their reference."""
         reference = bytes.fromhex((await self.reference(topic, generation, number)).first)
         start = reference + bytes(MESSAGE_ID_BYTES - ROW_ID_BYTES)
         stop = reference + b"\xff" * (MESSAGE_ID_BYTES - ROW_ID_BYTES)
@@ -175,7 +175,7 @@ def _done(published: Published) -> Done:
 
 
 def located(events: Sequence[Event]) -> list[Event]:
-    """Return the events with the ids of acknowledged publishes, as reads showed their payloads."""
+    """Return the events, with the ids of acknowledged publishes filled in from the reads of their payloads."""
     places: dict[str, str] = {}
     for event in events:
         if event.type == "ok" and event.op == "read":

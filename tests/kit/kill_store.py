@@ -1,8 +1,8 @@
-"""Logs over LevelDB in a child process, for kill loops: appends by request, dies by SIGKILL.
+"""Run logs over LevelDB in a child process, for kill loops: the child appends on request, and SIGKILL ends it.
 
-The child leads every topic that it is asked about, in the least way that is right: it claims on first
-use, gives ids that rise, and looks keys up. It is forked from a server process that has imported
-everything already, so a life costs milliseconds. Requests and replies are JSON lines on a socket pair.
+The child leads every topic of its requests, as simply as is correct: it claims on first use, gives rising ids, and
+looks up keys. It is forked from a server process that has imported all modules already, so a life costs milliseconds.
+Requests and replies are JSON lines on a socket pair.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from chaos.drivers import Done, Refused, TopicContents, UnknownResult, collapse,
 _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OPTIONS = Options(write_buffer_bytes=256 << 10, file_bytes_max=1 << 20)
-"""Small, so that tables are written and merged while the child is being killed."""
+"""Small, so that kills fall into the writing and merging of tables."""
 _BOUNDS = PageBounds(bytes_max=64 << 10, cells_max=40, packed_from=4)
-"""Small, so that pages are rolled all the time."""
+"""Small, so that pages are rolled often."""
 
 
 class DieAt(NamedTuple):
-    """Where a life ends: at a write of LevelDB, from 1, "before" or "after" it is on disk."""
+    """The moment at which a life ends: LevelDB's Nth write, from 1, "before" or "after" it is on disk."""
 
     write: int
     when: str
@@ -59,7 +59,7 @@ class StoreDriver:
     """Drives a store in a child process."""
 
     def __init__(self, directory: Path, die_at: DieAt | None = None) -> None:
-        """Keep the store in ``directory``; the first life dies at the write ``die_at``, if it is given."""
+        """Keep the store in ``directory``. The first life dies at ``die_at``, if that is given."""
         self._directory = directory
         self._die_at = die_at
         self._process: BaseProcess | None = None
@@ -70,7 +70,7 @@ class StoreDriver:
 
     async def start(self) -> None:
         """Start the child and wait until its store is open."""
-        # What is imported once in the fork server is there in every child.
+        # The fork server imports the modules once, for all children.
         _CONTEXT.set_forkserver_preload([__name__])
         ours, theirs = _CONTEXT.Pipe()
         arguments = (theirs, self._directory, self._die_at)
@@ -100,7 +100,7 @@ class StoreDriver:
             await self.kill()
 
     async def _take_replies(self, reader: asyncio.StreamReader) -> None:
-        # ConnectionError: the child died while it was being written to.
+        # ConnectionError: the child died during a write to its socket.
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 if line.endswith(b"\n"):
@@ -198,7 +198,7 @@ class StoreDriver:
 
 
 def _socket(connection: multiprocessing.connection.Connection) -> socket.socket:
-    """Return the socket of a pipe's end, which is closed."""
+    """Return the socket of a pipe's end, and close the pipe's end."""
     opened = socket.socket(fileno=socket.dup(connection.fileno()))
     connection.close()
     opened.setblocking(False)
@@ -275,7 +275,7 @@ class _Leader:
                 generation = record.generation
             try:
                 await self._hold(topic, generation)
-            except Deleted:  # A life ended in the midst of it.
+            except Deleted:  # An earlier life died during the deletion.
                 await self._registry.delete(identifier, generation)
             else:
                 return {"generation": generation}
@@ -296,7 +296,7 @@ class _Leader:
         hold = await self._hold(topic, generation)
         if key is None:
             return await self._append(hold, payloads, pointer, None)
-        # Who asks again while the first is under way waits for its outcome.
+        # A repetition waits for the outcome of a first request in flight.
         async with self._keys.setdefault(key, asyncio.Lock()):
             found = await hold.marks.find(IDEMPOTENCY, key_hash(key))
             if found:
@@ -333,7 +333,7 @@ class _Leader:
         hold = await self._hold(topic, generation)
         sealed = await self._payloads.seal(hold, number)
         if sealed.root.state is not RootState.SEALED or not sealed.was_open:
-            raise Fenced("it was published before, which this load never does")
+            raise Fenced("it was published before; this load publishes each log once")
         [row] = self._ids(1)
         messages = 0 if sealed.tail is None else sealed.tail.total
         await append(hold, [row], [encode_count(messages)], Shared(number, number=number))
@@ -353,7 +353,7 @@ class _Leader:
 
 
 _BODY = bytes(32)
-"""What a key's body hashes to; nothing here sends another under the same key."""
+"""The hash of a keyed request's body. This load never repeats a key with another body, so a constant suffices."""
 
 
 def _log(topic: str, generation: int) -> LogId:

@@ -1,16 +1,16 @@
-"""Kill loops: a broker, or a store alone, is killed at random moments under a mixed load, and judged.
+"""Kill loops: kill a broker, or a store alone, at random moments under a mixed load, and check its history.
 
 ::
 
-    run_kills ──►  workers, each one call at a time  ──►  Driver  ──►  what is being killed
+    run_kills ──►  workers, each one call at a time  ──►  Driver  ──►  the killed process
         │                     │
         │                     └──►  History, checked at the end
-        └──►  kill -9 when a chosen number of calls of this life has been answered; start again
+        └──►  kill -9 after a chosen number of answered calls in this life; start again
 
-The load is of publishes of one and of many messages, of a byte and of many pages; some in transactions,
-of which some are rolled back; some under an idempotency key, which the next life asks for again; payloads
-stored and published as a reference; and one topic that is deleted and created all the time. A driver says
-how each is done: over HTTP, or by a store in a child process (kill_store.py).
+The load has publishes of one and of many messages, from one byte to many pages. Some are in transactions, and some of
+these are rolled back. Some have an idempotency key, and a later life repeats them. Some payloads are stored and
+published by a reference. One topic is deleted and created again and again. A driver makes the calls: over HTTP, or to
+a store in a child process (kill_store.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from chaos.history import Ending, History, Value
 
 
 class Keyed(NamedTuple):
-    """A publish under a key, to be asked again."""
+    """A publish, with its idempotency key if it has one."""
 
     topic: str
     payloads: tuple[str, ...]
@@ -36,12 +36,12 @@ class Keyed(NamedTuple):
 
 @dataclass(slots=True)
 class Topics:
-    """What the workers know of the topics; a generation of 0 means that there is none."""
+    """The workers' knowledge of the topics; generation 0 means that the topic does not exist."""
 
     generations: dict[str, int]
     keyed: list[Keyed] = field(default_factory=list)
     stored: dict[int, str] = field(default_factory=dict)
-    """Numbers under which something was stored, and their topics."""
+    """The topic of each number with stored payloads."""
     next_pointer: int = 1
 
     def take_pointer(self) -> int:
@@ -51,33 +51,33 @@ class Topics:
 
 
 class Extent(NamedTuple):
-    """How much a run does: both bounds are reached."""
+    """The extent of a run: it goes on until it has reached both ``kills`` and ``messages``."""
 
     kills: int
     messages: int
     topics: int = 4
     workers: int = 8
     calls_max: int = 200
-    """Calls that one life answers before it is killed, at most."""
+    """The most calls that one life answers before its kill."""
 
 
 class Counts(NamedTuple):
-    """What a run of kills did."""
+    """The counts of a run."""
 
     kills: int
     acknowledged: int
-    """Messages."""
+    """Acknowledged messages."""
     unknown: int
-    """Calls that a kill left without an answer."""
+    """Calls without an answer, because of a kill."""
 
 
 class Worker:
-    """One client: one call at a time, each written to the history."""
+    """One client: it makes one call at a time, and writes each to the history."""
 
     def __init__(
         self, process: str, driver: Driver, history: History, topics: Topics, rng: random.Random
     ) -> None:
-        """Belong to one life of what is killed."""
+        """Work during one life of the killed process."""
         self._process = process
         self._driver = driver
         self._history = history
@@ -87,7 +87,7 @@ class Worker:
         self.messages = 0
 
     async def step(self, topic: str) -> None:
-        """Do one thing, with one of the fixed topics. Raises Gone."""
+        """Make one random call on one of the fixed topics. Raises UnknownResult."""
         generation = self._topics.generations[topic]
         kinds = ["plain", "transaction", "keyed", "again", "stored"]
         match self._rng.choices(kinds, weights=[50, 20, 15, 5, 10])[0]:
@@ -103,7 +103,7 @@ class Worker:
                 await self._stored(topic, generation)
 
     async def churn(self, topic: str) -> None:
-        """Create, publish to, or delete a topic that only this worker uses. Raises Gone."""
+        """Create, publish to, or delete a topic that only this worker uses. Raises UnknownResult."""
         generation = self._topics.generations[topic]
         if not generation:
             await self.create(topic)
@@ -121,7 +121,7 @@ class Worker:
         return call
 
     async def create(self, topic: str) -> None:
-        """Create a topic and remember its generation. Raises Gone."""
+        """Create a topic and remember its generation. Raises UnknownResult."""
         ending = self._history.invoke(self._process, "create", topic, {})
         try:
             generation = await self._driver.create(topic)
@@ -235,9 +235,9 @@ class Worker:
 
 
 async def run_kills(driver: Driver, history: History, rng: random.Random, extent: Extent) -> Counts:
-    """Load and kill until the extent is reached, then read everything into the history.
+    """Load and kill until the extent is reached, then read all topics into the history.
 
-    The history's checkers say whether what was acknowledged is there.
+    The history's checkers decide whether all acknowledged messages are there.
     """
     names = [f"t{number}" for number in range(extent.topics)]
     known = Topics(dict.fromkeys([*names, "churn"], 0))
@@ -256,9 +256,9 @@ async def run_kills(driver: Driver, history: History, rng: random.Random, extent
 
 
 async def run_to_a_death(driver: Driver, history: History, rng: random.Random, calls: int) -> bool:
-    """Make calls one after the other, until what is driven dies by itself; read all in the next life.
+    """Make calls one after the other until the driven process dies by itself; read all topics in the next life.
 
-    Returns whether it died; if not, all calls were answered.
+    Returns True if it died; otherwise all calls were answered.
     """
     known = Topics({"t0": 0, "churn": 0})
     await driver.start()
@@ -280,7 +280,7 @@ async def run_to_a_death(driver: Driver, history: History, rng: random.Random, c
 async def _one_life(
     driver: Driver, history: History, known: Topics, rng: random.Random, life: tuple[int, Extent]
 ) -> int:
-    """Load until a random number of steps is done, kill in the midst; return messages."""
+    """Load, kill after a random number of steps with calls in flight, and return the acknowledged messages."""
     number, extent = life
     ranges = (10, 60, extent.calls_max)
     left = rng.choice([0, 1, *(rng.randrange(calls) for calls in ranges)])
@@ -311,7 +311,7 @@ async def _one_life(
 
 
 async def _read_all(driver: Driver, history: History, known: Topics) -> None:
-    """Ask again for what was asked under a key, then read all topics and what was stored."""
+    """Repeat all publishes with a key, then read all topics and all stored payloads."""
     again = Worker("again", driver, history, known, random.Random(0))
     for keyed in known.keyed:
         await again._send(keyed.topic, known.generations[keyed.topic], keyed)

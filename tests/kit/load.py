@@ -1,15 +1,15 @@
-"""Applications at work on a cluster, whose history the checkers judge.
+"""Run applications on a cluster; the checkers judge their history.
 
-They are those of the workload *log*, as fast as the cluster answers, on topics with given names; a test
-breaks something meanwhile, and waits until work goes on::
+They are the applications of the workload *log*, as fast as the cluster answers, on topics with given names. A test
+injects a fault meanwhile, and waits until the work goes on::
 
     async with ClusterLoad(urls, topics) as load:
-        await load.acknowledged(500)        # it is under way
+        await load.acknowledged(500)        # the load runs
         node.kill()
-        await load.acknowledged(500)        # it has gone on
+        await load.acknowledged(500)        # the load goes on
     verdict = load.verdict                  # of chaos.checkers
 
-A wait that takes too long says what came of what was asked, and what is still under way.
+If a wait takes too long, its error lists the outcomes so far and the calls in flight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PUBLISHING: Final = (publishers.single, publishers.keyed, publishers.forwarded)
 READING: Final = (readers.waiting, readers.paging, readers.streaming)
 READERS: Final = {kind.__name__ for kind in READING}
 ENDED: Final = asyncio.CancelledError.__name__
-"""How the last call of a reader ends."""
+"""The reason with which a reader's last call ends."""
 SCALE: Final = replace(
     REAL,
     consumers=len(READING),
@@ -52,7 +52,7 @@ TOLD: Final = 5
 
 
 class _Watched(History):
-    """A history that lets somebody know of each line."""
+    """A history that passes each event on to a callback."""
 
     def __init__(self, told: Callable[[Event], None]) -> None:
         super().__init__(time.monotonic_ns)
@@ -80,22 +80,22 @@ class _OnTopics(LogWorkload):
 
 
 class ClusterLoad:
-    """Publishers and consumers of some topics; a context manager that ends with the final reads.
+    """Publishers and consumers of topics; a context manager that ends with the final reads.
 
     Args:
-        urls: The nodes.
-        topics: ``namespace/topic``; they are created.
-        publishers: For each topic: with and without keys, and through one node alone, in turn.
-        state: What to tell in the message of a wait that took too long.
-        deadline_s: Of each publish.
-        pause_s: The mean pause of each of them between two operations.
+        urls: The nodes' addresses.
+        topics: ``namespace/topic``; the load creates them.
+        publishers: The number for each topic; in turn without a key, with a key, and through one node only.
+        state: Text for the error of a wait that took too long.
+        deadline_s: The deadline of each publish.
+        pause_s: The mean pause of each application between two operations.
 
     Attributes:
-        history: What was asked and told; others may tell it of what they do beside.
-        answered: How many operations of any kind succeeded, of others in the history too.
+        history: The calls of this load; a test may add calls of its own.
+        answered: The number of successful calls of any kind in the history.
         counts: Publishes of this load by outcome: ok, fail, unknown.
-        errors: Why some were not acknowledged.
-        unread: Why readers had to ask again, other than that they were to end.
+        errors: The reasons of publishes that were not acknowledged.
+        unread: The reasons of failed reads, except for the end of the load.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ClusterLoad:
         self._progress = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._silence: asyncio.Timeout | None = None
-        """What ends when nothing is told for long."""
+        """A timeout that each event of the history postpones."""
 
     def _see(self, event: Event) -> None:
         self.answered += event.type == "ok"
@@ -150,7 +150,7 @@ class ClusterLoad:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Finish what is under way, and read everything everywhere."""
+        """Finish the calls in flight, and read all topics through all nodes."""
         assert self._working is not None, "entered first"
         self._stop.set()
         try:
@@ -162,7 +162,7 @@ class ClusterLoad:
             await asyncio.gather(self._working, return_exceptions=True)
 
     async def acknowledged(self, more: int, deadline_s: float = DEADLINE_S) -> None:
-        """Return once so many more publishes were acknowledged."""
+        """Wait until so many more publishes are acknowledged."""
         wanted = self.counts["ok"] + more
         await self._within(self._until(wanted), f"no {more} more were acknowledged", deadline_s)
 
@@ -172,25 +172,25 @@ class ClusterLoad:
             await self._progress.wait()
 
     async def _finals(self) -> None:
-        # How long they take goes by how much was written; how long each page takes does not.
+        # The time of all final reads depends on the number of messages; the time of each page does not.
         async with asyncio.timeout(DEADLINE_S) as self._silence:
             await self._workload.finish(self._stage)
 
     async def _within(
-        self, work: Awaitable[object], what: str, deadline_s: float | None = DEADLINE_S
+        self, work: Awaitable[object], failure: str, deadline_s: float | None = DEADLINE_S
     ) -> None:
         try:
             async with asyncio.timeout(deadline_s):
                 await work
         except TimeoutError:
             told = (
-                f"{self.counts}; last errors {self.errors[-TOLD:]}; under way {self._under_way()}; "
+                f"{self.counts}; last errors {self.errors[-TOLD:]}; in flight {self._in_flight()}; "
                 f"{self._state()}"
             )
-            raise AssertionError(f"{what} in {deadline_s or DEADLINE_S:g} s: {told}") from None
+            raise AssertionError(f"{failure} in {deadline_s or DEADLINE_S:g} s: {told}") from None
 
-    def _under_way(self) -> list[str]:
-        """Tell of the calls that wait longest for an answer."""
+    def _in_flight(self) -> list[str]:
+        """Return the calls that have waited longest for an answer."""
         pairing = Pairing()
         for event in self.history.events:
             pairing.add(event)
@@ -202,5 +202,5 @@ class ClusterLoad:
 
     @property
     def verdict(self) -> Verdict:
-        """What the checkers say."""
+        """The verdict of the checkers."""
         return check(self.history.calls())

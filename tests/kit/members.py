@@ -1,6 +1,6 @@
-"""A cluster as one node sees it, with nobody behind it: for what is asked of a cluster over HTTP.
+"""A cluster as one node sees it, without other processes: for tests of the cluster's HTTP routes.
 
-The other nodes answer as long as nothing is said to be wrong with them.
+The other nodes answer, unless a test sets an error for them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from broker.storage.records import RecordStore
 
 
 class FewNodes:
-    """Nodes 0, 1, … of which 0 is the one that is asked. What is seen can be set."""
+    """Nodes 0, 1, …; node 0 answers the requests. Tests set the state that it sees."""
 
     def __init__(self, records: RecordStore, clock: Clock, *, nodes: int = 3) -> None:
-        """Let ``nodes`` nodes live."""
+        """Begin with ``nodes`` live nodes."""
         self.clock = clock
         self.records = records
         self.nodes = {
@@ -28,10 +28,10 @@ class FewNodes:
             for number in range(nodes)
         }
         self.wrong: dict[str, Exception | bytes | None] = {}
-        """By URL: what asking raises or gets; None: it never ends."""
+        """By URL: the error or answer of a request to that node; None: it never answers."""
         self.hints: list[str] = []
         self.led: dict[TopicId, int] = {}
-        """What every node leads that ``led_by`` says nothing of."""
+        """The topics led by every node that is not in ``led_by``."""
         self.led_by: dict[int, dict[TopicId, int]] = {}
         self.slots = 0
         self.contact = Contact.CONNECTED
@@ -40,7 +40,7 @@ class FewNodes:
         self.health = CallHealth(clock.now_ms)
 
     def view(self, node: int = 0) -> ClusterView:
-        """Return what the handlers of a node need."""
+        """Return a node's view of the cluster, for its handlers."""
         return ClusterView(
             me=lambda: self.nodes[node],
             members=lambda: Members(1, self.nodes),
@@ -71,9 +71,9 @@ class FewNodes:
         wanted = path.partition("?topics=")[2] or "no"
         return json.dumps(own_view(self.view(node), wanted)).encode()
 
-    async def _hint(self, what: str) -> None:
-        self.hints.append(what)
+    async def _hint(self, name: str) -> None:
+        self.hints.append(name)
 
     def stop(self, node: int) -> None:
-        """Let a node say that it is stopping."""
+        """Let a node announce that it is draining."""
         self.nodes[node] = self.nodes[node]._replace(draining=True)

@@ -1,14 +1,14 @@
-"""Request bodies that are nearly right, for finding what breaks a reader.
+"""Make request bodies that are almost valid, to find errors of decoders.
 
-Random bytes die at the first byte that is looked at. So there are two kinds of mutant::
+A decoder refuses random bytes at the first byte. So there are two kinds of mutant::
 
     shallow   a valid body of some request, damaged at random places: bits, bytes, slices, hostile
               numbers, two bodies spliced
-    deep      a body built field by field: odd but legal in all fields but the last, which is legal,
-              odd or broken; a reader gets as far as the last field
+    deep      a body built field by field: all fields except the last are odd but legal; the last is legal,
+              odd or broken; a decoder reaches the last field
 
-Every mutant names the request that it is for, so that the same ones go to readers in the process and
-to a broker over HTTP. The same seed gives the same mutants.
+Every mutant names its request, so that the same mutants go to decoders in this process and to a broker over HTTP.
+The same seed gives the same mutants.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ AVRO_JSON: Final = "avro/json"
 
 
 class Target(NamedTuple):
-    """The request that a body is for: the last part of its path, and its content type."""
+    """The request of a body: the last part of its path, and its content type."""
 
     action: str
     content_type: str
 
 
 class Mutant(NamedTuple):
-    """A body, and whether it was built so that readers reach its last field."""
+    """A body; ``deep`` if decoders reach its last field."""
 
     target: Target
     body: bytes
@@ -67,7 +67,7 @@ LAST_FIELDS: Final = {
     POLL_JSON: "snapshot: ",
     PROPERTIES: "The ttl property ",
 }
-"""How errors begin that are about what a reader reads last."""
+"""The beginning of errors about the field that a decoder reads last."""
 
 LEGAL_LONGS: Final = (0, 1, 63, 64, 8191, 8192, 1_480_000_000_000, 1 << 62, (1 << 63) - 1)
 ODD_LONGS: Final = (*LEGAL_LONGS, -1, -2, -64, -65, -(1 << 31), -(1 << 62), -(1 << 63))
@@ -105,7 +105,7 @@ _PAYLOADS: Final = (
 
 
 def mutants(seed: int, count: int, *, deep_share: float = 0.4) -> Iterator[Mutant]:
-    """Yield ``count`` mutants, ``deep_share`` of them deep, for all targets alike."""
+    """Yield ``count`` mutants, ``deep_share`` of them deep, for all targets equally."""
     random = Random(seed)
     targets = tuple(_DEEP)
     for _ in range(count):
@@ -192,7 +192,7 @@ def _payload(random: Random) -> bytes:
 
 
 def _publish(random: Random) -> bytes:
-    """A publish whose array comes in blocks of every form, and may end badly."""
+    """Return a publish with array blocks of every form; its end may be broken."""
     parts = [_pointer(random)]
     for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
         items = [
@@ -242,7 +242,7 @@ def _transaction_field(random: Random) -> bytes:
 
 
 def _transaction(random: Random) -> bytes:
-    """A snapshot's bytes, before which fields from another version may stand."""
+    """Return a snapshot's bytes, sometimes after fields of an unknown version."""
     pointers = [random.choice(ODD_LONGS) for _ in range(random.randint(0, 3))]
     known = encode_transaction(
         Snapshot(
@@ -380,7 +380,7 @@ def _properties(random: Random) -> bytes:
         "note": random.choice(("", "é", True, 1.5)),
         "ttl": random.choice(ttl),
     }
-    # JSON's null is refused before any property is looked at.
+    # The decoder refuses JSON's null before it reads any property.
     return _dump(random, {name: value for name, value in fields.items() if value is not None})
 
 

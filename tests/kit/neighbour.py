@@ -1,12 +1,12 @@
-"""A client that publishes one small message after the other, as a program, and tells how each went.
+"""A program that publishes one small message after the other, and prints the result of each publish.
 
-It stands for all clients that do nothing wrong while another client attacks the broker. It is a process of
-its own with a blocking socket, so that what else a test does slows it as little as possible::
+It represents all correct clients while another client attacks the broker. It is its own process with a blocking
+socket, so that the rest of a test slows it as little as possible::
 
     python -m tests.kit.neighbour PORT
 
-A line for each publish goes to standard output: when it began (the monotonic clock, which all processes
-of a machine share), how long it took, both in seconds, and the reply's status; 0 if the connection was cut.
+It writes one line for each publish to standard output: its start by the monotonic clock, which all processes of a
+machine share; its duration; both in seconds; and the reply's status, 0 if the connection was cut.
 The payload of the first publish is ``0``, of the second ``1``, and so on.
 """
 
@@ -28,7 +28,7 @@ SILENCE_S = 60.0
 
 
 class Published(NamedTuple):
-    """How one publish went, times in seconds of the monotonic clock."""
+    """The result of one publish; times are in seconds of the monotonic clock."""
 
     began_s: float
     took_s: float
@@ -42,7 +42,7 @@ class Published(NamedTuple):
 
     @property
     def ended_s(self) -> float:
-        """When the reply was there."""
+        """The time of the reply."""
         return self.began_s + self.took_s
 
 
@@ -75,7 +75,7 @@ def status_of(sock: socket.socket) -> int:
 
 
 def main() -> None:
-    """Publish until the reader of standard output has gone."""
+    """Publish until the reader of standard output is gone."""
     port, number = int(sys.argv[1]), 0
     while True:
         with socket.create_connection(("127.0.0.1", port), SILENCE_S) as sock:

@@ -1,6 +1,6 @@
-"""Whether a reply is what the OpenAPI document promises: status, headers, content type and JSON.
+"""Check that a reply matches the OpenAPI document: status, headers, content type and JSON.
 
-Tests give each reply that they get to a Checker, so that the document is true wherever it is tested.
+Tests pass every reply to a Checker, so that each test of the API tests the document, too.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Checker:
     """Compares replies with the document."""
 
     def __init__(self, document: Spec | None = None) -> None:
-        """Take a document as ``/openapi.json`` gives it; by default this release's."""
+        """Take a document of ``/openapi.json``; by default the one of this release."""
         self._document = document or make_document()
         self.checked = 0
-        # By identity: the document outlives them, and making one takes longer than using it.
+        # By identity, since the document outlives the validators. Making a validator takes longer than using it.
         self._validators: dict[int, Draft202012Validator] = {}
         self._operations = [
             (method.upper(), re.compile(_pattern(template)), operation)
@@ -96,7 +96,7 @@ class Checker:
         sent = reply.headers.get("Content-Type")
         if sent is None:
             if reply.body:
-                raise Undocumented("a body without a type")
+                raise Undocumented("a body without a content type")
             return
         media = {_media(known): schema for known, schema in content.items()}
         if _media(sent) not in media:

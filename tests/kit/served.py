@@ -1,7 +1,7 @@
-"""A whole broker in a thread of the test's own process: real sockets, real LevelDB, quick to start.
+"""Run a whole broker in a thread of the test's process: real sockets, real LevelDB, a quick start.
 
-It has an event loop of its own, so that tests may use blocking clients, and a folder that is removed at
-the end unless the test gave one. What must survive a kill is tested with a process instead.
+It has its own event loop, so that tests may use blocking clients. Its folder is removed at the end unless the test
+gave one. Tests of kills use a process instead.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ServedNode:
     """A standalone node on a free port of loopback; a context manager, usable once.
 
     Args:
-        config: Its configuration; address, port and (without ``folder``) data folder are replaced.
-        folder: Where its data lie; kept. Without it a temporary folder.
-        clock: Instead of the system's.
+        config: Its configuration; this class replaces address, port and data folder.
+        folder: Its data folder, which is kept; default: a temporary folder.
+        clock: A clock instead of the system's.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""A broker's interface in this process, over memory: called as values or by HTTP.
+"""A broker's interface in this process, over memory: called with values or over HTTP.
 
-Every answer is compared with the OpenAPI document before a test sees it.
+Every answer is checked against the OpenAPI document before a test gets it.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def topic_path(topic: str, action: str = "") -> str:
 async def eventually(
     condition: Callable[[], object], state: Callable[[], object], deadline_s: float = 30.0
 ) -> None:
-    """Return once ``condition()`` is true; after the deadline the error tells ``state()``."""
+    """Return once ``condition()`` is true; after the deadline raise an error with ``state()``."""
     try:
         async with asyncio.timeout(deadline_s):
-            while not condition():  # noqa: ASYNC110 - What is waited for tells nobody.
+            while not condition():  # noqa: ASYNC110 - The condition has no event.
                 await asyncio.sleep(0.001)
     except TimeoutError:
         raise AssertionError(f"not within {deadline_s} s: {state()}") from None
 
 
 class Broker:
-    """Topics and the interface to them. ``call`` needs no socket; ``shell`` is not started."""
+    """Topics and their interface. ``call`` needs no socket; ``server`` is not started."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Broker:
         authorize: Authorize = allow_all,
         cluster: ClusterView | None = None,
     ) -> None:
-        """Put it together over memory, or over ``stores``; ``cluster`` None: it stands alone."""
+        """Assemble it over memory, or over ``stores``; without ``cluster`` it is standalone."""
         self.config = config or Config()
         self.clock = clock or SystemClock()
         store, records = stores or _in_memory(self.clock)
@@ -118,7 +118,7 @@ class Broker:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
     ) -> Answered:
-        """Do the same without a look at the answer, where there are very many."""
+        """Answer a request without a check of the answer, for very many requests."""
         sent = CIMultiDict(headers or {})
         answer = await self.dispatch.call(method, target, sent, body)
         told = CIMultiDict(answer.headers)
@@ -132,11 +132,11 @@ class Broker:
         return Answered(answer.status, told, whole)
 
     async def someone_waits(self) -> None:
-        """Return once a poll or a stream waits for something new."""
+        """Return once a poll or a stream waits for a message."""
         await eventually(lambda: self.topics.waiting_polls, lambda: "no poll waits")
 
     async def close(self) -> None:
-        """Stop listening, if it was begun, and hand the topics' logs off."""
+        """Stop the listener, if it was started, and hand the topics' logs off."""
         await self.server.close()
         await self.transactions.close()
         await self.topics.close()
@@ -144,7 +144,7 @@ class Broker:
 
 @asynccontextmanager
 async def listening(broker: Broker) -> AsyncIterator[Http]:
-    """Listen on a free port of loopback, and give a client."""
+    """Listen on a free port of loopback, and yield a client."""
     await broker.server.start("127.0.0.1", 0)
     async with Http(broker.server.port, broker.checker) as client:
         yield client
@@ -154,14 +154,14 @@ class Http:
     """A client for one address that checks every reply."""
 
     def __init__(self, port: int, checker: Checker | None = None) -> None:
-        """Speak to a port of loopback."""
+        """Make a client for a port of loopback."""
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._checker = checker or Checker()
         self._session: ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Make the session; it keeps no connection limit, so that tests may use many."""
+        """Open the session; it has no limit of connections."""
         self._session = ClientSession(
             connector=TCPConnector(limit=0), skip_auto_headers=("Content-Type", "User-Agent")
         )
@@ -173,7 +173,7 @@ class Http:
 
     @property
     def session(self) -> ClientSession:
-        """The aiohttp session, for what ``__call__`` can't say."""
+        """The aiohttp session, for requests that ``__call__`` can't send."""
         assert self._session is not None, "used outside of its block"
         return self._session
 
@@ -195,10 +195,10 @@ class Http:
 
 
 class RawHttp:
-    """A connection on which a test writes what bytes it likes, and reads replies one by one."""
+    """A connection on which a test writes any bytes, and reads replies one by one."""
 
     def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
-        """Connect to a port of loopback; ``receive_buffer`` makes the reader a slow one."""
+        """Make a connection to a port of loopback; a small ``receive_buffer`` makes a slow reader."""
         self._port = port
         self._receive_buffer = receive_buffer
         self._reader: asyncio.StreamReader
@@ -229,7 +229,7 @@ class RawHttp:
         self._writer.write(data)
 
     def half_close(self) -> None:
-        """Send the end; replies may still come."""
+        """Close the sending side; replies may still arrive."""
         self._writer.write_eof()
 
     async def line(self) -> bytes:
@@ -237,7 +237,7 @@ class RawHttp:
         return await self._reader.readline()
 
     async def rest(self) -> bytes:
-        """Read until the other side ends the connection, in order or not."""
+        """Read until the other side closes or resets the connection."""
         try:
             return await self._reader.read()
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""Histories written by hand: small ones, that show what a checker finds and what it must not blame.
+"""Write small histories by hand, to test the violations that a checker finds and the histories that it accepts.
 
 ::
 
@@ -7,7 +7,7 @@
     story.final((1, "a"))
     story.found()                   # {"lost_tail"}
 
-Rows are numbers here, payloads words. One call follows the other unless ``begin`` leaves one open.
+Rows are numbers here, and payloads are words. Calls follow one another, unless ``begin`` leaves a call open.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Story:
         return self._ms * 1_000_000 + len(self.history.events)
 
     def at(self, ms: int) -> Self:
-        """Let it be later."""
+        """Set the time of the next calls."""
         self._ms = ms
         return self
 
     def begin(
         self, op: str, asked: Value, process: str | None = None, topic: str = TOPIC
     ) -> Ending:
-        """Ask for something, by a process of its own unless one is named."""
+        """Begin a call, by a new process unless one is named."""
         self._names += 1
         asked = {"generation": 1, **asked} if topic else asked
         return self.history.invoke(process or f"{op} {self._names}", op, topic, asked)
@@ -86,7 +86,7 @@ class Story:
         process: str | None = None,
         topic: str = TOPIC,
     ) -> Self:
-        """Ask for something that is answered at once."""
+        """Add a call that is answered at once."""
         ending = self.begin(op, asked, process, topic)
         if outcome == "ok":
             ending.ok(told or {})
@@ -97,7 +97,7 @@ class Story:
     # Publishing.
 
     def publishing(self, *payloads: str, process: str | None = None, **asked: Any) -> Ending:
-        """Ask for a publish that ``answer`` ends."""
+        """Begin a publish; ``answer`` ends it."""
         topic = asked.pop("topic", TOPIC)
         value = {"payloads": list(payloads), "pointer": None, "key": None, **asked}
         return self.begin("publish", value, process, topic)
@@ -112,7 +112,7 @@ class Story:
         outcome: str = "ok",
         **told: Any,
     ) -> Self:
-        """End a publish; without a row its publisher is not told where it is."""
+        """End a publish; without a row the answer has no id."""
         ending.node, ending.epoch = "n", epoch
         if outcome != "ok":
             (ending.fail if outcome == "fail" else ending.unknown)("the story has it so")
@@ -123,7 +123,7 @@ class Story:
         return self
 
     def publish(self, row: int | None, *payloads: str, **options: Any) -> Self:
-        """Publish and be answered. Options are those of ``answer``, all others are asked."""
+        """Add a publish and its answer. Options of ``answer`` go to the answer, all others to the request."""
         answers = {
             name: options.pop(name)
             for name in ("last", "epoch", "outcome", "replayed")
@@ -147,7 +147,7 @@ class Story:
         seen: int | None = None,
         **asked: Any,
     ) -> Self:
-        """Read rows: (id, payload), with the pointer or its attributes if they are others. ``floor``, ``node`` may be told."""
+        """Add a read with rows: (id, payload), or with pointer and attributes. ``floor`` and ``node`` go to the answer."""
         floor, node = asked.pop("floor", 0), asked.pop("node", None)
         topic = asked.pop("topic", TOPIC)
         shown = [[rid(row[0]), *row[1:], *([None] * (3 - len(row)))] for row in rows]
@@ -162,7 +162,7 @@ class Story:
         return self
 
     def final(self, *rows: ShownRow, node: str = "", **options: Any) -> Self:
-        """Read the log as it ended."""
+        """Add the final read of the log."""
         return self.read(rows, f"final@{node}" if node else "final", **options)
 
     # Transactions and registers: no topic.
@@ -177,36 +177,36 @@ class Story:
         return self.done("cas", asked, outcome=outcome, topic="")
 
     def get(self, value: str | None, process: str | None = None, **told: Any) -> Self:
-        """Look at the register."""
+        """Read the register."""
         told["value"] = value
         return self.done("get", {"key": "k"}, told, process=process, topic="")
 
     def row_put(self, seq: int | None, outcome: str = "ok") -> Self:
-        """Put a message of the rowlog into its row."""
+        """Put a rowlog message into its row."""
         asked = {"log": "l", "row": "r"}
         return self.done("row-put", asked, {"seq": seq}, outcome=outcome, topic="")
 
     def offering(self, seq: int, processor: str = "one") -> Ending:
-        """Begin to offer the message to the rowlog's subscription."""
+        """Begin to offer a message to the rowlog's subscription."""
         asked = {"log": "l", "row": "r", "seq": seq, "subscription": "s", "processor": processor}
         return self.begin("row-offer", asked, topic="")
 
     def offer(self, seq: int, *, done: bool = True) -> Self:
-        """Offer the message, and be told whether it is done."""
+        """Offer a message; ``done`` is the subscription's answer."""
         self.offering(seq).ok({"done": done})
         return self
 
     def row_final(self) -> Self:
-        """Wait until all of the rowlog is done."""
+        """Add the final wait for the whole rowlog."""
         asked = {"log": "l", "subscriptions": ["s"]}
         return self.done("row-final", asked, process="final", topic="")
 
-    # Judged.
+    # The verdict.
 
     def verdict(self) -> Verdict:
-        """Return what the checkers say."""
+        """Return the verdict of the checkers."""
         return check(self.history.calls(), self.promises)
 
     def found(self) -> set[str]:
-        """Return the names of what they find."""
+        """Return the names of the violations."""
         return self.verdict().names

@@ -1,15 +1,15 @@
-"""A program that appends to a table over LevelDB until it is killed, and says what was acknowledged.
+"""A program that appends to a table over LevelDB until it is killed, and prints the acknowledged changes.
 
 ``python -m tests.kit.table_appender DIR [--rows N] [--bytes N] [--write-buffer-bytes N] [--unsynced]
 [--only-open] [--die-at N]`` prints::
 
     pid N             first
     open              the table is open
-    ok ROW NUMBER     the row's change NUMBER was acknowledged; those before it were, too
+    ok ROW NUMBER     the row's change NUMBER was acknowledged, and so were the changes before it
 
-Every line is flushed before the row's next change. Change n of a row makes the head the number n and adds
-the entry n, so what is stored tells whether each change was made wholly, and in order. ``--unsynced`` is the
-mutant that does not sync. ``--die-at`` kills the process at its Nth look at the directory from Python.
+Every line is flushed before the row's next change. Change n of a row sets the head to n and adds entry n. So the
+stored rows show that each change was made completely and in order. ``--unsynced`` is the mutant that does not sync.
+``--die-at`` kills the process at its Nth access to the directory from Python.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def _row(number: int) -> bytes:
 
 
 def _entry(row: int, number: int, size: int) -> bytes:
-    """Return the value of an entry, which nothing can compress."""
+    """Return the value of an entry; it is not compressible."""
     return hashlib.shake_128(b"%d %d" % (row, number)).digest(size)
 
 
 async def changes_made(table: LevelDBTable) -> dict[int, int]:
-    """Return how many changes of each row are stored. Raises AssertionError if one is not whole."""
+    """Return the number of stored changes of each row. Raises AssertionError if a change is incomplete."""
     made = {}
     for key, head in await table.scan(_SPACE, _row(0), b"default:appended:~", limit=1000):
         row, number = int(key.rpartition(b":")[2]), int(head.value)
@@ -95,7 +95,7 @@ def _die_at(directory: Path, number: int) -> None:
 
 
 def main() -> None:
-    """Run as the module's docstring says."""
+    """Run the program of the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rows", type=int, default=1)

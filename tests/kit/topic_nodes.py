@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster whose parts a test asks directly: topics, tenure, logs, and a table with hooks.
+"""Nodes of a simulated cluster, with access to their parts: topics, tenure, logs, and a table with hooks.
 
 ::
 
@@ -42,7 +42,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 MOVED_S = 0.2
-"""By then a pinned topic has been handed over."""
+"""The time in which a pinned topic is handed over."""
 BELIEVED_S = 61.0
 """A node follows a step of its clock after this time (broker/clock.py)."""
 SWEEP = SweepConfig(sweep_interval_s=1e6, sweep_margin_s=0.0, sweep_rest_s=0.0)
@@ -55,7 +55,7 @@ class TopicNode:
     """A machine of the cluster, and the parts of the node that runs on it."""
 
     def __init__(self, cluster: SimCluster, machine: Machine) -> None:
-        """Stand before the machine's storage, so that a test can hold up its calls."""
+        """Put hooks before the machine's storage, so that a test can delay its calls."""
         self.machine = machine
         self.table = HookedTable(machine.storage)
         machine.storage = self.table
@@ -111,7 +111,7 @@ class TopicNode:
         return topic in self.machine.topics_led
 
     def client(self, deadline_s: float = 20.0) -> Client:
-        """Return a client that sends everything to this node."""
+        """Return a client that sends all requests to this node."""
         return self._cluster.client("test", node=self.machine.url, deadline_s=deadline_s)
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -132,12 +132,12 @@ class TopicNode:
     async def poll(
         self, topic: TopicId, poll: Poll | None = None, *, anywhere: bool = False
     ) -> list[Message]:
-        """Return a whole reply of this node's topics."""
+        """Return all messages of a poll of this node's topics."""
         stream = await self.topics.poll(topic, poll or Poll(), anywhere=anywhere)
         return [message async for messages in stream.messages() for message in messages]
 
     async def payloads(self, topic: TopicId, poll: Poll | None = None) -> list[bytes]:
-        """Return the payloads of a whole reply of this node's topics."""
+        """Return the payloads of all messages of a poll of this node's topics."""
         return [message.payload for message in await self.poll(topic, poll)]
 
 
@@ -180,7 +180,7 @@ class TopicCluster:
         return client
 
     def via(self, node: TopicNode, deadline_s: float = 20.0) -> Client:
-        """Return a client that sends everything to one node."""
+        """Return a client that sends all requests to one node."""
         client = node.client(deadline_s)
         self._clients.append(client)
         return client
@@ -190,7 +190,7 @@ class TopicCluster:
         await self.client.create_topic(topic, ttl_s=ttl_s)
 
     async def publish(self, topic: TopicId, *payloads: bytes) -> Published:
-        """Publish by the client: the topic's leader gets it."""
+        """Publish through the client, which sends to the topic's leader."""
         return await self.client.publish(topic, payloads)
 
     async def move(self, topic: TopicId, to: TopicNode) -> None:
@@ -224,7 +224,7 @@ def on_nodes(
     [Callable[Concatenate[TopicCluster, Parameters], Awaitable[None]]],
     Callable[Parameters, None],
 ]:
-    """Make an asynchronous test an ordinary one, which runs in a simulated world and gets a cluster of ``count`` nodes."""
+    """Turn an asynchronous test into a plain one, which runs in a simulated world with a cluster of ``count`` nodes."""
 
     def decorate(
         test: Callable[Concatenate[TopicCluster, Parameters], Awaitable[None]],

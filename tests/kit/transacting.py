@@ -1,15 +1,15 @@
-"""Clients of a transaction service that remember what they were told, and say when a later answer breaks it.
+"""Clients of a transaction service that remember all answers, and report a later answer that contradicts them.
 
-``ask`` sends one request to the service, wherever that is: the same clients stand before one node that is killed, a
-simulated cluster and real processes. They know nothing of how the service works::
+``ask`` sends one request to the service, wherever it runs: the same clients test one node that is killed, a simulated
+cluster, and real processes. They only know the service's interface. They report::
 
-    reused          a write pointer was given twice, or is below one that was given before it was asked for
-    lost_commit     a commit was answered, and a later snapshot does not show it
-    lost_end        a transaction was answered to be invalid or aborted, and a later snapshot does not say so
+    reused          a write pointer was given twice, or is below one given before its request
+    lost_commit     a commit was acknowledged, and a later snapshot does not show it
+    lost_end        an invalidation or abort was acknowledged, and a later snapshot does not show it
     lost_start      a transaction is in progress, and a later snapshot or answer does not know it
     backwards       the read pointer of a later snapshot is lower
-    both_committed  two transactions committed that changed the same, and neither saw the other
-    undone          a commit was refused for good, and yet it is visible
+    both_committed  two transactions with a common changed key committed, and neither saw the other
+    undone          a commit was refused, and yet it is visible
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIES_MAX: Final = 200
 
 
 class Told(NamedTuple):
-    """An answer: ``outcome`` is ok, fail (certainly not done) or unknown."""
+    """An answer: ``outcome`` is ok, fail (it has no effect) or unknown."""
 
     outcome: str
     code: str = ""
@@ -40,11 +40,11 @@ class Told(NamedTuple):
 
 
 Ask = Callable[[str, str, bytes], Awaitable[Told]]
-"""Sends method, path and body. An answer that was lost is unknown."""
+"""Sends method, path and body. The outcome of a lost answer is unknown."""
 
 
 def told_by(status: int, headers: Mapping[str, str], body: bytes) -> Told:
-    """Return what an answer tells."""
+    """Return the outcome of an HTTP answer."""
     value = json.loads(body)
     if status == 200:
         return Told("ok", "", value)
@@ -53,7 +53,7 @@ def told_by(status: int, headers: Mapping[str, str], body: bytes) -> Told:
 
 
 def asking(service: TransactionService) -> Ask:
-    """Return what sends requests by the shipped client."""
+    """Return a function that sends requests with the shipped client."""
 
     async def ask(method: str, path: str, body: bytes) -> Told:
         try:
@@ -87,24 +87,24 @@ async def _called(service: TransactionService, method: str, path: str, body: byt
 
 
 class Committed(NamedTuple):
-    """A transaction that was answered to be committed, or was found to be so."""
+    """A transaction whose commit was acknowledged, or was visible in a snapshot."""
 
     began: Snapshot
     keys: frozenset[bytes]
 
 
 async def pause(milliseconds: float) -> None:
-    """Wait by the loop's time."""
+    """Wait for some milliseconds of the loop's time."""
     await asyncio.sleep(milliseconds / 1000)
 
 
 class Transactors:
-    """Clients of one service, and what they know."""
+    """Clients of one service, and their knowledge of it."""
 
     def __init__(
         self, ask: Ask, chance: random.Random, pause: Callable[[float], Awaitable[None]]
     ) -> None:
-        """Know nothing. ``pause`` waits so many ms."""
+        """Begin without knowledge. ``pause`` waits so many ms."""
         self.violations: list[str] = []
         self.progress = asyncio.Event()
         """Set with every commit."""
@@ -122,7 +122,7 @@ class Transactors:
         """Committed or aborted: visible for ever."""
         self._invalid: list[int] = []
         self._open: dict[int, None] = {}
-        """Begun, and nothing was sent that ends them."""
+        """Transactions in progress: no request that ends them was sent."""
 
     def _wrong(self, kind: str, text: str) -> None:
         self.violations.append(f"{kind}: {text}")
@@ -134,7 +134,7 @@ class Transactors:
         return told
 
     async def _insist(self, method: str, path: str, sent: Any = None) -> Told:
-        """Repeat what is as good twice as once, until it is answered."""
+        """Repeat an idempotent request until it is answered."""
         told = Told("unknown")
         for _ in range(TRIES_MAX):
             told = await self._call(method, path, sent)
@@ -146,7 +146,7 @@ class Transactors:
     # Snapshots.
 
     async def look(self) -> Snapshot:
-        """Ask for a snapshot, and compare it with all that was known before it was asked for."""
+        """Request a snapshot, and compare it with all answers from before the request."""
         known = self._known()
         told = await self._insist("GET", "/snapshot")
         return self._compared(decode_snapshot(told.body), known)
@@ -172,14 +172,14 @@ class Transactors:
 
     def _given(self, pointer: int, greatest: int) -> None:
         if pointer in self._pointers or pointer <= greatest:
-            self._wrong("reused", f"{pointer}, and {greatest} was given before it was asked for")
+            self._wrong("reused", f"{pointer}, and {greatest} was given before its request")
         self._pointers.add(pointer)
         self._greatest = max(self._greatest, pointer)
 
     # Transactions.
 
     async def transact(self) -> None:
-        """Run one transaction to one of its ends."""
+        """Run one transaction: begin it, and commit, abort or invalidate it."""
         greatest, known = self._greatest, self._known()
         told = await self._call("POST", "", {"timeout_s": 600})
         if told.outcome != "ok":
@@ -239,7 +239,7 @@ class Transactors:
         await self._end(pointers, "abort", self._visible)
 
     async def _committed(self, transaction: int) -> Told:
-        """Commit; where the outcome is unknown, let a fresh snapshot tell it."""
+        """Commit; if the outcome is unknown, find it in a new snapshot."""
         for _ in range(TRIES_MAX):
             told = await self._call("POST", f"/{transaction}/commit")
             if told.outcome == "ok" or told.code == "transaction_conflict":

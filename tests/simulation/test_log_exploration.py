@@ -46,7 +46,7 @@ def judge(summaries: list[Summary]) -> Counter[str]:
 def test_no_run_shows_anything_wrong(drawn_seed):
     first = drawn_seed * APART
     happened = judge([explore_many(range(first, first + RUNS))])
-    for name in ("killed", "stood still", "lies", "late_writes", "again", "old_rows", "old_falses"):
+    for name in ("killed", "paused", "lies", "late_writes", "again", "old_rows", "old_falses"):
         assert happened[name] > RUNS / 5, f"too little went wrong to trust this: {happened}"
     for name in ("append", "keyed", "rollback", "floor", "store", "publish", "delete", "poll"):
         assert happened[f"{name} ok"] > RUNS / 5, f"too little was done to trust this: {happened}"

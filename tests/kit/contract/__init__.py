@@ -1,4 +1,4 @@
-"""One suite of tests per port: what every implementation must do, also one of your own.
+"""One suite of tests for each port; every implementation must pass it, yours too.
 
 A test module gives a ``harness`` fixture and subclasses the suite::
 

@@ -1,4 +1,4 @@
-"""What the suite of coordination stands on: a harness, and waiting for what is told."""
+"""Helpers of the coordination contract: its harness, and functions that wait for notifications."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from broker.coordination.ports import Contact, Coordinator, Lease, Membership, N
 from broker.testing.virtual_time import within
 
 PATIENCE_S = 20.0
-"""Longer than any session lives on without its node."""
+"""Longer than any session outlives its node."""
 
 
 class CoordinatorHarness(Protocol):
-    """Gives sessions with one coordinator, and plays its faults."""
+    """Opens sessions with one coordinator, and injects its faults."""
 
     def monotonic(self) -> float:
-        """Return the time in which deadlines are given."""
+        """Return the time by the clock of the deadlines."""
 
     async def node(self) -> Coordinator:
         """Return a new session, in contact."""
@@ -26,7 +26,7 @@ class CoordinatorHarness(Protocol):
         """End a node's session on the servers, now."""
 
     async def crash(self, node: Coordinator) -> None:
-        """Let a node be gone without a word."""
+        """Stop a node without closing its session."""
 
     async def outage(self) -> None:
         """Stop serving. Sessions survive it."""
@@ -42,22 +42,22 @@ class CoordinatorHarness(Protocol):
 
 
 class Told:
-    """Counts what a callback was told, and lets a test wait until something holds."""
+    """A callback that records its calls; a test can wait until a condition holds."""
 
     def __init__(self) -> None:
-        """Hear nothing yet."""
+        """Begin without calls."""
         self.count = 0
         self.heard: list[object] = []
         self._news = asyncio.Event()
 
-    def __call__(self, *what: object) -> None:
-        """Be told."""
+    def __call__(self, *arguments: object) -> None:
+        """Record one call."""
         self.count += 1
-        self.heard.extend(what)
+        self.heard.extend(arguments)
         self._news.set()
 
     async def until(self, holds: Callable[[], bool], state: Callable[[], object]) -> None:
-        """Wait until ``holds``, looking again whenever something is told."""
+        """Wait until ``holds`` is true; evaluate it again after each call."""
 
         async def wait() -> None:
             while not holds():
@@ -67,12 +67,12 @@ class Told:
         await within(PATIENCE_S, wait(), lambda: f"{state()}; told {self.count} times")
 
     async def at_least(self, count: int) -> None:
-        """Wait until something was told so often."""
+        """Wait until so many calls were made."""
         await self.until(lambda: self.count >= count, lambda: f"{count} times expected")
 
 
 def info(instance: int, incarnation: str = "", url: str = "") -> NodeInfo:
-    """Return what a node tells of itself."""
+    """Return what a node publishes about itself."""
     return NodeInfo(
         instance,
         incarnation or f"incarnation-{instance}",
@@ -83,7 +83,7 @@ def info(instance: int, incarnation: str = "", url: str = "") -> NodeInfo:
 
 
 async def sees(member: Membership, *instances: int) -> None:
-    """Wait until a member sees just these."""
+    """Wait until a member sees exactly these nodes."""
     told = Told()
     member.on_change(told)
     await told.until(
@@ -105,22 +105,22 @@ async def ended(lease: Lease) -> None:
 
 
 def is_over(lease: Lease) -> bool:
-    """Whether a lease says of itself that it is over."""
+    """Return whether a lease reports that it is over."""
     return not lease.valid and lease.lost.done()
 
 
-async def listening(node: Coordinator, what: str) -> Told:
-    """Listen to hints, and return once hints that come are heard."""
+async def listening(node: Coordinator, hint: str) -> Told:
+    """Subscribe to hints, and return once the subscription works."""
     told = Told()
-    node.on_hint(what, told)
+    node.on_hint(hint, told)
     await told.at_least(1)
     return told
 
 
 async def in_line(node: Coordinator, resource: str, deadline: float) -> asyncio.Task[Lease]:
-    """Let a node wait for a lock that is held, and return once it stands in line."""
+    """Let a node wait for a held lock, and return once it is queued."""
     waiter = asyncio.create_task(node.hold(resource, deadline))
-    # A node's questions are answered in order: once two later ones are, it stands in line.
+    # The servers answer a node's requests in order. After two later answers, the node is queued.
     for _ in range(2):
         await node.nodes()
     assert not waiter.done()

@@ -1,4 +1,4 @@
-"""The contract of coordination, as tests: what a node may rely on, and what it is told of faults."""
+"""The contract of coordination as tests: a node's guarantees, and its notifications about faults."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class MembershipContract(_Contract):
         await sees(first, 1)
         assert first.members.version > version
 
-    async def test_who_lives_can_be_asked_by_who_is_no_member(
+    async def test_a_session_that_has_not_joined_can_list_the_members(
         self, nodes: list[Coordinator]
     ) -> None:
         assert await nodes[0].nodes() == {}
         await nodes[1].join(info(7))
         assert await nodes[0].nodes() == {7: info(7)}
 
-    async def test_an_id_that_lives_is_refused_and_its_holder_named(
+    async def test_the_id_of_a_live_node_is_refused_and_its_holder_named(
         self, nodes: list[Coordinator]
     ) -> None:
         await nodes[0].join(info(7))
@@ -63,7 +63,7 @@ class MembershipContract(_Contract):
         assert await nodes[1].nodes() == {7: info(7)}
         await nodes[1].join(info(8, "other", "http://other:8080"))
 
-    async def test_a_crashed_member_is_seen_to_go(
+    async def test_members_see_that_a_crashed_node_is_gone(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         first = await nodes[0].join(info(1))
@@ -80,7 +80,7 @@ class MembershipContract(_Contract):
         again = await nodes[1].join(info(7, "after"))
         assert again.members.nodes == {7: info(7, "after")}
 
-    async def test_an_earlier_self_that_lives_on_is_told_to_stop(
+    async def test_an_earlier_incarnation_that_still_runs_is_told_to_stop(
         self, nodes: list[Coordinator]
     ) -> None:
         earlier = await nodes[0].join(info(7, "before"))
@@ -89,12 +89,12 @@ class MembershipContract(_Contract):
         assert "another incarnation" in reason
         assert await nodes[2].nodes() == {7: info(7, "after")}
 
-    async def test_who_has_to_stop_leaves_its_successor_alone(
+    async def test_an_incarnation_that_must_stop_does_not_change_its_successors_entry(
         self, nodes: list[Coordinator]
     ) -> None:
         earlier = await nodes[0].join(info(7, "before"))
         later = await nodes[1].join(info(7, "after"))
-        # What every node does that stops, whyever.
+        # Every node makes these calls when it stops, for any reason.
         await earlier.announce(draining=True)
         assert await nodes[2].nodes() == {7: info(7, "after")}
         await earlier.leave()
@@ -128,7 +128,9 @@ class MembershipContract(_Contract):
         assert second.members.nodes[1] == info(1)
         assert not first.stopped.done()
 
-    async def test_closing_takes_a_member_away_at_once(self, nodes: list[Coordinator]) -> None:
+    async def test_closing_a_session_removes_its_member_at_once(
+        self, nodes: list[Coordinator]
+    ) -> None:
         first = await nodes[0].join(info(1))
         await nodes[1].join(info(2))
         await sees(first, 1, 2)
@@ -139,7 +141,7 @@ class MembershipContract(_Contract):
 async def _is_member_under_another_session(
     witness: Coordinator, member: Membership, session: int
 ) -> None:
-    """Wait for the announcement of ``member`` under a session of its own, as others see it."""
+    """Wait until ``witness`` sees ``member`` announced under a new session."""
     watching = await witness.join(info(250))
     told = Told()
     watching.on_change(told)
@@ -155,7 +157,7 @@ class LockContract(_Contract):
 
     SLOT: ClassVar[str] = "slot/17"
 
-    async def test_a_lock_goes_from_one_to_the_next_in_line(
+    async def test_a_released_lock_goes_to_the_next_in_the_queue(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -171,7 +173,7 @@ class LockContract(_Contract):
             lease = await within(PATIENCE_S, waiter, lambda: "the lock was not handed over")
             assert lease.valid
 
-    async def test_different_locks_do_not_meet(
+    async def test_different_locks_are_independent(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -180,7 +182,7 @@ class LockContract(_Contract):
         leases += [await nodes[1].hold("pin/ns:other", deadline)]
         assert [await lease.verify() for lease in leases] == [True] * 6
 
-    async def test_who_gave_up_waiting_stands_in_nobodys_way(
+    async def test_a_waiter_that_gave_up_does_not_block_the_queue(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -208,7 +210,7 @@ class LockContract(_Contract):
         assert not await lease.verify()
         assert await again.verify()
 
-    async def test_an_expired_session_takes_its_leases_along(
+    async def test_an_expired_session_ends_its_leases(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -224,7 +226,7 @@ class LockContract(_Contract):
         assert again.session != lease.session
         assert await again.verify()
 
-    async def test_who_waits_in_line_lines_up_again_under_a_new_session(
+    async def test_a_queued_waiter_queues_again_under_a_new_session(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -235,7 +237,7 @@ class LockContract(_Contract):
         await lease.release()
         assert await (await within(PATIENCE_S, waiter, lambda: "not in line")).verify()
 
-    async def test_a_crashed_holder_is_followed_once_its_session_ends(
+    async def test_a_crashed_holders_lock_is_free_once_its_session_ends(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -286,7 +288,7 @@ class FaultContract(_Contract):
         assert lease.session == session
         assert await nodes[1].nodes() == {1: info(1)}
 
-    async def test_what_is_let_go_in_an_outage_is_free_after_it(
+    async def test_a_lease_released_in_an_outage_is_free_after_it(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
@@ -334,7 +336,7 @@ class FaultContract(_Contract):
                 await told.at_least(count)
         assert other.count == 1
 
-    async def test_a_hint_in_an_outage_is_told_after_it(
+    async def test_a_hint_in_an_outage_is_delivered_after_it(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         told = await listening(nodes[0], "placement")

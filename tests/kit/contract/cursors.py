@@ -46,7 +46,9 @@ class CursorsContract:
         with pytest.raises(NotFound):
             await cursors.get(TOPIC, "mailer")
 
-    async def test_a_put_upon_another_version_is_told_what_is_there(self, cursors: Cursors) -> None:
+    async def test_a_put_with_a_wrong_version_is_refused_with_the_current_cursor(
+        self, cursors: Cursors
+    ) -> None:
         made = await cursors.put(TOPIC, "mailer", None, None, "")
         moved = await cursors.put(TOPIC, "mailer", PLACE, made.version, "")
         for expected in (made.version, "other", None):
@@ -79,7 +81,9 @@ class CursorsContract:
             lost = [each for each in done if isinstance(each, BaseException)]
             assert {type(each) for each in lost} == {CursorMoved}
 
-    async def test_a_topic_has_no_more_than_it_may_have(self, cursors: Cursors) -> None:
+    async def test_a_topic_has_at_most_the_allowed_number_of_cursors(
+        self, cursors: Cursors
+    ) -> None:
         puts = [cursors.put(TOPIC, f"c{number}", None, None, "") for number in range(8)]
         done = await asyncio.gather(*puts, return_exceptions=True)
         refused = [each for each in done if isinstance(each, BaseException)]
@@ -110,7 +114,7 @@ class CursorsContract:
                 await cursors.get(other, "mailer")
         kept = await cursors.put(next_one, "mailer", LATER, None, "")
         also = await cursors.put(longer, "mailer", LATER, None, "")
-        # The index and the cursor; what was deleted has gone already.
+        # The index and the cursor. The deleted cursor has gone already.
         assert await forget_cursors(records, TOPIC.id, 2) == 2
         assert await forget_cursors(records, TOPIC.id, 2) == 0
         assert await cursors.get(next_one, "mailer") == kept

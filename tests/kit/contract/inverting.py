@@ -1,4 +1,4 @@
-"""The clean-up of invalid transactions over a store: what was inverted is on disk, and pruning rests on it."""
+"""The clean-up of invalid transactions over a store: the sweeper inverts their messages on disk before pruning."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TOPIC = TopicId("ns", "t")
 LIFE_S = 100
 SETTLED_MS = LIFE_S * 1000 + 1
 FAR_MS = 1 << 40
-"""The test's clock runs ahead of the servers'."""
+"""A bound that allows the test's clock to run ahead of the servers' clocks."""
 
 
 class Ahead(SystemClock):
-    """The system's clock, and some time more."""
+    """The system's clock, set forward by ``ahead_ms``."""
 
     ahead_ms = 0
 
     @override
     def now_ms(self) -> int:
-        """Tell the time, ahead."""
+        """Return the wall clock, set forward."""
         return super().now_ms() + self.ahead_ms
 
 
@@ -43,7 +43,7 @@ class Node:
     """Topics over a table, and a transaction service."""
 
     def __init__(self, table: Table, clock: Ahead, model: TransactionModel) -> None:
-        """Begin with what is stored."""
+        """Begin with the stored state."""
         self.clock, self.model = clock, model
         self.logs = Logs(table, clock, bounds=PageBounds(cells_max=4), call_s=60)
         settings = TopicSettings(
@@ -70,16 +70,16 @@ class Node:
         await self.topics.publish(TOPIC, PublishRequest(pointer, payloads))
 
     async def shown(self) -> list[bytes]:
-        """Return what a consumer is shown."""
+        """Return the payloads that a consumer sees."""
         stream = await self.topics.poll(TOPIC, Poll(snapshot=await self.snapshot()))
         return [message.payload async for page in stream.messages() for message in page]
 
 
 class InvertingContract:
-    """What must hold over each table; ``table`` is a fixture."""
+    """The contract over each table; ``table`` is a fixture."""
 
-    async def test_what_was_inverted_stays_so_when_it_is_pruned(self, table: Table) -> None:
-        """Pass, restart, prune: nothing of it is shown, and nothing more is taken."""
+    async def test_inverted_messages_stay_hidden_after_pruning(self, table: Table) -> None:
+        """Sweep, restart, prune: no consumer sees a pruned transaction's messages, and no more are stored."""
         clock = Ahead()
         model = TransactionModel(clock.now_ms())
         node = Node(table, clock, model)
@@ -102,7 +102,7 @@ class InvertingContract:
         _, removed = await again.pruning.prune()
         assert removed == 2
         assert sorted(await again.shown()) == [b"free"] * 3 + [b"kept"] * 3
-        clock.ahead_ms = 0  # A clock that went back lets nothing in under a pruned pointer.
+        clock.ahead_ms = 0  # A clock that went back: a publish with a pruned pointer is refused.
         with pytest.raises(Exception, match="past the longest life"):
             await again.publish(failed[0], b"late")
         await again.topics.close()

@@ -1,4 +1,4 @@
-"""The contract of the log protocol over a table, as tests: to be run over every table.
+"""The contract of the log protocol over a table, as tests; it runs over every table.
 
 Each test has a topic of its own, since all tests may share one store. Pages are small, so that a few
 messages fill several. *One* and *other* are two nodes over the same table.
@@ -30,7 +30,7 @@ from tests.kit.contract.log_bench import (
     LogSuite,
     all_of,
     backwards,
-    dies,
+    hold_that_dies_at_its_roll,
     payload_of,
     rows_of,
 )
@@ -40,7 +40,7 @@ from tests.kit.contract.table import TableHarness
 
 
 class ClaimContract(LogSuite):
-    """Claims, fencing, handoff, proof."""
+    """Claims, fencing, handoff, and the proof that a hold is current."""
 
     async def test_a_log_without_claims_has_no_ends_and_no_messages(self, bench: Bench) -> None:
         assert await bench.one.ends(bench.log) is None
@@ -71,7 +71,7 @@ class ClaimContract(LogSuite):
         kept += await bench.publish(second)
         assert await bench.read() == kept
 
-    async def test_a_fenced_holder_proves_nothing_and_is_done(
+    async def test_a_fenced_holder_fails_its_proof_and_is_done(
         self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.claim(bench.other, "other")
@@ -143,7 +143,7 @@ class ClaimContract(LogSuite):
         reader = bench.other.reader(bench.log, ROW_ID_MIN)
         assert await backwards(reader, 3) == kept[::-1]
 
-    async def test_a_proof_shared_by_many_is_one_for_each(self, hold: LogHold) -> None:
+    async def test_concurrent_proofs_all_succeed(self, hold: LogHold) -> None:
         assert await asyncio.gather(*(hold.proof() for _ in range(20))) == [True] * 20
 
     async def test_a_proof_while_appends_and_rolls_go_on_holds(
@@ -161,7 +161,7 @@ class ClaimContract(LogSuite):
 
 
 async def _zombie(bench: Bench, second: LogHold) -> LogHold:
-    """Return a hold that another fenced, and that does not know it."""
+    """Return a hold that another claim has fenced, and that has not noticed."""
     logs = Logs(bench.table, SystemClock(), bounds=SMALL)
     zombie = await logs.claim(bench.log, "zombie")
     former = second.root
@@ -171,9 +171,11 @@ async def _zombie(bench: Bench, second: LogHold) -> LogHold:
 
 
 class AppendContract(LogSuite):
-    """What an append writes."""
+    """Appends: messages, heads, order, limits."""
 
-    async def test_messages_come_back_with_all_they_had(self, bench: Bench, hold: LogHold) -> None:
+    async def test_a_reader_returns_messages_with_all_their_fields(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         plain = await bench.publish(hold, 2)
         tied = await bench.publish(hold, 1, Shared(pointer=5, lifetime_ms=60_000))
         reference = await bench.publish(hold, 1, Shared(number=-3, pointer=-3), payloads=[b""])
@@ -253,7 +255,7 @@ class AppendContract(LogSuite):
         for log, rows in kept.items():
             assert await bench.read(log) == rows
 
-    async def test_ids_at_the_edges_of_what_an_id_can_hold(
+    async def test_the_smallest_and_largest_ids_are_stored(
         self, bench: Bench, hold: LogHold
     ) -> None:
         ids = [row_id(0, 1), row_id(0, 0xFFFF), row_id(1, 0), row_before(ROW_ID_MAX), ROW_ID_MAX]
@@ -277,11 +279,11 @@ class AppendContract(LogSuite):
             zip(rows, [b"before", big, b"behind"], strict=True)
         )
 
-    async def test_what_no_cell_can_hold_is_refused_and_the_hold_goes_on(
+    async def test_a_message_too_large_for_a_cell_is_refused_and_the_hold_goes_on(
         self, bench: Bench, hold: LogHold
     ) -> None:
         if bench.table.cell_bytes_max > 1 << 25:
-            return  # Larger than a test should be: a table with less room shows it.
+            return  # Too large for a test; a table with smaller cells covers this.
         with pytest.raises(BodyTooLarge):
             await bench.publish(hold, payloads=[bytes(bench.table.cell_bytes_max + 1)])
         kept = await bench.publish(hold)
@@ -318,7 +320,7 @@ class AppendContract(LogSuite):
 
 
 class RollContract(LogSuite):
-    """Pages that are full."""
+    """Full pages."""
 
     async def test_a_full_page_is_sealed_and_the_next_one_made(
         self, bench: Bench, hold: LogHold
@@ -350,12 +352,9 @@ class RollContract(LogSuite):
         kept += [row for _ in range(5) for row in await bench.publish(second)]
         assert await bench.read() == kept
 
-    async def test_a_page_that_was_sealed_and_not_followed_is_followed_by_the_next_claim(
-        self, bench: Bench, hold: LogHold
-    ) -> None:
-        rows = [row for _ in range(3) for row in await bench.publish(hold)]
-        hold._roll = dies  # type: ignore[method-assign]
-        rows += await bench.publish(hold)
+    async def test_a_claim_makes_the_page_after_a_sealed_last_page(self, bench: Bench) -> None:
+        hold = await hold_that_dies_at_its_roll(bench)
+        rows = [row for _ in range(4) for row in await bench.publish(hold)]
         await hold.settled()
         assert hold.done
         assert await bench.read() == rows
@@ -422,7 +421,7 @@ class ReadContract(LogSuite):
         reader.go_on()
         assert [row[0] for row in rows_of(await all_of(reader))] == more
 
-    async def test_what_was_rolled_back_comes_with_every_limit(
+    async def test_rolled_back_messages_are_read_with_every_limit(
         self, bench: Bench, rows: list[RowId], hold: LogHold
     ) -> None:
         await hold.rollback(1, rows[1], rows[2])
@@ -444,7 +443,7 @@ class LogContract(
     PayloadContract,
     RecordContract,
 ):
-    """All of it: subclass this with a ``harness`` fixture."""
+    """All suites of the log; subclass it with a ``harness`` fixture."""
 
 
 __all__ = ["LogContract"]

@@ -23,7 +23,7 @@ class AttributesContract(LogSuite):
         self, bench: Bench, hold: LogHold
     ) -> None:
         wanted: dict[RowId, bytes] = {}
-        for number in range(12):  # Small plain entries, which a reader gathers, in several pages.
+        for number in range(12):  # Small plain entries in several pages; a reader joins them.
             shared = Shared(pointer=number) if number % 5 == 4 else Shared()
             await bench.publish(hold, 1)
             wanted |= given(await bench.publish(hold, 3, shared, attributes=SOME))
@@ -58,7 +58,7 @@ class AttributesContract(LogSuite):
         reader = bench.other.reader(bench.log._replace(number=7), ROW_ID_MIN)
         assert attributes_of(await reader.next(ALL)) == given(rows)
 
-    async def test_attributes_go_with_the_life_of_their_messages(
+    async def test_attributes_are_removed_when_their_messages_expire(
         self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.publish(hold, 3, Shared(lifetime_ms=1), attributes=SOME)

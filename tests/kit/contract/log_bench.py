@@ -1,4 +1,4 @@
-"""What the contract of the log protocol stands on: a topic, two nodes, and ids that rise."""
+"""Helpers of the log contract: a topic, two nodes, and rising ids."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.log_reader import LogReader
 from broker.storage.table import Table
+from tests.kit.bench import HookedTable, failing
 from tests.kit.contract.table import TableHarness
 
 SMALL: Final = PageBounds(cells_max=4, packed_from=2)
@@ -37,7 +38,7 @@ def payload_of(row: RowId) -> bytes:
 
 @dataclasses.dataclass
 class Bench:
-    """A topic of one test, two nodes, and ids that rise."""
+    """The topic of one test, two nodes, and rising ids."""
 
     table: Table
     topic: TopicId
@@ -70,7 +71,7 @@ class Bench:
         payloads: Sequence[bytes] | None = None,
         attributes: Sequence[bytes] = (),
     ) -> list[RowId]:
-        """Append messages as one entry, or as many as they need; return their ids."""
+        """Append messages as one entry, or several if they need more; return their ids."""
         ids = self.ids(count if payloads is None else len(payloads))
         added = self.entries(hold, ids, shared, payloads, attributes)
         if key is not None:
@@ -99,7 +100,7 @@ class Bench:
         log: LogId | None = None,
         bytes_max: int = ALL,
     ) -> list[Row]:
-        """Read a log from storage, by the other node."""
+        """Read a log from storage through the other node."""
         reader = self.other.reader(log or self.log, after, through)
         out: list[Row] = []
         while not reader.ended:
@@ -115,7 +116,7 @@ class Bench:
         return [row[0] for row in await self.rows() if row[3]]
 
     async def clear(self, hold: LogHold, pages_max: int = 2) -> int:
-        """Remove what lies below the floor, in slices; return how many messages went."""
+        """Remove the pages below the floor, in slices; return the number of removed messages."""
         went, more = 0, True
         while more:
             some, more = await sweep.clear_below_floor(self.one.resolver, hold, pages_max)
@@ -141,7 +142,7 @@ def attributes_of(found: Sequence[Entry]) -> dict[RowId, bytes]:
 
 
 async def all_of(reader: LogReader) -> list[Entry]:
-    """Return what a reader still shows up to its end."""
+    """Return the remaining entries of a reader."""
     out: list[Entry] = []
     while not reader.ended:
         out += await reader.next(ALL)
@@ -149,7 +150,7 @@ async def all_of(reader: LogReader) -> list[Entry]:
 
 
 async def backwards(reader: LogReader, cells_max: int, bytes_max: int = ALL) -> list[RowId]:
-    """Return the ids of what a reader shows backwards."""
+    """Return the ids of a reader's messages, backwards."""
     out: list[RowId] = []
     while not reader.ended:
         for entry in await reader.before(cells_max, bytes_max):
@@ -180,6 +181,9 @@ class LogSuite:
         return await bench.claim()
 
 
-async def dies() -> None:
-    """Stand in for what a node does not come to."""
-    raise Fenced("the node died before it made the next page")
+async def hold_that_dies_at_its_roll(bench: Bench) -> LogHold:
+    """Claim the log for a node that dies after it sealed a page, before it made the next one."""
+    table = HookedTable(bench.table)
+    hold = await bench.claim(Logs(table, SystemClock(), bounds=SMALL))
+    table.on("make", failing(Fenced("the node died before it made the next page")))
+    return hold

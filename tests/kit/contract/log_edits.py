@@ -39,7 +39,7 @@ class RollbackContract(LogSuite):
         await hold.rollback(7, mine[0], mine[3])
         assert await bench.hidden() == mine
 
-    async def test_over_pages(self, bench: Bench, hold: LogHold) -> None:
+    async def test_a_rollback_covers_several_pages(self, bench: Bench, hold: LogHold) -> None:
         mine: list[RowId] = []
         for _ in range(8):
             mine += await bench.publish(hold, 2, Shared(pointer=7))
@@ -50,7 +50,7 @@ class RollbackContract(LogSuite):
         await second.rollback(9, ROW_ID_MIN, ROW_ID_MAX)
         assert len(await bench.hidden()) == 24
 
-    async def test_one_that_finds_nothing_changes_the_own_head(
+    async def test_a_rollback_without_messages_changes_the_holders_head(
         self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 2, Shared(pointer=7))
@@ -61,7 +61,7 @@ class RollbackContract(LogSuite):
         await hold.rollback(7, row_after(rows[-1]), ROW_ID_MAX)
         assert hold.head.edits == before.edits + 2
 
-    async def test_one_that_finds_nothing_tells_a_fenced_holder_so(
+    async def test_a_rollback_without_messages_fails_for_a_fenced_holder(
         self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.publish(hold)
@@ -71,13 +71,15 @@ class RollbackContract(LogSuite):
             await hold.rollback(7, rows[0], rows[0])
         assert hold.done
 
-    async def test_again_is_as_once(self, bench: Bench, hold: LogHold) -> None:
+    async def test_a_repeated_rollback_has_the_effect_of_one(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         rows = await bench.publish(hold, 3, Shared(pointer=7))
         for _ in range(3):
             await hold.rollback(7, rows[0], rows[1])
         assert await bench.hidden() == rows[:2]
 
-    async def test_two_at_once_on_one_sealed_page_both_count(
+    async def test_concurrent_rollbacks_on_one_sealed_page_all_count(
         self, bench: Bench, hold: LogHold
     ) -> None:
         mine = await bench.publish(hold, 6, Shared(pointer=7))
@@ -88,7 +90,7 @@ class RollbackContract(LogSuite):
         )
         assert await bench.hidden() == [mine[0], mine[2], mine[3], mine[5]]
 
-    async def test_while_publishing_goes_on(self, bench: Bench, hold: LogHold) -> None:
+    async def test_a_rollback_runs_beside_publishes(self, bench: Bench, hold: LogHold) -> None:
         mine: list[RowId] = []
         for _ in range(6):
             mine += await bench.publish(hold, 1, Shared(pointer=7))
@@ -100,9 +102,7 @@ class RollbackContract(LogSuite):
         assert await bench.read() == mine + more
         assert await bench.hidden() == mine
 
-    async def test_below_the_floor_nothing_is_left_to_roll_back(
-        self, bench: Bench, hold: LogHold
-    ) -> None:
+    async def test_a_rollback_below_the_floor_is_a_no_op(self, bench: Bench, hold: LogHold) -> None:
         rows = await bench.publish(hold, 2, Shared(pointer=7))
         await sweep.raise_floor(hold, row_after(rows[-1]))
         assert hold.root.floor == hold.page
@@ -111,7 +111,7 @@ class RollbackContract(LogSuite):
 
 
 class MarkContract(LogSuite):
-    """What entries carry for later requests."""
+    """Marks, which entries carry for later requests."""
 
     async def test_a_mark_is_found_before_and_after_its_row_is_put(
         self, bench: Bench, hold: LogHold
@@ -127,7 +127,9 @@ class MarkContract(LogSuite):
         later = await bench.publish(hold)
         assert hold.head.marked == later[-1]
 
-    async def test_a_claim_puts_what_was_not_put(self, bench: Bench, hold: LogHold) -> None:
+    async def test_a_claim_puts_the_marks_that_were_not_put(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         rows = [row for n in range(7) for row in await bench.publish(hold, key=b"%016d" % n)]
         second = await bench.claim(bench.other, "other")
         assert second.head.marked < rows[0]
@@ -159,7 +161,7 @@ class MarkContract(LogSuite):
         for number, row in enumerate(rows):
             assert [m.first for m in await second.marks.find(1, b"%016d" % number)] == [row]
 
-    async def test_marks_go_with_their_window_and_not_above_marked(
+    async def test_marks_are_swept_after_their_window_and_not_above_marked(
         self, bench: Bench, hold: LogHold
     ) -> None:
         rows = [row for n in range(6) for row in await bench.publish(hold, key=b"%016d" % n)]
@@ -186,7 +188,7 @@ class MarkContract(LogSuite):
 
 
 class FloorContract(LogSuite):
-    """The floor, what is removed below it, and lifetimes."""
+    """The floor, the removal of pages below it, and lifetimes."""
 
     @pytest.fixture
     async def ten(self, bench: Bench, hold: LogHold) -> list[RowId]:
@@ -195,7 +197,7 @@ class FloorContract(LogSuite):
         await hold.settled()
         return rows
 
-    async def test_the_floor_is_the_page_of_the_bound(
+    async def test_the_floor_is_the_start_of_the_page_with_the_bound(
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
@@ -240,7 +242,7 @@ class FloorContract(LogSuite):
         assert second.head.total == 12
         assert await bench.read() == more
 
-    async def test_what_is_published_meanwhile_stays_above_the_floor(
+    async def test_messages_published_meanwhile_stay_above_the_floor(
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
@@ -257,7 +259,7 @@ class FloorContract(LogSuite):
         found = await bench.read()
         assert found[-8:] == more
 
-    async def test_two_floors_at_once_never_go_down(
+    async def test_concurrent_changes_never_lower_the_floor(
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
@@ -267,7 +269,7 @@ class FloorContract(LogSuite):
         )
         assert hold.root.floor == row_after(rows[7])
 
-    async def test_what_was_gone_is_not_made_again(
+    async def test_a_removed_page_is_not_made_again(
         self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
@@ -296,7 +298,7 @@ class FloorContract(LogSuite):
         assert [m.first for m in await second.marks.find(1, KEY)] == gone
         assert second.head.total == 9
 
-    async def test_ending_lives_keeps_what_was_rolled_back(
+    async def test_ending_lives_keeps_rolled_back_messages(
         self, bench: Bench, hold: LogHold
     ) -> None:
         mine = await bench.publish(hold, 2, Shared(pointer=7))

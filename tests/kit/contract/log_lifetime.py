@@ -21,13 +21,13 @@ from tests.kit.contract.log_bench import (
     KEY,
     Bench,
     LogSuite,
-    dies,
+    hold_that_dies_at_its_roll,
     payload_of,
 )
 
 
 class GenerationContract(LogSuite):
-    """Deleting and creating again."""
+    """Deleting a topic and creating it again."""
 
     async def test_deleting_closes_the_log(self, bench: Bench, hold: LogHold) -> None:
         await bench.publish(hold, 2)
@@ -47,7 +47,7 @@ class GenerationContract(LogSuite):
         with pytest.raises(Deleted):
             await bench.claim()
 
-    async def test_a_begun_deletion_is_finished_by_a_claim(
+    async def test_a_claim_finishes_a_deletion_that_was_begun(
         self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.publish(hold)
@@ -61,10 +61,8 @@ class GenerationContract(LogSuite):
         assert root is not None
         assert (root.state, root.epoch) == (RootState.DELETED, 2)
 
-    async def test_a_tail_that_is_to_be_made_is_made_closed(
-        self, bench: Bench, hold: LogHold
-    ) -> None:
-        hold._roll = dies  # type: ignore[method-assign]
+    async def test_closing_makes_a_missing_last_page_closed(self, bench: Bench) -> None:
+        hold = await hold_that_dies_at_its_roll(bench)
         for _ in range(4):
             await bench.publish(hold)
         root = await bench.one.root(bench.log)
@@ -73,7 +71,7 @@ class GenerationContract(LogSuite):
         assert (closed.state, closed.epoch, closed.total) == (PageState.CLOSED, 2, 4)
         assert len(await bench.read()) == 4
 
-    async def test_the_next_generation_begins_above_and_empty(
+    async def test_the_next_generation_is_empty_and_its_ids_are_higher(
         self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 3, Shared(pointer=3), key=KEY)
@@ -101,7 +99,7 @@ class GenerationContract(LogSuite):
         rows = await bench.publish(hold)
         assert await bench.read() == rows
 
-    async def test_clearing_a_dead_generation_leaves_the_living(self, bench: Bench) -> None:
+    async def test_clearing_a_dead_generation_keeps_the_live_one(self, bench: Bench) -> None:
         rows: list[RowId] = []
         for generation in (1, 2, 3):
             bench.generation = generation
@@ -129,10 +127,10 @@ class PayloadContract(LogSuite):
 
     @pytest.fixture
     def payloads(self, bench: Bench) -> PayloadLogs:
-        """Give the payload logs as the first node leads them."""
+        """Give the payload logs of the first node."""
         return PayloadLogs(bench.one, "one")
 
-    async def test_what_was_stored_is_read_after_it_was_sealed(
+    async def test_a_sealed_payload_log_is_readable_and_takes_no_more(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         before = await bench.publish(hold)
@@ -158,7 +156,7 @@ class PayloadContract(LogSuite):
             await payloads.open(hold, -7)
         assert closed.value.root.state is RootState.SEALED
 
-    async def test_sealing_again_tells_what_is(
+    async def test_sealing_again_returns_the_current_state(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         await payloads.open(hold, 7)
@@ -186,7 +184,7 @@ class PayloadContract(LogSuite):
         with pytest.raises(LogClosed):
             await payloads.open(hold, 7)
 
-    async def test_a_log_that_was_closed_and_not_sealed_takes_nothing(
+    async def test_a_closed_payload_log_that_is_not_sealed_takes_no_messages(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         part = await payloads.open(hold, 7)
@@ -195,7 +193,7 @@ class PayloadContract(LogSuite):
             await payloads.open(hold, 7)
         assert (await payloads.seal(hold, 7)).was_open
 
-    async def test_a_leader_of_before_can_neither_open_store_nor_seal(
+    async def test_a_former_leader_can_not_open_store_or_seal(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         old = await payloads.open(hold, 7)
@@ -211,17 +209,17 @@ class PayloadContract(LogSuite):
         kept = await bench.publish(theirs, 1, Shared(is_stored=True))
         assert await bench.read(theirs.log) == kept
 
-    async def test_opening_again_goes_on_behind_what_was_stored(
+    async def test_opening_again_continues_after_the_stored_messages(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         first = await payloads.open(hold, 7)
         rows = await bench.publish(first, 3, Shared(is_stored=True))
         again = await payloads.open(hold, 7)
         assert (again.pointer, again.epoch) == (rows[-1], first.epoch)
-        # The head is another's, of the same epoch: what became of the change stays open, but for a table
-        # whose False is final.
+        # Another hold of the same epoch wrote the head. So the outcome of this change is unknown, except on a
+        # table whose False is final.
         storing = asyncio.ensure_future(bench.publish(first, 1, Shared(is_stored=True)))
-        while not (first.is_busy or storing.done()):  # noqa: ASYNC110 - The storing is to be under way.
+        while not (first.is_busy or storing.done()):  # noqa: ASYNC110 - Cancel the change while it is in flight.
             await asyncio.sleep(0)
         storing.cancel()
         with pytest.raises((asyncio.CancelledError, Fenced)):
@@ -239,7 +237,7 @@ class PayloadContract(LogSuite):
         assert [log.number for log, _ in found] == [3, 5]
         assert [log.number for log, _ in await payloads.roots(bench.topic, 1, 9, after=3)] == [5, 9]
 
-    async def test_dropped_then_emptied_then_forgotten(
+    async def test_a_payload_log_is_dropped_then_emptied_then_forgotten(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         part = await payloads.open(hold, 7)
@@ -296,7 +294,7 @@ class RecordContract(LogSuite):
         assert found is not None
         assert (found.value, found.version) == (b"", second)
 
-    async def test_one_that_changed_back_is_another(self, bench: Bench) -> None:
+    async def test_a_value_that_changed_back_has_a_new_version(self, bench: Bench) -> None:
         records = Records(bench.one.resolver)
         key = f"contract/{bench.topic.topic}".encode()
         first = await records.put_if(key, None, b"a")

@@ -12,13 +12,13 @@ from broker.storage.records import RecordStore
 
 
 class RecordHarness(Protocol):
-    """Opens the record store under test; again, after it was closed, on the same data."""
+    """Opens the record store under test. Opening after a close gives the same data."""
 
     async def open(self) -> RecordStore:
         """Open the store."""
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close the store."""
 
 
 class RecordStoreContract:
@@ -30,7 +30,7 @@ class RecordStoreContract:
         yield await harness.open()
         await harness.close()
 
-    async def test_what_was_never_put_is_absent(self, records: RecordStore) -> None:
+    async def test_a_record_that_was_never_put_is_absent(self, records: RecordStore) -> None:
         assert await records.get(b"topic/a") is None
         assert await records.scan_prefix(b"") == []
 
@@ -42,7 +42,7 @@ class RecordStoreContract:
         assert (found.value, found.version) == (b"one", version)
         assert await records.put_if(b"topic/a", None, b"two") is None
 
-    async def test_a_record_changes_from_its_version_alone(self, records: RecordStore) -> None:
+    async def test_a_put_needs_the_current_version(self, records: RecordStore) -> None:
         first = await records.put_if(b"k", None, b"one")
         second = await records.put_if(b"k", first, b"two")
         assert second is not None

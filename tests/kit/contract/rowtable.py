@@ -1,16 +1,16 @@
-"""The contract of the rows that a rowlog lies in: memory, Thrift-1 through happybase, Thrift-2 with FSYNC_WAL.
+"""The contract of a rowlog's rows: in memory, over Thrift-1 (happybase), and over Thrift-2 with FSYNC_WAL.
 
 Give a fixture ``opened``: the table port and the name of a table with the families ``d`` and ``rowlog``. Every test
-takes rows of its own.
+uses its own rows.
 
-``RowLocksContract`` says what a row lock guarantees over each table. A holder sleeps, its lock's time is up, another
-takes the lock over and puts. Then the first holder goes on::
+``RowLocksContract`` says what a row lock guarantees over each table. A holder sleeps until its lock expires. Another
+process takes the lock over and puts. Then the first holder goes on::
 
     where it slept                   Thrift-2, memory                    Thrift-1
-    before it sends its put          refused: the put compares the       refused: it looks at its own clock, and sends
-                                     lock's cell                         nothing in the last LATE_MS of the lock
-    after it sent it (the put is     refused                             **written**, after the other's put: Thrift-1
-    on its way for that long)                                            can't compare a cell in a put
+    before it sends its put          refused: the put compares the       refused: it reads its own clock, and sends
+                                     lock's cell                         no put in the last LATE_MS of the lock
+    after it sent its put (the put   refused                             **written**, after the other's put: Thrift-1
+    is in flight for so long)                                            can't compare a cell in a put
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Opened(NamedTuple):
 
 
 class RowTableContract:
-    """What every implementation does."""
+    """The contract of every implementation."""
 
     @pytest.fixture
     def row(self) -> bytes:
@@ -63,7 +63,7 @@ class RowTableContract:
         }
         assert await rows.get(table, [row + b"3"], [b"d:"]) == {}
 
-    async def test_only_the_cell_that_is_as_expected_is_changed(
+    async def test_only_a_cell_with_the_expected_value_is_changed(
         self, opened: Opened, row: bytes
     ) -> None:
         rows, table = opened
@@ -87,16 +87,18 @@ class RowTableContract:
         )
         found = await rows.get(table, [row], [STATE])
         winner = int(found[row][STATE])
-        # A False is not certain: the gateway may have repeated what it thought lost.
+        # False is not certain: the gateway may have repeated a request whose answer it lost.
         assert [each for each in range(8) if won[each]] in ([winner], [])
 
-    async def test_a_counter_gives_each_number_once(self, opened: Opened, row: bytes) -> None:
+    async def test_a_counter_returns_each_number_once(self, opened: Opened, row: bytes) -> None:
         rows, table = opened
         drawn = await asyncio.gather(*(rows.increment(table, row, A) for _ in range(8)))
         assert sorted(drawn) == [*range(1, 9)]
         assert await rows.increment(table, row, A, 5) == 13
 
-    async def test_a_scan_has_exactly_its_range_in_order(self, opened: Opened, row: bytes) -> None:
+    async def test_a_scan_returns_exactly_its_range_in_order(
+        self, opened: Opened, row: bytes
+    ) -> None:
         rows, table = opened
         keys = [row + bytes([each]) for each in (0, 1, 2, 255)]
         await rows.put(table, [(key, {A: key, STATE: b"s"}) for key in reversed(keys)])
@@ -104,7 +106,7 @@ class RowTableContract:
         assert found == [(key, {A: key}) for key in keys[:3]]
         assert [key for key, _ in await rows.scan(table, keys[1], b"", [A], limit=2)] == keys[1:3]
 
-    async def test_a_scan_by_a_prefix_leaves_other_cells_and_rows_out(
+    async def test_a_scan_by_a_prefix_returns_no_other_cells_and_rows(
         self, opened: Opened, row: bytes
     ) -> None:
         rows, table = opened
@@ -131,12 +133,12 @@ class RowTableContract:
         with pytest.raises(TableError):
             await rows.get(b"not-there", [row], [A])
 
-    async def test_it_lists_tables_and_makes_one_once(self, opened: Opened) -> None:
+    async def test_tables_are_listed_and_made_once(self, opened: Opened) -> None:
         rows, table = opened
         assert table in await rows.tables()
         assert not await rows.make_table(table, b"d", [])
 
-    async def test_a_change_in_one_step_goes_by_its_guard(self, opened: Opened, row: bytes) -> None:
+    async def test_a_change_in_one_step_obeys_its_guard(self, opened: Opened, row: bytes) -> None:
         rows, table = opened
         if not rows.changes_together:
             with pytest.raises(Unavailable, match="one step"):
@@ -155,18 +157,18 @@ SETTINGS = Settings(row_locks=True, lock_timeout_ms=LOCK_MS)
 
 
 class MemoryRowsOfOneCell(MemoryRows):
-    """Rows in memory that can compare one cell alone, as those of Thrift-1."""
+    """Rows in memory that can only compare and change one cell, like Thrift-1."""
 
     changes_together = False
 
     @override
     async def change(self, *_: Any) -> bool:
-        """Refuse."""
+        """Refuse the change."""
         raise Unavailable("These rows can't put, delete and compare in one step.")
 
 
 class LaterClock(SystemClock):
-    """A clock that a test sets forward, with its boot clock: a sleep of the machine."""
+    """A clock that a test sets forward together with its boot clock, as after a sleep of the machine."""
 
     later_s = 0.0
 
@@ -182,10 +184,10 @@ class LaterClock(SystemClock):
 
 
 class Sleeper:
-    """Rows whose caller sleeps before one of its calls: at ``reached``, until ``go``. They stay open."""
+    """Rows that delay one of the caller's calls: from ``reached`` until ``go``. Closing them is a no-op."""
 
     def __init__(self, rows: RowTable, table: bytes, call: str) -> None:
-        """Have the caller sleep before ``call`` of ``table``."""
+        """Delay ``call`` of ``table``."""
         self._rows = rows
         self._table = table
         self._call = call
@@ -221,7 +223,7 @@ class Two(NamedTuple):
 
 @asynccontextmanager
 async def two(opened: Opened, call: str) -> AsyncIterator[Two]:
-    """Give two processes; the first one sleeps before ``call``."""
+    """Give two processes; the first is delayed before ``call``."""
     rows, table = opened
     clock = LaterClock()
     sleeper = Sleeper(rows, table, call)
@@ -238,17 +240,17 @@ async def two(opened: Opened, call: str) -> AsyncIterator[Two]:
 
 
 class RowLocksContract:
-    """What a row lock guarantees over every implementation."""
+    """The guarantees of a row lock over every implementation."""
 
     @pytest.fixture
     def row(self) -> bytes:
         """A row of its own."""
         return b"lock" + secrets.token_bytes(6)
 
-    async def test_a_put_is_refused_whose_lock_was_stolen_before_it_was_sent(
+    async def test_a_put_is_refused_if_its_lock_was_taken_over_before_it_was_sent(
         self, opened: Opened, row: bytes
     ) -> None:
-        """The holder sleeps when it has the lock, before it draws its number."""
+        """The holder sleeps after it took the lock, before it draws its number."""
         rows, table = opened
         async with two(opened, "increment") as (holder, sleeper, other, clock):
             putting = asyncio.create_task(holder.put(row, {A: b"holder"}, b"p"))
@@ -262,10 +264,10 @@ class RowLocksContract:
             assert await rows.get(table, [row], [A]) == {row: {A: b"other"}}
             assert await other.open_messages(row) == [put]
 
-    async def test_a_put_that_was_sent_and_comes_after_a_theft_is_refused_but_by_thrift_1(
+    async def test_a_put_in_flight_during_a_takeover_is_refused_except_by_thrift_1(
         self, opened: Opened, row: bytes
     ) -> None:
-        """The holder's put is on its way for longer than the lock lasts."""
+        """The holder's put is in flight for longer than the lock lasts."""
         rows, table = opened
         call = "change" if rows.changes_together else "put"
         async with two(opened, call) as (holder, sleeper, other, clock):
@@ -282,7 +284,7 @@ class RowLocksContract:
                 assert await putting is not None, "the guide says that this may happen"
                 assert await rows.get(table, [row], [A]) == {row: {A: b"holder"}}
 
-    async def test_near_the_end_of_a_lock_only_a_put_that_compares_it_is_made(
+    async def test_near_the_end_of_a_lock_only_a_put_that_compares_the_lock_is_made(
         self, opened: Opened, row: bytes
     ) -> None:
         rows, table = opened
@@ -312,7 +314,7 @@ class RowLocksContract:
             assert found == {row: {columns.lock: permit.guard.expected}}
         assert (await rows.get(table, [row], [columns.lock]))[row] == {columns.lock: b""}
 
-    async def test_of_many_one_at_a_time_holds_the_lock(self, opened: Opened, row: bytes) -> None:
+    async def test_one_holder_at_a_time_has_the_lock(self, opened: Opened, row: bytes) -> None:
         rows, table = opened
         locks = RowLocks(rows, Rows(rows, table, Columns(b"rowlog", 4)), SystemClock())
         holding: list[int] = []

@@ -1,8 +1,8 @@
 """The contract of the table (broker/storage/table.py), as tests.
 
-Each test has a topic and records of its own, since all tests may share one store, and a key that was
-deleted is not written again. The keys are as the broker makes them. What may differ between stores
-(limits, clocks) is asked of the table.
+Each test has its own topic and records, because all tests may share one store, and because the broker never writes a
+deleted key again. The keys have the broker's format. The table itself says what may differ between stores (limits,
+clocks).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ENTRIES: Final = (Space.MESSAGES, Space.PAYLOADS)
 """The spaces whose rows have more than a head."""
 MANY: Final = 1 << 20
 LARGE: Final = 16 << 20
-"""Larger cells are not tried, however large a store lets them be."""
+"""The largest cell that tests write, whatever the store allows."""
 FIRST: Final = b"\x00"
 LAST: Final = b"\xff" * 40
 
 
 class TableHarness(Protocol):
-    """Opens the table under test; again, after it was closed, on the same data."""
+    """Opens the table under test. Opening after a close gives the same data."""
 
     async def open(self) -> Table:
         """Open the table."""
 
 
 class Place(NamedTuple):
-    """Where one test writes."""
+    """The keys of one test."""
 
     token: str
 
@@ -99,10 +99,10 @@ class TableSuite:
 
 
 class ChangeContract(TableSuite):
-    """What ``change`` does to a row."""
+    """The effects of ``change`` on a row."""
 
     @pytest.mark.parametrize("space", Space)
-    async def test_what_was_never_written_is_absent(
+    async def test_a_row_that_was_never_written_is_absent(
         self, table: Table, place: Place, space: Space
     ) -> None:
         row = place.key(space)
@@ -112,7 +112,7 @@ class ChangeContract(TableSuite):
         assert await table.get(space, row, [HEAD]) == {}
 
     @pytest.mark.parametrize("space", Space)
-    async def test_a_head_changes_from_exactly_what_it_is(
+    async def test_a_change_needs_the_exact_value_of_the_head(
         self, table: Table, place: Place, space: Space
     ) -> None:
         row = place.key(space)
@@ -149,7 +149,9 @@ class ChangeContract(TableSuite):
         assert await head_of(table, space, row) == b"made"
         assert await cells_of(table, space, row) == cells
 
-    async def test_a_refused_make_leaves_no_row(self, table: Table, place: Place) -> None:
+    async def test_a_refused_change_of_an_absent_row_leaves_no_row(
+        self, table: Table, place: Place
+    ) -> None:
         row = place.key(Space.MESSAGES)
         puts = {HEAD: b"2", column(1): b"new"}
         assert await table.change(Space.MESSAGES, row, b"made", puts) is False
@@ -157,7 +159,7 @@ class ChangeContract(TableSuite):
         assert await table.scan(Space.MESSAGES, row, row, limit=9) == []
 
     @pytest.mark.parametrize("space", ENTRIES)
-    async def test_a_change_touches_what_it_names(
+    async def test_a_change_touches_only_the_cells_that_it_names(
         self, table: Table, place: Place, space: Space
     ) -> None:
         row = place.key(space)
@@ -239,7 +241,7 @@ class ChangeContract(TableSuite):
         assert len(known) in (0, len(times))
         assert known == sorted(known)
 
-    async def test_what_was_written_is_there_after_reopening(
+    async def test_written_rows_are_there_after_reopening(
         self, harness: TableHarness, place: Place
     ) -> None:
         table = await harness.open()
@@ -257,7 +259,7 @@ class ChangeContract(TableSuite):
         await table.close()
 
     @pytest.mark.parametrize("space", Space)
-    async def test_after_a_close_everything_is_refused(
+    async def test_after_a_close_every_call_is_refused(
         self, harness: TableHarness, place: Place, space: Space
     ) -> None:
         table, row = await harness.open(), place.key(space)
@@ -368,7 +370,7 @@ class BytesContract(TableSuite):
 
 
 class ReadContract(TableSuite):
-    """What readings show, and the rows that are an index."""
+    """Reads, scans, unconditional puts and deletes."""
 
     async def test_get_returns_the_named_cells(self, table: Table, place: Place) -> None:
         space, row = Space.MESSAGES, place.key(Space.MESSAGES)
@@ -382,9 +384,7 @@ class ReadContract(TableSuite):
         assert await table.get(space, row + b"0", [HEAD, column(1)]) == {}
 
     @pytest.mark.parametrize("space", ENTRIES)
-    async def test_a_reading_shows_one_moment(
-        self, table: Table, place: Place, space: Space
-    ) -> None:
+    async def test_a_read_shows_one_moment(self, table: Table, place: Place, space: Space) -> None:
         row, names = place.key(space), [column(n) for n in range(8)]
         await make(table, space, row, dict.fromkeys(names, b"made"))
 
@@ -448,7 +448,7 @@ class ReadContract(TableSuite):
 
     @pytest.mark.parametrize("reverse", [False, True])
     @pytest.mark.parametrize(("cells_max", "bytes_max"), [(3, LARGE), (MANY, 2500), (MANY, 1)])
-    async def test_cells_stop_at_a_limit_and_say_so(
+    async def test_cells_stop_at_a_limit_and_say_that_there_are_more(
         self, table: Table, place: Place, cells_max: int, bytes_max: int, *, reverse: bool
     ) -> None:
         space, row = Space.PAYLOADS, place.key(Space.PAYLOADS)
@@ -475,7 +475,7 @@ class ReadContract(TableSuite):
         assert seen == (names[::-1] if reverse else names)
         assert answers >= 4
 
-    async def test_no_more_is_certain(self, table: Table, place: Place) -> None:
+    async def test_an_answer_of_no_more_cells_is_certain(self, table: Table, place: Place) -> None:
         space, row = Space.MESSAGES, place.key(Space.MESSAGES)
         await make(table, space, row, {column(n): b"1" for n in range(4)})
         for cells_max in (3, 4, 5):
@@ -525,7 +525,7 @@ class ReadContract(TableSuite):
         assert [key for key, _ in found] == [place.key(space)]
 
     @pytest.mark.parametrize("space", [Space.MESSAGES, Space.RECORDS])
-    async def test_a_scan_gives_as_many_rows_as_it_was_asked_for(
+    async def test_a_scan_returns_as_many_rows_as_requested(
         self, table: Table, place: Place, space: Space
     ) -> None:
         keys = [place.key(space, ms) for ms in range(2500)]
@@ -546,7 +546,7 @@ class ReadContract(TableSuite):
             assert [key for key, _ in found] == (keys[::-1] if reverse else keys)
             assert all(cell.value == key[-1:] * size for key, cell in found)
 
-    async def test_a_put_asks_for_nothing(self, table: Table, place: Place) -> None:
+    async def test_a_put_has_no_condition(self, table: Table, place: Place) -> None:
         space = Space.MESSAGES
         mark = side_prefix(LogId(place.topic, 1), MARK)
         rows = [mark + bytes([n]) * 16 + row_id(n, 0) for n in range(3)]

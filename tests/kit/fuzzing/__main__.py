@@ -1,4 +1,4 @@
-"""``python -m tests.kit.fuzzing PORT``: send requests to a broker, and tell what was found in JSON."""
+"""``python -m tests.kit.fuzzing PORT``: send requests to a broker, and print the findings as JSON."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run; 1 says that something was found."""
+    """Run the fuzzer; return 1 if it found a problem."""
     parser = argparse.ArgumentParser(prog="python -m tests.kit.fuzzing", description=__doc__)
-    parser.add_argument("port", type=int, help="port of loopback on which the broker listens")
+    parser.add_argument("port", type=int, help="the broker's port on loopback")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--corpus", type=Path, help="cases to begin with")
-    parser.add_argument("--keep", type=Path, help="where to keep the cases that were found")
+    parser.add_argument("--corpus", type=Path, help="a file of cases to begin with")
+    parser.add_argument("--keep", type=Path, help="a file for the cases with new answers")
     parser.add_argument("--keep-bytes-max", type=int, default=150_000)
     return uvloop.run(_run(parser.parse_args()))
 

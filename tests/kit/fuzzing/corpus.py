@@ -1,4 +1,4 @@
-"""Cases that are worth growing from, and the file that keeps them."""
+"""The corpus: cases whose answers were new, and their file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VARIES = re.compile(r"[0-9]+|'[^']*'|\"[^\"]*\"")
 
 
 class Answer(NamedTuple):
-    """What is looked at of an answer: status, error code, and the text of an error."""
+    """The compared parts of an answer: status, error code, and the text of an error."""
 
     status: int
     error: str
@@ -28,12 +28,12 @@ class Corpus:
     """Cases whose answers were new when they came."""
 
     def __init__(self) -> None:
-        """Hold none."""
+        """Begin empty."""
         self.cases: list[Case] = []
         self.seen: set[tuple[str, int, str, str]] = set()
 
     def take(self, case: Case, answer: Answer) -> bool:
-        """Look at a case and its answer; keep it if there was no such answer. Return whether it was kept."""
+        """Keep a case if its answer is new; return whether it was kept."""
         text = _VARIES.sub("#", answer.text)[:TEXT_MAX]
         feature = (case.route, answer.status, answer.error, text)
         if feature in self.seen or len(self.seen) >= CASES_MAX:
@@ -48,7 +48,7 @@ class Corpus:
 
 
 def load(path: Path) -> list[Case]:
-    """Read kept cases: a JSON list a line."""
+    """Read the cases of a file: one JSON list in each line."""
     cases: list[Case] = []
     for line in path.read_text().splitlines():
         route, method, target, headers, body = json.loads(line)
@@ -58,7 +58,7 @@ def load(path: Path) -> list[Case]:
 
 
 def save(path: Path, cases: list[Case], bytes_max: int) -> None:
-    """Keep cases, the smallest first, as many as there is room for."""
+    """Write cases to a file, the smallest first, up to ``bytes_max``."""
     lines: list[str] = []
     size = 0
     for case in sorted(cases, key=lambda each: len(each.body)):

@@ -1,4 +1,4 @@
-"""Cases for every route, by the interface's own table and with its own encoders."""
+"""Make cases for every route, from the interface's own table of routes and with its own encoders."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ ODD_TEXTS = (
 STREAMS = frozenset({"events"})
 """Routes whose replies don't end."""
 OFTEN = frozenset({"create_topic", "publish", "store", "rollback", "poll", "browse_as"})
-"""Routes that have the most to go wrong."""
+"""Routes with the most room for errors."""
 RARE = frozenset(
     {"metrics", "openapi", "cluster", "list_topics", "namespaces", "arrow", "stats", "delete_topic"}
 )
-"""Routes whose replies cost much and differ little: asked one time of ten."""
+"""Routes whose replies cost much and differ little: they are drawn in 3 of 100 cases at most."""
 
 PARAMETERS = {
     "wait": ("0", "0.01", "0.02", "-1", "1e999", "nan"),
@@ -61,10 +61,10 @@ class Case(NamedTuple):
 
 
 class Grammar:
-    """Makes cases; the same seed makes the same ones."""
+    """Makes cases; the same seed makes the same cases."""
 
     def __init__(self, rng: random.Random) -> None:
-        """Draw everything from ``rng``."""
+        """Draw all random numbers from ``rng``."""
         self._rng = rng
         self._now_ms = SystemClock().now_ms()
         self._common = [shape for shape in SHAPES if shape.name not in RARE | STREAMS]
@@ -166,7 +166,7 @@ class Grammar:
         return rng.choice(ODD_NUMBERS) if kind < 0.9 else rng.getrandbits(rng.randrange(1, 64))
 
     def pointer(self) -> int:
-        """Draw one of some write pointers of transactions that are not too old."""
+        """Draw one of 50 write pointers of transactions that are not too old."""
         return self._now_ms * 1_000_000 + self._rng.randrange(50)
 
     def _payload(self) -> bytes:
@@ -294,7 +294,7 @@ class Grammar:
 
 
 def odd_bytes(rng: random.Random) -> bytes:
-    """Draw bytes that formats of lengths and counts take ill."""
+    """Draw a number's bytes that a decoder may take for a wrong length or count."""
     number = rng.choice(ODD_NUMBERS) & (2**64 - 1)
     zigzag = bytearray()
     rest = number

@@ -1,8 +1,8 @@
-"""``python -m tests.kit.fuzzing.grow``: grow the corpus by the steps through the code that cases take.
+"""``python -m tests.kit.fuzzing.grow``: grow the corpus by the steps that cases take through the code.
 
-Cases are answered in this process, over memory and without sockets, while each step from one line of the
-product to the next is taken down. A case that takes a step that none took before joins the corpus. That is
-a few hundred cases a second, so it is done by hand, and what it finds is kept for the runs that are fast.
+The broker runs in this process, over memory and without sockets. A trace function records each step from one line
+of the product to the next. A case that takes a new step joins the corpus. This runs a few hundred cases a second
+only. So a developer runs it by hand, and the fast runs begin with the saved corpus.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Steps:
     """The steps through the product that are taken within a ``with`` block."""
 
     def __init__(self) -> None:
-        """Take down none yet."""
+        """Begin without steps."""
         self.taken: set[Step] = set()
         self._last: dict[FrameType, int] = {}
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Begin to record."""
         self.taken = set()
         self._last = {}
         sys.settrace(self._enter)
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Stop recording."""
         sys.settrace(None)
         self._last = {}
 
@@ -66,7 +66,7 @@ class Growing:
     """A broker in this process, and the cases that took new steps through it."""
 
     def __init__(self, seed: int) -> None:
-        """Draw everything from a seed."""
+        """Draw all random numbers from a seed."""
         self.kept: list[Case] = []
         self.steps: set[Step] = set()
         self._rng = random.Random(seed)
@@ -75,7 +75,7 @@ class Growing:
         self._stepping = Steps()
 
     async def prepare(self) -> None:
-        """Create the topics that cases are about."""
+        """Create the topics that cases use."""
         for topic in TOPICS:
             await self._broker.ask("PUT", f"/v1/namespaces/{NAMESPACE}/topics/{topic}")
 
@@ -95,7 +95,7 @@ class Growing:
         return True
 
     def next_case(self) -> Case:
-        """Make a case, from the grammar or from one that was kept."""
+        """Make a case from the grammar, or from a kept case."""
         case = self._grammar.case()
         if not self.kept or self._rng.random() < OWN:
             return case
@@ -103,7 +103,7 @@ class Growing:
 
 
 async def grow(path: Path, seed: int, seconds: float, bytes_max: int) -> Growing:
-    """Grow the corpus in a file for so long, and write it back without cases that add nothing."""
+    """Grow the corpus of a file for ``seconds``, and write it back without the cases that take no new step."""
     growing = Growing(seed)
     await growing.prepare()
     for case in load(path):
@@ -119,14 +119,14 @@ async def grow(path: Path, seed: int, seconds: float, bytes_max: int) -> Growing
 
 
 def main() -> None:
-    """Grow a corpus, and tell what it reaches on standard error."""
+    """Grow a corpus, and print the number of its steps on standard error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--bytes-max", type=int, default=150_000)
     given = parser.parse_args()
-    with logs.taken(lambda _event, _fields: None):  # Refusals are what is sought.
+    with logs.taken(lambda _event, _fields: None):  # Drop the log: refusals are expected.
         grown = asyncio.run(grow(given.corpus, given.seed, given.seconds, given.bytes_max))
     sys.stderr.write(f"{len(grown.kept)} cases take {len(grown.steps)} steps\n")
 

@@ -1,4 +1,4 @@
-"""Connections that send several requests at once, and read what comes back."""
+"""Connections that send several requests at once, and read the answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.kit.fuzzing.corpus import Answer
 ANSWER_S: Final = 30.0
 """Longer than any request here may take."""
 LINGER_S: Final = 2.0
-"""How long a connection whose framing is broken may take to end after it was half closed."""
+"""The time in which the broker ends a half-closed connection with broken framing."""
 TEXT_BYTES: Final = 300
 
 
 class Lane(asyncio.Protocol):
-    """One connection; it lives as long as the broker lets it."""
+    """One connection; the broker decides when it ends."""
 
     def __init__(self) -> None:
-        """Send nothing yet."""
+        """Begin without requests."""
         self.answers: list[Answer] = []
         self.closing = False
-        """Whether the last answer said that the connection ends."""
+        """True if the last answer announced the end of the connection."""
         self.open = False
         self._wanted = 0
         self._changed: asyncio.Future[None] | None = None
@@ -42,10 +42,10 @@ class Lane(asyncio.Protocol):
         return lane
 
     async def exchange(self, data: bytes, requests: int) -> list[Answer]:
-        """Send requests at once, and return their answers: fewer, if the connection ended.
+        """Send requests at once, and return their answers; there are fewer if the connection ended.
 
         Raises:
-            TimeoutError: the broker said nothing, and did not close.
+            TimeoutError: the broker neither answered nor closed the connection.
         """
         assert self._transport is not None
         self.answers, self._wanted = [], requests
@@ -54,7 +54,7 @@ class Lane(asyncio.Protocol):
         return self.answers
 
     async def last(self, data: bytes) -> list[Answer]:
-        """Send what may be no requests, half close, and return what was answered until the end."""
+        """Send bytes that may be no valid requests, half close, and return all answers until the end."""
         assert self._transport is not None
         self.answers, self._wanted = [], 1 << 30
         self._transport.write(data)
@@ -98,10 +98,10 @@ class Lane(asyncio.Protocol):
         self.open = False
         self._wake()
 
-    # --- What the parser calls --------------------------------------------------------------------
+    # --- Callbacks of the parser ------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take note of an error's code."""
+        """Keep an error's code."""
         if name == b"Broker-Error":
             self._error = value.decode("latin-1")
 
@@ -111,7 +111,7 @@ class Lane(asyncio.Protocol):
             self._body += body
 
     def on_message_complete(self) -> None:
-        """Take an answer, but no interim one."""
+        """Keep a final answer; ignore interim answers."""
         status = self._reader.get_status_code()
         if status < 200:
             return

@@ -1,4 +1,4 @@
-"""Small changes of cases, and of the bytes that they become on the wire."""
+"""Make small changes of cases, and of their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from tests.kit.fuzzing.grammar import Case, odd_bytes
 
 BODY_BYTES_MAX = 8_192
-"""A body that grows from mutation to mutation grows no further."""
+"""The limit of a body's growth over many mutations."""
 FRAMING = (
     b"\r\n",
     b"\n",
@@ -34,7 +34,7 @@ FRAMING = (
 
 
 def wire(case: Case) -> bytes:
-    """Return a case as a request whose framing is right."""
+    """Return a case as a request with correct framing."""
     lines = [f"{case.method} {case.target} HTTP/1.1", "Host: localhost"]
     lines += [f"{name}: {value}" for name, value in case.headers]
     if case.body or case.method != "GET":

@@ -1,4 +1,4 @@
-"""A run: how many requests, on how many connections, and what was found."""
+"""Run the fuzzer: send requests on several connections, and collect the problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BESIDE_A_DELETE = "Part of the rollback may be missing"
 
 @dataclass
 class Found:
-    """What a run did and found; ``problems`` say what was wrong, with the bytes in base64."""
+    """The counts of a run, and its ``problems`` with the sent bytes in base64."""
 
     sent: int = 0
     answered: int = 0
@@ -39,17 +39,17 @@ class Found:
     routes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def note(self, what: str, data: bytes) -> None:
-        """Take note of a problem."""
+    def note(self, problem: str, data: bytes) -> None:
+        """Keep a problem, up to PROBLEMS_MAX."""
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(f"{what}: {base64.b64encode(data).decode()}")
+            self.problems.append(f"{problem}: {base64.b64encode(data).decode()}")
 
 
 class Run:
-    """Sends requests to a broker until there were enough."""
+    """Sends requests to a broker until enough are answered."""
 
     def __init__(self, port: int, seed: int, begin_with: Iterable[Case] = ()) -> None:
-        """Draw everything from a seed; what the broker does first depends on it, too."""
+        """Draw all random numbers from a seed; the order of the broker's answers changes the cases, too."""
         self._port = port
         self._rng = random.Random(seed)
         self._grammar = Grammar(self._rng)
@@ -58,14 +58,14 @@ class Run:
         self.found = Found()
 
     async def send(self, requests: int) -> Found:
-        """Send requests until so many are answered; return what was found."""
+        """Send requests until so many are answered; return the findings."""
         began = time.monotonic()
         await asyncio.gather(*(self._lane(requests) for _ in range(LANES)))
         self.found.seconds = time.monotonic() - began
         return self.found
 
     def next_case(self) -> Case:
-        """Make a case: half of them from the grammar, half of them from what was found."""
+        """Make a case: 4 of 10 from the grammar unchanged, the others by a mutation of it or of the corpus."""
         rng = self._rng
         case = self._grammar.case()
         if rng.random() < 0.4:
@@ -126,12 +126,12 @@ class Run:
 
 
 def _is_stream(case: Case) -> bool:
-    """Whether the reply may have no end; a mutation may have changed the target."""
+    """Return whether the reply may have no end; a mutation may have changed the target."""
     return case.route in STREAMS or case.target.partition("?")[0].endswith("/events")
 
 
 async def prepare(port: int) -> None:
-    """Create the topics that cases are about, with some messages in each."""
+    """Create the topics that cases use, with a message in each."""
     lane = await Lane.to(port)
     for topic in TOPICS:
         path = f"/v1/namespaces/{NAMESPACE}/topics/{topic}"

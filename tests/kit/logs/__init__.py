@@ -1,1 +1,1 @@
-"""Random runs of the log protocol over the table at its worst, judged by what clients were told."""
+"""Random runs of the log protocol over a table with all allowed faults, judged by the answers to clients."""

@@ -1,8 +1,8 @@
-"""Seeded random runs of the log protocol: shipped code over the table at its worst.
+"""Seeded random runs of the log protocol: the shipped code over a table with all allowed faults.
 
-A run is a function of its seed and its plan. Some nodes get requests of some clients for about a second of
-virtual time, stand still, die and begin anew; then everything heals, what is late lands, and a fresh node
-claims the log, appends, and reads it to the end. ghost.py judges.
+A run is a function of its seed and its plan. For about a second of virtual time, nodes serve clients' requests,
+pause, die and start again. Then all faults end and late writes take effect. A fresh node claims the log, appends, and
+reads it to the end. ghost.py judges the run.
 
     python -m tests.kit.logs.exploration --seed 7 [--plan moves] [--runs 100] [--mutant NAME] [--story]
 """
@@ -36,7 +36,7 @@ ALONE_TRIES = 40
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What happens in a run: requests by weight, and how badly things go."""
+    """The requests of a run by weight, and its faults by probability."""
 
     nodes: int = 3
     clients: int = 4
@@ -44,12 +44,12 @@ class Plan:
     cells_max: int = 3
     weights: tuple[tuple[str, int], ...] = (("append", 6), ("poll", 2), ("read", 2))
     sticks: float = 0.7
-    """How probably a request goes to the same node as the last one."""
+    """The probability that a request goes to the same node as the last one."""
     still: float = 0.05
-    """How probably a node stands still before a request, or dies: half of each."""
+    """The probability that a node pauses or dies before a request, half of each."""
     bias: Bias = dataclasses.field(default_factory=Bias)
     instances: bool = True
-    """Whether each node has a number of its own in its ids."""
+    """True if each node has its own instance number in its ids."""
 
 
 _LATE = Bias(late_write=0.1, again=0.12, lie=0.08, old_answer=0.15, lost_answer=0.08)
@@ -92,7 +92,7 @@ PLANS: dict[str, Plan] = {
 
 
 class Outcome(NamedTuple):
-    """One run: what is wrong, what happened, its story."""
+    """The result of one run: problems, counts of events, and its story."""
 
     seed: int
     plan: str
@@ -105,7 +105,7 @@ class World:
     """One run."""
 
     def __init__(self, loop: VirtualLoop, seed: int, plan: Plan) -> None:
-        """Draw everything from the seed."""
+        """Draw all random numbers from the seed."""
         self._loop = loop
         self._chance = random.Random(f"{seed}")
         self._plan = plan
@@ -135,7 +135,7 @@ class World:
         )
 
     async def run(self) -> None:
-        """Run, heal, and judge."""
+        """Run with faults, end the faults, and judge."""
         await self._ask(self.nodes[0], "create", self.nodes[0].create)
         async with asyncio.timeout(600):
             await asyncio.gather(*(self._client() for _ in range(self._plan.clients)))
@@ -173,7 +173,7 @@ class World:
         except asyncio.CancelledError:
             outcome = "killed"
             raise
-        except Exception as error:  # noqa: BLE001 - A run goes on, and is judged.
+        except Exception as error:  # noqa: BLE001 - The run goes on; the crash is a problem of it.
             outcome = "crashed"
             self.ghost.bad(f"{kind} crashes:", repr(error))
         finally:
@@ -213,7 +213,7 @@ class World:
         return lambda: node.append(request)
 
     def _number(self) -> int:
-        # Numbers rise, so that some are open, some published.
+        # Numbers rise, so that some payload logs are open and some published.
         return self._labels // 20 + self._chance.randrange(1, 4)
 
     def _label(self) -> str:
@@ -235,8 +235,8 @@ class World:
         if self._chance.random() < 0.5:
             node.table.going.clear()
             self._loop.call_later(self._chance.choice(STANDS_STILL_S), node.table.going.set)
-            self.happened["stood still"] += 1
-            self.story.append(f"{self._loop.time():8.3f}  {node.name} stands still")
+            self.happened["paused"] += 1
+            self.story.append(f"{self._loop.time():8.3f}  {node.name} pauses")
             return
         for task in list(self._under_way[number]):
             task.cancel()
@@ -258,7 +258,7 @@ class World:
             await self.nodes[0].clock.sleep(0.5)
 
     async def _alone(self) -> None:
-        """From any state, one fresh node without faults can create, claim, append and be read."""
+        """Check that from any state one fresh node without faults can create, claim, append and read."""
         node = self._node(9)
         label = self._label()
         last: BaseException | None = None
@@ -305,7 +305,7 @@ def explore(seed: int, plan: str) -> Outcome:
 
 
 class Summary(NamedTuple):
-    """Many runs: what happened in all of them, and those in which something was wrong."""
+    """The result of many runs: counts of events, and the bad runs."""
 
     runs: int
     happened: Counter[str]
@@ -313,12 +313,12 @@ class Summary(NamedTuple):
 
 
 def plan_of(seed: int) -> str:
-    """Return the plan of a seed, if none is named: all in turn."""
+    """Return the default plan of a seed; the seeds take all plans in turn."""
     return sorted(PLANS)[seed % len(PLANS)]
 
 
 def explore_many(seeds: range, plan: str | None = None, *, bad_max: int = 3) -> Summary:
-    """Make a run for each seed, until some were bad."""
+    """Make a run for each seed; stop after ``bad_max`` bad runs."""
     happened: Counter[str] = Counter()
     bad = []
     runs = 0
@@ -334,13 +334,15 @@ def explore_many(seeds: range, plan: str | None = None, *, bad_max: int = 3) -> 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Repeat runs by seed and print what is wrong."""
+    """Make runs by seed and print their problems."""
     parser = argparse.ArgumentParser(prog="python -m tests.kit.logs.exploration")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
-    parser.add_argument("--plan", choices=sorted(PLANS), help="one plan; else all in turn")
-    parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS), help="with a clause dropped")
-    parser.add_argument("--story", action="store_true", help="tell what happened in bad runs")
+    parser.add_argument("--plan", choices=sorted(PLANS), help="one plan; default: all in turn")
+    parser.add_argument(
+        "--mutant", choices=sorted(mutants.MUTANTS), help="run the product without this guard"
+    )
+    parser.add_argument("--story", action="store_true", help="print the events of bad runs")
     chosen = parser.parse_args(arguments)
     began = time.perf_counter()
     with mutants.in_force(chosen.mutant) if chosen.mutant else contextlib.nullcontext():

@@ -1,16 +1,16 @@
-"""What clients were told, and whether it is so: the judge of a random run.
+"""The judge of a random run: compares the answers to clients with the true log.
 
-While a run lasts, answers are only written down (and what can be judged at once is). At its end the true
-log is compared with them::
+During a run the judge records the answers, and judges at once what it can. At the end of the run it compares them
+with the true log::
 
     acknowledged     in the log, once, with these ids, for ever; never below the floor unless expired
-    never            not in the log
-    rolled back      hidden in storage, and from then on in every answer
-    read, polled     a stretch of the true log without holes; nothing missing that was acknowledged before
-                     it began, if no server answered from before meanwhile
-    stored           in the published log; nothing comes behind the publication
+    never            the append was refused: not in the log
+    rolled back      hidden in storage, and in every answer after the rollback
+    read, polled     a range of the true log without holes; it has every message acknowledged before it began,
+                     unless a stale read happened meanwhile
+    stored           in the published log; no message follows the publication
 
-and the heads with their pages: totals, counts, epochs, ids, marks.
+It also compares the heads with their pages: totals, counts, epochs, ids, marks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.kit.logs.watched import TOPIC, Page, WatchedTable
 
 
 class Shown(NamedTuple):
-    """A message as an answer showed it."""
+    """A message in an answer."""
 
     id: RowId
     label: str
@@ -51,15 +51,15 @@ class Rolled(NamedTuple):
     generation: int
     pointer: int
     ids: frozenset[RowId]
-    """Messages in its range that were acknowledged before it began."""
+    """Messages of its range that were acknowledged before it began."""
 
     def covers(self, generation: int, pointer: int | None, row: RowId) -> bool:
-        """Whether a message is rolled back by it."""
+        """Return whether it covers a message."""
         return (generation, pointer) == self[:2] and row in self.ids
 
 
 class Start(NamedTuple):
-    """What was acknowledged when a request began."""
+    """The counts of acknowledged requests when a request began."""
 
     acked: int
     rolled: int
@@ -68,7 +68,7 @@ class Start(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a reading showed of ``[low, …)``. ``floor`` is the root's when it was answered."""
+    """The messages of one read of ``[low, …)``. ``floor`` is the root's floor at the time of the answer."""
 
     op: str
     start: Start
@@ -102,25 +102,25 @@ class Ghost:
     """(label, payload log, generation)."""
     answers: list[Answer] = dataclasses.field(default_factory=list)
     payloads: list[tuple[int, int, list[str], int]] = dataclasses.field(default_factory=list)
-    """(generation, payload log, labels, how many stores were acknowledged when it began)."""
+    """(generation, payload log, labels, number of stores acknowledged before the read began)."""
     replays: list[tuple[int, str, RowId]] = dataclasses.field(default_factory=list)
     """(generation, key, first id)."""
     bounds: dict[int, RowId] = dataclasses.field(default_factory=dict)
-    """By generation: messages below have expired."""
+    """By generation: the id below which messages have expired."""
     ended_ms: int = 0
-    """Lifetimes that end before may be ended."""
+    """Lifetimes that end before this time may be ended."""
     wrong: list[str] = dataclasses.field(default_factory=list)
 
-    def bad(self, *what: object) -> None:
-        """Note that something is wrong."""
+    def bad(self, *parts: object) -> None:
+        """Record a problem; the parts make one line."""
         self.wrong.append(
-            " ".join(each.hex() if isinstance(each, bytes) else str(each) for each in what)
+            " ".join(each.hex() if isinstance(each, bytes) else str(each) for each in parts)
         )
 
     # The end.
 
     def judge(self) -> list[str]:
-        """Compare everything; return what is wrong."""
+        """Compare all answers with the true log; return the problems."""
         self.wrong += self.table.violations
         root = self.table.root()
         logs: dict[int, list[Stored]] = {}
@@ -200,7 +200,7 @@ class Ghost:
             if generation == log.generation:
                 known = keys.get(key.encode().ljust(16, b"."))
                 if known is None or known.first != first:
-                    self.bad("a replay of what is not there", key, first)
+                    self.bad("a replay of an append that is not in the log", key, first)
 
     def _judge_acked(self, generation: int, messages: list[Stored], floor: RowId) -> None:
         known: dict[str, Stored] = {}
@@ -225,7 +225,7 @@ class Ghost:
 
     def _judge_message(self, generation: int, message: Stored, floor: RowId) -> None:
         if message.label in self.never:
-            self.bad("answered never, and present", message.label)
+            self.bad("refused, and present in the log", message.label)
         pointer = message.entry.pointer
         if (
             pointer is not None
@@ -267,7 +267,7 @@ class Ghost:
         for shown in answer.shown:
             there = by_id.get(shown.id)
             if there is None or (there.label is not None and there.label != shown.label):
-                self.bad(op, "shows what is not in the log", shown.label)
+                self.bad(op, "shows a message that is not in the log", shown.label)
         if got != sorted(set(got)):
             self.bad(op, "is out of order")
         between = (
@@ -295,14 +295,14 @@ class Ghost:
                 and there.label is not None
                 and there.page >= answer.floor
             ):
-                self.bad(answer.op, "misses what was acknowledged before", acked.label)
+                self.bad(answer.op, "misses a message that was acknowledged before", acked.label)
         rolled = self.rolled[: answer.start.rolled]
         for shown in answer.shown:
             there = by_id.get(shown.id)
             if there is None or shown.is_hidden or there.entry.pointer is None:
                 continue
             if any(r.covers(answer.generation, there.entry.pointer, shown.id) for r in rolled):
-                self.bad(answer.op, "shows what was rolled back before", shown.label)
+                self.bad(answer.op, "shows a message that was rolled back before", shown.label)
 
 
 def _messages(entry: Entry, page: Page) -> list[Stored]:

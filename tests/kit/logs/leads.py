@@ -1,4 +1,4 @@
-"""What a node of a random run stands on: its way to the table, and what it has in memory while it leads."""
+"""Parts of a node in a random run: its connection to the table, and its memory while it leads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from broker.topics.ids import RowIds, first_timestamp_ms
 
 
 class NodeTable:
-    """The way of one node to the table: nothing passes while the node stands still."""
+    """The connection of one node to the table; no call passes while the node is paused."""
 
     def __init__(self, table: AdversaryTable) -> None:
-        """Let calls pass."""
+        """Begin without a pause."""
         self._table = table
         self.going = asyncio.Event()
         self.going.set()
@@ -78,7 +78,7 @@ class Cached(NamedTuple):
 
 
 class Lead:
-    """What a node has in memory while it leads."""
+    """A node's memory while it leads."""
 
     def __init__(self, hold: LogHold, clock: VirtualClock, instance: int) -> None:
         """Begin after the claim."""
@@ -91,7 +91,7 @@ class Lead:
         self.ends = sweep.LifetimeEnds(hold.log.generation)
 
     def take(self, added: Sequence[Entry]) -> None:
-        """Take entries into memory."""
+        """Add entries to memory."""
         for entry in added:
             if entry.is_stub:
                 continue

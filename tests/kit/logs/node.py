@@ -1,7 +1,7 @@
-"""A node of a random run: it leads a topic by the shipped protocol, and does what a topic's leader does.
+"""A node of a random run: it leads a topic by the shipped protocol, and works as a topic's leader does.
 
-Each method is one request of a client: it claims the log if this node does not lead, does its work, and tells
-the ghost what the client is told. A node believes that it leads until storage says otherwise.
+Each method is one request of a client: it claims the log if this node does not lead, does its work, and records the
+answer with the ghost. A node believes that it leads until storage refuses a change.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Result = TypeVar("Result")
 
 
 class Refused(Exception):
-    """Certainly not done, and not by storage: there is no topic, or the node does not lead."""
+    """The request had no effect, and storage did not refuse it: there is no topic, or the node does not lead."""
 
 
 class Request(NamedTuple):
-    """An append: its labels, and what goes with them."""
+    """An append: its labels, and their options."""
 
     labels: Sequence[str]
     pointer: int | None = None
@@ -79,7 +79,7 @@ class Node:
         self.records = Records(Resolver(self.table, clock, call_s=CALL_S, nonce=nonce), nonce)
 
     def start(self) -> Start:
-        """Return what was acknowledged by now."""
+        """Return the counts of acknowledged requests."""
         ghost, root = self._ghost, self._ghost.table.root()
         generation = 0 if root is None else root.generation
         return Start(len(ghost.acked), len(ghost.rolled), generation, self._old_rows())
@@ -90,7 +90,7 @@ class Node:
     # Leading.
 
     async def leader(self) -> Lead:
-        """Return this node's lead, after a claim if need be."""
+        """Return this node's lead; claim the log if it does not lead."""
         async with self._claiming:
             if self.lead is not None and not self.lead.hold.done:
                 return self.lead
@@ -131,7 +131,7 @@ class Node:
     # Requests.
 
     async def append(self, request: Request) -> None:
-        """Publish messages, perhaps in a transaction, perhaps under a key."""
+        """Publish messages, with or without a transaction or a key."""
         try:
             lead = await self.leader()
             async with lead.turn:
@@ -163,7 +163,7 @@ class Node:
     def _entries(
         self, ids: RowIds, hold: LogHold, labels: Sequence[str], shared: Shared = PLAIN
     ) -> list[Entry]:
-        """Return messages as entries, several of them at times."""
+        """Return messages as entries: one, or sometimes two."""
         try:
             rows = ids.take(len(labels), self.clock.now_ms(), self.clock.monotonic() * 1000)
         except LeadExceeded:
@@ -177,7 +177,7 @@ class Node:
         ]
 
     async def poll(self) -> None:
-        """Answer from memory, after a proof."""
+        """Answer a poll from memory, after a proof that this node leads."""
         start = self.start()
         lead = await self.leader()
         if not await lead.hold.proof():
@@ -244,7 +244,7 @@ class Node:
         self._ghost.rolled.append(Rolled(generation, pointer, ids))
 
     async def hand_off(self) -> None:
-        """Let go in good order."""
+        """Hand the log off."""
         lead = self.lead
         if lead is not None:
             async with lead.turn:
@@ -253,7 +253,7 @@ class Node:
     # Retention.
 
     async def raise_floor(self) -> None:
-        """Let what lies below a random message expire, and remove it."""
+        """Let the messages below a random one expire, and remove them."""
         lead = await self.leader()
         hold = lead.hold
         if not lead.cache:
@@ -269,16 +269,15 @@ class Node:
         while more and slices < 50:
             slices += 1
             slice_max = self._chance.choice((1, 2, 10))
-            clearing = sweep.clear_below_floor(hold._resolver, hold, slice_max)
+            clearing = sweep.clear_below_floor(self.logs.resolver, hold, slice_max)
             _, more = await self._guarded(lead, clearing)
 
     async def end_lives(self) -> None:
-        """End the lifetimes that are over by now, and some more."""
+        """End the lifetimes that are over, by a clock that is a bit wrong."""
         lead = await self.leader()
         before_ms = self.clock.now_ms() + self._chance.choice((-200, 0, 100))
         self._ghost.ended_ms = max(self._ghost.ended_ms, before_ms)
-        resolver = lead.hold._resolver
-        await self._guarded(lead, sweep.look_for_ends(resolver, lead.hold, lead.ends))
+        await self._guarded(lead, sweep.look_for_ends(self.logs.resolver, lead.hold, lead.ends))
         await self._guarded(lead, sweep.end_lives(lead.hold, lead.ends, before_ms))
 
     # Generations.
@@ -300,7 +299,7 @@ class Node:
             await self.records.put_if(RECORD, record.version, b"-%d" % generation)
 
     async def create(self) -> None:
-        """Create the topic, again perhaps."""
+        """Create the topic, if it does not exist."""
         record = await self.records.get(RECORD)
         generation = 1 if record is None else abs(int(record.value)) + 1
         if record is None or record.value.startswith(b"-"):
@@ -338,7 +337,7 @@ class Node:
         self._ghost.stored.append((label, number, lead.hold.log.generation))
 
     async def proven(self, lead: Lead) -> None:
-        """Make sure that the node leads yet. Raises OutcomeUnknown."""
+        """Check that the node still leads. Raises OutcomeUnknown."""
         if not await lead.hold.proof():
             raise OutcomeUnknown("The topic changed hands.")
 
@@ -373,7 +372,7 @@ class Node:
         await self.payload_logs.mark_published(lead.hold, number, row)
 
     async def find_reference(self, lead: Lead, number: int, at: RowId) -> RowId | None:
-        """Look behind ``at`` for a reference. Raises OutcomeUnknown."""
+        """Search for a reference behind ``at``. Raises OutcomeUnknown."""
         hold, after = lead.hold, (int.from_bytes(at, "big") + 1).to_bytes(10, "big")
         through = hold.pointer
         if hold.root.floor > after:
@@ -397,7 +396,7 @@ class Node:
         await self.payload_logs.empty(log)
 
     async def read_references(self, *, is_calm: bool = False) -> None:
-        """Read the topic, and what its references stand for; ``is_calm``: nothing is in the way."""
+        """Read the topic and the payloads of its references; with ``is_calm`` there are no faults and every read works."""
         generation = await self._generation()
         if generation is None:
             raise Refused
@@ -414,7 +413,7 @@ class Node:
                 self._ghost.bad("a reference can't be read", number)
 
     async def payloads(self, log: LogId) -> list[str] | None:
-        """Return the labels of a closed payload log, none of a dropped one; None: it shows no end."""
+        """Return the labels of a closed payload log; of a dropped one, all stored labels; None if it is not closed."""
         for _ in range(4):
             reader = self.logs.reader(log, ROW_ID_MIN, ROW_ID_MAX)
             labels: list[str] = []

@@ -1,8 +1,8 @@
-"""A table in memory that remembers what it removed, and objects to changes that must never be made.
+"""A table in memory that keeps removed pages, and records forbidden changes.
 
-The true log of a generation is the chain of its pages from the first one, removed pages included. What no
-node can know is known here: each page as it was before its entries went (its *grave*), where each
-generation began, in which order things were written.
+The true log of a generation is the chain of its pages from the first one, removed pages included. This table knows
+facts that no node can know: each page before the removal of its entries (its *grave*), the first page of each
+generation, and the order of all writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAYLOAD_LOG = struct.Struct(">iq")
 
 
 class Violation(Exception):
-    """What must never happen."""
+    """A change that the protocol forbids."""
 
 
 class Page(NamedTuple):
@@ -48,12 +48,12 @@ class Page(NamedTuple):
 
 
 class WatchedRows(RowSpace):
-    """The rows of one space, watched."""
+    """The rows of one space; they report each change to the table."""
 
     __slots__ = ("_log", "_space")
 
     def __init__(self, space: Space, log: WatchedTable) -> None:
-        """Tell ``log`` of what changes."""
+        """Report changes to ``log``."""
         super().__init__()
         self._space = space
         self._log = log
@@ -69,7 +69,7 @@ class WatchedRows(RowSpace):
         *,
         clear: bool,
     ) -> Undo | None:
-        """Change a row, and judge it."""
+        """Change a row, and judge the change."""
         undo = super().change(key, expected, puts, deletes, server_ms, clear=clear)
         if undo is not None and self._space is not Space.RECORDS:
             self._log.changed(self._space, key, puts, undo, is_gone=clear)
@@ -77,7 +77,7 @@ class WatchedRows(RowSpace):
 
     @override
     def delete(self, key: bytes) -> Undo:
-        """Remove a row, and remember it."""
+        """Remove a row, and keep it in the graves."""
         undo = super().delete(key)
         if undo:
             self._log.removed(self._space, key, undo)
@@ -85,7 +85,7 @@ class WatchedRows(RowSpace):
 
 
 class WatchedTable(MemoryTable):
-    """A table of several processes with one topic, TOPIC."""
+    """A table that several nodes use, with one topic, TOPIC."""
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -101,7 +101,7 @@ class WatchedTable(MemoryTable):
         self.violations: list[str] = []
 
     def root(self, log: LogId | None = None) -> Root | None:
-        """Return a root as it is now; None names the topic's."""
+        """Return the current root of a log, by default of the topic's log."""
         log = log or LogId(TOPIC, 1)
         head = self.spaces[space_of(log)].get(root_key(log)).head
         return None if head is None else roots.decode(head.value)
@@ -168,7 +168,7 @@ class WatchedTable(MemoryTable):
             self.violations.append(f"removed above the floor: {key[-ROW_ID_BYTES:].hex()}")
 
     def removed(self, space: Space, key: bytes, undo: Undo) -> None:
-        """Remember a row that was removed wholly."""
+        """Keep a removed row in the graves."""
         log = _log_of(space, key)
         if log is not None:
             self._bury(log, space, key, undo)
@@ -205,7 +205,7 @@ class WatchedTable(MemoryTable):
 
 
 def _log_of(space: Space, key: bytes) -> LogId | None:
-    """Return the log of which a key names a page."""
+    """Return the log of a page's key."""
     rest = key[len(_PREFIX) :]
     (generation,) = _INT32.unpack_from(rest)
     if generation == 0:

@@ -1,4 +1,4 @@
-"""What clients and operators do in a scenario. See interpreter.py."""
+"""Commands of clients and operators in a scenario. See interpreter.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _payloads(messages: Sequence[Message]) -> str:
 
 @command("create")
 async def create(story: Story, topic: str, ttl: str | None = None, via: str | None = None) -> Lines:
-    """Create a topic; ``ttl``: how long its messages live."""
+    """Create a topic; ``ttl``: the life of its messages."""
     ttl_s = None if ttl is None else round(seconds(ttl))
     await story.client(via).create_topic(topic, ttl_s=ttl_s)
     return ()
@@ -70,7 +70,7 @@ async def publish(
     ttl: str | None = None,
     deadline: str | None = None,
 ) -> Lines:
-    """Publish messages by one request; ``key``: an idempotency key; ``under``: a transaction."""
+    """Publish messages in one request; ``key``: an idempotency key; ``under``: a transaction."""
     ttl_s = None if ttl is None else round(seconds(ttl))
     if under is not None:
         await _transaction(story, under).publish(topic, payloads, ttl_s=ttl_s)
@@ -83,7 +83,7 @@ async def publish(
 async def pipeline(
     story: Story, topic: str, *payloads: str, via: str, deadline: str | None = None
 ) -> Lines:
-    """Publish each message by a request of its own, all at the same time, through one connection to a node."""
+    """Publish each message in its own request, all at the same time, through one connection to a node."""
     client = story.cluster.client(
         "clients",
         node=story.machine(via).url,
@@ -114,9 +114,9 @@ async def poll(
     after: str | None = None,
     deadline: str | None = None,
 ) -> Lines:
-    """Print the payloads of a topic. ``via=all``: as each node shows them, once where all agree.
+    """Print the payloads of a topic. ``via=all``: poll through each node; print one line if all agree.
 
-    ``after=seen``: those behind the last message that a poll has shown; ``wait``: how long to wait for one.
+    ``after=seen``: the messages behind the last one that a poll has shown; ``wait``: how long to wait for a message.
     """
     if via == "all":
         return await _poll_all(story, topic)
@@ -148,7 +148,7 @@ async def _poll_all(story: Story, topic: str) -> Lines:
 
 @command("log")
 async def log(story: Story, topic: str, payloads: str = "no") -> Lines:
-    """Print what storage has: each page of a topic, and which epoch wrote what. ``payloads=yes``: payload logs."""
+    """Print the stored pages of a topic, with the writes of each epoch. ``payloads=yes``: its payload logs."""
     space = Space.PAYLOADS if payloads == "yes" else Space.MESSAGES
     return list(pages.lines(story.cluster.table.table, topic_id(topic), space)) or [NOTHING]
 
@@ -164,7 +164,7 @@ def _transaction(story: Story, name: str) -> TransactionPublisher:
 
 @command("begin")
 async def begin(story: Story, name: str, via: str | None = None) -> Lines:
-    """Begin a transaction, whose messages go to leaders, or through one node."""
+    """Begin a transaction; its messages go to the leaders, or through one node."""
     client = story.client(via)
     snapshot = await client.transactions.start()
     story.transactions[name] = TransactionPublisher(client, snapshot.write_pointer, snapshot)
@@ -182,7 +182,7 @@ async def commit(story: Story, name: str, *changes: str, via: str | None = None)
 
 @command("roll-back")
 async def roll_back(story: Story, name: str, via: str | None = None) -> Lines:
-    """Undo what a transaction has published; abort it, or make it invalid if something is unknown."""
+    """Roll back a transaction's messages; then abort it, or invalidate it if an outcome is unknown."""
     transaction = _transaction(story, name)
     is_whole = await transaction.rollback()
     service = story.client(via).transactions
@@ -202,7 +202,7 @@ async def store(story: Story, topic: str, *payloads: str, under: str) -> Lines:
 
 @command("publish-stored")
 async def publish_stored(story: Story, topic: str, under: str) -> Lines:
-    """Publish by one reference what was stored under a transaction's write pointer."""
+    """Publish the messages stored under a transaction's write pointer, by one reference."""
     return _ok(await _transaction(story, under).publish_stored(topic))
 
 
@@ -221,7 +221,7 @@ async def leader(story: Story, topic: str, via: str | None = None) -> Lines:
 
 @command("leaders")
 async def leaders(story: Story, topic: str) -> Lines:
-    """Print which nodes hold a topic, as each of them believes."""
+    """Print the nodes that believe that they lead a topic."""
     name = topic_id(topic)
     machines = story.cluster.machines
     held = [str(machine.number) for machine in machines if name in machine.topics_led]
@@ -230,27 +230,27 @@ async def leaders(story: Story, topic: str) -> Lines:
 
 @command("pin")
 async def pin(story: Story, topic: str, node: str) -> Lines:
-    """Let one node lead a topic, as long as it lives."""
+    """Pin a topic to a node: the node leads it while it lives."""
     await story.client(None).ask(admin.pin(topic_id(topic), node))
     return ()
 
 
 @command("unpin")
 async def unpin(story: Story, topic: str) -> Lines:
-    """Let any node lead a topic again."""
+    """Remove a topic's pin."""
     await story.client(None).ask(admin.unpin(topic_id(topic)))
     return ()
 
 
 @command("drain")
 async def drain(story: Story, node: str) -> Lines:
-    """Let a node lead nothing."""
+    """Drain a node: it hands over all its topics."""
     await story.client(None).ask(admin.drain(node))
     return ()
 
 
 @command("undrain")
 async def undrain(story: Story, node: str) -> Lines:
-    """Let a node lead again."""
+    """End a node's drain: it may lead again."""
     await story.client(None).ask(admin.undrain(node))
     return ()

@@ -1,4 +1,4 @@
-"""What happens to the nodes of a scenario, and to what they stand on. See interpreter.py."""
+"""Commands that act on the nodes of a scenario, and on network, storage, ZooKeeper and clocks. See interpreter.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kit.scenarios.interpreter import (
 SERVED_S: Final = 30.0
 STOPPED_S: Final = 30.0
 HEARD_S: Final = 0.01
-"""By then the resets of a dead process have reached the other machines."""
+"""In this time the connection resets of a dead process reach the other machines."""
 STORAGE, ZOOKEEPER, NODES = "storage", "zookeeper", "nodes"
 PAGE_ENTRIES: Final = "64"
 
@@ -37,19 +37,19 @@ PAGE_ENTRIES: Final = "64"
 
 @command("cluster")
 async def cluster(story: Story, nodes: str = "3", page: str = PAGE_ENTRIES) -> Lines:
-    """Start a cluster. ``page``: how many entries a page takes."""
+    """Start a cluster. ``page``: the number of entries in a page."""
     bounds = PageBounds(bytes_max=1 << 20, cells_max=int(page))
     settings = {"sweep": SweepConfig(sweep_interval_s=1e6, sweep_margin_s=1.0, sweep_rest_s=0.0)}
     story.cluster = SimCluster(nodes=int(nodes), seed=SEED, bounds=bounds, settings=settings)
     for machine in story.cluster.machines:
-        # One after the other, so that each has its number as instance id.
+        # One after the other, so that each node's number is its instance id.
         await _started(story, machine)
     return ()
 
 
 @command("start")
 async def start(story: Story, node: str, instance: str | None = None) -> Lines:
-    """Start a node, perhaps a new one, with a configured instance id."""
+    """Start a node. The next free number is a new node, which may have a configured instance id."""
     machines = story.cluster.machines
     if node == str(len(machines)):
         new = story.cluster.add_machine(None if instance is None else int(instance))
@@ -69,18 +69,18 @@ async def _started(story: Story, machine: Machine) -> Lines:
 
 @command("stop")
 async def stop(story: Story, node: str) -> Lines:
-    """Tell a node to stop, and wait for its end: it hands its topics over and answers what it has."""
+    """Stop a node and wait for its end: it hands its topics over and answers the requests in flight."""
     machine = story.machine(node)
     machine.terminate(again=False)
     async with asyncio.timeout(STOPPED_S):
-        while machine.is_alive:  # noqa: ASYNC110 - A machine tells no event.
+        while machine.is_alive:  # noqa: ASYNC110 - A machine has no event for its end.
             await asyncio.sleep(0.05)  # Of virtual time.
     return ()
 
 
 @command("kill")
 async def kill(story: Story, node: str) -> Lines:
-    """End a node's process where it is."""
+    """Kill a node's process at once."""
     story.machine(node).kill()
     await asyncio.sleep(HEARD_S)
     return ()
@@ -88,21 +88,21 @@ async def kill(story: Story, node: str) -> Lines:
 
 @command("pause")
 async def pause(story: Story, node: str) -> Lines:
-    """Let a node's process stand still: SIGSTOP, or a long collection of garbage."""
+    """Pause a node's process, as SIGSTOP or a long garbage collection does."""
     story.machine(node).pause()
     return ()
 
 
 @command("resume")
 async def resume(story: Story, node: str) -> Lines:
-    """Let it go on."""
+    """Let a paused process go on."""
     story.machine(node).resume()
     return ()
 
 
 @command("sweep")
 async def sweep(story: Story) -> Lines:
-    """Let every node sweep what it leads."""
+    """Run the sweeper of every node."""
     for machine in story.cluster.up:
         assert machine.process is not None, "it is up"
         assert machine.node is not None, "it is up"
@@ -123,7 +123,7 @@ async def wait(story: Story, time: str) -> Lines:
 
 @command("clock")
 async def clock(story: Story, node: str, by: str) -> Lines:
-    """Set a machine's clock forward or back, or right again (``by`` is ``right``)."""
+    """Set a machine's clock forward or back, or correct it (``by`` is ``right``)."""
     wall = story.machine(node).wall
     if by == "right":
         wall.mend()
@@ -137,9 +137,9 @@ async def clock(story: Story, node: str, by: str) -> Lines:
 
 @command("cut")
 async def cut(story: Story, *words: str) -> Lines:
-    """Cut two sides off from each other, or (``A to B``) let nothing that A sends reach B.
+    """Cut two sides off from each other; ``cut A to B`` only drops what A sends to B.
 
-    A side is a number, several with commas between, ``nodes`` (the other ones), ``clients``, ``storage`` or
+    A side is a number, several numbers with commas, ``nodes`` (all other nodes), ``clients``, ``storage`` or
     ``zookeeper``.
     """
     is_one_way = len(words) == 3 and words[1] == "to"
@@ -184,7 +184,7 @@ def _names(story: Story, side: str, other: str) -> list[str]:
 
 @command("heal")
 async def heal(story: Story) -> Lines:
-    """Take back every cut, and let storage do as it should."""
+    """End every cut, and all faults of storage."""
     story.cluster.network.heal()
     story.cluster.table.heal()
     for machine in story.cluster.machines:
@@ -200,7 +200,7 @@ async def heal(story: Story) -> Lines:
 
 @command("zookeeper")
 async def zookeeper(story: Story, state: str) -> Lines:
-    """Let ZooKeeper serve no node (``down``), or serve again (``up``); or let it lose all that it has (``wiped``)."""
+    """Stop ZooKeeper (``down``), start it again (``up``), or delete all its data (``wiped``)."""
     if state == "wiped":
         story.cluster.coordination.wipe()
         return ()
@@ -216,7 +216,7 @@ async def zookeeper(story: Story, state: str) -> Lines:
 
 @command("session")
 async def session(story: Story, node: str, noticed: str = "0s") -> Lines:
-    """End a node's session; the node learns that after ``noticed``."""
+    """End a node's session; the node learns of it after ``noticed``."""
     of_node = story.machine(node).session
     if of_node is None:
         raise ScenarioError(f"node {node} has no session")
@@ -233,11 +233,11 @@ WRONGS: Final = {
     "repeat": "again",
     "say-no": "lie",
 }
-"""How storage can treat a write, in the words of scenarios and of the adversary."""
+"""The faults of a write: the scenario's word, and the adversary's name."""
 
 
 class _Next:
-    """Stands for a Bias: some wrongs happen to the next writes, for certain, and to none after them."""
+    """Acts as a Bias: one fault happens to each of the next writes, and to no write after them."""
 
     def __init__(self, wrong: str, writes: int, late_ms: float) -> None:
         self._left = Counter({wrong: writes})
@@ -254,9 +254,9 @@ class _Next:
 
 @command("storage")
 async def storage(story: Story, wrong: str, writes: str = "1", late: str = "150ms") -> Lines:
-    """Let storage treat the next writes wrongly: refuse, be-slow, make-late, never-make, lose-answer, repeat, say-no.
+    """Inject a fault into the next writes: refuse, be-slow, make-late, never-make, lose-answer, repeat, say-no.
 
-    ``late`` is about how much later a write is made, or made again.
+    ``late`` is the approximate delay of a late or repeated write.
     """
     if wrong not in WRONGS:
         raise ScenarioError(f"{wrong} is none of {', '.join(WRONGS)}")
@@ -267,13 +267,13 @@ async def storage(story: Story, wrong: str, writes: str = "1", late: str = "150m
 
 @command("slow-writes")
 async def slow_writes(story: Story, by: str) -> Lines:
-    """Let each write to a topic's log take so much longer; ``slow-writes 0s`` ends it."""
+    """Delay each write to a topic's log by this time; ``slow-writes 0s`` ends it."""
     story.cluster.table.slow_s[Space.MESSAGES] = seconds(by)
     return ()
 
 
 @command("slow-storage")
 async def slow_storage(story: Story, by: str) -> Lines:
-    """Let each call of storage take about so long; ``heal`` ends it."""
+    """Make each call of storage take about so long, until ``heal``."""
     story.cluster.table.bias = replace(CALM, delay_ms=seconds(by) * 1000)
     return ()

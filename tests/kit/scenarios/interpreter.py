@@ -1,12 +1,12 @@
-"""Carries out the commands of a scenario on a simulated cluster.
+"""Run the commands of a scenario on a simulated cluster.
 
-A command is a coroutine function with a ``Story`` as first argument; words of the line are its arguments in order,
-``name=value`` is one by name. It returns the lines that it prints. ``command`` registers it::
+A command is a coroutine function with a ``Story`` as first argument. The words of the line are its arguments in
+order; ``name=value`` is an argument by name. It returns the lines that it prints. ``command`` registers it::
 
     @command("kill")
     async def kill(story: Story, node: str) -> Lines: ...
 
-A last word ``&name`` begins the command in the background; ``join name`` waits for it, and prints what it printed.
+A last word ``&name`` starts the command in the background. ``join name`` waits for it, and prints its lines.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Command = Callable[..., Awaitable[Lines]]
 
 SEED: Final = 1
 DEADLINE_S: Final = 10.0
-"""How long a client tries one call, unless the command says otherwise."""
+"""The default deadline of a client's call."""
 CLIENTS: Final = "clients"
 """The machine of all clients."""
 JOIN_S: Final = 120.0
-"""A command in the background that takes longer is stuck."""
+"""The limit of a command in the background."""
 
 COMMANDS: Final[dict[str, Command]] = {}
 
 
 class ScenarioError(Exception):
-    """A scenario asks for something that can't be done."""
+    """A scenario has a command that can't be executed."""
 
 
 def command(name: str) -> Callable[[Command], Command]:
@@ -59,7 +59,7 @@ def command(name: str) -> Callable[[Command], Command]:
 
 @dataclass
 class Story:
-    """What the commands of one scenario share."""
+    """The shared state of one scenario's commands."""
 
     trace: Trace
     _cluster: SimCluster | None = None
@@ -67,7 +67,7 @@ class Story:
     last_seen: dict[str, MessageId] = field(default_factory=dict)
     """The last message id that a poll has shown, by topic."""
     mends: list[Callable[[], None]] = field(default_factory=list)
-    """How to take back what ``heal`` takes back."""
+    """Functions that ``heal`` calls to end faults."""
     _clients: dict[tuple[str | None, float], Client] = field(default_factory=dict)
     _begun: dict[str, asyncio.Task[Lines]] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class Story:
         return machines[int(node)]
 
     def client(self, via: str | None, deadline: str | None = None) -> Client:
-        """Return a client; ``via``: it sends everything to this node, else to leaders."""
+        """Return a client; ``via``: it sends all requests to this node; default: to the leaders."""
         deadline_s = DEADLINE_S if deadline is None else seconds(deadline)
         client = self._clients.get((via, deadline_s))
         if client is None:
@@ -102,7 +102,7 @@ class Story:
         return client
 
     def begin(self, name: str, work: Awaitable[Lines]) -> None:
-        """Carry out a command in the background."""
+        """Start a command in the background."""
         if name in self._begun:
             raise ScenarioError(f"&{name} has not been joined yet")
         self._begun[name] = asyncio.ensure_future(work)
@@ -110,11 +110,11 @@ class Story:
     async def join(self, name: str) -> Lines:
         """Wait for a command in the background."""
         if name not in self._begun:
-            raise ScenarioError(f"nothing was begun as &{name}")
+            raise ScenarioError(f"no command was started as &{name}")
         return await asyncio.wait_for(self._begun.pop(name), JOIN_S)
 
     async def end(self) -> None:
-        """Heal and stop everything. Raises ScenarioError: a command in the background was not joined."""
+        """End all faults and stop all nodes. Raises ScenarioError: a command in the background was not joined."""
         for task in self._begun.values():
             task.cancel()
         if self._cluster is not None:
@@ -161,12 +161,12 @@ async def _carry_out(story: Story, line: str) -> Lines:
     if background is None:
         return await work
     story.begin(background, work)
-    await asyncio.sleep(0)  # So that it is begun before the next command.
+    await asyncio.sleep(0)  # Start it before the next command.
     return ()
 
 
 async def _answered(work: Awaitable[Lines]) -> Lines:
-    """Return what a command prints; of an error whether the outcome is known, and its code."""
+    """Return a command's lines; for an error its outcome and code."""
     try:
         return await work
     except BrokerError as error:
@@ -175,7 +175,7 @@ async def _answered(work: Awaitable[Lines]) -> Lines:
 
 @command("join")
 async def join(story: Story, name: str, within: str | None = None) -> Lines:
-    """Wait for a command in the background, and print what it prints; ``within``: it must end in this time."""
+    """Wait for a command in the background, and print its lines; ``within``: it must end in this time."""
     began_s = story.cluster.loop.time()
     lines = await story.join(name)
     took_s = story.cluster.loop.time() - began_s
@@ -185,7 +185,7 @@ async def join(story: Story, name: str, within: str | None = None) -> Lines:
 
 
 async def tell(trace: Trace, blocks: Sequence[Block]) -> list[Block]:
-    """Carry out a scenario in a world of its own; return its blocks with what was printed."""
+    """Run a scenario; return its blocks with the printed lines."""
     story = Story(trace)
     told = []
     try:
@@ -203,5 +203,5 @@ async def tell(trace: Trace, blocks: Sequence[Block]) -> list[Block]:
 
 
 def run(blocks: Sequence[Block]) -> list[Block]:
-    """Carry out a scenario; return its blocks with what was printed. Raises ScenarioError."""
+    """Run a scenario in a new simulated world; return its blocks with the printed lines. Raises ScenarioError."""
     return in_world(SEED, lambda _, trace: tell(trace, blocks))

@@ -1,4 +1,4 @@
-"""What storage has of a topic, read past every node: for the command ``log`` of scenarios."""
+"""Describe a topic's stored pages, read from storage without a node: for the command ``log`` of scenarios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES_MAX = 1 << 30
 
 
 def lines(table: MemoryTable, topic: TopicId, space: Space = Space.MESSAGES) -> Iterator[str]:
-    """Yield a line for each page, with its state, and one for each epoch that wrote into it."""
+    """Yield a line with the state of each page, and a line for each epoch that wrote to it."""
     rows, prefix = table.spaces[space], topic_prefix(topic)
     generation_0 = prefix + bytes(4)
     number = 0

@@ -1,15 +1,15 @@
-"""A scenario's text: commands, a line of four dashes, and what they print; and how it is written anew.
+"""Parse and write a scenario's text: commands, a line of four dashes, and the printed lines.
 
 ::
 
     # Comments tell the story.
 
-    kill 0                      commands, one a line
+    kill 0                      commands, one in each line
     publish orders c via=1
     ----
-    ok                          what they print, up to an empty line
+    ok                          the printed lines, up to an empty line
 
-The form is that of Go's datadriven tests, as etcd's raft uses them, except that a block may have several commands.
+The format is that of Go's datadriven tests, as etcd's raft uses them, but a block may have several commands.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 DASHES: Final = "----"
 WIDTH: Final = 60
-"""Columns of what was expected, in a comparison."""
+"""The width of the expected lines in a comparison."""
 
 
 class Block(NamedTuple):
-    """Commands and what they print. ``comments`` are the lines before them; ``line`` is where it begins."""
+    """Commands and their printed lines. ``comments`` are the lines before; ``line`` is the number of its first line."""
 
     line: int
     comments: Sequence[str]
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
     @property
     def text(self) -> list[str]:
-        """The lines of the block as the file has them, without the empty line that ends it."""
+        """The lines of the block in the file, without the empty line at its end."""
         return [*self.comments, *self.commands, DASHES, *self.expected]
 
 
@@ -76,7 +76,7 @@ def written(blocks: Sequence[Block]) -> str:
 
 
 def compared(expected: Sequence[str], actual: Sequence[str]) -> str:
-    """Return what was expected and what was printed, side by side; lines that differ have a mark between."""
+    """Return the expected and the printed lines side by side; a mark shows each difference."""
     rows = [f"{'expected':{WIDTH}}   actual"]
     matcher = difflib.SequenceMatcher(a=expected, b=actual, autojunk=False)
     for _, first, last, start, stop in matcher.get_opcodes():

@@ -1,4 +1,4 @@
-"""Seeds of the simulated cluster: workloads and faults that a seed plans, judged by the verifier's checkers.
+"""Seeds of the simulated cluster: a seed plans workloads and faults, and the verifier's checkers judge the run.
 
 ``python -m tests.kit.seeds --help`` runs them.
 """

@@ -4,9 +4,9 @@
 
     python -m tests.kit.seeds --seeds 1000 --minutes 10 --jobs 2
     python -m tests.kit.seeds --seeds 1000 --minutes 60 --thin 15
-    python -m tests.kit.seeds --seed 77                    again, to the same history
-    python -m tests.kit.seeds --seed 77 --shrink           with fewer faults, still failing
-    python -m tests.kit.seeds --plan shorter.json          a plan that was written down
+    python -m tests.kit.seeds --seed 77                    repeat a run: the same history
+    python -m tests.kit.seeds --seed 77 --shrink           find fewer faults that still fail
+    python -m tests.kit.seeds --plan shorter.json          run a saved plan
     python -m tests.kit.seeds --seeds 200 --mutant dedupe
 """
 
@@ -32,12 +32,12 @@ from tests.kit.seeds.run import simulate
 from tests.kit.seeds.shrink import shrunk
 
 WORKLOADS = ("log", "transactions", "topics", "bounce")
-"""What seeds take turns with; others are asked for by name."""
+"""The workloads of seeds, in turn; the others need ``--workload``."""
 MINUTES = 3.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the arguments say; 1 if a seed is bad, or showed too little."""
+    """Run seeds; return 1 if a seed is bad, or acknowledged too few messages."""
     chosen = _parser().parse_args(arguments)
     if chosen.plan is not None:
         plans = [Plan.of_json(chosen.plan.read_text())]
@@ -53,22 +53,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.kit.seeds")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", type=int, default=10, help="how many seeds (10)")
-    which.add_argument("--seed", type=int, help="this one alone")
-    which.add_argument("--plan", type=Path, metavar="FILE", help="a plan as --shrink prints it")
+    which.add_argument("--seed", type=int, help="run only this seed")
+    which.add_argument("--plan", type=Path, metavar="FILE", help="run a plan that --shrink printed")
     parser.add_argument("--first", type=int, default=1, help="the first of several seeds (1)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="virtual minutes (3)")
-    parser.add_argument("--thin", type=float, default=1.0, help="all happens so much more seldom")
+    parser.add_argument(
+        "--thin", type=float, default=1.0, help="make all events so many times rarer"
+    )
     parser.add_argument("--workload", action="append", choices=sorted(REGISTRY.keys() - BENEATH))
-    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
+    parser.add_argument(
+        "--mutant", choices=sorted(mutants.NAMES), help="run the product without this guard"
+    )
     parser.add_argument("--fault", action="append", choices=sorted(KINDS), help="only these kinds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter failing plan")
-    parser.add_argument("--keep-going", action="store_true", help="report all seeds that fail")
+    parser.add_argument("--keep-going", action="store_true", help="report every failing seed")
     return parser
 
 
 def planned(seed: int, chosen: argparse.Namespace) -> Plan:
-    """Return the plan of a seed as the options have it."""
+    """Return the plan of a seed for the given options."""
     kinds = {name: kind.weight for name, kind in KINDS.items()}
     words = [f"--thin {chosen.thin:g}"] if chosen.thin != 1 else []
     if chosen.fault:
@@ -86,7 +90,7 @@ def planned(seed: int, chosen: argparse.Namespace) -> Plan:
 
 
 def command_of(plan: Plan) -> str:
-    """Return how to run a plan again that was drawn from its seed."""
+    """Return the command that repeats a plan drawn from its seed."""
     words = [f"python -m tests.kit.seeds --seed {plan.seed} --minutes {plan.minutes:g}"]
     words.append(f"--workload {plan.workload}")
     words += [f"--mutant {plan.mutant}"] if plan.mutant else []
@@ -94,12 +98,12 @@ def command_of(plan: Plan) -> str:
 
 
 def run_one(plan: Plan) -> Told:
-    """Run one plan, and tell of it."""
+    """Run one plan, and return its summary."""
     return told(simulate(plan), command_of(plan))
 
 
 def run_several(plans: list[Plan], jobs: int) -> Iterator[Told]:
-    """Run plans, in processes of their own if there are several."""
+    """Run plans, in parallel processes if there are several plans and jobs."""
     if jobs <= 1 or len(plans) <= 1:
         yield from map(run_one, plans)
         return
@@ -123,7 +127,7 @@ def _run_all(plans: list[Plan], jobs: int, *, keep_going: bool) -> int:
 
 
 def _with_progress(runs: Iterable[Told], count: int) -> Iterator[Told]:
-    """Show on a terminal how far it is."""
+    """Show the progress on a terminal."""
     began = time.monotonic()
     for number, one in enumerate(runs, 1):
         if sys.stderr.isatty():
@@ -135,10 +139,10 @@ def _with_progress(runs: Iterable[Told], count: int) -> Iterator[Told]:
 
 
 def _shrink(plan: Plan) -> int:
-    """Print the shortest plan found that shows what this one shows."""
+    """Find and print a shorter plan that shows the same violation."""
     wanted = set(run_one(plan).names)
     if not wanted:
-        _print(f"seed {plan.seed} shows nothing wrong")
+        _print(f"seed {plan.seed} shows no violation")
         return 1
 
     def fails(candidate: Plan) -> bool:
@@ -159,5 +163,5 @@ def _print(line: str) -> None:
 
 
 if __name__ == "__main__":
-    # Under its full name, by which the processes that it starts find what they are to run.
+    # Import it under its full name: the started processes find their function by that name.
     sys.exit(importlib.import_module("tests.kit.seeds.__main__").main())

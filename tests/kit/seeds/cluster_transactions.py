@@ -1,8 +1,8 @@
-"""The transaction service in a simulated cluster: the shipped nodes and client, random clients, and faults.
+"""Run the transaction service in a simulated cluster: the shipped nodes and client, random requests, and faults.
 
-With several nodes the leader is killed, paused and stopped, and another one must take over in time. With one
-node the storage misbehaves, the node is killed while it works or recovers, and its clock is set back. Pages and
-snapshots of the journal are small, so that leaders replay, raise floors and sweep often::
+With several nodes, the leader is killed, paused and stopped, and another node must take over in time. With one
+node, storage has faults, the node is killed while it works or recovers, and its clock is set forward and back. Pages
+and snapshots of the journal are small, so that leaders replay, raise floors and sweep often::
 
     python -m tests.kit.seeds.cluster_transactions --seed 7 [--nodes 1] [--runs 10] [--mutant answer-before-durable]
 """
@@ -35,10 +35,10 @@ CLIENTS: Final = 4
 SESSION_S: Final = 4.0
 FAULTS: Final = 4
 KILLS: Final = 8
-"""With one node."""
+"""The number of kills with one node."""
 STEP_MS: Final = 4_000
 PROBE_S: Final = 0.3
-"""How long one question may take: what went to a node that stands still is answered by none."""
+"""The deadline of one probe. It is short, because a paused node answers no request."""
 PROBES_MAX: Final = 100
 PAGES: Final = PageBounds(bytes_max=4_096, cells_max=16, packed_from=2)
 SMALL: Final = PageBounds(bytes_max=2_000, cells_max=7, packed_from=2)
@@ -46,7 +46,7 @@ SERVICE: Final = TransactionsConfig(journal_snapshot_edits=100, transaction_swee
 
 
 class Outcome(NamedTuple):
-    """What came of a run. ``takeovers_s``: how long after each kill the first start was answered."""
+    """The result of a run. ``takeovers_s``: the time from each fault to the first answered start."""
 
     seed: int
     violations: list[str]
@@ -98,7 +98,7 @@ class _Run:
             await pause(50)
 
     async def _led_again(self, former: Machine) -> None:
-        """Ask another node for a transaction until it gives one."""
+        """Start transactions through another node until one succeeds."""
         other = next(each for each in self.cluster.machines if each is not former and each.is_up)
         probe = self.cluster.client("probe", node=other.url, deadline_s=PROBE_S)
         for _ in range(PROBES_MAX):
@@ -109,7 +109,7 @@ class _Run:
             await asyncio.sleep(0.01)
 
     async def _kill_alone(self, machine: Machine) -> None:
-        """Kill the only node, sometimes while it recovers; set its clock forth and back."""
+        """Kill the only node, sometimes while it recovers; set its clock forward and back."""
         for _ in range(KILLS):
             await asyncio.sleep(self.chance.expovariate(1 / 0.5))
             if self.chance.random() < 0.3:
@@ -180,12 +180,14 @@ def simulate(seed: int, nodes: int = 3) -> Outcome:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Repeat runs by seed and print what is wrong."""
+    """Make runs by seed and print their results."""
     name = "python -m tests.kit.seeds.cluster_transactions"
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
+    parser.add_argument(
+        "--mutant", choices=sorted(mutants.NAMES), help="run the product without this guard"
+    )
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
     chosen = parser.parse_args(arguments)
     bad = 0

@@ -1,12 +1,12 @@
-"""Directed runs: schedules in which what is rare happens soon, for what random seeds seldom meet.
+"""Directed runs: schedules in which rare events happen soon, for guards that random seeds seldom need.
 
-A schedule says which kinds of fault a run has, how dense they are, and how storage misbehaves; its seed says
-the rest. So a mutant (broker/testing/mutants.py) is found within a minute of virtual time, by the same nodes,
-workloads and checkers as ever. What only schedules have is in ``rare``.
-``tests/simulation/cluster_mutants.toml`` holds a schedule for each::
+A schedule gives the kinds of fault in a run, their frequency, and the faults of storage. Its seed decides all else. So a
+run finds a mutant (broker/testing/mutants.py) within a minute of virtual time, with the same nodes, workloads and
+checkers as other seeds. Faults and workloads that only schedules use are in ``rare``.
+``tests/simulation/cluster_mutants.toml`` has a schedule for each mutant::
 
-    python -m tests.kit.seeds.directed dedupe            what is found without the guard
-    python -m tests.kit.seeds.directed dedupe --with     the same with the guard
+    python -m tests.kit.seeds.directed dedupe            run without the guard
+    python -m tests.kit.seeds.directed dedupe --with     run with the guard
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ START_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How a run goes, but for its chances.
+    """The fixed parts of a run; its seed decides all random choices.
 
     Attributes:
-        seed: that which is known to show it.
-        faults: the kinds, in turn as chance has it, each as often as it stands there.
-        every_s: the mean time between two of them.
-        lasts_s: how long each lasts, in the mean, where it is not the kind's own.
+        seed: a seed that is known to find the mutant.
+        faults: the kinds to draw from; a kind that is listed twice is drawn twice as often.
+        every_s: the mean time between two faults.
+        lasts_s: the mean duration of a fault; default: the duration of its kind.
         script: faults at given times: kind, at_s, lasts_s.
-        bias: how storage misbehaves, where it does not do as it should.
-        early_ms: how long before its end the life of a message may end for a reader.
+        bias: the faults of storage, by probability.
+        early_ms: how long before the end of its life a message may be gone for a reader.
     """
 
     seed: int
@@ -60,14 +60,14 @@ class Schedule:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Schedule:
-        """Read one from a row of a table, which may have other entries."""
+        """Read a schedule from a table's row; the row may have other entries."""
         fields = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
         for name in ("faults", "script", "clocks"):
             fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
     def plan(self, *, seed: int | None = None, mutant: str | None = None) -> Plan:
-        """Return the plan of its seed, or of another one."""
+        """Return the plan of its seed, or of the given seed."""
         seed = self.seed if seed is None else seed
         return Plan(
             seed=seed,
@@ -99,7 +99,7 @@ def _plain(bias: Bias) -> dict[str, float]:
     return {name: getattr(bias, name) for name in Bias.__dataclass_fields__}
 
 
-# For people.
+# The command line.
 
 
 def rows(table: Path = TABLE) -> list[dict[str, Any]]:
@@ -109,12 +109,12 @@ def rows(table: Path = TABLE) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the schedule of a guard, and print what it shows."""
+    """Run the schedule of a guard, and print its violations."""
     scheduled = {row["name"]: row for row in rows()}
     parser = argparse.ArgumentParser(prog="python -m tests.kit.seeds.directed")
     parser.add_argument("guard", choices=sorted(scheduled))
-    parser.add_argument("--with", dest="held", action="store_true", help="with the guard")
-    parser.add_argument("--seed", type=int, help="another than the recorded one")
+    parser.add_argument("--with", dest="held", action="store_true", help="run with the guard")
+    parser.add_argument("--seed", type=int, help="use another seed than the recorded one")
     chosen = parser.parse_args(arguments)
     mutant = None if chosen.held else chosen.guard
     outcome = simulate(Schedule.of(scheduled[chosen.guard]).plan(seed=chosen.seed, mutant=mutant))

@@ -1,4 +1,4 @@
-"""The kinds of fault, all of them: those of nodes and leaders here, the others beside."""
+"""All kinds of fault: faults of nodes and leaders are here; this module imports the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 async def kill(
     cluster: StagedCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
-    """A process ends where it is."""
+    """A process is killed."""
     machine = some_leader(cluster, chance)
     machine.kill()
     yield {"node": machine.name, "lasts_s": lasts_s}
@@ -52,7 +52,7 @@ async def kill(
 async def power(
     cluster: StagedCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
-    """A machine is gone, and nobody says so to those who are connected with it."""
+    """A machine loses power: its connections end without a reset."""
     machine = some_leader(cluster, chance)
     machine.kill(silently=True)
     yield {"node": machine.name, "lasts_s": lasts_s}
@@ -61,7 +61,7 @@ async def power(
 
 @fault(weight=2, lasts_s=2)
 async def stop(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """A node is told to stop, and does so in good order."""
+    """A node gets SIGTERM, and stops cleanly."""
     machine = some_leader(cluster, chance)
     machine.terminate()
     yield {"node": machine.name}
@@ -69,7 +69,7 @@ async def stop(cluster: StagedCluster, chance: random.Random, _: float) -> Async
 
 @fault(weight=4, lasts_s=5)
 async def pause(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """A process stands still, perhaps past the end of its session, and goes on."""
+    """A process pauses, perhaps past the end of its session, and goes on."""
     machine = some_leader(cluster, chance)
     machine.pause()
     yield {"node": machine.name}
@@ -78,7 +78,7 @@ async def pause(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 @fault(weight=0.5, lasts_s=8)
 async def rolling(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """All nodes are restarted one after the other, and speak another version from then on."""
+    """All nodes are restarted one after the other, and use another protocol version from then on."""
     before = cluster.machines[0].protocol
     after = PROTOCOL - 1 if before == PROTOCOL else PROTOCOL
     for machine in list(cluster.machines):
@@ -92,7 +92,7 @@ async def rolling(cluster: StagedCluster, _: random.Random, __: float) -> AsyncG
 
 @fault(weight=1, lasts_s=8)
 async def twin(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """A node stands still, another takes its instance id, and the first one goes on."""
+    """A node pauses, another node takes its instance id, and the first one goes on."""
     machine = some_leader(cluster, chance)
     instance = machine.instance
     if instance is None:
@@ -109,14 +109,14 @@ async def twin(cluster: StagedCluster, chance: random.Random, _: float) -> Async
     other.kill()
 
 
-# Who leads.
+# Placement.
 
 
 @fault(weight=3, lasts_s=4)
 async def moves(
     cluster: StagedCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
-    """Topics are pinned here and there, faster than they can move."""
+    """An operator pins topics to random nodes, faster than they can move."""
     topics = cluster.topics()
     numbers = [machine.instance for machine in cluster.up if machine.instance is not None]
     if not topics or not numbers:
@@ -134,7 +134,7 @@ async def _pin(cluster: StagedCluster, chance: random.Random, topic: TopicId, no
 
 
 async def _hint(cluster: StagedCluster, chance: random.Random) -> None:
-    """Tell the nodes that somebody has decided something. A hint that is lost is a fault, too."""
+    """Send the nodes a hint of a new placement, mostly: a lost hint is a fault, too."""
     if chance.random() < 0.8:
         operator = cluster.coordination.session()
         with contextlib.suppress(BrokerError, TimeoutError):
@@ -144,13 +144,13 @@ async def _hint(cluster: StagedCluster, chance: random.Random) -> None:
 
 @fault(weight=1, lasts_s=5)
 async def drain(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """An operator lets a node lead nothing for a while."""
+    """An operator drains a node for a while."""
     machine = some_leader(cluster, chance)
     instance = machine.instance
     if instance is None:
         raise Nothing
     if not await placement.drain(cluster.records, instance):
-        raise Nothing  # Another operator has, and will take it back.
+        raise Nothing  # Another operator drains it already, and will end the drain.
     await _hint(cluster, chance)
     yield {"node": machine.name}
     await placement.undrain(cluster.records, instance)

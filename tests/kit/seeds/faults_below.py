@@ -1,4 +1,4 @@
-"""What can go wrong below the nodes: the coordinator, storage, clocks."""
+"""Faults below the nodes: of the coordinator, storage and clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.seeds.stage import StagedCluster
 async def session_cut(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A node does not reach the coordinator; its session ends early, in time or late."""
+    """A node is cut off from the coordinator; its session ends early, in time or late."""
     machine = some_leader(cluster, chance)
     ends_s = chance.choice([0.05, 0.5, None, 10.0])
     session = machine.cut_session(ends_s)
@@ -39,7 +39,7 @@ async def session_cut(
 async def session_end(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A session ends though its node was there, which learns of it late."""
+    """A session ends although its node is connected; the node learns of it late."""
     machine = some_leader(cluster, chance)
     if machine.session is None or machine.session.contact is not Contact.CONNECTED:
         raise Nothing
@@ -50,7 +50,7 @@ async def session_end(
 
 @fault(weight=1, lasts_s=5)
 async def outage(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """The coordinator serves nobody."""
+    """The coordinator is down."""
     if cluster.is_out:
         raise Nothing
     cluster.is_out = True
@@ -63,7 +63,7 @@ async def outage(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGe
 
 @fault(weight=0.5, lasts_s=0.1)
 async def wipe(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """The coordinator forgets everything."""
+    """The coordinator loses all its data."""
     cluster.coordination.wipe()
     yield {}
 
@@ -75,7 +75,7 @@ async def wipe(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGene
 async def storage_cut(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A node's calls don't reach storage, or the answers don't come back."""
+    """A node's calls don't reach storage, or the answers don't reach the node."""
     machine = some_leader(cluster, chance)
     way = chance.choice(["both", "there", "back"])
     mend = machine.way.cut(there=way != "back", back=way != "there")
@@ -87,7 +87,7 @@ async def storage_cut(
 async def storage_storm(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """Storage misbehaves as it can."""
+    """Storage has all its faults, often."""
     worst = Bias(late_make_ms=chance.choice([1_500.0, 15_000.0]))
     mend = cluster.spoil_storage(lambda _: worst)
     yield {"late_make_ms": worst.late_make_ms}
@@ -98,7 +98,7 @@ async def storage_storm(
 async def storage_slow(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """Storage takes long."""
+    """Storage is slow."""
     delay_ms = chance.choice([30.0, 200.0])
     mend = cluster.spoil_storage(lambda bias: dataclasses.replace(bias, delay_ms=delay_ms))
     yield {"delay_ms": delay_ms}
@@ -112,7 +112,7 @@ async def storage_slow(
 async def clock_step(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A clock is set wrong, and right again."""
+    """A clock is set wrong, and later corrected."""
     machine = some(cluster.machines, chance)
     by_ms = chance.uniform(-1, 1) * chance.choice([600, 3_000, 3_600_000])
     by_ms = max(min(by_ms, cluster.clock_off_ms_max), -cluster.clock_off_ms_max)
@@ -125,7 +125,7 @@ async def clock_step(
 async def clock_rate(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A clock runs too fast or too slow, or stands still."""
+    """A clock runs too fast or too slow, or stops."""
     machine = some(cluster.machines, chance)
     rate = chance.choice([0.0, 0.95, 1.05])
     if cluster.clock_off_ms_max <= CLOCK_OFF_MS:

@@ -1,4 +1,4 @@
-"""What can go wrong between machines: cuts, slowness, resets, repeats."""
+"""Faults between machines: cuts, delays, resets, repeated requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _both(ways: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 @fault(weight=2, lasts_s=5)
 async def split(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """One node and the others don't reach each other."""
+    """One node is cut off from the other nodes, in both directions."""
     names = [machine.name for machine in cluster.machines]
     alone = some(names, chance)
     mend = _cut(cluster, _both([(alone, name) for name in names if name != alone]))
@@ -42,7 +42,7 @@ async def split(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 @fault(weight=2, lasts_s=5)
 async def deaf(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """What one node sends another gets lost; the other way is open."""
+    """One node's messages to another get lost; the other direction works."""
     names = [machine.name for machine in cluster.machines]
     source = some(names, chance)
     target = some([name for name in names if name != source], chance)
@@ -55,7 +55,7 @@ async def deaf(cluster: StagedCluster, chance: random.Random, _: float) -> Async
 async def clients_cut(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """Some clients don't reach a node, or do and hear nothing of it."""
+    """Some clients don't reach a node, or don't get its answers."""
     node = some_leader(cluster, chance).name
     clients = [name for name in cluster.clients if chance.random() < 0.5]
     there = [(name, node) for name in clients]
@@ -70,7 +70,7 @@ async def clients_cut(
 async def isolate(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A node reaches nobody: nodes, coordinator, storage."""
+    """A node reaches no other node, no coordinator and no storage."""
     machine = some_leader(cluster, chance)
     names = [other.name for other in cluster.machines if other is not machine]
     mend = _cut(cluster, _both([(machine.name, name) for name in names]))
@@ -84,7 +84,7 @@ async def isolate(
 
 @fault(weight=2, lasts_s=8)
 async def slow(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """One node's network is slow and loses a part of what it carries."""
+    """One node's network is slow and loses some packets."""
     node = some(cluster.machines, chance).name
     others = [machine.name for machine in cluster.machines if machine.name != node]
     delay_s, loss = chance.choice([0.005, 0.05, 0.3]), chance.choice([0.0, 0.05, 0.3])
@@ -107,7 +107,7 @@ async def reset(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 @fault(weight=1, lasts_s=5)
 async def repeat(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
-    """Something between clients and nodes sends what carries a key twice."""
+    """A proxy between clients and nodes sends requests with a key twice."""
     probability = chance.choice([0.2, 1.0])
     mend = cluster.repeater.repeat(probability)
     yield {"probability": probability}

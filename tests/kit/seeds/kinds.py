@@ -1,8 +1,8 @@
-"""What can go wrong in a simulated cluster: one small function for each kind of fault.
+"""The registry of fault kinds in a simulated cluster: one small function for each kind.
 
-Each is a context manager that breaks something and mends it; what it gives is written into the history.
-It draws from ``chance``, the fault's own, so that it does the same whatever else happens. One that finds
-nothing to break (the node is down already) raises ``Nothing``. A new kind is a function with ``@fault``::
+Each function is a context manager: it begins a fault and ends it. The value that it yields goes into the history. It
+draws from its own ``chance``, so that its choices do not depend on other faults. It raises ``Nothing`` if the fault is
+not possible now (the node is down already). A new kind is a function with ``@fault``::
 
     @fault(weight=1, lasts_s=5)
     async def pause(cluster, chance, lasts_s):
@@ -31,7 +31,7 @@ SERVED_S: Final = 60.0
 
 
 class Nothing(Exception):
-    """There was nothing to break."""
+    """The fault is not possible now."""
 
 
 class Kind(NamedTuple):
@@ -55,13 +55,13 @@ def fault(*, weight: float, lasts_s: float) -> Callable[[Body], Body]:
 
 
 def some(items: Sequence[Item], chance: random.Random) -> Item:
-    """Choose one. Raises Nothing."""
+    """Choose one item. Raises Nothing if there is none."""
     if not items:
         raise Nothing
     return items[chance.randrange(len(items))]
 
 
 def some_leader(cluster: StagedCluster, chance: random.Random) -> Machine:
-    """Choose a machine whose node leads something, mostly. Raises Nothing."""
+    """Choose a live machine, mostly one whose node leads a topic. Raises Nothing."""
     leading = [machine for machine in cluster.up if machine.topics_led]
     return some(leading if leading and chance.random() < 0.7 else cluster.up, chance)

@@ -1,7 +1,7 @@
-"""What a run does, as data: drawn from its seed beforehand, so that it can be shortened and kept.
+"""The plan of a run, as data: it is drawn from the seed before the run, so that it can be shortened and saved.
 
-A fault is a kind, a moment, how long it lasts, and a number of its own, from which it draws whatever else
-it must decide. Taking one fault away changes nothing about the others. A plan can be written down::
+A fault is a kind, a start, a duration, and its own number, from which it draws all its other choices. So removing one
+fault does not change the others. A plan can be saved as JSON::
 
     {"seed": 77, "minutes": 3.0, "workload": "log", "faults": [{"kind": "pause", "at_s": 12.5, ...}, ...]}
 """
@@ -20,24 +20,24 @@ from broker.storage.memory.adversary import CALM, Bias
 ALONE: Final = 0.2
 """The share of seeds with a single node."""
 SETTLE_S: Final = 4.0
-"""At the beginning, before the first fault."""
+"""The time at the beginning without faults."""
 PAUSE_S: Final = 2.5
 EARLY_MS: Final = 6_000
-"""Three times what the clocks of two nodes may differ by."""
+"""Three times the allowed difference between two nodes' clocks."""
 MOVING: Final = ("kill", "moves")
-"""Kinds that every run has, for without new leaders it shows little."""
+"""Kinds of every run: a run without new leaders tests little."""
 UNAVAILABLE_MS: Final = 10_000
-"""A session's time-out, in which a leader is missed, that of a storage call, and a second."""
+"""The sum of a session's timeout, after which a dead leader is replaced, a storage call's timeout, and a second."""
 CLOCK_OFF_MS: Final = 1_000.0
-"""How wrong clocks are where it is judged when messages expire: by less than nodes may differ."""
+"""The largest clock error in runs that judge expiry: less than the allowed difference between nodes."""
 CLOCK_WILD_MS: Final = 3_600_000.0
-"""Where it is not: beyond that messages expire early and late, and nothing prevents it."""
+"""The largest clock error in other runs. With such clocks messages expire early and late, and no guard prevents it."""
 PAUSES_S: Final[Mapping[str, float]] = {"topics": 4.5, "transactions": 4.0, "bounce": 3.0}
-"""Of workloads with more processes, so that each acknowledges some hundred messages in three minutes."""
+"""The pauses of workloads with more processes: each acknowledges some hundred messages in three minutes."""
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong."""
+    """One fault of a plan."""
 
     kind: str
     at_s: float
@@ -46,9 +46,9 @@ class Fault(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """How often a kind of fault happens beside the others, and how long it lasts in the mean.
+    """The relative frequency of a kind of fault, and its mean duration.
 
-    One of weight 0 happens only where a plan names it.
+    A kind of weight 0 happens only if a plan names it.
     """
 
     weight: float
@@ -72,30 +72,30 @@ HOSTILE: Final = Bias(
     late_ms=300.0,
     late_make_ms=3000.0,
 )
-"""Storage as it misbehaves between faults: rarely, since requests are many."""
+"""The faults of storage between the planned faults: rare, because requests are many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run.
+    """The plan of a run.
 
     Attributes:
-        seed: where all chances come from.
-        minutes: how long the workload works, in virtual time.
+        seed: the source of all random choices.
+        minutes: the duration of the workload, in virtual time.
         workload: its name in the registry.
-        nodes: how many there are.
-        faults: what goes wrong, in order.
-        bias: how storage misbehaves all the time.
-        clocks: by how many ms each node's clock is wrong from the start.
-        clock_off_ms_max: how wrong faults may set a clock; beyond ``CLOCK_OFF_MS`` it is not judged when
-            messages expire. None: by the workload, and judged.
-        small: whether nodes have small caches and queues.
-        pause_s: for how long a process of the workload rests between two operations, in the mean.
-        thin: how much more seldom all happens than usual; waits and lives are longer by as much.
+        nodes: the number of nodes.
+        faults: the faults, in order.
+        bias: the faults of storage during the whole run.
+        clocks: the error of each node's clock at the start, in ms.
+        clock_off_ms_max: the largest error that faults may give a clock; above ``CLOCK_OFF_MS`` expiry is not
+            judged. None: the workload decides, and expiry is judged.
+        small: True if nodes have small caches and queues.
+        pause_s: the mean pause of a workload's process between two operations.
+        thin: the factor by which all events are rarer; waits and lives are longer by the same factor.
         early_ms: how long before the end of its life a message may be gone for a reader.
-        unavailable_ms: how long a topic may acknowledge nothing while nothing is broken; None: not judged.
-        goes_on: whether a run in which too little happened goes on for a while, with leaders that move.
-        mutant: what is taken away from the product (broker/testing/mutants.py); None: nothing.
+        unavailable_ms: how long a topic may acknowledge no publish without a fault; None: not judged.
+        goes_on: True if a run with too few events goes on for a while, with topics that move.
+        mutant: the guard that is removed from the product (broker/testing/mutants.py), or None.
         drawn: further options of the command that drew it.
     """
 
@@ -144,7 +144,7 @@ def draw_plan(
 ) -> Plan:
     """Draw a plan from a seed: workloads take turns, faults come every few seconds.
 
-    With ``thin`` everything happens so many times more seldom: hours that cost what minutes do.
+    With ``thin`` all events are so many times rarer: an hour costs as much as some minutes.
     """
     chance = random.Random(f"{seed}/plan")
     nodes = 1 if random.Random(f"{seed}/nodes").random() < ALONE else 3
@@ -165,14 +165,14 @@ def draw_plan(
         mutant=mutant,
     )
     if plan.clock_off_ms_max == CLOCK_WILD_MS:
-        return plan  # A node with a wrong clock leads nothing until somebody starts it again.
+        return plan  # A node with a wrong clock leads no topic until it is restarted.
     return replace(plan, unavailable_ms=UNAVAILABLE_MS)
 
 
 def draw_faults(
     chance: random.Random, until_s: float, kinds: Mapping[str, Weight], thin: float = 1.0
 ) -> list[Fault]:
-    """Draw faults, of a few kinds that this run has, more or less dense."""
+    """Draw faults of some kinds, with a drawn frequency."""
     drawn = sorted(kind for kind in kinds if kinds[kind].weight > 0)
     some = chance.sample(drawn, k=min(len(drawn), chance.randint(6, 12)))
     some += [kind for kind in MOVING if kind in drawn and kind not in some]
@@ -188,5 +188,5 @@ def draw_faults(
 
 
 def _clock_off_ms(chance: random.Random) -> float:
-    """Return how wrong a clock is from the start: mostly a little."""
+    """Draw the error of a clock at the start, mostly a small one."""
     return round(chance.uniform(-400, 400), 1) if chance.random() < 0.7 else 0.0

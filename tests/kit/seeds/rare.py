@@ -1,7 +1,7 @@
-"""What random seeds never meet: kinds of fault and workloads that only a directed schedule names.
+"""Rare kinds of fault and workloads, which only a directed schedule uses.
 
-The kinds have no weight, so no random plan draws them; the workloads are in no registry but the one here.
-Each is made for one guard, and says in which situation that guard alone keeps a promise.
+The kinds have weight 0, so no random plan draws them; the workloads are only in the registry of this module. Each is
+made for one guard: it creates the situation in which only that guard keeps a promise.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.kit.seeds.rare_writes import WORKLOADS as OF_WRITES
 from tests.kit.seeds.stage import StagedCluster
 
 SUPERSEDED_S: Final = 30.0
-"""Long after this a node whose number another has taken must have stopped."""
+"""A node must stop within this time after another has taken its instance id."""
 
 
 @fault(weight=0, lasts_s=5)
 async def impostor(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """A node is cut off from the coordinator for long, and another takes its instance id."""
+    """A node is cut off from the coordinator for long, and another node takes its instance id."""
     machine = some_leader(cluster, chance)
     process, number = machine.process, machine.instance
     session = machine.cut_session(0.3)
@@ -49,7 +49,7 @@ async def impostor(
 
 
 class _Through:
-    """A stage on which every client stays with one node."""
+    """A stage whose clients all use one node."""
 
     def __init__(self, stage: WorkloadStage, node: str) -> None:
         self._stage = stage
@@ -65,19 +65,19 @@ class _Through:
 async def relayed(
     stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    """Publish in the background through one node, which mostly has to pass it on."""
+    """Publish in the background through one node, which mostly has to forward the request."""
     node = stage.chance.choice(list(stage.nodes))
     await publishers.pipelined(cast(WorkloadStage, _Through(stage, node)), name, target, stop)
 
 
 STORES: Final = (1, 1, 8)
-"""How often a transaction stores. Eight times make more than one page where pages are small."""
+"""The number of stores in a transaction. With small pages, eight stores fill more than one page."""
 
 
 async def storing(
     stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    """Store, publish what was stored, and store more when it was read, which must be refused."""
+    """Store messages, publish them, and after a while store more, which the leader must refuse."""
     async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
@@ -109,4 +109,4 @@ WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     **OF_TIMES,
     **OF_WRITES,
 }
-"""Workloads that are made for one guard."""
+"""Workloads of directed schedules, each for one guard."""

@@ -1,6 +1,6 @@
-"""What only schedules have, for guards of time: lives that end.
+"""Rare faults and workloads for guards of time: messages that expire.
 
-As ``rare``, which knows these kinds and workloads; nothing here happens in a random plan.
+``rare`` registers them; no random plan uses them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.kit.seeds.kinds import Detail, fault
 from tests.kit.seeds.stage import StagedCluster
 
 SLEW_MS: Final = 450
-"""By so much a clock may be set at once and is believed at once."""
+"""The largest step of a clock that a node accepts at once."""
 OFF_MS: Final = 4 * SLEW_MS
-"""By so much a clock may be wrong, and its node still leads."""
+"""The largest error of a clock with which its node still leads."""
 ANSWERED_S: Final = 1.0
-"""Within this everything is answered that was asked before nobody could ask any more."""
+"""In this time the nodes answer all requests that were sent before the cut."""
 OLDEST: Final = 60
 
 
@@ -33,8 +33,8 @@ OLDEST: Final = 60
 
 @fault(weight=0, lasts_s=1)
 async def ahead(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """All nodes sweep while their clocks are a little ahead; nobody reads by such a clock."""
-    with _nobody_asks(cluster, cluster.machines):
+    """All nodes sweep while their clocks are a little ahead; no request is served with such a clock."""
+    with _without_requests(cluster, cluster.machines):
         await asyncio.sleep(ANSWERED_S)
         _slew(cluster, OFF_MS)
         sweeping = []
@@ -48,8 +48,8 @@ async def ahead(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGen
 
 
 @contextmanager
-def _nobody_asks(cluster: StagedCluster, machines: Sequence[Machine]) -> Iterator[None]:
-    """Hold up what clients and other nodes send to some nodes."""
+def _without_requests(cluster: StagedCluster, machines: Sequence[Machine]) -> Iterator[None]:
+    """Cut off the requests of clients and other nodes to these nodes."""
     others = [machine.name for machine in cluster.machines if machine not in machines]
     ways = [(asks, machine.name) for asks in (*cluster.clients, *others) for machine in machines]
     for source, target in ways:
@@ -62,7 +62,7 @@ def _nobody_asks(cluster: StagedCluster, machines: Sequence[Machine]) -> Iterato
 
 
 def _slew(cluster: StagedCluster, by_ms: float) -> None:
-    """Set all clocks by so much, in steps that a node takes for slewing."""
+    """Step all clocks in total by ``by_ms``, in steps that a node treats as slewing."""
     steps = round(abs(by_ms) / SLEW_MS)
     for _ in range(steps):
         for machine in cluster.machines:
@@ -77,7 +77,7 @@ def _slew(cluster: StagedCluster, by_ms: float) -> None:
 async def shortly(
     stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    """Publish messages that live shortly."""
+    """Publish messages with a short life."""
     async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
@@ -86,7 +86,7 @@ async def shortly(
 
 
 async def oldest(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
-    """Read what is about to expire, again and again."""
+    """Read the messages that are about to expire, again and again."""
     async with ClientProcess(stage, name) as process:
         while True:
             moment_ms = stage.clock.now_ms() - stage.scale.ttl_s * 1000
@@ -98,4 +98,4 @@ async def oldest(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     "shortly": lambda: LogWorkload(publishing=(shortly,), reading=(oldest,)),
 }
-"""Workloads that are made for one guard."""
+"""Workloads of directed schedules, each for one guard."""

@@ -1,6 +1,6 @@
-"""What only schedules have, for guards of writes: of their way between nodes, and of what undoes them.
+"""Rare faults and workloads for guards of writes: forwarding between nodes, and rollbacks.
 
-As ``rare``, which knows these kinds and workloads; nothing here happens in a random plan.
+``rare`` registers them; no random plan uses them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from chaos.workloads.log import LogWorkload
 from tests.kit.seeds.kinds import Detail, Nothing, fault, some
 from tests.kit.seeds.stage import StagedCluster
 
-UNDER_WAY_S: Final = (0.2, 0.6)
-"""So long connections deliver nothing before whoever uses them is told, so that something is under way."""
+IN_FLIGHT_S: Final = (0.2, 0.6)
+"""How long connections deliver no data before they break, so that requests are in flight."""
 RECORD_S: Final = 1.0
 TIMELY_S: Final = 2.0
 
@@ -37,7 +37,7 @@ TIMELY_S: Final = 2.0
 async def unheard(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """What other nodes send a leader is held up; it answers clients, and itself reaches everybody."""
+    """Requests of other nodes to a leader are delayed; it answers clients, and its own requests arrive."""
     leader = _leader(cluster, chance)
     others = [machine.name for machine in cluster.machines if machine is not leader]
     for other in others:
@@ -51,13 +51,13 @@ async def unheard(
 async def stranded(
     cluster: StagedCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
-    """What nodes send a leader is held up, and their connections break: what they send again is faster."""
+    """Requests of nodes to a leader are delayed, and the connections break: the repeated requests arrive first."""
     leader = _leader(cluster, chance)
     others = [machine.name for machine in cluster.machines if machine is not leader]
     ends = [end for other in others for end in cluster.network.strand(other, leader.name)]
     if not ends:
         raise Nothing
-    await asyncio.sleep(chance.uniform(*UNDER_WAY_S))
+    await asyncio.sleep(chance.uniform(*IN_FLIGHT_S))
     cluster.network.break_off(ends)
     yield {"node": leader.name, "connections": len(ends)}
     cluster.network.land(ends)
@@ -67,14 +67,14 @@ async def stranded(
 async def records_slow(
     cluster: StagedCluster, _: random.Random, __: float
 ) -> AsyncGenerator[Detail]:
-    """A change of a record takes long; logs are as fast as ever."""
+    """Changes of records are slow; logs are as fast as usual."""
     cluster.table.slow_s[Space.RECORDS] += RECORD_S
     yield {"by_s": RECORD_S}
     cluster.table.slow_s[Space.RECORDS] -= RECORD_S
 
 
 def _leader(cluster: StagedCluster, chance: random.Random) -> Machine:
-    """Choose a machine whose node leads something. Raises Nothing."""
+    """Choose a machine whose node leads a topic. Raises Nothing."""
     return some([machine for machine in cluster.up if machine.topics_led], chance)
 
 
@@ -82,11 +82,11 @@ def _leader(cluster: StagedCluster, chance: random.Random) -> Machine:
 
 
 async def timely(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
-    """Publish through one node, with little time for each request, and say until when it may be done."""
+    """Publish through one node with short deadlines, and record the latest time at which each publish may be done."""
     node = stage.chance.choice(list(stage.nodes))
     async with ClientProcess(stage, name, node=node, deadline_s=TIMELY_S) as process:
         while not stop.is_set():
-            # The last attempt may begin when time is nearly up, and gives the node as much again.
+            # The last attempt may begin just before the deadline, and gives the node the same time again.
             until_ms = stage.clock.now_ms() + round(2 * TIMELY_S * 1000)
             with suppress(BrokerError):
                 await process.publish(target, process.labels(), until_ms=until_ms)
@@ -96,7 +96,7 @@ async def timely(stage: WorkloadStage, name: str, target: TopicTarget, stop: asy
 async def undoing(
     stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    """Publish under a write pointer through one node, and roll that back through another."""
+    """Publish with a write pointer through one node, and roll it back through another."""
     async with AsyncExitStack() as stack:
         ways = [
             await stack.enter_async_context(ClientProcess(stage, f"{name}-{number}", node=node))
@@ -126,20 +126,20 @@ async def _roll_back(process: ClientProcess, target: TopicTarget, published: Pub
 
 
 class UndoingWorkload(LogWorkload):
-    """Everything that is published is rolled back, and nobody looks before the end.
+    """All published messages are rolled back, and no process reads before the end.
 
-    Whoever polls or publishes through a leader lets it find out that it leads no more.
+    A poll or another publish would let a former leader find out that it leads no more.
     """
 
     name = "undoing"
 
     def __init__(self) -> None:
-        """Have nobody but those who roll back."""
+        """Run only the processes that publish and roll back."""
         super().__init__(publishing=(undoing,), reading=())
 
     @override
     async def finish(self, stage: WorkloadStage) -> None:
-        """Read everything through every node, and look at what is rolled back."""
+        """Read all topics through every node, and read which messages are rolled back."""
         await super().finish(stage)
         for target in self.targets:
             await overview(stage, target)
@@ -149,4 +149,4 @@ WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     "timely": lambda: LogWorkload(publishing=(timely,)),
     "undoing": UndoingWorkload,
 }
-"""Workloads that are made for one guard."""
+"""Workloads of directed schedules, each for one guard."""

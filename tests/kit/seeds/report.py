@@ -1,4 +1,4 @@
-"""What a run came to, in words: totals of many seeds, and of a failing one the events around it."""
+"""Report runs as text: the totals of many seeds, and the events around the violation of a failing seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos.history import Event
 from tests.kit.seeds.run import Outcome
 
 AROUND_S: Final = 8.0
-"""How much is shown before the moment at which a violation shows."""
+"""The report shows this time before a violation."""
 ROWS_MAX: Final = 60
 VALUE_MAX: Final = 160
 SHOWN_MAX: Final = 5
@@ -31,7 +31,7 @@ ADD_UP: Final = (
 
 
 class Told(NamedTuple):
-    """A finished run as it travels between processes: small, and in words."""
+    """The summary of a finished run, small enough to send between processes."""
 
     seed: int
     line: str
@@ -43,7 +43,7 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """What happened in all runs together."""
+    """The counts of all runs together."""
 
     runs: int = 0
     bad: int = 0
@@ -52,17 +52,17 @@ class Totals:
     unknown: int = 0
     epochs: int = 0
     leaders: int = 0
-    """How often a topic's leader changed."""
+    """The number of changes of a topic's leader."""
     available: int = 0
-    """Runs in which it was judged for how long topics acknowledge nothing."""
+    """The number of runs in which the checkers judged availability."""
     silent_ms: int = 0
-    """The longest that one did, while nothing was broken."""
+    """The longest time without an acknowledged publish and without a fault."""
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Totals) -> None:
-        """Count another's runs."""
+        """Add the runs of other totals."""
         for name in ADD_UP:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.silent_ms = max(self.silent_ms, other.silent_ms)
@@ -70,7 +70,7 @@ class Totals:
         self.happened += other.happened
 
     def lines(self) -> Iterator[str]:
-        """Yield the totals, for people."""
+        """Yield the totals as lines of text."""
         yield (
             f"{self.runs} seeds, {self.bad} bad, {self.empty} empty: {self.acknowledged} messages "
             f"acknowledged, {self.unknown} unknown outcomes, {self.epochs} epochs, "
@@ -81,7 +81,7 @@ class Totals:
         yield f"  storage and network: {_counts(self.happened)}"
         yield (
             f"  availability: judged in {self.available} of {self.runs}, "
-            f"longest silence while nothing was broken {self.silent_ms / 1000:g} s"
+            f"longest silence without a fault {self.silent_ms / 1000:g} s"
         )
 
 
@@ -90,7 +90,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 def told(outcome: Outcome, command: str) -> Told:
-    """Return a run in words; ``command`` runs it again."""
+    """Return the summary of a run; ``command`` repeats the run."""
     names = tuple(sorted(outcome.verdict.names))
     is_bad = not outcome.verdict.is_valid
     state = ", ".join(names) if names else "nothing to judge" if is_bad else "ok"
@@ -120,7 +120,7 @@ def told(outcome: Outcome, command: str) -> Told:
 
 
 def failure(outcome: Outcome, command: str) -> Iterator[str]:
-    """Yield what is wrong, what happened around it, and how to see it again."""
+    """Yield the violations of a run, the events around the first, and the command that repeats the run."""
     violations = outcome.verdict.violations
     for violation in violations[:SHOWN_MAX]:
         yield f"{violation.name}: {violation.detail}"
@@ -134,7 +134,7 @@ def failure(outcome: Outcome, command: str) -> Iterator[str]:
 
 
 def around(outcome: Outcome, violation: Violation) -> Iterator[str]:
-    """Yield requests, epochs and faults around the moment at which a violation shows, in order."""
+    """Yield the requests, epochs and faults before a violation, in order."""
     events = outcome.events
     place = violation.place if 0 <= violation.place < len(events) else len(events) - 1
     until_s = events[place].time_ns / 1e9 + 0.5

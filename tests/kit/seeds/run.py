@@ -1,11 +1,11 @@
-"""One run: a plan carried out, everything healed, the history judged.
+"""One run: execute a plan, end all faults, and judge the history.
 
 ::
 
     start ─▶ prepare ─▶ workload runs, faults come and go ─▶ heal ─▶ quiet ─▶ final reads ─▶ checkers
 
-What a run must also show is that it was worth anything: enough was acknowledged, leaders changed, faults
-happened, and in the end everything that was owed arrived within ``QUIET_S``.
+A run must also show that it tested enough: enough messages were acknowledged, leaders changed, faults happened, and
+after the last fault all late writes took effect within ``QUIET_S``.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from tests.kit.seeds.rare import WORKLOADS
 from tests.kit.seeds.stage import StagedCluster
 
 END_S: Final = 120.0
-"""How long the workload's processes may take to end what they are doing, beside their pauses."""
+"""The time in which the workload's processes end their calls in flight, in addition to their pauses."""
 GOES_ON_S: Final = 5.0
 WAIT_S_MAX: Final = 50.0
 QUIET_S: Final = 60.0
-"""Within this after healing nothing is late any more, and every node serves."""
+"""Within this time after the last fault no write is late any more, and every node serves."""
 SHORT_LIVED: Final = ("topics",)
-"""Workloads whose messages expire. Where clocks are wrong by more than nodes may differ, they do so early or
-late, and nothing prevents it; so there clocks are wrong by less."""
+"""Workloads whose messages expire. With clocks that differ by more than is allowed, messages expire early or late,
+and no guard prevents it. So these workloads have smaller clock errors."""
 PROMISES: Final = Promises(early_ms=6_000, late_ms=6_000, stored_late_ms=6_000)
-"""Three times what the clocks of two nodes may differ by."""
+"""Three times the allowed difference between two nodes' clocks."""
 HEALING_MS: Final = 10_000
-"""For so long after a fault nothing is promised of a topic's availability."""
+"""For this time after a fault, availability is not promised."""
 SMALL_PAGES: Final = PageBounds(bytes_max=2_048, cells_max=6, packed_from=2)
-"""So small that most leaders roll."""
+"""So small that most leaders roll a page."""
 CALM_S: Final = 20.0
-"""For so long the workload goes on when everything is healed, where availability is judged."""
+"""The time for which the workload goes on after the last fault, if availability is judged."""
 ACKNOWLEDGED_MIN: Final = 300
 LEADERS_MIN: Final = 5
 FAULTS_MIN: Final = 3
@@ -63,16 +63,16 @@ FAULTS_MIN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        acknowledged: messages, not requests.
-        unknown: requests of which nobody knows whether they were carried out.
-        epochs: how often a topic was claimed.
-        leaders: how often another process claimed it than the one before: its leader changed.
-        faults: those that happened, by kind.
-        happened: what the network and storage did, by name.
-        seconds: of virtual time.
+        acknowledged: the number of messages, not requests.
+        unknown: the number of requests with an unknown outcome.
+        epochs: the number of claims of topics.
+        leaders: the number of claims by another process than the one before: the leader changed.
+        faults: the number of faults by kind.
+        happened: the events of network and storage, by name.
+        seconds: the duration in virtual time.
     """
 
     plan: Plan
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough happened in its minutes for the seed to count."""
+        """True if the run tested enough for its duration."""
         share = min(self.plan.minutes / 3.0, 1.0)
         return (
             self.acknowledged >= ACKNOWLEDGED_MIN * share
@@ -99,7 +99,7 @@ class Outcome:
 
     @property
     def is_availability_judged(self) -> bool:
-        """Whether a topic that was silent for too long would have been found."""
+        """True if the checkers judged availability."""
         return UNAVAILABLE not in self.verdict.unjudged
 
     @property
@@ -112,7 +112,7 @@ class Outcome:
 
 
 def simulate(plan: Plan) -> Outcome:
-    """Carry a plan out, without what its mutant takes away."""
+    """Execute a plan, on the product without the plan's mutant guard."""
 
     async def main(loop: SimLoop, trace: Trace) -> Outcome:
         return await _Run(loop, trace, plan).run()
@@ -122,7 +122,7 @@ def simulate(plan: Plan) -> Outcome:
 
 
 class _Run:
-    """A run under way."""
+    """The state of a run."""
 
     def __init__(self, loop: SimLoop, trace: Trace, plan: Plan) -> None:
         self.plan = plan
@@ -141,7 +141,7 @@ class _Run:
         self.late: list[Violation] = []
 
     async def run(self) -> Outcome:
-        """Do everything."""
+        """Execute the plan, and return the outcome."""
         cluster, plan = self.cluster, self.plan
         if plan.clock_off_ms_max is not None:
             cluster.clock_off_ms_max = plan.clock_off_ms_max
@@ -171,13 +171,13 @@ class _Run:
         stop.set()
         # A process may have begun its longest pause just before.
         longest_s = PAUSE_MEANS_MAX * PAUSES * plan.pause_s
-        await self._within(working, END_S + longest_s, "processes of the workload still work")
+        await self._within(working, END_S + longest_s, "the workload has not ended")
         await self._quiet()
         await self.workload.finish(cluster)
         return self._outcome()
 
     async def _until_enough(self, began_s: float) -> None:
-        """Go on while too little has happened, for as long again at most."""
+        """Go on while the run has tested too little, for at most its planned duration again."""
         until_s = self.loop.time() + self.plan.minutes * 60
         share = min(self.plan.minutes / 3.0, 1.0)
         number = len(self.plan.faults)
@@ -206,29 +206,31 @@ class _Run:
         except Nothing:
             ending.ok({"happened": False})
         except asyncio.CancelledError:
-            # Some take a while to begin, and some to end.
+            # Some faults take a while to begin or to end.
             ending.ok({"happened": "detail" in asked, "cut": "the run's end"})
         else:
             self.trace.add(f"mended: {fault.kind}", **detail)
             ending.ok({"happened": True})
 
-    async def _within(self, task: asyncio.Future[None], seconds: float, what: str) -> None:
+    async def _within(self, task: asyncio.Future[None], seconds: float, problem: str) -> None:
         done, _ = await asyncio.wait((task,), timeout=seconds)
         if done:
             task.result()
             return
-        self.late.append(Violation("late", f"{what} {seconds:g} s after everything was healed"))
+        self.late.append(Violation("late", f"{problem} {seconds:g} s after the last fault ended"))
         task.cancel()
         await asyncio.wait((task,))
 
     async def _quiet(self) -> None:
-        """Wait until storage has nothing under way and every node serves."""
+        """Wait until storage has no late writes and every node serves."""
         deadline_s = self.loop.time() + QUIET_S
         cluster = self.cluster
         while cluster.table.still_to_come or len(cluster.up) < len(cluster.machines):
             if self.loop.time() > deadline_s:
                 down = [machine.name for machine in cluster.machines if not machine.is_up]
-                self.late.append(Violation("late", f"not up {QUIET_S:g} s after healing: {down}"))
+                self.late.append(
+                    Violation("late", f"not up {QUIET_S:g} s after the last fault ended: {down}")
+                )
                 return
             await asyncio.sleep(0.1)
 
@@ -271,7 +273,7 @@ class _Run:
 
 
 def _unexpected(lines: Iterable[TraceLine]) -> list[Violation]:
-    """Return the errors that nobody foresaw: whatever they did, they are defects."""
+    """Return the unexpected errors; each is a defect."""
     return [
         Violation(
             "unexpected_error",
@@ -283,7 +285,7 @@ def _unexpected(lines: Iterable[TraceLine]) -> list[Violation]:
 
 
 def leader_changes(lines: Iterable[TraceLine]) -> int:
-    """Count the claims of topics by another process than the one that had claimed them before."""
+    """Count the claims of topics by another process than the one before."""
     led: dict[str, str] = {}
     changes = 0
     for line in lines:

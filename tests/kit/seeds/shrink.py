@@ -1,8 +1,8 @@
-"""Looking for a shorter schedule that still fails.
+"""Find a shorter plan that still fails.
 
-Faults are taken away in ever smaller parts, as in delta debugging, as long as what is left shows one of the
-names that the whole showed; then the end of the run is cut off. Taking a fault away moves everything that
-follows, so this finds a schedule that fails, not the smallest one.
+This module first cuts the end of the run off. Then it removes faults in ever smaller parts, as in delta debugging,
+while the rest still shows a violation of the same name. Then it cuts the end off again. Removing a fault shifts all
+later events, so the result is a plan that fails, not always the smallest one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Fails = Callable[[Plan], bool]
 
 
 def shrunk(plan: Plan, fails: Fails, *, runs_max: int = 60) -> Plan:
-    """Return the shortest plan found that still fails; ``fails`` runs one."""
+    """Return the shortest plan found that still fails; ``fails`` runs a plan."""
     left = runs_max
 
     def tried(candidate: Plan) -> bool:
@@ -48,7 +48,7 @@ def _until(faults: Sequence[Fault], until_s: float) -> tuple[Fault, ...]:
 
 
 def _fewer(plan: Plan, fails: Fails) -> Plan:
-    """Take faults away: halves, quarters, ... single ones."""
+    """Remove faults: halves, quarters, ... single faults."""
     size = len(plan.faults) // 2
     while size >= 1:
         for kept in _without_parts(plan.faults, size):

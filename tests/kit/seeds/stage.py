@@ -1,4 +1,4 @@
-"""The simulated cluster as a stage: where workloads run, and what their faults see."""
+"""The simulated cluster as a stage: workloads run on it, and faults act on it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class StagedCluster(SimCluster):
     """A simulated cluster on which workloads run (see chaos/workloads/workload.py).
 
     Attributes:
-        scale: how much happens.
-        chance: all draws of the workload.
-        history: what clients and the nemesis tell.
-        wrong: what a fault saw that must never be, and that no client can be told.
+        scale: the size and pace of the workload.
+        chance: the source of the workload's random choices.
+        history: the calls of clients and the nemesis.
+        wrong: violations that faults found and that no client can see.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StagedCluster(SimCluster):
         settings: Mapping[str, Any] | None = None,
         bounds: PageBounds = PAGES,
     ) -> None:
-        """Have ``nodes`` machines, of which none runs yet; all draws come from ``seed``."""
+        """Make ``nodes`` machines, not started yet; ``seed`` decides all random choices."""
         super().__init__(
             nodes=nodes,
             seed=seed,

@@ -1,4 +1,4 @@
-"""Servers that only tests and benchmarks need: oracles, peers, and other clients.
+"""Servers for tests and benchmarks only: oracles, peers, and other clients.
 
 ``python -m tests.kit.servers fetch`` downloads these and those of ``broker.local.servers``, once.
 

@@ -29,7 +29,7 @@ class JavaError(Exception):
 
     Attributes:
         java_class: The full name of the exception's class.
-        simple_name: The same without its package, such as ``TopicNotFoundException``.
+        simple_name: The class name without its package, such as ``TopicNotFoundException``.
     """
 
     def __init__(self, java_class: str, message: str) -> None:

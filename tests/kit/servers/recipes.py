@@ -1,4 +1,4 @@
-"""The recipes of servers that only tests and benchmarks need. ``ALL`` has those of clusters, too."""
+"""The recipes of servers for tests and benchmarks only. ``ALL`` has the recipes of clusters, too."""
 
 from __future__ import annotations
 

@@ -32,6 +32,6 @@ async def test_a_wait_that_takes_too_long_tells_what_is_under_way() -> None:
     assert "'fail': 1" in told
     assert "last errors ['refused']" in told
     assert re.search(
-        r"under way \[\"single-0-t: publish \{'payloads': \['a'\]\} for [\d.]+ s\"\]", told
+        r"in flight \[\"single-0-t: publish \{'payloads': \['a'\]\} for [\d.]+ s\"\]", told
     )
     assert told.endswith("all nodes are well")

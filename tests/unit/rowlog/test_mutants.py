@@ -41,7 +41,7 @@ def runs() -> None:
 
 def a_stolen_lock_of_one_cell() -> None:
     opened = Opened(MemoryRowsOfOneCell({b"t": {}}), b"t")
-    test = RowLocksContract().test_a_put_is_refused_whose_lock_was_stolen_before_it_was_sent
+    test = RowLocksContract().test_a_put_is_refused_if_its_lock_was_taken_over_before_it_was_sent
     asyncio.run(test(opened, b"r"))
 
 

@@ -74,7 +74,7 @@ def test_totals_count_what_is_bad_and_what_is_empty() -> None:
     assert faults == "  faults: kill 8, moves 4, pause 4"
     assert happened.endswith("lies 4")
     assert availability == (
-        "  availability: judged in 3 of 4, longest silence while nothing was broken 7.5 s"
+        "  availability: judged in 3 of 4, longest silence without a fault 7.5 s"
     )
 
 
