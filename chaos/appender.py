@@ -26,11 +26,12 @@ from pathlib import Path
 from broker.clock import SystemClock
 from broker.errors import Fenced, StorageFull
 from broker.model import RowId, TopicId, row_id, timestamp_of
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.log import Logs
+from broker.storage.ownpage import PageBounds
 from broker.testing import mutants
 from chaos.bare import append, rows_of
 

@@ -27,8 +27,7 @@ from broker.storage.columns import (
 )
 from broker.storage.head import Head, PageState
 from broker.storage.keys import page_key
-from broker.storage.ownchain import OwnChain, again
-from broker.storage.ownpage import PageBounds
+from broker.storage.ownchain import OwnChain
 from broker.storage.root import Root
 
 CELLS_AT_ONCE: Final = 64
@@ -151,7 +150,7 @@ class LogHold(OwnChain):
             )
             if await self._resolver.swap(self._space, row, before, heads.encode(new), puts):
                 return
-            await again(pauses)
+            await pauses.again()
 
     async def _rolled_cells(self, page: RowId, part: _Slice) -> dict[bytes, bytes]:
         """Return the x cells for one slice of a rollback, joined with the x cells that the page has now."""
@@ -247,7 +246,7 @@ class LogHold(OwnChain):
         self._must_go_on()
         if not self.root.floor < floor <= self.page:
             return
-        await self._flush_marks()
+        await self.marks.flush()
         await self._raise_root(floor=floor)
 
     async def note_gone(self, gone: RowId) -> None:
@@ -362,18 +361,15 @@ class LogHold(OwnChain):
         """
         try:
             if not self.done:
-                await self._flush_marks()
+                await self.marks.flush()
             async with self._exclusive_turn():
                 if self.done:
                     return False
                 marked = self.marks.marked_with(self.pointer, ())
                 await self._change_own_head({}, owner="", marked=marked)
         finally:
-            self._end()
+            self.end()
         return True
-
-    async def _flush_marks(self) -> None:
-        await self.marks.flush()
 
 
 def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[bytes]:
@@ -387,6 +383,3 @@ def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[
         if last_of(column) >= last:
             break
     return found
-
-
-__all__ = ["LogHold", "Looked", "PageBounds", "rolled_targets"]

@@ -19,17 +19,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.clock import Clock
-from broker.errors import Fenced, Unavailable
+from broker.errors import Fenced
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_after, row_before
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Mark
 from broker.storage.head import Head, PageState
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.last_page import Tail, TailReading, next_head
 from broker.storage.log_reader import LogReader
-from broker.storage.resolve import Pauses, Resolver, random_nonce
+from broker.storage.ownpage import PageBounds
+from broker.storage.resolve import Resolver, random_nonce
 from broker.storage.root import Root, RootState
 from broker.storage.table import Table
 
@@ -81,9 +82,10 @@ class Logs:
 
     async def root(self, log: LogId) -> Root | None:
         """Return a log's root as stored now. Raises Unavailable."""
-        return (await self._root(log))[0]
+        return (await self.stored_root(log))[0]
 
-    async def _root(self, log: LogId) -> tuple[Root | None, bytes | None]:
+    async def stored_root(self, log: LogId) -> tuple[Root | None, bytes | None]:
+        """Return a log's root, decoded and as it is stored. Raises Unavailable."""
         cell = await self.resolver.head(space_of(log), root_key(log))
         return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
 
@@ -104,7 +106,7 @@ class Logs:
             if tail is not None:
                 before = tail.before[1] if tail.before is not None else None
                 return LogEnds(root, tail.head or before)
-            await _again(pauses)
+            await pauses.again()
 
     async def find_tail(self, log: LogId, root: Root | None) -> Tail | None:
         """Follow ``next`` from the root's page to the last page; None: the root was a stale read."""
@@ -130,13 +132,13 @@ class Logs:
         """
         pauses = self.resolver.pauses()
         while True:
-            root, value = await self._root(LogId(topic, 0))
+            root, value = await self.stored_root(LogId(topic, 0))
             if root is None or root.state is RootState.DELETED:
                 return TailReading(root, value, None)
             tail = await self.find_tail(LogId(topic, root.generation), root)
             if tail is not None:
                 return TailReading(root, value, tail)
-            await _again(pauses)
+            await pauses.again()
 
     async def page_at(self, log: LogId, row: RowId, root: Root) -> tuple[RowId, Head] | None:
         """Return the page at or before an id, not below the floor. Raises Unavailable."""
@@ -191,8 +193,9 @@ class Logs:
             else:
                 assert value is not None
                 assert tail is not None
-                if tail.is_closed:
-                    if await self._finish_deletion(log, root, value, tail):
+                if tail.head is not None and tail.is_closed:
+                    # A deletion stopped after it closed the tail.
+                    if await self._end_root(log, root, value, tail.head):
                         raise Deleted
                 else:
                     try:
@@ -203,12 +206,7 @@ class Logs:
                         if tries == CLAIM_TRIES_MAX:
                             raise
             if seen is None:
-                await _again(pauses)
-
-    async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
-        """Finish a deletion that stopped after it closed the tail; False if the root changed meanwhile."""
-        assert tail.head is not None
-        return await self._end_root(log, root, value, tail.head)
+                await pauses.again()
 
     async def take(
         self,
@@ -316,7 +314,7 @@ class Logs:
         """
         pauses = self.resolver.pauses()
         while True:
-            root, value = await self._root(log)
+            root, value = await self.stored_root(log)
             if root is None or root.generation < log.generation:
                 await self._make_root(log, root, value)
             elif root.generation > log.generation:
@@ -327,7 +325,7 @@ class Logs:
                 closed = await self.close_tail(log, root, owner)
                 if closed is not None and value is not None:
                     await self._end_root(log, root, value, closed)
-            await _again(pauses)
+            await pauses.again()
 
     async def close_tail(
         self, log: LogId, root: Root | None, owner: str, epoch: int | None = None
@@ -362,8 +360,3 @@ class Logs:
     async def close(self) -> None:
         """Close the table."""
         await self.table.close()
-
-
-async def _again(pauses: Pauses) -> None:
-    if not await pauses.next():
-        raise Unavailable("Storage gave an outdated answer. Try again.")

@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, RowId, row_after, row_before
 from broker.slices import Slice
 from broker.storage import head as heads
@@ -131,13 +130,13 @@ class LogReader:
 
         ``forwards``: an earlier page is enough, because ``next`` leads from it to the pages behind.
         """
-        self.root = await self._read_root()
-        if self.root is None:
+        self.root = root = await self._read_root()
+        if root is None:
             self.ended = True
             return False
-        wanted = max(row_after(self.after), self.root.floor)
-        if forwards and wanted >= self.root.page:
-            self._page, self._head = self.root.page, None
+        wanted = max(row_after(self.after), root.floor)
+        if forwards and wanted >= root.page:
+            self._page, self._head = root.page, None
             return True
         known = self._resolver.sealed.find(self._log, wanted)
         if known is not None:
@@ -146,7 +145,7 @@ class LogReader:
         found = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 self._space,
-                page_key(self._log, self._floor(self.root)),
+                page_key(self._log, root.floor),
                 page_key(self._log, wanted),
                 limit=1,
                 reverse=True,
@@ -156,7 +155,7 @@ class LogReader:
             self._page, self._head = page_of(found[0][0]), heads.decode(found[0][1].value)
             self._resolver.sealed.learn(self._log, self._page, self._head)
         else:
-            self._page, self._head = self._floor(self.root), None
+            self._page, self._head = root.floor, None
         return True
 
     async def _read_root(self) -> Root | None:
@@ -165,11 +164,6 @@ class LogReader:
         if root is None or root.generation != self._log.generation:
             return None
         return None if root.state is RootState.DELETED else root
-
-    @staticmethod
-    def _floor(root: Root | None) -> RowId:
-        assert root is not None
-        return root.floor
 
     async def _head_of(self, page: RowId) -> Head | None:
         cell = await self._resolver.head(self._space, page_key(self._log, page))
@@ -200,7 +194,7 @@ class LogReader:
             self._head = None
             await self._pause()
             return found
-        following = await self._following(page, head) if self.after < self._through else None
+        following = await self._following(head)
         if following is None:
             self.ended = True
             self.is_closed = head.state is PageState.CLOSED
@@ -208,16 +202,14 @@ class LogReader:
             self._page, self._head = following, None
         return found
 
-    async def _following(self, page: RowId, head: Head) -> RowId | None:
-        """Return the key of the next page; None: the log ends with this one."""
-        del page
-        return head.next if head.is_sealed else None
+    async def _following(self, head: Head) -> RowId | None:
+        """Return the key of the next page; None: the log, or what is to be read, ends with this one."""
+        return head.next if head.is_sealed and self.after < self._through else None
 
     async def _pause(self) -> None:
         if self._pauses is None:
             self._pauses = self._resolver.pauses()
-        if not await self._pauses.next():
-            raise Unavailable("Storage gave an outdated answer. Try again.")
+        await self._pauses.again()
 
     async def _look_at_root(self, page: RowId) -> None:
         """Go on from the floor if it is above ``page``, which does not exist; else this is the end."""
@@ -416,8 +408,8 @@ class LogReader:
                 found.append(entry.within(before, ROW_ID_MAX))
                 after = max(after, entry.last)
                 await piece.go_on()
-            if not cells.more and after < end and not await pauses.next():
-                raise Unavailable("Storage gave an outdated answer. Try again.")
+            if not cells.more and after < end:
+                await pauses.again()
         return found
 
 

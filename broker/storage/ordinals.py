@@ -103,8 +103,7 @@ class Numbering:
         """
         pauses = self._logs.resolver.pauses()
         while not await self._is_read():
-            if not await pauses.next():
-                raise Unavailable("Storage gave an outdated answer. Try again.")
+            await pauses.again()
 
     async def _is_read(self) -> bool:
         """Read once; False: a read was stale."""

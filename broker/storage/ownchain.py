@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from broker.errors import Unavailable
 from broker.model import RowId
 from broker.storage import head as heads
 from broker.storage.columns import column_from, last_of
@@ -47,7 +46,7 @@ class OwnChain(OwnPage):
             found = await self._walk(low, last)
             if found is not None:
                 return found
-            await again(pauses)
+            await pauses.again()
 
     async def _walk(self, low: RowId, last: RowId) -> Pages | None:
         """Walk from the page at or before ``low``; None: a read was stale, so the chain has a gap."""
@@ -68,16 +67,16 @@ class OwnChain(OwnPage):
                 break
             for page, head in rows:
                 if page != wanted:
-                    return _cut_short(out)
+                    return None
                 if page == self.page:
                     return [*out, (page, self.head)]
                 if not head.is_sealed:
-                    return _cut_short(out)
+                    return None
                 out.append((page, head))
                 if head.pointer >= last:
                     return out
                 wanted = head.next
-        return _cut_short(out)
+        return None
 
     async def _heads(self, first: RowId, last: RowId) -> Pages:
         rows = await self._resolver.read(
@@ -106,7 +105,7 @@ class OwnChain(OwnPage):
                 if head.is_open:
                     self._fenced()
                 return cell.value, head
-            await again(pauses)
+            await pauses.again()
 
     # Cells.
 
@@ -125,7 +124,7 @@ class OwnChain(OwnPage):
                 return columns
             if start > column_from(through):
                 return columns
-            await again(pauses)
+            await pauses.again()
 
     async def _values(self, row: bytes, columns: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of cells that are known to be there. Raises Unavailable."""
@@ -136,16 +135,5 @@ class OwnChain(OwnPage):
             )
             if len(found) == len(columns):
                 return {column: cell.value for column, cell in found.items()}
-            await again(pauses)
+            await pauses.again()
         return {}
-
-
-def _cut_short(_: Pages) -> Pages | None:
-    """Discard the pages of a walk that did not reach its end."""
-    return None
-
-
-async def again(pauses: Pauses) -> None:
-    """Wait before a stale read is repeated. Raises Unavailable past the deadline."""
-    if not await pauses.next():
-        raise Unavailable("Storage gave an outdated answer. Try again.")

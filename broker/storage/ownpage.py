@@ -212,7 +212,7 @@ class OwnPage:
         if verdict is ChangeVerdict.APPLIED:
             self.head = new
             return
-        self._end()
+        self.end()
         if verdict is ChangeVerdict.NEVER:
             self._fenced()
         if verdict is ChangeVerdict.UNKNOWN:
@@ -254,7 +254,7 @@ class OwnPage:
             await self._roll()
         except BrokerError:
             # The page is sealed and all appends are confirmed: the next claim goes on from here.
-            self._end()
+            self.end()
         finally:
             self._rolling = None
             self._turn.release()
@@ -274,7 +274,7 @@ class OwnPage:
                 self._fenced()
             await self._change_root(lambda root: roots.linked(root, page, head.epoch))
         except BaseException:
-            self._end()
+            self.end()
             raise
         former, was = self.page, self.head
         self.page = page
@@ -332,7 +332,7 @@ class OwnPage:
             if self._is_mine(seen, PageState.OPEN) and seen.token >= confirmed:
                 return not self.done
             if seen.epoch > self.epoch or seen.state is PageState.CLOSED:
-                self._end()
+                self.end()
             return False
         return False
 
@@ -359,14 +359,11 @@ class OwnPage:
         except (RequestError, Unavailable):
             raise
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def end(self) -> None:
         """Give the hold up: every further change is refused."""
-        self._end()
-
-    def _end(self) -> None:
         self.done = True
         self.marks.close()
         if self._packing is not None:
@@ -377,7 +374,7 @@ class OwnPage:
             raise Fenced(f"This node no longer leads topic '{self.log.topic}'.")
 
     def _fenced(self) -> NoReturn:
-        self._end()
+        self.end()
         raise Fenced(f"Another node leads topic '{self.log.topic}'.")
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.errors import Unavailable
 from broker.model import POINTER_MAX, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -76,7 +75,7 @@ class PayloadLogs:
         log = _log_of(topic, number)
         pauses = self._resolver.pauses()
         while True:
-            root, value = await self._root(log)
+            root, value = await self._logs.stored_root(log)
             if root is not None and root.state is not RootState.OPEN:
                 raise LogClosed(root)
             tail = await self._logs.find_tail(log, root)
@@ -85,12 +84,7 @@ class PayloadLogs:
                     closed = root or Root(log.generation, RootState.OPEN)
                     raise LogClosed(closed._replace(state=RootState.SEALED))
                 return await self._logs.take(log, root, value, tail, self._owner, topic.epoch)
-            if not await pauses.next():
-                raise Unavailable("Storage gave an outdated answer. Try again.")
-
-    async def _root(self, log: LogId) -> tuple[Root | None, bytes | None]:
-        cell = await self._resolver.head(space_of(log), root_key(log))
-        return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
+            await pauses.again()
 
     async def seal(self, topic: LogHold, number: int) -> Sealed:
         """Close a payload log, even an empty one, and mark its root as sealed.
@@ -102,7 +96,7 @@ class PayloadLogs:
         log = _log_of(topic, number)
         pauses = self._resolver.pauses()
         while True:
-            root, value = await self._root(log)
+            root, value = await self._logs.stored_root(log)
             if root is not None and root.state is not RootState.OPEN:
                 tail = await self._logs.find_tail(log, root)
                 return Sealed(root, None if tail is None else tail.head, was_open=False)
@@ -116,8 +110,7 @@ class PayloadLogs:
                 )
                 if await self._change_root(log, value, new):
                     return Sealed(new, closed, was_open=True)
-            if not await pauses.next():
-                raise Unavailable("Storage gave an outdated answer. Try again.")
+            await pauses.again()
 
     async def _change_root(self, log: LogId, value: bytes | None, new: Root) -> bool:
         return await self._resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
@@ -143,7 +136,7 @@ class PayloadLogs:
         )
 
     async def _replace_root(self, log: LogId, states: set[RootState], **fields: object) -> None:
-        root, value = await self._root(log)
+        root, value = await self._logs.stored_root(log)
         if root is None or root.state not in states:
             return
         new = root._replace(token=self._resolver.tokens().fresh(), **fields)  # type: ignore[arg-type]
@@ -153,7 +146,7 @@ class PayloadLogs:
 
     async def root(self, log: LogId) -> Root | None:
         """Return a payload log's root as stored now. Raises Unavailable."""
-        return (await self._root(log))[0]
+        return await self._logs.root(log)
 
     async def is_void(self, log: LogId) -> bool:
         """True if no consumer has seen, or will ever see, the messages of a payload log.

@@ -68,6 +68,11 @@ class Pauses:
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S_FIRST), PAUSE_S_MAX)
         return True
 
+    async def again(self) -> None:
+        """Wait before a stale read is repeated. Raises Unavailable past the deadline."""
+        if not await self.next():
+            raise Unavailable("Storage gave an outdated answer. Try again.")
+
 
 class Resolver:
     """Calls to a table, each retried and resolved within ``call_s`` seconds."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -84,8 +83,7 @@ async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head |
         gone = heads.encode(head._replace(state=PageState.GONE, token=tokens.fresh()))
         if await resolver.swap(space, row, cell.value, gone, clear=True):
             return head, True
-        if not await pauses.next():
-            raise Unavailable("Storage gave an outdated answer. Try again.")
+        await pauses.again()
 
 
 async def _total_before(
@@ -126,9 +124,8 @@ async def clear_generation(
     return went, row_after(page_of(rows[-1][0])) if len(rows) == pages_max else None
 
 
-async def look_for_ends(resolver: Resolver, hold: LogHold, known: LifetimeEnds) -> None:
+async def look_for_ends(hold: LogHold, known: LifetimeEnds) -> None:
     """Note when lifetimes end, in the pages that were not checked since they were sealed."""
-    del resolver  # The hold reads its own chain.
     floor = hold.root.floor
     for page in [page for page in known.pages if page < floor]:
         del known.pages[page]

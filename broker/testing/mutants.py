@@ -12,6 +12,7 @@ fault, so that no guard can be lost unnoticed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,7 @@ from broker.errors import BrokerError, StorageCorrupt
 from broker.model import ROW_ID_MAX, RowId, row_after
 from broker.storage import head as heads
 from broker.storage import log as log_module
-from broker.storage import log_reader, ownchain, page_entries, resolve, sweep
+from broker.storage import log_reader, page_entries, resolve, sweep
 from broker.storage import root as roots
 from broker.storage.entry import Entry, encode
 from broker.storage.head import ChangeVerdict, Head, PageState
@@ -30,6 +31,7 @@ from broker.storage.last_page import Tail, next_head
 from broker.storage.log import Logs
 from broker.storage.marks import Marks
 from broker.storage.memory.row_space import RowSpace
+from broker.storage.ownchain import OwnChain, Pages
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
@@ -185,10 +187,11 @@ def _own_after_link(link: Any) -> Any:
 # Reading.
 
 
-def _sealed_before_next(_: Any) -> Any:
-    async def mutant(self: log_reader.LogReader, page: RowId, head: Head) -> RowId | None:
-        if head.is_sealed:
-            return head.next
+def _sealed_before_next(following: Any) -> Any:
+    async def mutant(self: log_reader.LogReader, head: Head) -> RowId | None:
+        page = self._page
+        if head.is_sealed or page is None or self.after >= self._through:
+            return await following(self, head)  # type: ignore[no-any-return]
         rows = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 self._space,
@@ -218,9 +221,9 @@ def _look_at_the_root(_: Any) -> Any:
     return mutant
 
 
-def _leader_ends_in_its_page(_: Any) -> Any:
-    def mutant(pages: ownchain.Pages) -> ownchain.Pages:
-        return pages
+def _leader_ends_in_its_page(walk: Any) -> Any:
+    async def mutant(self: OwnChain, low: RowId, last: RowId) -> Pages:
+        return await walk(self, low, last) or []
 
     return mutant
 
@@ -260,8 +263,9 @@ def _put_before_raise(index_marks: Any) -> Any:
 
 
 def _marks_before_floor(_: Any) -> Any:
-    async def mutant(self: LogHold) -> None:
-        del self
+    async def mutant(self: LogHold, floor: RowId) -> None:
+        if self.root.floor < floor <= self.page:
+            await self._raise_root(floor=floor)
 
     return mutant
 
@@ -274,7 +278,7 @@ def _floor_not_tail(raise_floor: Any) -> Any:
         if hold.pointer >= bound or not hold.head.cells:
             await raise_floor(hold, bound)
             return
-        await hold._flush_marks()  # noqa: SLF001
+        await hold.marks.flush()
         floor = row_after(hold.pointer)
         await hold._change_root(lambda root: root._replace(floor=floor))  # noqa: SLF001
 
@@ -328,10 +332,14 @@ def _close_tail(applies: Callable[[Tail, int | None], bool]) -> Swap:
     return swap
 
 
-def _finish_a_begun_deletion(_: Any) -> Any:
-    async def mutant(self: Logs, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
-        del self, log, root, value, tail
+def _finish_a_begun_deletion(claim: Any) -> Any:
+    async def end_root(*_: Any) -> bool:
         return False
+
+    async def mutant(self: Logs, *given: Any) -> Any:
+        claimer: Any = copy.copy(self)
+        claimer._end_root = end_root  # noqa: SLF001
+        return await claim(claimer, *given)
 
     return mutant
 
@@ -432,8 +440,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "leader-ends-in-its-page": Mutant(
         "a leader's read may end anywhere",
-        ownchain,
-        "_cut_short",
+        OwnChain,
+        "_walk",
         _leader_ends_in_its_page,
         "edits",
     ),
@@ -464,7 +472,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "marks-before-floor": Mutant(
         "the floor rises above marks that are not stored",
         LogHold,
-        "_flush_marks",
+        "raise_floor",
         _marks_before_floor,
         "marks",
     ),
@@ -490,7 +498,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "finish-a-begun-deletion": Mutant(
         "a claim that meets a closed tail retries, and does not finish the deletion",
         Logs,
-        "_finish_deletion",
+        "claim",
         _finish_a_begun_deletion,
         "generations",
     ),

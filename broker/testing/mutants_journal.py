@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from broker.testing.mutants_routes import Above
 from broker.topics.write import Write
-from broker.transactions import journal, manager
+from broker.transactions import manager
 from broker.transactions.journal import LedState
 from broker.transactions.manager import Decision
 
@@ -49,10 +49,10 @@ def _read_proof(_: Any) -> Any:
     return mutant
 
 
-def _floor_at_the_begin(_: Any) -> Any:
-    def mutant(begun: Any, ended: Any) -> Any:
-        del begun
-        return ended.last
+def _floor_at_the_begin(write_snapshot: Any) -> Any:
+    async def mutant(self: LedState) -> None:
+        await write_snapshot(self)
+        await self.leader.raise_floor(self.leader.hold.pointer)
 
     return mutant
 
@@ -90,8 +90,8 @@ MUTANTS: Final[Mapping[str, Above]] = {
     ),
     "floor-at-the-begin": Above(
         "the floor of the journal rises to the end of a snapshot, not to its begin",
-        journal,
-        "needed_from",
+        LedState,
+        "write_snapshot",
         _floor_at_the_begin,
     ),
 }

@@ -244,8 +244,7 @@ class Sweeper:
         known = self._ends.get(topic.id)
         if known is None or known.generation != topic.generation:
             known = self._ends[topic.id] = LifetimeEnds(topic.generation)
-        resolver = self._around.logs.resolver
-        await leader.guarded(sweeping.look_for_ends(resolver, leader.hold, known))
+        await leader.guarded(sweeping.look_for_ends(leader.hold, known))
         await leader.guarded(sweeping.end_lives(leader.hold, known, now_ms - self._margin_ms))
 
     async def _sweep_marks(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:

@@ -63,15 +63,6 @@ class Doubt(Exception):
     """No edit was stored, and the decision is stale: decide again on the current state."""
 
 
-def needed_from(begun: PublishedIds, ended: PublishedIds) -> RowId:
-    """Return the first message that a journal with a whole snapshot still needs.
-
-    This is the begin of the snapshot, since the edits between its begin and its end are not in it.
-    """
-    del ended
-    return begun.first
-
-
 class LedState:
     """The state during the time of one leader. It ends with the first failed append."""
 
@@ -224,8 +215,9 @@ class LedState:
             if len(ahead) > SNAPSHOT_PARTS_AHEAD:
                 await asyncio.shield(ahead.pop(0))
             await piece.go_on()
-        ended = await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
-        await self.leader.raise_floor(needed_from(begun.result(), ended))
+        await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
+        # The edits between the begin and the end of the snapshot are not in it.
+        await self.leader.raise_floor(begun.result().first)
 
     async def settle(self) -> None:
         """Wait until the snapshot in progress has ended, if there is one."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from broker.model import Message, Poll, PublishRequest, Topic, TopicId
 from broker.storage.columns import is_rolled_column
-from broker.storage.hold import PageBounds
 from broker.storage.keys import is_root
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
+from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.storage.table import HEAD, Space, Table
 from broker.testing.virtual_time import VirtualClock, VirtualLoop

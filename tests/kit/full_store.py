@@ -129,7 +129,7 @@ class Filler:
     async def _sweep(self, hold: LogHold, floor: RowId) -> None:
         resolver = self.logs.resolver
         known = sweep.LifetimeEnds(hold.log.generation)
-        await sweep.look_for_ends(resolver, hold, known)
+        await sweep.look_for_ends(hold, known)
         await sweep.end_lives(hold, known, NOW_MS)
         await sweep.raise_floor(hold, floor)
         await sweep.clear_below_floor(resolver, hold, 1)

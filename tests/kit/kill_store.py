@@ -26,12 +26,13 @@ from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
 from broker.storage.entry import Mark, Shared, encode_count
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Deleted, Logs, StaleGeneration
 from broker.storage.marks import IDEMPOTENCY
+from broker.storage.ownpage import PageBounds
 from broker.storage.payloads import LogClosed, PayloadLogs
 from broker.storage.records import Records
 from broker.storage.root import RootState

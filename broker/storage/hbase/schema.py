@@ -29,7 +29,11 @@ from broker.storage.table import Space
 from broker.turns import CallSubject
 
 FORMAT: Final = b"4"
-"""The format of the data. Format 1 had a row for each message, in a family d; since format 2 there are pages."""
+"""The format of the data.
+
+Format 1 had a row for each message, in a family d. Since format 2 there are pages. Format 3 changed the encoding of
+entries. Since format 4 an entry's epoch takes four bytes, not eight.
+"""
 DEFAULT_NAMESPACE: Final = "default"
 DURABILITIES: Final = {
     Durability.FSYNC: requests.FSYNC_WAL,

@@ -25,10 +25,10 @@ from broker.config.sections import (
 )
 from broker.coordination.memory import MemoryCoordination
 from broker.model import TopicId
-from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
 from broker.storage.memory.table import MemoryTable
+from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.testing.simulation.client import Repeater, placed_client
 from broker.testing.simulation.layers import Layers

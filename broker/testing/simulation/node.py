@@ -28,9 +28,9 @@ from broker.node.cluster import InCluster, Stores
 from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.call_health import CallOutcome
-from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable
+from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.storage.table import Table
 from broker.testing.simulation.hosts import SimulatedProcess

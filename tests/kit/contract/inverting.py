@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from broker.clock import SystemClock
 from broker.model import Poll, PublishRequest, Snapshot, TopicId
-from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
+from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.storage.table import Table
 from broker.topics.retention import Sweeper

@@ -17,8 +17,9 @@ from broker.clock import SystemClock
 from broker.errors import BodyTooLarge, BrokerError, Fenced
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after, row_before, row_id
 from broker.storage.entry import PLAIN, Shared
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.log import Logs
+from broker.storage.ownpage import PageBounds
 from broker.storage.root import RootState
 from broker.storage.table import Table
 from tests.kit.contract.log_attributes import AttributesContract

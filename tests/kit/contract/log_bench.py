@@ -14,10 +14,11 @@ from broker.errors import Fenced
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.log_reader import LogReader
+from broker.storage.ownpage import PageBounds
 from broker.storage.table import Table
 from tests.kit.bench import HookedTable, failing
 from tests.kit.contract.table import TableHarness

@@ -288,7 +288,7 @@ class FloorContract(LogSuite):
         late = await bench.publish(hold, 1, Shared(lifetime_ms=1 << 40))
         assert await bench.read() == kept + gone + late
         known = sweep.LifetimeEnds(1)
-        await sweep.look_for_ends(bench.one.resolver, hold, known)
+        await sweep.look_for_ends(hold, known)
         assert await sweep.end_lives(hold, known, bench.ms) == 0
         assert await sweep.end_lives(hold, known, bench.ms + 100) == 2
         assert await bench.read() == kept + late

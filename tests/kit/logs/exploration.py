@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker.model import ROW_ID_MIN
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.memory.adversary import AdversaryTable, Bias
+from broker.storage.ownpage import PageBounds
 from broker.testing import mutants
 from broker.testing.virtual_time import EPOCH_MS, VirtualClock, VirtualLoop, virtual_loop
 from tests.kit.logs.ghost import Ghost

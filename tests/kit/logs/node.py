@@ -15,10 +15,11 @@ from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable, Unav
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_before
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, Logs, StaleGeneration
 from broker.storage.memory.adversary import AdversaryTable
+from broker.storage.ownpage import PageBounds
 from broker.storage.payloads import LogClosed, PayloadLogs
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
@@ -277,7 +278,7 @@ class Node:
         lead = await self.leader()
         before_ms = self.clock.now_ms() + self._chance.choice((-200, 0, 100))
         self._ghost.ended_ms = max(self._ghost.ended_ms, before_ms)
-        await self._guarded(lead, sweep.look_for_ends(self.logs.resolver, lead.hold, lead.ends))
+        await self._guarded(lead, sweep.look_for_ends(lead.hold, lead.ends))
         await self._guarded(lead, sweep.end_lives(lead.hold, lead.ends, before_ms))
 
     # Generations.

@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any, Final
 
 from broker.config.sections import SweepConfig
-from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import CALM
+from broker.storage.ownpage import PageBounds
 from broker.storage.table import Space
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.node import Machine

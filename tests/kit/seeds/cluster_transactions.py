@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from broker.config.sections import TransactionsConfig
 from broker.errors import BrokerError
-from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import CALM, Bias
+from broker.storage.ownpage import PageBounds
 from broker.testing import mutants
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.node import Machine

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from broker.config.sections import LimitsConfig, SweepConfig, TopicsConfig
-from broker.storage.hold import PageBounds
+from broker.storage.ownpage import PageBounds
 from broker.testing import mutants
 from broker.testing.simulation.cluster import PAGES
 from broker.testing.simulation.loop import SimLoop

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import CALM, Bias
+from broker.storage.ownpage import PageBounds
 from broker.testing.simulation.cluster import PAGES, SimCluster
 from chaos.checkers import Violation
 from chaos.history import History

@@ -9,9 +9,9 @@ from broker.clock import SystemClock
 from broker.errors import Fenced, StorageFull
 from broker.model import ROW_ID_MAX, TopicId
 from broker.storage.head import PageState
-from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
+from broker.storage.ownpage import PageBounds
 from tests.kit.bench import settle
 from tests.kit.contract.log_bench import KEY, Bench
 

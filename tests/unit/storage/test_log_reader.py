@@ -3,10 +3,10 @@ from typing import Any
 from broker.clock import SystemClock
 from broker.model import ROW_ID_MIN, TopicId, row_id
 from broker.storage.entry import Shared, entries_of
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
+from broker.storage.ownpage import PageBounds
 from broker.storage.sweep import turn_gone
 from broker.storage.table import Cells
 from tests.kit.bench import HookedTable

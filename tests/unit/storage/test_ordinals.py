@@ -8,11 +8,12 @@ from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Shared, encode_count, entries_of
-from broker.storage.hold import LogHold, PageBounds
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.ordinals import LogCount, Numbering
+from broker.storage.ownpage import PageBounds
 from tests.kit.bench import HookedTable
 
 LOG = LogId(TopicId("ns", "t"), 1)

@@ -10,9 +10,9 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage import entry as entries
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.head import PageState
-from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
+from broker.storage.ownpage import PageBounds
 from broker.storage.page_entries import entries_in, gathered
 from broker.storage.page_packer import Packed, pack, packed_of
 from tests.kit.contract.log_bench import (

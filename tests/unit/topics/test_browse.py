@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RollbackRange, Snapshot
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, page_key
+from broker.storage.ownpage import PageBounds
 from broker.storage.table import Space
 from broker.topics.browse import BrowseEntry, BrowseQuery, PayloadKind, TransactionState
 from broker.topics.settings import PublishOptions

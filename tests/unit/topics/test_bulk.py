@@ -18,7 +18,7 @@ from broker.model import (
     TopicId,
     row_after,
 )
-from broker.storage.hold import PageBounds
+from broker.storage.ownpage import PageBounds
 from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics import streams
 from broker.topics import topics as service

@@ -20,8 +20,8 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import POINTERS_PER_MS, Poll, PublishRequest, Snapshot, TopicId
-from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
+from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.storage.table import NotWritten, WriteUnknown
 from broker.testing.mutants import in_force

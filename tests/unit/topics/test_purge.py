@@ -6,7 +6,7 @@ import pytest
 
 from broker.errors import BadRequest, OutcomeUnknown, TopicNotFound
 from broker.model import Poll, TopicId, timestamp_of
-from broker.storage.hold import PageBounds
+from broker.storage.ownpage import PageBounds
 from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
 from broker.topics.ranges import RangeQuery

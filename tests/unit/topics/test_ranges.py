@@ -6,7 +6,7 @@ import pytest
 
 from broker.errors import ClockSkew, TopicNotFound
 from broker.model import RowId, TopicId
-from broker.storage.hold import PageBounds
+from broker.storage.ownpage import PageBounds
 from broker.topics import ranges
 from broker.topics.ranges import Range, RangeQuery
 from broker.topics.retention import Sweeper

@@ -9,8 +9,8 @@ from broker.errors import OutcomeUnknown, PayloadsSealed, TransactionTooOld
 from broker.model import Poll, timestamp_of
 from broker.storage import head as heads
 from broker.storage.columns import ENTRIES_END
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, log_prefix, mark_prefix, page_key, prefix_end, space_of
+from broker.storage.ownpage import PageBounds
 from broker.storage.page_entries import entries_in
 from broker.storage.root import RootState
 from broker.storage.table import Space

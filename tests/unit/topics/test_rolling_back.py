@@ -10,7 +10,7 @@ import pytest
 from broker.errors import Fenced, NoLeader, OutcomeUnknown
 from broker.model import Poll, RollbackRange, RowId, Snapshot
 from broker.storage import hold
-from broker.storage.hold import PageBounds
+from broker.storage.ownpage import PageBounds
 from broker.storage.table import HEAD, WriteUnknown
 from broker.topics import cache
 from tests.kit.bench import TOPIC, Bench, failing, settle

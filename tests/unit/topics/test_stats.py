@@ -5,8 +5,8 @@ import pytest
 from broker import slices
 from broker.model import ROW_ID_MIN
 from broker.storage import payloads
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
+from broker.storage.ownpage import PageBounds
 from broker.storage.root import RootState
 from broker.topics import stats
 from broker.topics.settings import PublishOptions

@@ -17,8 +17,8 @@ from broker.errors import (
 from broker.model import Poll, RollbackRange, Snapshot
 from broker.storage import head as heads
 from broker.storage.head import PageState
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, is_root
+from broker.storage.ownpage import PageBounds
 from broker.storage.root import RootState
 from broker.storage.table import NotWritten, Space
 from broker.topics.settings import PublishOptions

@@ -16,9 +16,9 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Snapshot, check_topic
-from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, topic_prefix
 from broker.storage.log import Logs
+from broker.storage.ownpage import PageBounds
 from broker.storage.table import Space
 from broker.testing.mutants import in_force
 from broker.topics.reserved import TRANSACTIONS
