@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from broker.client import outcomes, protocol
 from broker.client.protocol import ClientRequest, Reply
@@ -54,23 +54,16 @@ class Calls:
 
         return await self._retrier.run(request, attempt, waits_s=wait_s)
 
-    def stream(
+    @asynccontextmanager
+    async def stream(
         self, request: ClientRequest, timeout_s: float
-    ) -> AbstractAsyncContextManager[StreamedReply]:
+    ) -> AsyncGenerator[StreamedReply]:
         """Send a read once, and yield its answer as a stream."""
-        return stream(self._transport, request, timeout_s)
-
-
-@asynccontextmanager
-async def stream(
-    transport: Transport, request: ClientRequest, timeout_s: float
-) -> AsyncGenerator[StreamedReply]:
-    """Send a read once, and yield its answer as a stream. Raises the BrokerError that the answer stands for."""
-    async with transport.stream(request, timeout_s) as reply:
-        if not 200 <= reply.status < 300:
-            body = await _whole(reply.chunks)
-            raise outcomes.error_of(request, Reply(reply.status, reply.headers, body))
-        yield reply
+        async with self._transport.stream(request, timeout_s) as reply:
+            if not outcomes.is_success(reply.status):
+                body = await _whole(reply.chunks)
+                raise outcomes.error_of(request, Reply(reply.status, reply.headers, body))
+            yield reply
 
 
 async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
+from broker.client.back_off import pause_s
 from broker.model import Message
 
 T = TypeVar("T")
@@ -134,11 +135,6 @@ class Trying:
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
 
-    def pause_s(self, tries: int) -> float:
-        """Return the wait after so many tries. It doubles each time, and is drawn from its upper half."""
-        longest_s = min(self._delay_max_s, self._delay_min_s * float(1 << min(tries - 1, 30)))
-        return longest_s * self._rng.uniform(0.5, 1.0)
-
     async def run(
         self,
         call: Callable[[], Awaitable[None]],
@@ -167,7 +163,9 @@ class Trying:
 
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.tries_max),
-            wait=lambda state: self.pause_s(state.attempt_number),
+            wait=lambda state: pause_s(
+                state.attempt_number, self._delay_min_s, self._delay_max_s, self._rng
+            ),
             retry=retry_if_exception(may_retry),
             after=after,
             retry_error_callback=give_up,

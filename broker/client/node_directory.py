@@ -31,6 +31,7 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
+from broker.client.back_off import pause_s
 from broker.http.address import Address
 from broker.model import TopicId
 
@@ -179,8 +180,8 @@ class NodeDirectory:
         if back_off is not None and now < back_off.until_s:
             return  # One failure of a node may lose many requests; count it once.
         failures = 1 if back_off is None else back_off.failures + 1
-        pause_s = min(BACK_OFF_MAX_S, BACK_OFF_MIN_S * float(1 << min(failures - 1, 20)))
-        self._back_off(url, _BackOff(failures, now + pause_s * self._rng.uniform(0.5, 1.0)))
+        until_s = now + pause_s(failures, BACK_OFF_MIN_S, BACK_OFF_MAX_S, self._rng)
+        self._back_off(url, _BackOff(failures, until_s))
 
     def leaving(self, url: str, now: float) -> None:
         """Record that a node closes its connections, as a node does before it stops."""

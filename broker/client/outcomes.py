@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -105,14 +104,14 @@ _ERRNO: Final = re.compile(r"\[Errno -?\d+\] ")
 _CONCERNS_EACH_ALIKE: Final = (TopicNotFound, BadName, NotFound, MethodNotAllowed, Forbidden)
 
 
-def succeeded(reply: Reply) -> bool:
-    """Return whether the broker did the request."""
-    return 200 <= reply.status < 300
+def is_success(status: int) -> bool:
+    """Return whether a status says that the broker did the request."""
+    return 200 <= status < 300
 
 
 def checked(request: ClientRequest, reply: Reply) -> Reply:
     """Return the reply if it is a success; raise the error of any other reply."""
-    if not succeeded(reply):
+    if not is_success(reply.status):
         raise error_of(request, reply)
     return reply
 
@@ -233,19 +232,6 @@ def worth_retrying(request: ClientRequest, error: BrokerError) -> bool:
     if error.outcome == "refused":
         return error.retriable
     return request.repeatable and isinstance(error, OutcomeUnknown | StorageFull)
-
-
-def delay_s(
-    error: BrokerError, attempt: int, minimum_s: float, maximum_s: float, rng: random.Random
-) -> float:
-    """Return how long to wait before attempt ``attempt`` + 1 (the first is 1).
-
-    The pause doubles and is drawn from its upper half, so that clients that failed together do not
-    return together. It is never shorter than the broker's ``Retry-After``.
-    """
-    pause = min(maximum_s, minimum_s * float(1 << min(attempt - 1, 30)))
-    jittered = pause * rng.uniform(0.5, 1.0)
-    return max(jittered, error.retry_after_s or 0.0)
 
 
 def concerns_one_message(error: BrokerError) -> bool:

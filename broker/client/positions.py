@@ -11,11 +11,10 @@ rounded up. A datetime without a time zone is refused: it would be another momen
 
 from __future__ import annotations
 
-import reprlib
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, SupportsIndex
+from typing import Final, SupportsIndex
 
-from broker.client.values import Start
+from broker.client.values import Start, shown
 from broker.errors import BadRequest
 from broker.model import (
     MESSAGE_ID_BYTES,
@@ -62,7 +61,7 @@ def start_of(place: Start, name: str = "start") -> MessageId | int | None:
     if isinstance(place, datetime):
         return _moment_ms(place, name)
     if isinstance(place, bool) or not isinstance(place, SupportsIndex):
-        raise TypeError(f"{name}: give {_KINDS}, not {_shown(place)}.")
+        raise TypeError(f"{name}: give {_KINDS}, not {shown(place)}.")
     return _checked_ms(place.__index__(), name)
 
 
@@ -76,7 +75,7 @@ def id_of(identifier: MessageId | str, name: str) -> MessageId:
         return identifier
     if not isinstance(identifier, str):
         raise TypeError(
-            f"{name}: give a message id (20 bytes, or their 40 hex digits), not {_shown(identifier)}."
+            f"{name}: give a message id (20 bytes, or their 40 hex digits), not {shown(identifier)}."
         )
     try:
         return message_id_from_hex(identifier)
@@ -112,7 +111,3 @@ def _checked_ms(time_ms: int, name: str) -> int:
         return checked_time_ms(time_ms)
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from None
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {reprlib.repr(value)}"

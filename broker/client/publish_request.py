@@ -6,11 +6,10 @@ bytearray its numbers, and a received message its id and its payload, all withou
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from broker.client.values import NewMessage, Payload, Publishable
+from broker.client.values import NewMessage, Payload, Publishable, shown
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, PublishRequest
 from broker.wire import attributes
@@ -151,11 +150,11 @@ def _life(where: str, ttl_s: int | None) -> int | None:
 
 
 def _refused(where: str, part: str, value: Any, wanted: str) -> TypeError:
-    return TypeError(f"{where}, {part}: give {wanted}, not {_shown(value)}.")
+    return TypeError(f"{where}, {part}: give {wanted}, not {shown(value)}.")
 
 
 def _no_message(name: str, value: Any, wanted: str) -> TypeError:
-    return TypeError(f"{name}: give {wanted}, not {_shown(value)}.{_advice(value)}")
+    return TypeError(f"{name}: give {wanted}, not {shown(value)}.{_advice(value)}")
 
 
 def _advice(value: Any) -> str:
@@ -170,7 +169,3 @@ def _advice(value: Any) -> str:
     if isinstance(value, Iterable):
         return " list(…) of it is several messages."
     return " str(…) of it, or json.dumps(…), is one message."
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {reprlib.repr(value)}"

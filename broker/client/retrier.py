@@ -10,7 +10,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
-from broker.client import outcomes
+from broker.client import back_off, outcomes
 from broker.client.protocol import ClientRequest
 from broker.client.values import Settings
 from broker.errors import BrokerError
@@ -141,14 +141,12 @@ class Retrier:
         return longest_s if left_s is None else min(left_s, longest_s)
 
     def pause_s(self, error: BrokerError, attempts: int) -> float:
-        """Return the pause after so many attempts."""
-        return outcomes.delay_s(
-            error,
-            attempts,
-            self._settings.retry_delay_min_s,
-            self._settings.retry_delay_max_s,
-            self._rng,
+        """Return the pause after so many attempts. It is never shorter than the broker's ``Retry-After``."""
+        settings = self._settings
+        pause_s = back_off.pause_s(
+            attempts, settings.retry_delay_min_s, settings.retry_delay_max_s, self._rng
         )
+        return max(pause_s, error.retry_after_s or 0.0)
 
     async def pause(self, seconds: float) -> None:
         """Wait; a close of the client ends the wait."""

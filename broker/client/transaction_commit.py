@@ -27,8 +27,16 @@ import random
 from collections.abc import Collection
 from typing import Final
 
+from broker.client.back_off import pause_s
 from broker.client.transaction_aware import AnyTransactionService, resolved
-from broker.client.transaction_fate import Pause, TransactionFate, ask, pause_s, pointers_of
+from broker.client.transaction_fate import (
+    PAUSE_MAX_S,
+    PAUSE_MIN_S,
+    Pause,
+    TransactionFate,
+    ask,
+    pointers_of,
+)
 from broker.errors import BrokerError, OutcomeUnknown, TransactionConflict, TransactionNotInProgress
 from broker.model import Snapshot
 
@@ -113,7 +121,7 @@ class Commit:
 
     async def _between(self, attempt: int) -> None:
         try:
-            await self._pause(pause_s(attempt, self._rng))
+            await self._pause(pause_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, self._rng))
         except asyncio.CancelledError as error:
             self._note(error)
 

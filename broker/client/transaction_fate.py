@@ -30,6 +30,7 @@ from tenacity import (
     stop_after_attempt,
 )
 
+from broker.client.back_off import pause_s
 from broker.client.transaction_aware import AnyTransactionService, resolved
 from broker.model import Snapshot
 
@@ -89,16 +90,10 @@ async def ask(
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(Exception)
         | retry_if_result(lambda found: found is TransactionFate.UNKNOWN),
-        wait=lambda state: pause_s(state.attempt_number, rng),
+        wait=lambda state: pause_s(state.attempt_number, PAUSE_MIN_S, PAUSE_MAX_S, rng),
         stop=stop_after_attempt(ASKED_MAX),
         sleep=pause,
         retry_error_callback=lambda _: TransactionFate.UNKNOWN,
     )
     found: TransactionFate = await retrying(look)
     return found
-
-
-def pause_s(attempt: int, rng: random.Random) -> float:
-    """Return the pause after an attempt (the first is 1)."""
-    longest = min(PAUSE_MAX_S, PAUSE_MIN_S * float(1 << min(attempt - 1, 20)))
-    return longest * rng.uniform(0.5, 1.0)

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
 from broker.client.protocol import JSON, ClientRequest, Reply
-from broker.errors import BadRequest, BrokerError, OutcomeUnknown
+from broker.errors import BadRequest, OutcomeUnknown
 from broker.model import Snapshot
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
@@ -210,20 +211,22 @@ def _of(transaction_id: int) -> str:
 
 def _object(reply: Reply) -> dict[str, Any]:
     """Return an answer's JSON object. Raises OutcomeUnknown if it has none."""
-    try:
+    with _unknown_if_unreadable():
         return protocol.json_object(reply)
-    except (ValueError, BrokerError) as error:
-        raise OutcomeUnknown(
-            f"The answer of the transaction service can't be read: {error}"
-        ) from error
 
 
 def _snapshot(reply: Reply) -> Snapshot:
     """Return the snapshot in an answer, in either form. Raises OutcomeUnknown if it has none."""
-    try:
+    with _unknown_if_unreadable():
         if reply.headers.get("content-type", "").startswith(THRIFT):
             return decode_transaction(reply.body)
         return decode_snapshot(json.loads(reply.body))
+
+
+@contextmanager
+def _unknown_if_unreadable() -> Generator[None]:
+    try:
+        yield
     except (ValueError, BadRequest) as error:
         raise OutcomeUnknown(
             f"The answer of the transaction service can't be read: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -221,3 +222,8 @@ class Settings:
         if url is None:
             return replace(self, **options)
         return replace(self, url=url if isinstance(url, str) else ",".join(url), **options)
+
+
+def shown(value: object) -> str:
+    """Return a value of a wrong type as errors show it."""
+    return f"{type(value).__name__} {reprlib.repr(value)}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from broker.client import back_off
 from broker.clock import Clock, SystemClock
 from broker.errors import BrokerError, OutcomeUnknown
 from broker.sql.work import SqlWork
@@ -25,7 +26,7 @@ log: Final = logging.getLogger(__name__)
 KNOWN_MS: Final = 7 * 24 * 3600 * 1000
 """The shortest time for which the broker knows a producer's number; the topic's ttl comes on top."""
 
-PAUSE_MIN_S: Final = 0.1
+PAUSE_MIN_S: Final = 0.2
 PAUSE_MAX_S: Final = 30.0
 
 Trouble = BrokerError | SQLAlchemyError
@@ -73,8 +74,7 @@ class Relay:
                 relayed = await self.all()
             except (BrokerError, SQLAlchemyError) as error:
                 failures += 1
-                pause_s = min(PAUSE_MAX_S, PAUSE_MIN_S * float(1 << min(failures, 20)))
-                pause_s *= self._rng.uniform(0.5, 1.0)
+                pause_s = back_off.pause_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
                 log.warning(
                     "the outbox is not empty, and the relay retries in %.1f s: %s", pause_s, error
                 )

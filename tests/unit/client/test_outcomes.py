@@ -3,8 +3,9 @@ import random
 import pytest
 
 from broker import errors
-from broker.client import outcomes, protocol
+from broker.client import Settings, outcomes, protocol
 from broker.client.protocol import Reply
+from broker.client.retrier import Retrier
 from broker.model import Poll, PublishRequest, TopicId
 
 TOPIC = TopicId("ns1", "t1")
@@ -103,15 +104,15 @@ def test_a_lost_answer_of_a_write_is_unknown_even_if_it_may_be_repeated():
 
 
 def test_pauses_double_up_to_a_bound_are_jittered_and_respect_the_broker():
-    rng = random.Random(1)
+    retrier = Retrier(Settings(retry_delay_min_s=0.1, retry_delay_max_s=5.0), random.Random(1))
     error = errors.Overloaded("")
     for attempt in range(1, 50):
         full = min(5.0, 0.1 * 2 ** (attempt - 1))
-        pauses = {outcomes.delay_s(error, attempt, 0.1, 5.0, rng) for _ in range(20)}
+        pauses = {retrier.pause_s(error, attempt) for _ in range(20)}
         assert all(full / 2 <= pause <= full for pause in pauses)
         assert len(pauses) > 1
     error.retry_after_s = 9
-    assert outcomes.delay_s(error, 1, 0.1, 5.0, rng) == 9
+    assert retrier.pause_s(error, 1) == 9
 
 
 def test_a_refusal_that_concerns_one_message_is_told_from_one_that_concerns_all():
