@@ -309,6 +309,8 @@ SCHEMAS: Final[dict[str, Spec]] = {
         timestamp_ms=INTEGER,
         encoding={"enum": ["text", "base64"]},
         payload=STRING,
+        key=nullable(SHOWN_BYTES),
+        headers={"type": "object", "additionalProperties": SHOWN_BYTES},
     ),
     "Leader": record(node=nullable(INTEGER), url=nullable(STRING), epoch=nullable(INTEGER)),
     "ClusterStatus": record(

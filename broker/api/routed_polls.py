@@ -23,11 +23,8 @@ from typing import Final, NamedTuple
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType
-from broker.api.events import PollNext
-from broker.api.leadership import Leadership
 from broker.api.polls import Polling, PollRequest, answer_of
 from broker.api.routed import Routed
-from broker.api.router import Handler
 from broker.errors import NotLeader, TopicNotFound, Unavailable, UnavailableError
 from broker.http.reply import AVRO, MESSAGES, Answer, ChunkedReply, Reply
 from broker.http.request import Request
@@ -37,7 +34,6 @@ from broker.routing.decisions import RepeatEffect
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.routed_calls import MOVED, Call, Relayed
-from broker.topics.topics import Topics
 from broker.topics.waiting_polls import counted
 from broker.wire import avro, messages
 
@@ -175,28 +171,6 @@ class RoutedPolls:
             return answer
 
         return await self._routed.received(RepeatEffect.POLL, handler, request)
-
-
-class ClusterHandlers:
-    """Wraps the handlers of a cluster node; see ``routes.Around``."""
-
-    def __init__(self, routed: Routed) -> None:
-        """Keep the router."""
-        self._routed = routed
-
-    def bind(self, name: str, handler: Handler) -> Handler:
-        """Return a handler that routes to the leader first; the same handler if its route is not about a topic."""
-        return self._routed.bind(name, handler)
-
-    def polls(self, polling: Polling) -> tuple[Handler, PollNext]:
-        """Return the handler of polls, and the function with which event streams poll."""
-        polls = RoutedPolls(self._routed, polling)
-        return polls.poll, polls.within
-
-    def leader(self, topics: Topics) -> Handler:
-        """Return the handler that names the leader."""
-        routing = self._routed.routing
-        return Leadership(topics, me=routing.me, place=routing.place).leader
 
 
 class RoutedPage:

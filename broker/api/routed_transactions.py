@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -79,68 +80,51 @@ class RoutedTransactions:
             accept=THRIFT,
             deadline=deadline,
         )
-
-        async def here() -> Snapshot:
-            return await self._local.start(
-                long=long, timeout_s=timeout_s, client=client, deadline=call.deadline
-            )
-
+        here = partial(
+            self._local.start,
+            long=long,
+            timeout_s=timeout_s,
+            client=client,
+            deadline=call.deadline,
+        )
         return await self._answer(call, here, decode_transaction)
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Tell the service the keys that a transaction changed. They must fit into the service's bound."""
         sent = {"changes": [base64.b64encode(key).decode() for key in changes]}
         call = self._call("can_commit_transaction", f"/{transaction_id}/can-commit", sent)
-
-        async def here() -> None:
-            await self._local.can_commit(transaction_id, changes, call.deadline)
-
+        here = partial(self._local.can_commit, transaction_id, changes, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction: its writes become visible."""
         sent = {"write_pointer": write_pointer}
         call = self._call("commit_transaction", f"/{transaction_id}/commit", sent)
-
-        async def here() -> None:
-            await self._local.commit(transaction_id, write_pointer, call.deadline)
-
+        here = partial(self._local.commit, transaction_id, write_pointer, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     async def abort(self, transaction_id: int) -> None:
         """Abort a transaction whose client has undone its writes."""
         call = self._call("abort_transaction", f"/{transaction_id}/abort")
-
-        async def here() -> None:
-            await self._local.abort(transaction_id, call.deadline)
-
+        here = partial(self._local.abort, transaction_id, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""
         call = self._call("invalidate_transaction", f"/{transaction_id}/invalidate")
-
-        async def here() -> bool:
-            return await self._local.invalidate(transaction_id, call.deadline)
-
+        here = partial(self._local.invalidate, transaction_id, call.deadline)
         return await self._answer(call, here, lambda body: bool(orjson.loads(body)["invalidated"]))
 
     async def checkpoint(self, transaction_id: int) -> Snapshot:
         """Give a transaction a further write pointer."""
         call = self._call("checkpoint_transaction", f"/{transaction_id}/checkpoint", accept=THRIFT)
-
-        async def here() -> Snapshot:
-            return await self._local.checkpoint(transaction_id, call.deadline)
-
+        here = partial(self._local.checkpoint, transaction_id, call.deadline)
         return await self._answer(call, here, decode_transaction)
 
     async def snapshot(self) -> Snapshot:
         """Return a snapshot as of now."""
         call = self._call("transactions_snapshot", "/snapshot", method="GET", accept=THRIFT)
-
-        async def here() -> Snapshot:
-            return await self._local.snapshot(call.deadline)
-
+        here = partial(self._local.snapshot, call.deadline)
         return await self._answer(call, here, decode_transaction)
 
     async def tephra_snapshot(self) -> bytes:
@@ -148,28 +132,19 @@ class RoutedTransactions:
         call = self._call(
             "transactions_snapshot", "/snapshot", method="GET", accept=TEPHRA_SNAPSHOT
         )
-
-        async def here() -> bytes:
-            return await self._local.tephra_snapshot(call.deadline)
-
+        here = partial(self._local.tephra_snapshot, call.deadline)
         return await self._answer(call, here, lambda body: body)
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
         """Remove pointers from the invalid list. Return how many were in it."""
         call = self._call("truncate_transactions", "/truncate", {"ids": list(ids)})
-
-        async def here() -> int:
-            return await self._local.truncate_invalid(ids, call.deadline)
-
+        here = partial(self._local.truncate_invalid, ids, call.deadline)
         return await self._answer(call, here, _read_removed)
 
     async def truncate_invalid_before(self, before_ms: int) -> int:
         """Remove pointers given before a moment from the invalid list. Return how many were in it."""
         call = self._call("truncate_transactions", "/truncate", {"before_ms": before_ms})
-
-        async def here() -> int:
-            return await self._local.truncate_invalid_before(before_ms, call.deadline)
-
+        here = partial(self._local.truncate_invalid_before, before_ms, call.deadline)
         return await self._answer(call, here, _read_removed)
 
     async def invalid_count(self) -> int:
@@ -182,10 +157,7 @@ class RoutedTransactions:
     async def reset(self) -> None:
         """Forget all transactions."""
         call = self._call("reset_transactions", "/reset")
-
-        async def here() -> None:
-            await self._local.reset(call.deadline)
-
+        here = partial(self._local.reset, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     def _call(

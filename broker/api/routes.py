@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from broker.api.access import Action
 from broker.api.blockers import BlockersApi
@@ -10,7 +10,7 @@ from broker.api.browse import Browsing
 from broker.api.bulk import BulkReading
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
-from broker.api.events import Events, PollNext
+from broker.api.events import Events
 from broker.api.health import Health
 from broker.api.leadership import Leadership
 from broker.api.own_service import AnyService, OwnService
@@ -18,6 +18,8 @@ from broker.api.placement import Placing
 from broker.api.polls import Polling
 from broker.api.prune import PruningApi
 from broker.api.publish import Publishing
+from broker.api.routed import Routed
+from broker.api.routed_polls import RoutedPolls
 from broker.api.router import Handler, Route
 from broker.api.stages import Staging
 from broker.api.stats import Stats
@@ -171,26 +173,13 @@ _ROLES: Final = {_NAMESPACES: Role.TOPICS, TRANSACTIONS: Role.TRANSACTIONS}
 """The role that serves the routes under a path. Every node serves all other routes."""
 
 
-class Around(Protocol):
-    """Wraps the handlers of a cluster node, so that the topic's leader answers each request."""
-
-    def bind(self, name: str, handler: Handler) -> Handler:
-        """Return a handler that routes to the leader first; the same handler if its route is not about a topic."""
-
-    def polls(self, polling: Polling) -> tuple[Handler, PollNext]:
-        """Return the handler of polls, and the function with which event streams poll."""
-
-    def leader(self, topics: Topics) -> Handler:
-        """Return the handler that names the leader."""
-
-
 def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     topics: Topics,
     config: Config,
     health: Health,
     cluster: ClusterView | None = None,
     *,
-    around: Around | None = None,
+    routed: Routed | None = None,
     transactions: Transactions | None = None,
     service: AnyService | None = None,
 ) -> list[Route]:
@@ -201,16 +190,16 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         config: the node's configuration.
         health: the handlers about the node itself.
         cluster: the node's view of its cluster; None on a standalone node.
-        around: wraps the handlers; None on a standalone node, where no handler is wrapped.
+        routed: binds the handlers to leaders; None on a standalone node, where no handler is wrapped.
         transactions: the transaction service of this node; None: one with the default bounds.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
-    of_transactions = _transaction_handlers(transactions or Transactions(topics.leaders), around)
+    of_transactions = _transaction_handlers(transactions or Transactions(topics.leaders), routed)
     asked = service or OwnService(topics.around.clock)
     if isinstance(asked, OwnService):
         asked.bind(of_transactions)
     handlers = {
-        **_topic_handlers(topics, config, asked, around),
+        **_topic_handlers(topics, config, asked, routed),
         **of_transactions,
         **_pruning_handlers(topics, asked),
         **_cluster_handlers(topics, cluster),
@@ -246,7 +235,7 @@ def _refusing(role: Role) -> Handler:
 
 
 def _topic_handlers(
-    topics: Topics, config: Config, service: AnyService, around: Around | None
+    topics: Topics, config: Config, service: AnyService, routed: Routed | None
 ) -> dict[str, Handler]:
     limits = config.limits
     defaults = {
@@ -259,8 +248,11 @@ def _topic_handlers(
     bulk = BulkReading(topics)
     browsing = Browsing(topics, messages_max=limits.browse_messages_max)
     polling = Polling(topics, wait_max_s=limits.wait_max_s)
-    poll, poll_next = (polling.poll, None) if around is None else around.polls(polling)
-    leader = Leadership(topics).leader if around is None else around.leader(topics)
+    poll, poll_next, leadership = polling.poll, None, Leadership(topics)
+    if routed is not None:
+        polls = RoutedPolls(routed, polling)
+        poll, poll_next = polls.poll, polls.within
+        leadership = Leadership(topics, me=routed.routing.me, place=routed.routing.place)
     cursors = CursorHandlers(topics)
     handlers: dict[str, Handler] = {
         "create_topic": admin.create,
@@ -285,19 +277,19 @@ def _topic_handlers(
         "arrow": bulk.arrow,
         "arrow_as": bulk.arrow_with_snapshot,
         "events": Events(topics, poll=poll_next).stream,
-        "leader": leader,
+        "leader": leadership.leader,
         "blockers": BlockersApi(topics, service, topics.around.clock).blockers,
         "cursors": cursors.list,
         "show_cursor": cursors.show,
         "put_cursor": cursors.put,
         "delete_cursor": cursors.delete,
     }
-    if around is not None:
-        handlers = {name: around.bind(name, handler) for name, handler in handlers.items()}
+    if routed is not None:
+        handlers = {name: routed.bind(name, handler) for name, handler in handlers.items()}
     return {**handlers, "purge": admin.pinned(handlers["purge"])}
 
 
-def _transaction_handlers(transactions: Transactions, around: Around | None) -> dict[str, Handler]:
+def _transaction_handlers(transactions: Transactions, routed: Routed | None) -> dict[str, Handler]:
     api = TransactionsApi(transactions)
     handlers: dict[str, Handler] = {
         "start_transaction": api.start,
@@ -312,9 +304,9 @@ def _transaction_handlers(transactions: Transactions, around: Around | None) -> 
         "invalidate_transaction": api.invalidate,
         "checkpoint_transaction": api.checkpoint,
     }
-    if around is None:
+    if routed is None:
         return handlers
-    return {name: around.bind(name, handler) for name, handler in handlers.items()}
+    return {name: routed.bind(name, handler) for name, handler in handlers.items()}
 
 
 def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]:

@@ -406,7 +406,7 @@ class Connection(asyncio.Protocol):
         self._server.head_ended(self)
         if half_close(transport):
             self._set_reading()
-            self._server.linger(self, UNREAD_LINGER_S if left else None)
+            self._server.drain.linger(self, UNREAD_LINGER_S if left else None)
         else:
             transport.close()
 

@@ -77,7 +77,7 @@ class Server:
         self._patience_s = 0.0
         self._loop: asyncio.AbstractEventLoop
         self._web: web.Server
-        self._drain: Drain
+        self.drain: Drain
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -93,7 +93,7 @@ class Server:
         """The time of the next check of all connections. It stands for "now" where a second more does no harm."""
         self.call_later = loop.call_later
         self.create_future = loop.create_future
-        self._drain = Drain(loop, lambda: bool(self.busy or self.heads))
+        self.drain = Drain(loop, lambda: bool(self.busy or self.heads))
         server = self._config.server
         self._web = web.Server(
             self._exchange.serve,
@@ -148,14 +148,14 @@ class Server:
             return Overloaded("This node has reached its limit of open connections.")
         self.open[connection] = None
         if self.draining:
-            self._drain.part(connection, max(self._patience_s, NEWCOMERS_S))
+            self.drain.part(connection, max(self._patience_s, NEWCOMERS_S))
         return None
 
     def left(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
         self.open.pop(connection, None)
         self.heads.pop(connection, None)
-        self._drain.gone(connection)
+        self.drain.gone(connection)
 
     def head_grew(self, connection: Connection) -> None:
         """Note that a request has begun to arrive."""
@@ -164,7 +164,7 @@ class Server:
     def head_ended(self, connection: Connection) -> None:
         """Note that a connection has no begun head any more."""
         if self.heads.pop(connection, None) is not None:
-            self._drain.look()
+            self.drain.look()
 
     def request_ended(self, connection: Connection, *, stays_open: bool = False) -> None:
         """Note that a reply was sent, or can't be sent."""
@@ -172,17 +172,13 @@ class Server:
         if self.draining:
             if stays_open and connection in self.open:
                 # Its answer began before the drain, without ``Connection: close``.
-                self._drain.part(connection, self._patience_s)
-            self._drain.look()
+                self.drain.part(connection, self._patience_s)
+            self.drain.look()
 
     def connection_cut(self, connection: Connection, kind: BudgetKind) -> None:
         """Log that a connection was cut, because it held the most of a resource that ran out."""
         if connection.account.may_log():
             log.warning("connection cut", reason=f"it held the most of {kind}")
-
-    def linger(self, connection: Connection, seconds: float | None) -> None:
-        """Wait until the client closes a connection whose end was sent, then cut it. None: the usual time."""
-        self._drain.linger(connection, seconds)
 
     def last_words(self, error: BrokerError) -> bytes:
         """Return a whole answer for bytes that are not a request. The connection must end after it."""
@@ -228,12 +224,12 @@ class Server:
         for connection in list(self.open):
             connection.abandon()
             if not connection.in_use:
-                self._drain.part(connection, patience_s)
+                self.drain.part(connection, patience_s)
 
     async def quiet(self) -> None:
         """Wait until no request is served or has begun to arrive, and all idle connections have ended."""
         if self._server is not None:
-            await self._drain.quiet()
+            await self.drain.quiet()
 
     async def close(self, within_s: float | None = None) -> None:
         """Drain, close the listener, and wait at most ``within_s`` for all answers. None: the configured time."""
@@ -247,9 +243,9 @@ class Server:
             ):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LULL_S):
-                        await self._drain.quiet()
+                        await self.drain.quiet()
                 await stop_accepting(server, self._make_connection)
-                await self._drain.quiet()
+                await self.drain.quiet()
         except TimeoutError:
             log.warning("drain ended before all requests were answered", requests=self.busy)
         self.cut()

@@ -20,7 +20,6 @@ from broker import __version__, logs
 from broker.api.cluster import OWN_PATH, ClusterView
 from broker.api.cluster_view import cluster_view
 from broker.api.routed import Routed
-from broker.api.routed_polls import ClusterHandlers
 from broker.api.routed_transactions import RoutedTransactions
 from broker.clock import Clock
 from broker.config.sections import Config
@@ -162,8 +161,8 @@ class InCluster:
         """Coordination's answer which topics this node may claim."""
         return self._all.tenure
 
-    def routed(self, topics: Topics, deadline_s: float) -> ClusterHandlers:
-        """Return the handlers that forward requests to the leaders of topics."""
+    def routed(self, topics: Topics, deadline_s: float) -> Routed:
+        """Return the binding of handlers to the leaders of topics."""
         opened = self._all
         states = topics.leaders.states
 
@@ -180,7 +179,7 @@ class InCluster:
             leads=leads,
         )
         routing.pause = opened.tenure.pause
-        return ClusterHandlers(Routed(routing, opened.receiving, topics, deadline_s=deadline_s))
+        return Routed(routing, opened.receiving, topics, deadline_s=deadline_s)
 
     def transactions(self, local: Transactions, deadline_s: float) -> RoutedTransactions:
         """Return the transaction service, which any node may lead. Call ``routed`` first."""

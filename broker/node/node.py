@@ -29,8 +29,9 @@ from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.own_service import OwnService
+from broker.api.routed import Routed
 from broker.api.router import Router
-from broker.api.routes import Around, make_routes
+from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.coordination.claims import Written
@@ -102,8 +103,8 @@ class Ground(Protocol):
     def serve(self, topics: Topics) -> ClusterView | None:
         """Connect the topics to coordination. Return the view of the cluster; None on a standalone node."""
 
-    def routed(self, topics: Topics, deadline_s: float) -> Around | None:
-        """Return the handlers that forward requests to other nodes; None on a standalone node."""
+    def routed(self, topics: Topics, deadline_s: float) -> Routed | None:
+        """Return the binding of handlers to the leaders of topics; None on a standalone node."""
 
     def transactions(self, local: Transactions, deadline_s: float) -> Serving:
         """Return the transaction service, led by any node. Call ``routed`` first."""
@@ -210,7 +211,7 @@ class Node:
         transactions.watch(self.metrics)
         self._service = service = asked_service(config, self.clock)
         routes = make_routes(
-            topics, config, health, view, around=routed, transactions=transactions, service=service
+            topics, config, health, view, routed=routed, transactions=transactions, service=service
         )
         router = Router(routes)
         server = Server(Dispatch(router, self.metrics, config), config, self.clock)

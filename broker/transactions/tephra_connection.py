@@ -215,7 +215,10 @@ class TephraConnection(asyncio.Protocol):
             self.refuse(error)
             return None
         try:
-            return await in_slices(service.reading(head, frame, self._take))
+            reading = frames.call_steps(
+                service.idl, frame, head, most=service.most, take=self._take
+            )
+            return await in_slices(reading)
         except frames.NoMethod as error:
             self._server.metrics.answered("thrift", UNKNOWN_METHOD, 0.0)
             failed = frames.encode_failed(error.head, frames.UNKNOWN_METHOD, str(error))

@@ -38,7 +38,6 @@ from broker.errors import (
 from broker.model import Snapshot
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_commits import Commits
-from broker.wire.read_steps import Steps, Take
 
 ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
 TOO_LARGE: Final = "org.apache.tephra.TransactionSizeException"
@@ -124,20 +123,9 @@ class TephraService:
         """Keep the transaction service and the bounds."""
         self.idl = frames.Idl()
         self.commits = Commits(transactions, clock, bounds.deadline_s)
-        self._most = bounds.most
-        self._transactions = transactions
+        self.most = bounds.most
+        self.transactions = transactions
         self._methods = _methods(self)
-
-    @property
-    def transactions(self) -> Serving:
-        """The transaction service."""
-        return self._transactions
-
-    def reading(
-        self, head: frames.FrameHead, frame: frames.Frame, take: Take
-    ) -> Steps[frames.TephraCall]:
-        """Read a call in steps. Raises the errors of ``tephra_frames.call_steps``."""
-        return frames.call_steps(self.idl, frame, head, most=self._most, take=take)
 
     async def answer(self, call: frames.TephraCall) -> TephraAnswer:
         """Execute a call and return its answer."""
@@ -171,11 +159,11 @@ class TephraService:
     async def invalidated(self, transaction: int) -> bool:
         """Make a transaction invalid. Return whether it was in progress, even if the outcome of the first try is unknown."""
         try:
-            return await self._transactions.invalidate(transaction)
+            return await self.transactions.invalidate(transaction)
         except OutcomeUnknown:
-            if await self._transactions.invalidate(transaction):
+            if await self.transactions.invalidate(transaction):
                 return True
-            invalids = (await self._transactions.snapshot()).invalids
+            invalids = (await self.transactions.snapshot()).invalids
             at = bisect_left(invalids, transaction)
             return at < len(invalids) and invalids[at] == transaction
 

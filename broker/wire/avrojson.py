@@ -197,11 +197,6 @@ def item_in_pieces(message: Message) -> Iterator[bytes]:
     yield b'"}'
 
 
-def encode_messages(messages: Sequence[Message]) -> bytes:
-    """Return the whole reply of a poll."""
-    return b"[" + encode_items(messages) + b"]"
-
-
 def _dump(value: object) -> bytes:
     return _COMPACT.encode(value).encode("ascii")
 

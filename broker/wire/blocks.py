@@ -14,92 +14,15 @@ data.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message, MessageId
-from broker.wire.varint import SHORT_LONGS, Malformed, encode_long, read_long
+from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message
+from broker.wire.varint import Malformed, encode_long, read_long
 
 END: Final = b"\x00"
 
-_ID_LENGTH = encode_long(MESSAGE_ID_BYTES)
-_ID_LENGTH_BYTE = _ID_LENGTH[0]
-_SHORT = len(SHORT_LONGS)
-
-
-def encode_block(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
-    """Return messages as one block. Without messages it returns no bytes, since a count of 0 ends the array."""
-    if not ids:
-        return b""
-    return encode_long(len(ids)) + b"".join(_items(ids, payloads))
-
-
-def _items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> list[bytes]:
-    lengths = _lengths(payloads)
-    return [
-        b"".join((_ID_LENGTH, identifier, length, payload))
-        for identifier, length, payload in zip(ids, lengths, payloads, strict=True)
-    ]
-
-
-def _lengths(payloads: Sequence[bytes]) -> list[bytes]:
-    return [
-        SHORT_LONGS[size] if size < _SHORT else encode_long(size) for size in map(len, payloads)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedItems:
-    """Consecutive messages, encoded, without a block's count.
-
-    Item i is ``data[offsets[i]:offsets[i + 1]]``; there is one offset more than there are items.
-    """
-
-    data: bytes
-    offsets: array[int]
-
-    @property
-    def count(self) -> int:
-        """The number of messages."""
-        return len(self.offsets) - 1
-
-    def block(self, first: int = 0, stop: int | None = None) -> bytes:
-        """Return the items ``first`` to ``stop`` (exclusive) as one block; no bytes if there are none."""
-        return b"".join(self.parts(first, self.count if stop is None else stop))
-
-    def parts(self, first: int, stop: int) -> Sequence[bytes | memoryview]:
-        """Return the parts of such a block, without a copy, for a caller that joins several blocks."""
-        if first >= stop:
-            return ()
-        start, end = self.offsets[first], self.offsets[stop]
-        return (encode_long(stop - first), memoryview(self.data)[start:end])
-
-    def payload(self, index: int) -> bytes:
-        """Return one message's payload."""
-        _, start = read_long(self.data, self.offsets[index] + 1 + MESSAGE_ID_BYTES)
-        return self.data[start : self.offsets[index + 1]]
-
-    def stop_within(self, first: int, bytes_max: int) -> int:
-        """Return the greatest ``stop`` such that the items ``first`` to ``stop`` take at most ``bytes_max``.
-
-        It includes at least one item if there is one, so that every page makes progress.
-        """
-        stop = bisect_right(self.offsets, self.offsets[first] + bytes_max) - 1
-        return min(max(stop, first + 1), self.count)
-
-
-def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> EncodedItems:
-    """Encode messages of any kind with their message ids."""
-    return _joined(_items(ids, payloads))
-
-
-def _joined(items: list[bytes]) -> EncodedItems:
-    return EncodedItems(b"".join(items), array("Q", accumulate(map(len, items), initial=0)))
+_ID_LENGTH_BYTE: Final = encode_long(MESSAGE_ID_BYTES)[0]
 
 
 class PollDecoder:

@@ -30,8 +30,8 @@ TRANSACTIONS = "transactions"
 TTL_MAX_S: Final = (1 << 31) - 1
 PROPERTIES_BYTES_MAX: Final = 64 * 1024
 """The maximum size of the names and values of a topic's properties together, in UTF-8."""
-BODY_BYTES_MAX: Final = 4 * PROPERTIES_BYTES_MAX
-"""The longest body with properties: JSON may write a character with up to six."""
+BODY_BYTES_MAX: Final = 8 * PROPERTIES_BYTES_MAX
+"""The longest body with properties: JSON may write a byte with six (``\\u0041``), and has quotes and commas."""
 
 VALUES_MAX: Final = 10_000
 """The maximum number of JSON values in a body."""
@@ -61,15 +61,9 @@ def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) 
         )
     _check_generation(properties.pop(GENERATION, "1"), topic)
     _check_purged(properties.pop(PURGED, "0"), topic)
-    ttl_of(properties, topic)
-    transactions_of(properties)
+    _check_ttl(properties, topic)
+    _check_transactions(properties)
     return properties
-
-
-def make_topic(topic: TopicId, generation: int, properties: Mapping[str, str]) -> Topic:
-    """Return a topic with its parsed properties. Raises BadRequest for a wrong value."""
-    kept = {name: value for name, value in properties.items() if name != GENERATION}
-    return Topic(topic, generation, kept, ttl_of(kept, topic), transactions_of(kept))
 
 
 def encode_properties(topic: Topic) -> bytes:
@@ -86,8 +80,7 @@ def encode_names(names: Iterable[str]) -> bytes:
     return json.dumps(ordered, separators=(",", ":")).encode("ascii")
 
 
-def ttl_of(properties: Mapping[str, str], topic: TopicId) -> int:
-    """Return how many seconds messages live. Raises BadRequest."""
+def _check_ttl(properties: Mapping[str, str], topic: TopicId) -> None:
     if TTL not in properties:
         raise BadRequest(f"The {TTL} property is missing for topic {topic.entity}")
     ttl_s = int32(properties[TTL])
@@ -97,7 +90,6 @@ def ttl_of(properties: Mapping[str, str], topic: TopicId) -> int:
         )
     if ttl_s <= 0:
         raise BadRequest(f"The {TTL} property must be greater than zero for topic {topic.entity}")
-    return ttl_s
 
 
 def _check_generation(text: str, topic: TopicId) -> None:
@@ -118,13 +110,9 @@ def _check_purged(text: str, topic: TopicId) -> None:
         )
 
 
-def transactions_of(properties: Mapping[str, str]) -> TransactionUse:
-    """Return whether publishes may or must carry a write pointer. Raises BadRequest."""
-    value = properties.get(TRANSACTIONS, TransactionUse.OPTIONAL.value)
-    try:
-        return TransactionUse(value)
-    except ValueError:
-        raise BadRequest(f"{TRANSACTIONS}: must be one of {', '.join(TransactionUse)}.") from None
+def _check_transactions(properties: Mapping[str, str]) -> None:
+    if properties.get(TRANSACTIONS, TransactionUse.OPTIONAL.value) not in list(TransactionUse):
+        raise BadRequest(f"{TRANSACTIONS}: must be one of {', '.join(TransactionUse)}.")
 
 
 def int32(text: str) -> int | None:

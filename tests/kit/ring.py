@@ -17,7 +17,6 @@ from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.routed import Routed
-from broker.api.routed_polls import ClusterHandlers
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
@@ -192,7 +191,7 @@ class RingNode:
             self.topics,
             self.config,
             health,
-            around=ClusterHandlers(routed),
+            routed=routed,
             transactions=self.transactions,
         )
         self.dispatch = Dispatch(Router(routes), self.metrics, self.config)

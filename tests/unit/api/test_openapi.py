@@ -1,3 +1,5 @@
+import asyncio
+import base64
 import json
 import re
 
@@ -10,6 +12,7 @@ from multidict import CIMultiDict
 from broker.api.json_schemas import decimals_up_to
 from broker.api.openapi import OPERATIONS, make_document
 from broker.api.routes import SHAPES
+from broker.http.reply import ChunkedReply
 from broker.wire.topics import TTL_MAX_S
 from tests.kit.openapi import Answered, Checker, Undocumented
 from tests.kit.serving import Broker, topic_path
@@ -35,6 +38,29 @@ def test_every_reference_leads_somewhere() -> None:
         value = document
         for name in reference.removeprefix("#/").split("/"):
             value = value[name]
+
+
+async def test_events_are_as_documented(broker: Broker) -> None:
+    publish = topic_path("t", "publish")
+    await broker.call("POST", publish, b"plain", {"Content-Type": "text/plain"})
+    message = {
+        "value": "a",
+        "key": {"base64": base64.b64encode(b"\xff").decode()},
+        "headers": {"h": "é"},
+    }
+    sent = json.dumps({"messages": [message]}).encode()
+    await broker.call("POST", publish, sent, {"Content-Type": "application/json"})
+    events = await broker.dispatch.call("GET", topic_path("t", "events"), CIMultiDict())
+    assert isinstance(events, ChunkedReply)
+    found = b""
+    async with asyncio.timeout(30):
+        while found.count(b"data: ") < 2:
+            found += await anext(events.chunks)
+    await events.chunks.aclose()
+    validator = Draft202012Validator(make_document()["components"]["schemas"]["Event"])
+    for line in found.decode().splitlines():
+        if line.startswith("data: "):
+            validator.validate(json.loads(line.removeprefix("data: ")))
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import re
 from collections import Counter, deque
 
 from broker.model import Message, row_id
-from broker.wire import avro, blocks
+from broker.wire import avro
+from tests.kit.poll_replies import block
 
 _TOPIC = re.compile(r"/v1/namespaces/(\w+)/topics/(\w+)/?(\w*)")
 FAREWELL = (
@@ -171,4 +172,4 @@ class Node:
             )
         if not page():
             return b"\x00"
-        return blocks.encode_block([m.id for m in page()], [m.payload for m in page()]) + b"\x00"
+        return block(page()) + b"\x00"

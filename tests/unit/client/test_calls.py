@@ -7,13 +7,13 @@ from broker.client.protocol import Reply
 from broker.client.retrier import Retrier
 from broker.errors import BodyTooLarge, Overloaded, TopicNotFound, Unavailable
 from broker.model import Message, Poll, PublishRequest, TopicId, row_id
-from broker.wire import blocks
+from tests.kit.poll_replies import block
 
 TOPIC = TopicId("ns1", "t1")
 BUSY = Reply(503, {"broker-error": "overloaded"}, b"busy")
 GONE = Reply(404, {"broker-error": "topic_not_found"}, b"gone")
 MESSAGES = [Message(row_id(1000 + i, 0) + bytes(10), b"%d" % i) for i in range(3)]
-PAGES = [blocks.encode_block([m.id], [m.payload]) for m in MESSAGES]
+PAGES = [block([m]) for m in MESSAGES]
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from broker.client import (
     sync,
 )
 from broker.model import Message
-from broker.wire import avro, blocks
+from broker.wire import avro
+from tests.kit.poll_replies import block
 
 MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(5)]
 
@@ -56,7 +57,7 @@ class Broker(BaseHTTPRequestHandler):
         if "/poll" in self.path:
             poll = avro.decode_poll(body)
             page = [m for m in MESSAGES if poll.start is None or m.id > poll.start][: poll.limit]
-            answer = blocks.encode_block([m.id for m in page], [m.payload for m in page]) + b"\x00"
+            answer = block(page) + b"\x00"
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()

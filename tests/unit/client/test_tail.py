@@ -11,7 +11,8 @@ from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import TopicNotFound, Unavailable
 from broker.model import Message, TopicId, row_id
-from broker.wire import avro, blocks
+from broker.wire import avro
+from tests.kit import poll_replies
 
 EMPTY = [b"\x00"]
 QUICK = TailOptions(wait_s=0.01, idle_delay_s=0.0, page_messages_max=3)
@@ -22,8 +23,7 @@ def message(number):
 
 
 def block(*numbers):
-    messages = [message(number) for number in numbers]
-    return blocks.encode_block([m.id for m in messages], [m.payload for m in messages])
+    return poll_replies.block([message(number) for number in numbers])
 
 
 def starts(transport):

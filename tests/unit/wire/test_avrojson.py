@@ -81,7 +81,7 @@ def test_polls_are_as_another_implementation_has_them(poll):
 )
 def test_replies_are_as_another_implementation_has_them(messages):
     datum = [message._asdict() for message in messages]
-    assert json.loads(avrojson.encode_messages(messages)) == fast_text(
+    assert json.loads(b"[%b]" % avrojson.encode_items(messages)) == fast_text(
         schemas.CONSUME_RESPONSE, datum
     )
 

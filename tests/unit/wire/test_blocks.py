@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import NO_HEADERS, Message
 from broker.wire import schemas
-from broker.wire.blocks import END, PollDecoder, encode_block, encode_items
+from broker.wire.blocks import END, PollDecoder
 from broker.wire.varint import encode_bytes, encode_long
+from tests.kit.poll_replies import block
 
 RESPONSE = fastavro.parse_schema(schemas.CONSUME_RESPONSE)
 
@@ -21,10 +22,6 @@ messages = st.builds(
     Message, st.binary(min_size=20, max_size=20), payloads, st.none(), st.just(NO_HEADERS)
 )
 message_lists = st.lists(messages, max_size=8)
-
-
-def block(some: list[Message]) -> bytes:
-    return encode_block([m.id for m in some], [m.payload for m in some])
 
 
 def sized_block(some: list[Message]) -> bytes:
@@ -52,7 +49,7 @@ def test_another_implementation_reads_our_blocks(divided):
 
 
 def test_no_messages_are_no_block():
-    assert encode_block([], []) == b""
+    assert block([]) == b""
     assert decode(END) == []
 
 
@@ -137,28 +134,3 @@ def test_a_large_payload_in_small_pieces_is_joined_once():
         joins += decoder._buffer is not before
     assert some == [message]
     assert joins <= 3
-
-
-@given(message_lists, st.data())
-def test_any_page_is_cut_from_encoded_items(some, data):
-    items = encode_items([m.id for m in some], [m.payload for m in some])
-    first = data.draw(st.integers(0, len(some)))
-    stop = data.draw(st.integers(first, len(some)))
-    assert items.block(first, stop) == block(some[first:stop])
-
-
-@given(st.lists(messages, min_size=1, max_size=8), st.data())
-def test_a_page_fits_its_bytes_but_always_moves_on(some, data):
-    items = encode_items([m.id for m in some], [m.payload for m in some])
-    first = data.draw(st.integers(0, len(some) - 1))
-    bytes_max = data.draw(st.integers(0, len(items.data) + 10))
-    stop = items.stop_within(first, bytes_max)
-    taken = items.offsets[stop] - items.offsets[first]
-    assert first < stop <= items.count
-    assert taken <= bytes_max or stop == first + 1
-    assert stop == items.count or items.offsets[stop + 1] - items.offsets[first] > bytes_max
-
-
-def test_ids_and_payloads_come_in_pairs():
-    with pytest.raises(ValueError, match="zip"):
-        encode_block([bytes(20)], [])

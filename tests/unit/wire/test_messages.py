@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, OutcomeUnknown, TooManyMessages, Unavailable
 from broker.model import NO_HEADERS, Message, PublishRequest
 from broker.wire import attributes, messages, schemas
-from broker.wire.blocks import END, PollDecoder, encode_block
+from broker.wire.blocks import END, PollDecoder
 from broker.wire.messages import PagesDecoder
 from broker.wire.varint import encode_bytes, encode_long, read_long
+from tests.kit.poll_replies import block
 
 REQUEST = fastavro.parse_schema(schemas.PUBLISH_MESSAGES)
 REPLY = fastavro.parse_schema(schemas.PAGES)
@@ -103,11 +104,11 @@ def test_bounds_and_nonsense_are_refused_by_name():
 
 
 def page(some: list[Message]) -> bytes:
-    block = encode_block([each.id for each in some], [each.payload for each in some])
-    _, items_at = read_long(block, 0)
+    encoded = block(some)
+    _, items_at = read_long(encoded, 0)
     beside = [attributes.encode(each.key, each.headers) for each in some]
     found = [(place, each) for place, each in enumerate(beside) if each]
-    return b"".join(messages.page(len(some), [block[items_at:]], found))
+    return b"".join(messages.page(len(some), [encoded[items_at:]], found))
 
 
 def read(*pieces: bytes) -> list[Message]:
@@ -192,8 +193,7 @@ def test_a_page_comes_as_soon_as_it_is_whole(some):
 
 def test_a_plain_page_costs_three_bytes():
     some = [Message(bytes(20), b"a")] * 100
-    block = encode_block([each.id for each in some], [each.payload for each in some])
-    assert page(some) == b"\x02" + block + END + END
+    assert page(some) == b"\x02" + block(some) + END + END
 
 
 @pytest.mark.parametrize(

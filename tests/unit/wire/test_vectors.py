@@ -9,6 +9,7 @@ import pytest
 
 from broker.model import Message, Poll, PublishRequest, RollbackRange, row_id
 from broker.wire import avro, avrojson, blocks, schemas, snapshotjson, transaction
+from tests.kit.poll_replies import block
 
 VECTORS = Path(__file__).parents[2] / "data" / "wire"
 ID = bytes.fromhex("0000015896dfd000000100000000000000000000")
@@ -91,9 +92,8 @@ def test_the_schemas_say_the_same(name):
     [("consume-response.one", [Message(ID, b"m0")]), ("consume-response.empty", [])],
 )
 def test_replies(name, messages):
-    ids, payloads = [m.id for m in messages], [m.payload for m in messages]
-    assert blocks.encode_block(ids, payloads) + blocks.END == binary(name)
-    assert json.loads(avrojson.encode_messages(messages)) == json_value(name)
+    assert block(messages) + blocks.END == binary(name)
+    assert json.loads(b"[%b]" % avrojson.encode_items(messages)) == json_value(name)
     decoder = blocks.PollDecoder()
     assert decoder.feed(binary(name)) == messages
     decoder.finish()

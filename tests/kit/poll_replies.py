@@ -1,0 +1,16 @@
+"""Replies to polls in Avro, as a broker without attributes sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.model import Message
+from broker.wire.varint import encode_bytes, encode_long
+
+
+def block(messages: Sequence[Message]) -> bytes:
+    """Return messages as one block of a reply. Without messages it returns no bytes: a count of 0 ends the array."""
+    if not messages:
+        return b""
+    items = [encode_bytes(each.id) + encode_bytes(each.payload) for each in messages]
+    return encode_long(len(items)) + b"".join(items)
