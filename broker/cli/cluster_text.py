@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -10,10 +9,10 @@ from typing import Any, Final
 
 import click
 
+from broker.cli.output import write_coloured_table
+
 Json = Mapping[str, Any]
 
-_WIDTH_OF_A_PIPE: Final = 220
-_WIDTH_MAX: Final = 10_000
 _COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow", "silent": "red"}
 _COLUMNS: Final = (
     "NODE",
@@ -32,22 +31,7 @@ _UNKNOWN: Final = "?"
 
 def write_status(status: Json) -> None:
     """Write the nodes as a table, and remarks about problems on standard error."""
-    from rich.console import Console  # noqa: PLC0415 - Slow to import, and only this function needs it.
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        table.add_column(name, no_wrap=name != "STORAGE")
-    for row in status["nodes"]:
-        style = _COLOURS[row["state"]]
-        table.add_row(*(Text(cell, style if cell == row["state"] else "") for cell in cells(row)))
-    console = Console(width=_WIDTH_MAX, highlight=False)
-    # A terminal that is too narrow wraps the lines by itself; rich would omit columns.
-    console.width = max(
-        shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns, console.measure(table).minimum
-    )
-    console.print(table)
+    write_coloured_table(_COLUMNS, map(cells, status["nodes"]), _COLOURS, wrapped="STORAGE")
     for line in remarks(status):
         click.echo(line, err=True)
 

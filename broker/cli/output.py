@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from broker.client import Browsed
 from broker.model import Message
+
+_WIDTH_OF_A_PIPE: Final = 220
+_WIDTH_MAX: Final = 10_000
 
 
 def time_text(timestamp_ms: int) -> str:
@@ -29,6 +33,30 @@ def payload_json(payload: bytes) -> dict[str, str]:
         return {"encoding": "text", "payload": payload.decode()}
     except UnicodeDecodeError:
         return {"encoding": "base64", "payload": base64.b64encode(payload).decode()}
+
+
+def write_coloured_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    colours: Mapping[str, str],
+    *,
+    wrapped: str = "",
+) -> None:
+    """Write a table. ``colours`` is by a cell's text; the column ``wrapped`` may take several lines."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and --json does not need it.
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=name != wrapped)
+    for row in rows:
+        table.add_row(*(Text(cell, colours.get(cell, "")) for cell in row))
+    console = Console(width=_WIDTH_MAX, highlight=False)
+    # A terminal that is too narrow wraps the lines by itself; rich would omit columns.
+    columns = shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns
+    console.width = max(columns, console.measure(table).minimum)
+    console.print(table)
 
 
 def write_json(value: object) -> None:

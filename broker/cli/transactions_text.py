@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 import click
 
-from broker.cli.output import time_text, write_properties
+from broker.cli.output import time_text, write_coloured_table, write_properties
 from broker.model import TopicId
 
 Json = Mapping[str, Any]
 
-_WIDTH_OF_A_PIPE: Final = 220
-_WIDTH_MAX: Final = 10_000
 _COLOURS: Final = {"in_progress": "yellow", "committing": "yellow", "invalid": "red"}
-
-
-def _write(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - Slow to import, and --json does not need it.
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
-    console = Console(width=_WIDTH_MAX, highlight=False)
-    # A terminal that is too narrow wraps the lines by itself; rich would omit columns.
-    columns = shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns
-    console.width = max(columns, console.measure(table).minimum)
-    console.print(table)
 
 
 def write_list(found: Json) -> None:
@@ -50,7 +30,8 @@ def write_list(found: Json) -> None:
         for each in found["in_progress"]
     ]
     if rows:
-        _write(("TRANSACTION", "TYPE", "STARTED", "EXPIRES", "CLIENT", "CHECKPOINTS"), rows)
+        names = ("TRANSACTION", "TYPE", "STARTED", "EXPIRES", "CLIENT", "CHECKPOINTS")
+        write_coloured_table(names, rows, _COLOURS)
     more = found["in_progress_count"] - len(rows)
     if more > 0:
         click.echo(f"and {more} more: broker tx list --limit {found['in_progress_count']}")
@@ -83,9 +64,10 @@ def write_blockers(topic: TopicId, found: Json) -> None:
     if not blockers:
         click.echo(f"no transaction holds consumers of {name} back", err=True)
         return
-    _write(
+    write_coloured_table(
         ("TRANSACTION", "STATE", "FIRST MESSAGE", "SINCE", "OWN", "WAITING", "EXPIRES", "CLIENT"),
         map(_blocker, blockers),
+        _COLOURS,
     )
     for each in blockers:
         click.echo(f"{each['write_pointer']}: {each['advice']}", err=True)

@@ -161,7 +161,7 @@ class LocalCluster:
         home = self._home = self._own_folder()
         layout = self._plan = self._layout(home)
         self.members = [self._member(program, home) for program in self._programs(layout)]
-        self._start_storage(layout, home, began)
+        self._start_storage(began)
         self._make_tables(layout, home, began)
         self._start_nodes(began)
 
@@ -300,7 +300,7 @@ class LocalCluster:
         ready = question(program.kind, program.place)
         return Member(program, home, ready, environment)
 
-    def _start_storage(self, layout: ClusterLayout, home: Path, began: float) -> None:
+    def _start_storage(self, began: float) -> None:
         storage = [member for member in self.members if member.kind is not ProcessKind.BROKER]
         for member in storage:
             member.launch()

@@ -89,7 +89,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     broker bench publish bench/t --rate 1000 --size 1000 --seconds 60 --json
     """  # noqa: D301
     load = Load(topic, size, rate, seconds, publishers, batch)
-    done = _run(url, deadline_s, lambda client: publish_load(client, load))
+    done = asyncio.run(_run(url, deadline_s, lambda client: publish_load(client, load)))
     _report("published", done, as_json=as_json)
 
 
@@ -112,19 +112,16 @@ def tail(*, topic: TopicId, seconds: float, url: str, deadline_s: float, as_json
     \b
     broker bench tail bench/t --seconds 60
     """  # noqa: D301
-    done = _run(url, deadline_s, lambda client: tail_topic(client, topic, seconds))
+    done = asyncio.run(_run(url, deadline_s, lambda client: tail_topic(client, topic, seconds)))
     _report("received", done, as_json=as_json)
 
 
-def _run(
+async def _run(
     url: str, deadline_s: float, work: Callable[[Client], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    async def main() -> dict[str, Any]:
-        settings = client_settings(url, deadline_s)
-        async with Client(settings=settings, on_trouble=teller(url)) as client:
-            return await work(client)
-
-    return asyncio.run(main())
+    settings = client_settings(url, deadline_s)
+    async with Client(settings=settings, on_trouble=teller(url)) as client:
+        return await work(client)
 
 
 def _report(verb: str, done: dict[str, Any], *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,14 +86,10 @@ class At:
             async with self.rows() as rows, directory.opened(rows, name, self.zookeeper) as log:
                 await work(log)
 
-        run(done)
+        run(done())
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
+def run(work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` to its end, with the rowlog's log on standard error."""
-
-    async def main() -> None:
-        await work()
-
     with logs.writing(LogsConfig(log_level=LogLevel.WARNING)):
-        asyncio.run(main())
+        asyncio.run(work)

@@ -41,7 +41,7 @@ def list_(hbase: str, zookeeper: str, *, synced: bool, as_json: bool) -> None:
             ]
             write_table(("ID", "TABLE", "FAMILY", "LOG BYTE", "SUBSCRIPTIONS"), lines)
 
-    run(work)
+    run(work())
 
 
 def _names(setup: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.transfer import sidecars
+from broker.cli.transfer.growing_file import GrowingFile, check_reaches
 from broker.cli.transfer.message_records import message_of
 from broker.model import Message
 
@@ -28,7 +28,7 @@ SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-class AvroFile:
+class AvroFile(GrowingFile):
     """The format ``avro``."""
 
     name = "avro"
@@ -40,7 +40,7 @@ class AvroFile:
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
         """Write a block at a position, which is a size in bytes; at position 0 write the header first."""
         fastavro = _fastavro()
-        sidecars.check_reaches(part, position)
+        check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
             # With a schema fastavro writes a header; without one it appends with the header of the file.
@@ -49,19 +49,6 @@ class AvroFile:
             file.flush()
             os.fsync(file.fileno())
             return file.tell()
-
-    def finish(self, part: Path, position: int, file: Path) -> None:
-        """Rename the part to ``file``, unless it has that name already."""
-        if file.exists() and not part.exists():
-            sidecars.check_reaches(file, position)
-            return
-        sidecars.check_reaches(part, position)
-        os.truncate(part, position)  # A stopped export may have written more; it does not count.
-        sidecars.place(part, file)
-
-    def discard(self, part: Path) -> None:
-        """Remove the part."""
-        part.unlink(missing_ok=True)
 
     def read(self, file: Path) -> Iterator[Message]:
         """Yield the messages of a file; it needs the field ``payload``, and may have ``key`` and ``headers``."""

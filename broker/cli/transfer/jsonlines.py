@@ -22,7 +22,7 @@ from typing import Any, Final
 import click
 
 from broker.cli.output import message_json
-from broker.cli.transfer import sidecars
+from broker.cli.transfer.growing_file import GrowingFile, check_reaches
 from broker.cli.transfer.message_records import NO_ID
 from broker.model import NO_HEADERS, Message
 
@@ -31,7 +31,7 @@ _KNOWN: Final = frozenset(
 )
 
 
-class JsonLines:
+class JsonLines(GrowingFile):
     """The format ``jsonl``."""
 
     name = "jsonl"
@@ -41,7 +41,7 @@ class JsonLines:
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
         """Write lines at a position, which is a size in bytes."""
-        sidecars.check_reaches(part, position)
+        check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
             file.seek(position)
@@ -49,19 +49,6 @@ class JsonLines:
             file.flush()
             os.fsync(file.fileno())
             return file.tell()
-
-    def finish(self, part: Path, position: int, file: Path) -> None:
-        """Rename the part to ``file``, unless it has that name already."""
-        if file.exists() and not part.exists():
-            sidecars.check_reaches(file, position)
-            return
-        sidecars.check_reaches(part, position)
-        os.truncate(part, position)  # A stopped export may have written more; it does not count.
-        sidecars.place(part, file)
-
-    def discard(self, part: Path) -> None:
-        """Remove the part."""
-        part.unlink(missing_ok=True)
 
     def read(self, file: Path) -> Iterator[Message]:
         """Yield the messages of a file."""

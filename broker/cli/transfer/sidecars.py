@@ -51,12 +51,3 @@ def place(new: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def check_reaches(path: Path, size: int) -> None:
-    """Raise click.ClickException if a growing file is missing, or shorter than ``size``."""
-    if size and (not path.exists() or path.stat().st_size < size):
-        raise click.ClickException(
-            f"{path} was changed or removed: it had {size:,} bytes. Remove the .part and the .state of this export, "
-            "and start again."
-        )
