@@ -72,9 +72,9 @@ def nemeses_() -> None:
     """  # noqa: D301
     for name, make in NEMESES.items():
         nemesis = make()
-        doc = (type(nemesis).__doc__ or "").splitlines()[0]
+        doc = (nemesis.__doc__ or "").splitlines()[0]
         needs = ", ".join(sorted(nemesis.needs)) or "any cluster"
-        click.echo(f"{name:22} {doc}  [{needs}]")
+        click.echo(f"{name:24} {doc}  [{needs}]")
 
 
 cli.add_command(run)

@@ -45,6 +45,8 @@ class PowerCut(Repeated):
     def __init__(self, name: str, *, torn: bool) -> None:
         super().__init__()
         self.name = name
+        end = "scrambled" if torn else "lost"
+        self.__doc__ = f"SIGKILL of the broker; its unsynced bytes are {end}."
         self._torn = torn
 
     @override

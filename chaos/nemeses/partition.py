@@ -27,6 +27,8 @@ class Partition(OnLinks):
 
     def __init__(self, pair: Pair | None = None, direction: Direction | None = None) -> None:
         self.name = "partition" if pair is None else f"partition-{pair}"
+        if pair is not None:
+            self.__doc__ = f"Links {pair} are cut: those of one process, or all."
         self._pair = pair
         self._given = direction
         self._direction: Direction = "both"

@@ -1,4 +1,7 @@
-"""Connections with delays, jitter, low bandwidth, resets, late closes or small pieces."""
+"""Connections with delays, jitter, low bandwidth, resets, late closes or small pieces.
+
+The first line of a function is the help on its nemesis. Each function returns toxics.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ Draw = Callable[[random.Random], Sequence[Toxic]]
 
 
 def latency(chance: random.Random) -> list[Toxic]:
-    """Return a toxic that delays every answer by 20 to 500 ms."""
+    """Delay every answer by 20 to 500 ms."""
     return [Toxic("latency", "downstream", {"latency": chance.randrange(20, 500), "jitter": 0})]
 
 
 def jitter(chance: random.Random) -> list[Toxic]:
-    """Return toxics that delay all data in both directions, by random times up to 300 ms."""
+    """Delay all data in both directions, by random times up to 300 ms."""
     most = chance.randrange(20, 300)
     return [
         Toxic("latency", stream, {"latency": most // 2, "jitter": most // 2}) for stream in STREAMS
@@ -30,25 +33,25 @@ def jitter(chance: random.Random) -> list[Toxic]:
 
 
 def bandwidth(chance: random.Random) -> list[Toxic]:
-    """Return toxics that limit both directions to 5 to 100 KB/s."""
+    """Limit both directions to 5 to 100 KB/s."""
     rate = chance.randrange(5, 100)
     return [Toxic("bandwidth", stream, {"rate": rate}) for stream in STREAMS]
 
 
 def reset(chance: random.Random) -> list[Toxic]:
-    """Return a toxic that resets half of the connections within a second of their beginning."""
+    """Reset half of the connections within a second of their beginning."""
     return [Toxic("reset_peer", "downstream", {"timeout": chance.randrange(10, 1000)}, 0.5)]
 
 
 def slow_close(chance: random.Random) -> list[Toxic]:
-    """Return toxics that delay the close of a connection by 0.5 to 5 s."""
+    """Delay the close of a connection by 0.5 to 5 s."""
     return [
         Toxic("slow_close", stream, {"delay": chance.randrange(500, 5000)}) for stream in STREAMS
     ]
 
 
 def slices(chance: random.Random) -> list[Toxic]:
-    """Return toxics that split all data into pieces of a few bytes."""
+    """Split all data into pieces of a few bytes."""
     size = chance.randrange(8, 64)
     sliced = {"average_size": size, "size_variation": size // 2, "delay": 100}
     return [Toxic("slicer", stream, sliced) for stream in STREAMS]
@@ -59,6 +62,7 @@ class SlowLinks(OnLinks):
 
     def __init__(self, name: str, draw: Draw) -> None:
         self.name = name
+        self.__doc__ = draw.__doc__
         self._draw = draw
         self._links: list[Link] = []
         self._toxics: Sequence[Toxic] = ()

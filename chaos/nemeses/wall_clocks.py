@@ -29,6 +29,8 @@ class ClockStep:
 
     def __init__(self, name: str, offset_s: float) -> None:
         self.name = name
+        way = "behind" if offset_s < 0 else "ahead"
+        self.__doc__ = f"One node's clock is {abs(offset_s):g} s {way}."
         self._offset_s = offset_s
         self._node = ""
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+
 from broker.client import (
     BrokerError,
     Browsed,
@@ -57,6 +59,17 @@ def short(identifier: MessageId) -> str:
     if identifier[ROW_ID_BYTES:] == ROW_ID_MIN:
         return identifier[:ROW_ID_BYTES].hex()
     return identifier.hex()
+
+
+def stage_retries(stage: WorkloadStage, deadline: float) -> AsyncRetrying:
+    """Return retries of a call that fails with a BrokerError, until a time by the stage's clock."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type(BrokerError),
+        wait=wait_fixed(stage.scale.again_s),
+        stop=lambda _: stage.clock.monotonic() >= deadline,
+        sleep=stage.clock.sleep,
+        reraise=True,
+    )
 
 
 def before(identifier: MessageId) -> MessageId:

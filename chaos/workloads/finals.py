@@ -17,11 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
-
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
-from chaos.workloads.client_process import ClientProcess, TopicTarget, before, note
+from chaos.workloads.client_process import ClientProcess, TopicTarget, before, note, stage_retries
 from chaos.workloads.workload import WorkloadStage
 
 LOOKS_MIN: Final = 5
@@ -102,15 +100,8 @@ async def _page(
     stage = process.stage
     asked = process.read_asked(target, place, snapshot=snapshot) | {"limit": PAGE_MESSAGES}
     ending = stage.history.invoke(process.name, "read", str(target.id), asked)
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(BrokerError),
-        wait=wait_fixed(stage.scale.again_s),
-        stop=lambda _: stage.clock.monotonic() >= deadline,
-        sleep=stage.clock.sleep,
-        reraise=True,
-    )
     try:
-        page: list[Message] = await retrying(
+        page: list[Message] = await stage_retries(stage, deadline)(
             process.client.poll,
             target.id,
             place,

@@ -18,12 +18,10 @@ import asyncio
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
-
 from broker.client import BrokerError, TopicId, TopicNotFound
 from chaos.history import Value
 from chaos.workloads import readers
-from chaos.workloads.client_process import ClientProcess, TopicTarget
+from chaos.workloads.client_process import ClientProcess, TopicTarget, stage_retries
 from chaos.workloads.workload import WorkloadStage
 
 OWNER: Final = "owner"
@@ -117,13 +115,6 @@ async def _finally(process: ClientProcess, register: str) -> None:
     """Get a register's final content. All attempts are one call in the history."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(BrokerError),
-        wait=wait_fixed(stage.scale.again_s),
-        stop=lambda _: stage.clock.monotonic() >= deadline,
-        sleep=stage.clock.sleep,
-        reraise=True,
-    )
     with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
-        held: Held = await retrying(_found, process, register, Held())
+        held: Held = await stage_retries(stage, deadline)(_found, process, register, Held())
         ending.ok({"value": held.value, "version": held.versions})

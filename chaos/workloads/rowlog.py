@@ -72,8 +72,9 @@ class RowLogWorkload:
         self._begun: dict[str, Value] = {}
         """Listener calls in flight, by the name of their process in the history."""
         self._open: set[tuple[str, str, int]] = set()
-        """All messages that were put, for each subscription: subscription, row and number."""
-        self._done: set[tuple[str, str, int]] = set()
+        """Messages that were put and are not done: subscription, row and number."""
+        self._early: set[tuple[str, str, int]] = set()
+        """Messages that were done before their put was answered."""
 
     async def prepare(self, stage: WorkloadStage) -> None:
         """Create the table and the rowlog, and start its worker processes. Raises BrokerError."""
@@ -122,12 +123,12 @@ class RowLogWorkload:
         ending = stage.history.invoke("final", "row-final", "", asked)
         deadline = stage.clock.monotonic() + stage.scale.final_s
         self._read(stage)
-        while self._open - self._done and stage.clock.monotonic() < deadline:
+        while self._open and stage.clock.monotonic() < deadline:
             await stage.clock.sleep(LOOK_S)
             self._read(stage)
         await _beneath(stage).end()
         self._read(stage)
-        ending.ok({"open": len(self._open - self._done)})
+        ending.ok({"open": len(self._open)})
 
     def _made(self, beneath: Beneath) -> RowLog:
         return RowLog(
@@ -165,7 +166,9 @@ class RowLogWorkload:
             raise
         assert message is not None, "there are subscriptions"
         ending.ok({"seq": message.seq})
-        self._open |= {(name, row, message.seq) for name in SUBSCRIPTIONS}
+        put = {(name, row, message.seq) for name in SUBSCRIPTIONS}
+        self._open |= put - self._early
+        self._early -= put
 
     # The logs of the processes.
 
@@ -200,7 +203,11 @@ class RowLogWorkload:
             return
         asked = self._begun.pop(process)
         if told["done"]:
-            self._done.add((asked["subscription"], asked["row"], asked["seq"]))
+            done = (asked["subscription"], asked["row"], asked["seq"])
+            if done in self._open:
+                self._open.remove(done)
+            else:
+                self._early.add(done)
         answer = {"done": told["done"]}
         self._tell(stage, process, "row-offer", answer, told["time_ns"], is_over=True)
 

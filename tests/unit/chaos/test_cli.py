@@ -38,6 +38,8 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_the_nemeses_are_listed_in_order() -> None:
     lines = CliRunner().invoke(cli, ["nemeses"]).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(NEMESES)
+    texts = {line.partition(" ")[2].strip() for line in lines}
+    assert len(texts) == len(lines), "each has a text of its own"
 
 
 @pytest.mark.parametrize("name", NEMESES)
