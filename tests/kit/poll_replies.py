@@ -8,9 +8,11 @@ from broker.model import Message
 from broker.wire.varint import encode_bytes, encode_long
 
 
+def items(messages: Sequence[Message]) -> bytes:
+    """Return messages as the items of a block."""
+    return b"".join(encode_bytes(each.id) + encode_bytes(each.payload) for each in messages)
+
+
 def block(messages: Sequence[Message]) -> bytes:
     """Return messages as one block of a reply. Without messages it returns no bytes: a count of 0 ends the array."""
-    if not messages:
-        return b""
-    items = [encode_bytes(each.id) + encode_bytes(each.payload) for each in messages]
-    return encode_long(len(items)) + b"".join(items)
+    return encode_long(len(messages)) + items(messages) if messages else b""

@@ -164,7 +164,7 @@ async def test_where_no_messages_are_sent_a_body_is_small() -> None:
     broker = Broker()
     async with listening(broker) as http, RawHttp(http.port) as raw:
         path = topic_path("t")
-        for size, status in ((1 << 18, 400), ((1 << 18) + 1, 413)):
+        for size, status in ((1 << 19, 400), ((1 << 19) + 1, 413)):
             assert (await http("PUT", path, bytes(size))).status == status
         assert (await http("POST", topic_path("t", "poll"), bytes(33 << 20))).status == 413
         packed = gzip.compress(bytes(33 << 20))

@@ -19,7 +19,8 @@ from broker.clock import Clock
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, TopicId
 from broker.wire import attributes, avro, messages
-from broker.wire.blocks import END, encode_items
+from broker.wire.blocks import END
+from tests.kit.poll_replies import items
 from tests.kit.seeds.stage import StagedCluster
 
 Send = Callable[[ClientRequest], Awaitable[Reply]]
@@ -120,10 +121,10 @@ async def _changed(
     decoder.finish()
     kept = change(found)
     if kept:
-        items = encode_items([each.id for each in kept], [each.payload for each in kept]).data
+        rows = items(kept)
         encoded = [attributes.encode(each.key, each.headers) for each in kept]
         beside = [(place, each) for place, each in enumerate(encoded) if each]
-        yield b"".join(messages.page(len(kept), [items], beside))
+        yield b"".join(messages.page(len(kept), [rows], beside))
     yield END
 
 
