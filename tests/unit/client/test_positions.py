@@ -48,8 +48,8 @@ def test_a_place_is_an_id_or_a_moment(place, expected):
         ("2026-01-31T12:00:00Z", BadRequest, "moment is given as a datetime with a time zone"),
         ("now", BadRequest, "40 hex digits, not 'now'"),
         (datetime(2026, 1, 31), BadRequest, "has no time zone"),  # noqa: DTZ001
-        (-1, BadRequest, "where: -1 is no time"),
-        (1 << 63, BadRequest, "is no time"),
+        (-1, BadRequest, "where: -1 is not a time"),
+        (1 << 63, BadRequest, "is not a time"),
         (
             1_795_467_053,
             BadRequest,
