@@ -1,4 +1,4 @@
-"""What the measurements of a cluster conclude from what they saw; the parts that need no cluster."""
+"""How the measurements of a cluster judge their figures, without a cluster."""
 
 import asyncio
 import json
@@ -18,27 +18,27 @@ from broker.coordination.assignment import Assignment
 from broker.model import TopicId
 
 
-def test_the_gap_in_which_a_change_begins_counts_whole() -> None:
+def test_a_gap_around_the_begin_of_a_change_counts_whole() -> None:
     assert longest_gap_s([0.0, 1.0, 4.0, 5.0], began=2.0, ended=4.5) == 3.0
 
 
-def test_the_gap_in_which_a_change_ends_counts_whole() -> None:
+def test_a_gap_around_the_end_of_a_change_counts_whole() -> None:
     assert longest_gap_s([0.0, 1.0, 2.0, 9.0], began=0.5, ended=3.0) == 7.0
 
 
-def test_what_was_over_before_the_change_does_not_count() -> None:
+def test_a_gap_before_the_change_does_not_count() -> None:
     assert longest_gap_s([0.0, 7.0, 8.0, 8.5, 20.0], began=7.5, ended=8.2) == 1.0
     assert longest_gap_s([], began=0.0, ended=1.0) == 0.0
 
 
-def test_names_are_those_that_the_node_should_lead() -> None:
+def test_the_assignment_gives_the_names_to_the_node() -> None:
     names = names_led_by("t", 20, 1, [0, 1, 2])
     assert len(set(names)) == 20
     assigned = Assignment([0, 1, 2])
     assert {assigned.leader_of(TopicId("default", name)) for name in names} == {1}
 
 
-def test_a_counter_is_summed_over_its_labels_alone() -> None:
+def test_a_counter_is_summed_over_its_own_labels() -> None:
     text = (
         "# TYPE broker_storage_calls_total counter\n"
         'broker_storage_calls_total{kind="put",code="ok"} 3\n'
@@ -53,13 +53,15 @@ def series(name: str, p50_ms: float, *, apart: str = "") -> Series:
 
 
 @pytest.mark.parametrize(("p50_ms", "verdict"), [(2.9, "met"), (3.1, "missed")])
-def test_a_node_may_take_so_much_longer_than_a_bare_commit(p50_ms: float, verdict: str) -> None:
+def test_a_nodes_latency_is_judged_by_its_excess_over_a_bare_commit(
+    p50_ms: float, verdict: str
+) -> None:
     ratio = rates.p50_above(series("node", p50_ms), series("bare", 2.0), must_ms=1.0)
     assert ratio.verdict == verdict
     assert ratio.value == pytest.approx(p50_ms - 2.0)
 
 
-def test_pauses_beside_which_others_used_the_processors_do_not_count() -> None:
+def test_pauses_do_not_count_while_other_programs_use_the_processors() -> None:
     sets = pauses.Sets(3)
     sets.add([0.1, 0.2], "")
     sets.add([0.9], "others used 0.50 cores")
@@ -76,10 +78,10 @@ REFUSAL = b"HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nwhy?"
 
 @asynccontextmanager
 async def answering(*pieces: bytes) -> AsyncIterator[publishes.Lane]:
-    """A lane to a server that answers each request so, piece by piece, and then ends."""
+    """Give a lane to a server that answers each request with these pieces, and then closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Nothing of the body begins with an empty line: its payloads are random.
+        # The random payloads of the body contain no empty line.
         await reader.readuntil(b"\r\n\r\n")
         for piece in pieces:
             writer.write(piece)
@@ -96,19 +98,19 @@ async def answering(*pieces: bytes) -> AsyncIterator[publishes.Lane]:
             lane.close()
 
 
-async def test_an_answer_may_come_in_pieces() -> None:
+async def test_an_answer_may_arrive_in_pieces() -> None:
     async with answering(ANSWER[:20], ANSWER[20:]) as lane:
         await asyncio.to_thread(lane.publish)
 
 
 @pytest.mark.parametrize("pieces", [[REFUSAL], [ANSWER[:20]], [], [ANSWER.replace(b"0", b"3")]])
-async def test_what_is_no_acknowledgement_ends_the_run(pieces: list[bytes]) -> None:
+async def test_an_answer_that_is_no_acknowledgement_ends_the_run(pieces: list[bytes]) -> None:
     async with answering(*pieces) as lane:
         with pytest.raises(RuntimeError, match="not the answer"):
             await asyncio.to_thread(lane.publish)
 
 
-def test_times_in_company_are_no_result() -> None:
+def test_latencies_beside_other_programs_are_no_result() -> None:
     ratio = rates.p50_above(series("node", 9.0, apart="others"), series("bare", 2.0), must_ms=1.0)
     assert (ratio.verdict, ratio.value) == ("no result", None)
 
@@ -117,7 +119,7 @@ def test_times_in_company_are_no_result() -> None:
     ("longest_s", "apart", "verdict"),
     [(0.1, "", "met"), (0.1, "others", "met"), (0.2, "", "missed"), (0.2, "others", "no result")],
 )
-def test_company_excuses_a_pause_and_spoils_none(
+def test_other_programs_excuse_a_long_pause_and_do_not_spoil_a_short_one(
     longest_s: float, apart: str, verdict: str
 ) -> None:
     question = Question(letter="i", title="pauses")
@@ -138,7 +140,9 @@ def test_the_page_has_the_bare_commits_beside_each_figure() -> None:
         assert piece in page
 
 
-def test_each_is_done_once_before_and_then_for_so_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_thread_works_once_untimed_and_then_for_the_given_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     done = [0, 0]
 
     def once(which: int) -> None:
@@ -148,11 +152,11 @@ def test_each_is_done_once_before_and_then_for_so_long(capsys: pytest.CaptureFix
     told = json.loads(capsys.readouterr().out)
     timed = len(told["latencies_ns"])
     assert told["messages"] == 10 * timed
-    # Of each the first is not timed, and the last ends too late, if it was begun.
+    # In each thread the first call is not timed, and a last call may end too late.
     assert sum(done) - 2 * len(done) <= timed <= sum(done) - len(done)
 
 
-def test_what_fails_on_one_side_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_thread_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda told: None)
     answers = iter([None])
     with pytest.raises(SystemExit):

@@ -5,7 +5,7 @@ from benchmarks.harness import kept_turns
 
 
 def series(name: str, *values: float, apart: int = 0, wanted: int = 3) -> Series:
-    """Return a series of kept runs, and further ones that were kept apart."""
+    """Return a series of kept runs, and ``apart`` runs that do not count."""
     runs = [Run(value=value) for value in values]
     runs += [Run(value=1e9, apart="others used 1.00 cores")] * apart
     return Series(name=name, unit="msg/s", runs=runs, runs_wanted=wanted)
@@ -24,8 +24,8 @@ def test_a_ratio_is_met_or_missed() -> None:
     assert compare(ours, series("peer", 9, 9, 9)).verdict == "for information"
 
 
-def test_a_ratio_is_of_what_ran_side_by_side() -> None:
-    # The machine is twice as fast in each turn as in the one before: for both.
+def test_a_ratio_compares_runs_of_the_same_turn() -> None:
+    # For both sides the machine is twice as fast in each turn as in the turn before.
     ours, peer = series("ours", 10, 20, 40), series("peer", 5, 10, 20)
     assert ours.unusable == "no result: the runs of ours lie 150% apart"
     assert compare(ours, peer, must=2.0).value == 2
@@ -61,7 +61,7 @@ def test_less_may_be_better() -> None:
         (Series(name="peer", unit="msg/s", absent="no Java"), "not measured", "no Java"),
     ],
 )
-def test_what_can_not_be_judged_says_why(peer: Series, verdict: str, why: str) -> None:
+def test_a_ratio_without_a_verdict_says_why(peer: Series, verdict: str, why: str) -> None:
     ratio: Ratio = compare(series("ours", 1, 1, 1), peer, must=100)
     assert ratio.verdict == verdict
     assert why in ratio.why

@@ -7,7 +7,7 @@ RAW = [{"per_second": 4000.0, "p50_ms": 0.2, "p99_ms": 0.9}]
 
 
 def results() -> dict[str, Any]:
-    """Return what a measurement gives, with one side missing and one run kept apart."""
+    """Return results with one missing side and one run that does not count."""
     question = Question(letter="b", title="one message a request")
     runs = [Run(value=1000.0, p50_ms=2.5, p99_ms=4.0, server_cpu_us=30.0)] * 2
     apart = Run(value=400.0, apart="others used 0.50 cores")
@@ -26,7 +26,7 @@ def test_the_text_has_every_figure_and_verdict() -> None:
         assert piece in said
 
 
-def test_the_page_names_what_was_kept_apart_and_the_raw_rate() -> None:
+def test_the_page_has_the_runs_kept_apart_and_the_raw_rate() -> None:
     page = report.as_markdown(results())
     assert page.startswith("# Benchmarks\n")
     for piece in ("4,000 times a second", "Runs kept apart: 1", "others used 0.50 cores"):

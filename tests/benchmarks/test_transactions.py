@@ -16,7 +16,7 @@ def test_the_quick_form_measures_and_makes_a_page(
 
     monkeypatch.setattr(transactions, "TephraClient", missing)
     out = tmp_path / "figures.json"
-    # Whether a figure misses its bound here says nothing: other tests run, too.
+    # A figure may miss its bound here, because other tests run at the same time.
     assert transactions.main(["--quick", "--json", str(out)]) in {0, 1}
     results = json.loads(out.read_text())
     letters = [question["letter"] for question in results["questions"]]

@@ -1,4 +1,4 @@
-"""Coordination in memory and on a real ZooKeeper, under one suite."""
+"""The contract of coordination over the coordinator in memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The check of a store over a real HBase: a healthy one, one that is written to meanwhile, a damaged one."""
+"""The check of a store over a real HBase: without damage, with damage, and beside a writer."""
 
 import asyncio
 import secrets
@@ -36,7 +36,7 @@ async def logs(hbase_server: HBaseServer) -> AsyncIterator[Logs]:
     await logs.close()
 
 
-async def test_what_is_stored_is_sound_until_it_is_damaged(logs: Logs) -> None:
+async def test_a_full_store_has_no_problems_until_a_page_is_deleted(logs: Logs) -> None:
     report = await verify(logs)
     assert report.problems == []
     assert (report.topics, report.payload_logs) == (8, 6)
@@ -45,7 +45,7 @@ async def test_what_is_stored_is_sound_until_it_is_damaged(logs: Logs) -> None:
     assert any("the pages before it are missing" in line for line in report.problems)
 
 
-async def test_a_check_may_run_while_others_write(logs: Logs) -> None:
+async def test_a_check_finds_no_problems_beside_a_writer(logs: Logs) -> None:
     filler = Filler(logs)
     writing = asyncio.create_task(_keep_writing(filler))
     while not writing.done():

@@ -1,6 +1,6 @@
-"""The contract of the table over a real HBase, and what of HBase the broker relies on beside it.
+"""The contract of the table over a real HBase, and further properties of HBase that the broker needs.
 
-All tests share one set of tables with a random prefix: making them takes a second.
+All tests share one set of tables with a random prefix, because making tables takes a second.
 """
 
 import random
@@ -70,7 +70,7 @@ def row() -> bytes:
     return Place(secrets.token_hex(6)).key(M)
 
 
-async def test_the_tables_are_made_as_they_must_be(hbase_server: HBaseServer) -> None:
+async def test_init_makes_the_tables_with_their_settings_once(hbase_server: HBaseServer) -> None:
     config = HBaseConfig(
         hbase_gateways=(f"{HOST}:{hbase_server.thrift2_port}",),
         hbase_namespace=f"n{secrets.token_hex(4)}",
@@ -92,9 +92,7 @@ async def test_the_tables_are_made_as_they_must_be(hbase_server: HBaseServer) ->
     assert {(each.call, each.kind) for each in calls} == {("admin", None), ("change", None)}
 
 
-async def test_a_range_has_exactly_its_columns_whatever_their_bytes(
-    table: HBaseTable, row: bytes
-) -> None:
+async def test_a_range_has_exactly_its_columns_for_any_bytes(table: HBaseTable, row: bytes) -> None:
     chance = random.Random(1)
     drawn = {
         bytes(chance.choices(b"'\\\"(),\0\xff\n =Aa", k=chance.randint(1, 5))) for _ in range(99)
@@ -109,10 +107,8 @@ async def test_a_range_has_exactly_its_columns_whatever_their_bytes(
         assert [name for name, _ in found.cells] == wanted
 
 
-async def test_what_was_deleted_for_ever_hides_what_comes_later(
-    table: HBaseTable, row: bytes
-) -> None:
-    """Why no row is written again after its deletion, and no column either."""
+async def test_a_deleted_cell_hides_later_writes_to_it(table: HBaseTable, row: bytes) -> None:
+    """This is why the broker never writes a row or a column again after its deletion."""
     await table.change(M, row, None, {HEAD: b"1", column(1): b"1", column(2): b"2"})
     await table.change(M, row, b"1", {HEAD: b"2"}, [column(1)])
     await table.change(M, row, b"2", {HEAD: b"3", column(1): b"again"})
@@ -125,10 +121,10 @@ async def test_what_was_deleted_for_ever_hides_what_comes_later(
     assert await table.get(M, row, [HEAD]) == {}
 
 
-async def test_no_clock_that_falls_hides_a_change_or_saves_what_is_deleted(
+async def test_changes_and_deletes_win_over_cells_with_a_later_timestamp(
     table: HBaseTable, harness: Harness, row: bytes
 ) -> None:
-    """Another server's clock was ahead: the cells of the next change are seen all the same."""
+    """Another server's clock was ahead. Readers see the cells of the next change nevertheless."""
     ahead = 1 << 45
     put = IDL.TPut(
         row=salt_of(row) + row,
@@ -152,22 +148,20 @@ async def test_no_clock_that_falls_hides_a_change_or_saves_what_is_deleted(
     assert await table.get(M, row, [HEAD]) == {}
 
 
-async def test_what_is_not_there_is_no_answer_and_keeps_the_connection(
-    table: HBaseTable, row: bytes
+async def test_the_outcome_of_a_call_to_a_missing_table_is_unknown(
+    harness: Harness, row: bytes
 ) -> None:
-    await table.get(M, row, [HEAD])
-    lines = set(table._gateways._lines)
+    gateways = Gateways([harness.address])
     for request in (
         requests.get(b"nothing", row, [HEAD]),
         requests.check_and_put(b"nothing", row, None, {HEAD: b"1"}, requests.FSYNC_WAL),
     ):
         with pytest.raises(WriteUnknown, match=r"nothing"):
-            await table._gateways.ask("get", request)
-    await table.get(M, row, [HEAD])
-    assert table._gateways._lines == lines
+            await gateways.ask("get", request)
+    await gateways.close()
 
 
-# The definition that the tests of requests.py go by.
+# The Thrift definition that the tests of requests.py use.
 
 
 def specs(definition: Any) -> dict[str, dict[int, Any]]:
@@ -181,14 +175,14 @@ def specs(definition: Any) -> dict[str, dict[int, Any]]:
 
 
 def plain(spec: Any) -> Any:
-    """Return a field's type and name; a struct by its name, whoever defines it."""
+    """Return a field's type and name; a struct becomes its name, so that two definitions compare."""
     if isinstance(spec, tuple):
         return tuple(plain(part) for part in spec)
     return getattr(spec, "__name__", spec)
 
 
 @pytest.mark.server("hbase")
-def test_the_shortened_definition_says_what_the_gateways_says() -> None:
+def test_the_short_definition_agrees_with_the_gateways_definition() -> None:
     whole = thriftpy2.load(str(thrift2_idl()), module_name="whole_thrift")
     original = specs(whole)
     assert "TMutation" in original

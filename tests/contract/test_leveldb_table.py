@@ -23,7 +23,7 @@ class TestLevelDB(TableContract):
 
 
 class TestLevelDBInSmallFiles(TableContract):
-    """Tables are written and merged all the time."""
+    """LevelDB writes and merges its tables often."""
 
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:

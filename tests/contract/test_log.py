@@ -29,7 +29,7 @@ class TestMemory(LogContract):
 
 
 class TestMemoryOfServers(LogContract):
-    """Small limits, several processes, and a clock that steps back again and again."""
+    """Small limits, several processes, and a clock that often steps back."""
 
     @pytest.fixture
     def harness(self):

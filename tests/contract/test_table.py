@@ -27,7 +27,7 @@ class TestMemory(TableContract):
 
 
 class TestMemoryOfServers(TableContract):
-    """Small limits, and a clock that steps back again and again."""
+    """Small limits, and a clock that often steps back."""
 
     @pytest.fixture
     def harness(self):

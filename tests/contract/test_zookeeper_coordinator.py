@@ -1,4 +1,4 @@
-"""Coordination on a real ZooKeeper, whose sessions, data and servers are taken away."""
+"""The contract of coordination on a real ZooKeeper, with losses of sessions, data and servers."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ ROOTS = itertools.count()
 
 
 class ZooKeeperHarness:
-    """A root of its own on a server that the tests of this module share."""
+    """A new root on a server that the tests of this module share."""
 
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server = server
@@ -85,7 +85,7 @@ def client_of(node: TreeCoordinator) -> KazooClient:
 
 
 def end_session(hosts: str, identity: tuple[int, bytes]) -> None:
-    """End a session by taking it over, as only its id and password are needed for."""
+    """End a session: take it over with its id and password, and close it."""
     usurper = KazooClient(hosts, client_id=identity)
     usurper.start()
     usurper.stop()
@@ -93,7 +93,7 @@ def end_session(hosts: str, identity: tuple[int, bytes]) -> None:
 
 
 def break_off(client: KazooClient) -> None:
-    """Stop a client as its process's end would: without a word to the server."""
+    """Stop a client without closing its session, as the end of its process does."""
     client._stopped.set()
     with suppress(OSError):
         client._connection._socket.shutdown(socket.SHUT_RDWR)
@@ -104,6 +104,15 @@ def break_off(client: KazooClient) -> None:
 def server() -> Iterator[ZooKeeperServer]:
     with ZooKeeperServer() as server:
         yield server
+
+
+@pytest.fixture
+def operator(server: ZooKeeperServer) -> Iterator[KazooClient]:
+    client = KazooClient(server.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
 
 
 class OnZooKeeper:
@@ -124,7 +133,7 @@ class TestFaultsOnZooKeeper(OnZooKeeper, FaultContract):
     pass
 
 
-async def test_a_server_that_freezes_is_noticed_and_found_again(server: ZooKeeperServer) -> None:
+async def test_a_node_notices_a_frozen_server_and_reconnects_to_it(server: ZooKeeperServer) -> None:
     harness = ZooKeeperHarness(server)
     node = await harness.node()
     member = await node.join(info(1))
@@ -138,7 +147,7 @@ async def test_a_server_that_freezes_is_noticed_and_found_again(server: ZooKeepe
     finally:
         server.resume()
     await reaches(node, Contact.CONNECTED)
-    # The server may have ended the session or not: what is valid is held, and the member is back.
+    # The server may have ended the session. In both cases a valid lease is held, and the member is back.
     assert await lease.verify() == lease.valid
     again = await (await harness.node()).join(info(2))
     told = Told()
@@ -162,44 +171,47 @@ async def test_hundreds_of_locks_at_once(server: ZooKeeperServer) -> None:
     await harness.close()
 
 
-async def test_a_lock_that_somebody_removed_is_found_out(server: ZooKeeperServer) -> None:
+async def test_a_lease_is_invalid_after_its_lock_was_deleted(
+    server: ZooKeeperServer, operator: KazooClient
+) -> None:
     harness = ZooKeeperHarness(server)
     node = await harness.node()
     lease = await node.hold("slot/1", harness.monotonic() + PATIENCE_S)
-    client = client_of(node)
-    await asyncio.to_thread(client.delete, f"{harness.root}/locks/slot/1", recursive=True)
+    await asyncio.to_thread(operator.delete, f"{harness.root}/locks/slot/1", recursive=True)
     assert not await lease.verify()
     assert not lease.valid
     assert await (await node.hold("slot/1", harness.monotonic() + PATIENCE_S)).verify()
     await harness.close()
 
 
-async def test_a_member_whose_node_somebody_removed_is_back(server: ZooKeeperServer) -> None:
+async def test_a_member_joins_again_after_its_entry_was_deleted(
+    server: ZooKeeperServer, operator: KazooClient
+) -> None:
     harness = ZooKeeperHarness(server)
     node, other = await harness.node(), await harness.node()
     await node.join(info(1))
-    client = client_of(other)
     path = f"{harness.root}/nodes/001"
-    await asyncio.to_thread(client.delete, path)
-    await asyncio.to_thread(appears, client, path)
+    await asyncio.to_thread(operator.delete, path)
+    await asyncio.to_thread(appears, operator, path)
     assert await other.nodes() == {1: info(1)}
     await harness.close()
 
 
 def appears(client: KazooClient, path: str) -> None:
-    """Wait until a node is there."""
+    """Wait until a path exists."""
     there = threading.Event()
     if client.exists(path, watch=lambda _: there.set()) is None:
         assert there.wait(PATIENCE_S), f"{path} is not made"
 
 
-async def test_garbage_among_the_members_is_passed_over(server: ZooKeeperServer) -> None:
+async def test_invalid_entries_among_the_members_are_ignored(
+    server: ZooKeeperServer, operator: KazooClient
+) -> None:
     harness = ZooKeeperHarness(server)
     node = await harness.node()
     await node.join(info(1))
-    client = client_of(node)
     for name, data in (("002", b"\xff"), ("003", b"[]"), ("x", b"{}"), ("004", info_of_five())):
-        await asyncio.to_thread(client.create, f"{harness.root}/nodes/{name}", data)
+        await asyncio.to_thread(operator.create, f"{harness.root}/nodes/{name}", data)
     assert set(await node.nodes()) == {1}
     assert set((await (await harness.node()).join(info(9))).members.nodes) == {1, 9}
     await harness.close()
@@ -209,7 +221,7 @@ def info_of_five() -> bytes:
     return json.dumps(info(5)._asdict()).encode()
 
 
-async def test_a_node_that_was_stopped_for_long_has_no_contact_until_it_has_asked(
+async def test_a_node_that_was_stopped_for_long_has_no_contact_until_its_next_heartbeat(
     server: ZooKeeperServer,
 ) -> None:
     clock = StoppedClock()
@@ -220,10 +232,9 @@ async def test_a_node_that_was_stopped_for_long_has_no_contact_until_it_has_aske
     told = Told()
     node.on_contact(told)
     clock.ahead_s = SESSION_MS / 1000 + 1
-    assert client_of(node).connected, "kazoo has not noticed anything"
     assert node.contact is Contact.SUSPENDED
     with pytest.raises(Unavailable):
-        await node.nodes()  # The heartbeat alone asks now.
+        await node.nodes()  # Only the heartbeat sends requests now.
     await reaches(node, Contact.CONNECTED)
     await node.nodes()
     assert told.heard == [Contact.SUSPENDED, Contact.CONNECTED]
@@ -231,7 +242,7 @@ async def test_a_node_that_was_stopped_for_long_has_no_contact_until_it_has_aske
 
 
 class StoppedClock(SystemClock):
-    """A clock that can go on while the process does not."""
+    """A clock that a test sets forward, as if the process was stopped."""
 
     ahead_s = 0.0
 
@@ -241,7 +252,7 @@ class StoppedClock(SystemClock):
 
 
 @pytest.mark.parametrize(("asked_ms", "granted_ms"), [(500, 1000), (3000, 3000), (60_000, 20_000)])
-async def test_a_session_time_out_that_is_not_granted_is_told(
+async def test_a_session_timeout_that_is_not_granted_is_logged(
     server: ZooKeeperServer, asked_ms: int, granted_ms: int
 ) -> None:
     with capture_logs() as lines:
@@ -255,7 +266,7 @@ async def test_a_session_time_out_that_is_not_granted_is_told(
     )
 
 
-async def test_where_no_zookeeper_serves_the_error_says_where_it_was_looked_for() -> None:
+async def test_without_a_zookeeper_the_error_names_the_address() -> None:
     host = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(Unavailable, match=host):
         await zookeeper.connect(

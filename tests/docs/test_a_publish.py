@@ -1,4 +1,4 @@
-"""The page that follows a publish names the files that a traced publish passes through."""
+"""The page ``a-publish.md`` names the same files as the trace of a publish."""
 
 import re
 import sys
@@ -20,9 +20,9 @@ PAGE = ROOT / "docs" / "internals" / "a-publish.md"
 FILES_MAX = 15
 TEXT = {"Content-Type": "text/plain"}
 LOG = "broker/storage/leveldb/database.py"
-"""The last file of the way: it calls LevelDB."""
+"""The last file of the path: it calls LevelDB."""
 PERIODIC = {"broker/monitor.py", "broker/turns.py"}
-"""These run now and then, also during a publish."""
+"""Files with periodic work, which may run during a publish."""
 
 
 def name_of(frame: FrameType) -> str | None:
@@ -31,7 +31,7 @@ def name_of(frame: FrameType) -> str | None:
 
 
 class Trace:
-    """What a publish enters: which files, and through which others."""
+    """The files that a publish enters, and the files that call them."""
 
     def __init__(self) -> None:
         self.entered: dict[str, None] = {}

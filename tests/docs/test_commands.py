@@ -1,8 +1,8 @@
-"""The commands and programs in the README and in docs/ do what they say.
+"""The commands and programs in the README and in docs/ work.
 
-Every line that begins with ``$`` in a console block runs in a shell, in an empty folder, with the
-project's command on the path and a broker where the page says that one is; every Python block runs as
-a program. A program that follows a topic for ever is stopped once it has printed something.
+Every line that begins with ``$`` in a console block runs in a shell, in an empty folder, with the project's command on
+the path. A test's broker stands in for the page's broker. Every Python block runs as a program. A program that follows
+a topic for ever is stopped after its first line of output.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 DEADLINE_S = 120
 
 ENDLESS = {"README.md"}
-"""Pages whose program follows a topic for ever."""
+"""Pages with a program that follows a topic for ever."""
 
-# Run elsewhere, and where.
+# Commands that other tests run, and these tests.
 FIRST = "tests/docs/test_first_contact.py"
 ELSEWHERE = {
     "make demo": "test_the_demonstration_runs",
@@ -38,8 +38,8 @@ ELSEWHERE = {
     "python -m examples.rowlog": "tests/docs/test_examples.py",
     "python -m examples.streams word_count": "tests/integration/spark/test_stream_examples.py",
     "make cluster": "tests/integration/test_local_cluster.py",
-    "make serve": "test_serving_from_make_runs_until_it_is_told_to_stop",
-    "make test": "what runs this very test",
+    "make serve": "test_make_serve_runs_until_it_is_stopped",
+    "make test": "the command that runs this test",
     "make wheel": FIRST,
     "python3 -m venv elsewhere": FIRST,
     "elsewhere/bin/pip install 'dist/tms_broker-0.1.0-py3-none-any.whl[server]'": FIRST,
@@ -79,18 +79,18 @@ def environment(broker, tmp_path):
 
 @pytest.fixture
 def greetings(broker):
-    """The topic of the README's programs, which its commands create where they were run before."""
+    """Create the topic of the README's programs, unless the README's commands have created it."""
     with SyncClient(broker.url) as client, contextlib.suppress(TopicExists):
         client.create_topic("demo/greetings")
 
 
 def there(text: str, broker: BrokerProcess) -> str:
-    """Say where the test's broker is instead of where a reader's is."""
+    """Replace the broker's address in a page by the address of the test's broker."""
     return text.replace(ADDRESS, f"127.0.0.1:{broker.port}")
 
 
 def named(found: list[tuple[str, str]]) -> list[str]:
-    """Give each block the name of its page and a number."""
+    """Return an id for each block: the name of its page and a number."""
     return [f"{page}-{number}" for number, (page, _) in enumerate(found)]
 
 
@@ -142,7 +142,7 @@ def test_programs_run(page, block, broker, environment, tmp_path):
             assert process.returncode == 0, f"{page}:\n{printed}{errors}"
 
 
-def test_every_page_with_commands_is_looked_at():
+def test_the_pages_with_commands_are_found():
     assert {page for page, _ in blocks("console")} >= {"README.md", "docs/reference/http.md"}
     assert {page for page, _ in blocks("python")} >= {"README.md", "docs/guides/transactions.md"}
 
@@ -157,14 +157,14 @@ def test_the_demonstration_runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", None])
-def test_the_demonstration_refuses_to_show_nothing(tmp_path, content):
+def test_the_demonstration_refuses_an_empty_or_missing_input(tmp_path, content):
     done = run_demonstration(tmp_path, content)
     assert done.returncode != 0
     assert "make demo INPUT=file" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_demonstration_that_stays_tells_three_commands_that_work(tmp_path, environment):
+def test_a_demonstration_that_stays_prints_three_commands_that_work(tmp_path, environment):
     done = run_demonstration(tmp_path, b"a line\n" * 20, stay="yes")
     assert done.returncode == 0, done.stdout + done.stderr
     stays = re.search(r"stays up at (\S+) with its data in (\S+); stop it: kill (\d+)", done.stdout)
@@ -184,7 +184,7 @@ def test_a_demonstration_that_stays_tells_three_commands_that_work(tmp_path, env
         assert select.select([ended], [], [], DEADLINE_S)[0], f"{url} did not stop"
         os.close(ended)
         shutil.rmtree(folder)
-    assert re.fullmatch(r"[0-9a-f]{40}\n", said[0]), "the id of what was published"
+    assert re.fullmatch(r"[0-9a-f]{40}\n", said[0]), "the id of the published message"
     assert said[1] == "a line\n" * 20 + "one more\n"
     assert [row["payload"] for row in json.loads(said[2])["messages"]] == ["one more"] + [
         "a line"
@@ -245,7 +245,7 @@ def test_the_pipeline_runs():
 
 
 @pytest.mark.slow
-def test_serving_from_make_runs_until_it_is_told_to_stop(tmp_path):
+def test_make_serve_runs_until_it_is_stopped(tmp_path):
     with subprocess.Popen(
         ["make", "--no-print-directory", "serve", f"ARGS=--port 0 --data-dir {tmp_path}/data"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Every example is run against a whole broker, and says what it promises to say."""
+"""Every example runs against a whole broker, and prints its expected lines."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def test_every_example_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))
-def test_an_example_runs_and_leaves_nothing_behind(name: str, node: ServedNode) -> None:
+def test_an_example_runs_and_deletes_its_topics(name: str, node: ServedNode) -> None:
     done = subprocess.run(
         [sys.executable, str(FOLDER / f"{name}.py")],
         env={**os.environ, "BROKER_URL": node.url},

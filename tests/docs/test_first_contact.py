@@ -1,7 +1,7 @@
-"""What a newcomer types, as typed: a fresh checkout, ``make`` and a shell, and nothing else on the path.
+"""A new user's commands work in a fresh checkout, with only ``make``, Python and a shell on the path.
 
 The commands of the first pages run one after the other in one shell, in the folder of the checkout, beside a
-broker that ``make serve`` started. Only its port is another, so that two runs don't meet.
+broker that ``make serve`` started. Only the broker's port differs, so that two runs don't collide.
 """
 
 import os
@@ -20,9 +20,9 @@ from tests.tidy.sources import ROOT, tracked
 PAGES = ["README.md", "docs/start/first-ten-minutes.md"]
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"make demo", "make serve", "make pipeline"}
-"""``test_commands`` runs them, and here ``make serve`` is the broker."""
+"""``test_commands`` runs these commands. Here the fixture ``url`` runs ``make serve``."""
 LATER = "elsewhere/bin/pip install 'tms-broker[arrow]'"
-"""What the README says of one more extra."""
+"""The README's command for one more extra."""
 PRINTED = "127.0.0.1:8080"
 DEADLINE_S = 600
 
@@ -36,7 +36,7 @@ def typed(page: str) -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The tracked files, as they are now."""
+    """Copy the tracked files in their present state."""
     for name in tracked("*"):
         copy = tmp_path / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(checkout: Path) -> dict[str, str]:
-    """A user's: nothing of this project's environment is on the path or imported, and nothing is configured."""
+    """A user's environment: without this project's path, imports and configuration."""
     own = ("BROKER_", "PYTHON", "VIRTUAL_ENV", "PYTEST", "XDG_", "MAKE", "MFLAGS")
     kept = {name: os.environ[name] for name in os.environ if not name.startswith(own)}
     here = str(Path(sys.executable).parent)
@@ -56,7 +56,7 @@ def environment(checkout: Path) -> dict[str, str]:
 
 @pytest.fixture
 def url(checkout: Path, environment: dict[str, str]) -> Iterator[str]:
-    """A broker that ``make serve`` set up and started."""
+    """The address of a broker that ``make serve`` set up and started."""
     (port,) = free_ports(1)
     with subprocess.Popen(
         ["make", "--no-print-directory", "serve", f"ARGS=--port {port}"],

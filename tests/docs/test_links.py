@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere, and the index of docs/ leads to every page."""
+"""The targets of links between pages exist, and the index of docs/ has a link to every page."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ INDEX = "docs/README.md"
 
 
 def links(page: str) -> list[str]:
-    """Return where a page's links within this project lead."""
+    """Return the targets of a page's links within this project."""
     found = LINK.findall(FENCE.sub("", text(page)))
     return [target for target in found if not re.match(r"https?:", target)]
 
@@ -27,14 +27,14 @@ def anchors(page: str) -> set[str]:
 
 
 def led_to(page: str, target: str) -> tuple[str, str]:
-    """Return the file and the anchor that a link leads to."""
+    """Return the file and the anchor of a link's target."""
     path, _, anchor = target.partition("#")
     file = (ROOT / page).parent / path if path else ROOT / page
     return str(Path(file).resolve().relative_to(ROOT)), anchor
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_the_targets_of_links_exist(page: str) -> None:
     broken = []
     for target in links(page):
         file, anchor = led_to(page, target)
@@ -53,7 +53,7 @@ def test_the_readme_leads_to_the_index() -> None:
     assert INDEX in {led_to("README.md", target)[0] for target in links("README.md")}
 
 
-def test_the_rules_find_what_is_broken() -> None:
+def test_links_and_anchors_are_parsed() -> None:
     assert links("README.md")
     assert "what-it-promises" in anchors("README.md")
     assert led_to("docs/guides/client.md", "../concepts/guarantees.md#outcomes") == (

@@ -1,4 +1,4 @@
-"""Pages mention only what there is: commands with their options, and methods of the client."""
+"""Pages mention only existing commands, options, and methods of the client."""
 
 import ast
 import re
@@ -17,14 +17,14 @@ PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *tracked("docs/*.md")]
 PAGES = [page for page in PAGES if not page.startswith("docs/results/")]
 SPAN = re.compile(r"`((?:\.venv/bin/)?broker [^`]+)`")
 PRINTED = ("broker ready at ",)
-"""What begins as a command does, and is none."""
+"""Lines that begin like a command, and are output."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_FENCE = re.compile(r"(?:^|[|$] ?)((?:\.venv/bin/)?broker [^|#]*?)(?= {3}|#|\||$)", re.MULTILINE)
 METHOD = re.compile(r"(?<![\w./])[cC]lient\.([a-z_]+)(?!\w*\.)\b")
 
 
 def mentioned(page: str) -> Iterator[str]:
-    """Yield the commands of a page: those in its blocks, and those in its sentences."""
+    """Yield the commands in the blocks and in the sentences of a page."""
     whole = text(page)
     for language, block in FENCE.findall(whole):
         if language not in ("", "console", "sh"):
@@ -34,7 +34,7 @@ def mentioned(page: str) -> Iterator[str]:
 
 
 def unknown(line: str) -> list[str]:
-    """Return the words of a line that are no command and no option of the command line."""
+    """Return the words of a line that are neither commands nor options of the command line."""
     if line.startswith(PRINTED):
         return []
     words = shlex.split(line.replace("…", ""))[1:]
@@ -56,24 +56,24 @@ def unknown(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_mentions_what_there_is(page: str) -> None:
+def test_a_page_mentions_only_existing_commands_and_options(page: str) -> None:
     assert [(line, found) for line in mentioned(page) if (found := unknown(line))] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_mentions_methods_that_the_client_has(page: str) -> None:
+def test_a_page_mentions_only_existing_methods_of_the_client(page: str) -> None:
     names = set(METHOD.findall(text(page))) - {"md"}
     assert {n for n in names if not hasattr(Client, n) and not hasattr(SyncClient, n)} == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_programs_that_are_not_run_are_programs_all_the_same(page: str) -> None:
+def test_every_program_of_a_page_compiles(page: str) -> None:
     for language, program in FENCE.findall(text(page)):
         if language in ("py", "python"):
             compile(program, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_what_there_is_not_is_found() -> None:
+def test_unknown_commands_and_options_are_found() -> None:
     assert unknown("broker publish a/b --lines - --keyy x") == ["--keyy"]
     assert unknown("broker pubish a/b") == ["pubish"]
     assert unknown("broker topics creat a/b") == ["creat"]

@@ -1,4 +1,4 @@
-"""The guide's consumer counts each message once, wherever it dies between two of them."""
+"""The guide's consumer counts each message once, although it dies before or after handling a message."""
 
 import re
 import sqlite3
@@ -24,7 +24,7 @@ def client() -> Iterator[SyncClient]:
 
 @pytest.fixture
 def program() -> dict[str, Any]:
-    """The names of the first program of the guide."""
+    """The namespace of the guide's first program."""
     block = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[0]
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(block, str(GUIDE), "exec"), names)

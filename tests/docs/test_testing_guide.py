@@ -1,4 +1,4 @@
-"""The example of the guide to testing is a test that passes, and notices."""
+"""The example test in the testing guide passes, and fails for an application with an error."""
 
 import re
 from pathlib import Path
@@ -24,6 +24,6 @@ def test_the_example_passes() -> None:
     run(example())
 
 
-def test_an_application_that_misses_a_message_is_found_out() -> None:
+def test_the_example_fails_for_an_application_that_misses_a_message() -> None:
     with pytest.raises(AssertionError):
         run(example().replace("copied = 0", "copied = 1"))

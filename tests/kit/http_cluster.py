@@ -1,14 +1,14 @@
-"""A simulated cluster that a test asks over HTTP, one node at a time, and whose leaders the test chooses.
+"""A simulated cluster for tests over HTTP: the test chooses the node of each request, and each topic's leader.
 
 ::
 
     @on_cluster(nodes=3)
     async def test_any_node_answers(cluster: HttpCluster) -> None:
         await cluster.lead(0)                              # node 0 leads the topic ``t``
-        reply = await cluster(1, "GET", topic_path("t"))   # asked at node 1
+        reply = await cluster(1, "GET", topic_path("t"))   # a request to node 1
 
 Nodes, network, storage, coordinator and time are those of broker/testing/simulation. A wait takes no real time.
-Every reply is compared with the OpenAPI document.
+Every reply is checked against the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class HttpCluster:
     # Leaders.
 
     async def lead(self, node: int, topic: TopicId = TOPIC) -> None:
-        """Let a node lead a topic; the leader before hands it over. Return when every node knows that."""
+        """Pin a topic to a node; the former leader hands it over. Return when every node knows the new leader."""
         via = self.sim.up[0].number
         path = f"/v1/cluster/pins/{topic.namespace}/{topic.topic}"
         reply = await self(via, "PUT", path, json.dumps({"node": str(node)}).encode(), JSON)
@@ -198,19 +198,19 @@ class HttpCluster:
         await asyncio.sleep(MOVED_S)
 
     def cut_off_from_coordinator(self, node: int) -> None:
-        """Cut a node off from the coordinator: it believes on what it knew, also that it leads nothing."""
+        """Cut a node off from the coordinator: it goes on with its last knowledge, also that it leads no topic."""
         assert self.machines[node].cut_session(None) is not None
 
     # Faults.
 
     def strand(self, source: int, target: int) -> list[End]:
-        """Hold back all that one node sends another on the present connections."""
+        """Delay all data from one node to another on the present connections."""
         return self.sim.network.strand(self.machines[source].name, self.machines[target].name)
 
     async def request_lost(
         self, request: Awaitable[Answered], *, by: int, to: int, dies: bool = False
     ) -> Answered:
-        """Send a request, lose it on its way from node ``by`` to the leader ``to``, and return the answer.
+        """Send a request, lose it between node ``by`` and the leader ``to``, and return the answer.
 
         The connection breaks, or the leader dies (``dies``). ``land`` lets the lost bytes arrive after all.
         """
@@ -220,7 +220,7 @@ class HttpCluster:
     async def answer_lost(
         self, request: Awaitable[Answered], *, by: int, to: int, dies: bool = False
     ) -> Answered:
-        """Do the same, but storage makes the change: only the leader's answer is lost on its way to node ``by``."""
+        """Do the same, but storage makes the change: only the leader's answer to node ``by`` is lost."""
         self.sim.table.slow_s = dict.fromkeys(Space, 4 * SENT_S)
         try:
             return await self._broken(request, by, to, dies)
@@ -230,7 +230,7 @@ class HttpCluster:
     async def _broken(self, request: Awaitable[Answered], by: int, to: int, dies: bool) -> Answered:
         asking = asyncio.ensure_future(request)
         await asyncio.sleep(SENT_S)
-        assert not asking.done(), "its answer has come"
+        assert not asking.done(), "the answer came too early"
         if dies:
             self.machines[to].kill()
         else:

@@ -1,12 +1,12 @@
-"""A skipped test checks nothing: where CI=true, each skip and expected failure must be accounted for.
+"""Fail a run with CI=true for each skip and expected failure that is not in a list: a skipped test checks nothing.
 
 ``tests/expected_skips.toml`` (the ini value ``expected_skips``) lists them::
 
     [[expected]]
-    test = "tests/integration/test_x.py::test_y"    # a node id, or the start of some up to :: or [
-    reason = "why nothing is lost by it"
+    test = "tests/integration/test_x.py::test_y"    # a node id, or the part of node ids before :: or [
+    reason = "why the run needs no such test"
 
-Elsewhere than in CI a missing server may skip; there the run fails, with the list of what was missing.
+Outside CI a missing server skips its tests. In CI the run fails with the list of unexpected skips.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start counting."""
+    """Register the collector of skips."""
     file = config.rootpath / str(config.getini(INI))
     enforced = os.environ.get("CI") == "true"
     config.pluginmanager.register(ExpectedSkips(read(file), enforced=enforced), "expected-skips")
@@ -42,7 +42,7 @@ def read(file: Path) -> dict[str, str]:
 
 
 class ExpectedSkips:
-    """Collects what was skipped, and fails the run for what nobody expected."""
+    """Collects skips, and fails the run for an unexpected one."""
 
     def __init__(self, expected: dict[str, str], *, enforced: bool) -> None:
         """Keep the reasons by node id."""
@@ -51,13 +51,13 @@ class ExpectedSkips:
         self._unexpected: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Look at one phase of a test."""
+        """Record the skip of a test."""
         if report.skipped:
             kind = "expected failure" if hasattr(report, "wasxfail") else "skip"
             self._note(kind, report.nodeid, getattr(report, "wasxfail", "") or _reason(report))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Look at a module, which may skip as a whole."""
+        """Record the skip of a whole module."""
         if report.skipped:
             self._note("skip", report.nodeid, _reason(report))
 
@@ -67,12 +67,12 @@ class ExpectedSkips:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Make a good run a bad one if something is unaccounted for."""
+        """Fail a successful run if it has an unexpected skip."""
         if self._enforced and self._unexpected and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name what is unaccounted for."""
+        """List the unexpected skips."""
         if self._enforced and self._unexpected:
             terminalreporter.section("not in the list of expected skips", red=True)
             for line in self._unexpected:

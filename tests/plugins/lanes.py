@@ -1,14 +1,13 @@
-"""Lanes of tests, side by side: what shares servers stays in one lane, and the others fill the gaps.
+"""Lanes of tests for parallel workers: tests that share servers are one lane; other lanes fill the gaps.
 
-There is one HBase, one ZooKeeper and one set of nodes for a whole session, so all that share them are one
-lane, which one worker takes. Tests that share the original's server are another, and those that share a Spark.
-Each file of all the others is a lane of its own; a worker that is free takes the next. So with ``pytest -n 2``
-both workers end at about the same time::
+A session has one HBase, one ZooKeeper and one set of nodes. All tests that share them are one lane, and one worker runs
+it. Tests that share the original's server are another lane, and so are tests that share a Spark. Each other file is
+its own lane; a free worker takes the next. So with ``pytest -n 2`` both workers end at about the same time::
 
     worker 1   cluster ──────────────────────────────────────────────────── unit ...
     worker 2   original ── spark ── docs ── integration ── ... ── simulation ── tidy ── unit ...
 
-Without ``-n``, all is done one after the other, in the same order.
+Without ``-n``, all tests run one after the other, in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 CLUSTER = (
     "tests/contract/test_hbase_",
     "tests/contract/test_zookeeper_",
-    "tests/integration/test_hbase_",  # They count what HBase does, so no node may use it yet.
+    "tests/integration/test_hbase_",  # They count HBase's calls, so no node may use it yet.
     "tests/integration/test_cluster_",
     "tests/integration/test_compose",
     "tests/integration/test_local_cluster",
@@ -38,10 +37,10 @@ SHARED = {
     "original": {"java_client", "tms_server"},
     "spark": {"spark"},
 }
-"""The fixtures of servers that tests share, and the lane in which they are."""
+"""The fixtures of shared servers, by lane."""
 NICENESS = 5
 NICENESS_OF_COMPUTING = 10
-"""A deadline of a cluster shall not pass because something else runs."""
+"""Other tests give way, so that no deadline of a cluster passes because of them."""
 
 
 def lane_of(nodeid: str) -> str:
@@ -54,7 +53,7 @@ def lane_of(nodeid: str) -> str:
 
 
 def place_of(nodeid: str) -> tuple[int, int]:
-    """Return where a test stands in the order of all: what takes longest comes first, what computes last."""
+    """Return a test's place in the order: the longest lanes come first, tests that only compute come last."""
     if lane_of(nodeid) == "cluster":
         return 0, next(place for place, start in enumerate(CLUSTER) if nodeid.startswith(start))
     if lane_of(nodeid) == "original":
@@ -65,7 +64,7 @@ def place_of(nodeid: str) -> tuple[int, int]:
 
 
 def niceness_of(nodeid: str) -> int:
-    """Return how far a test stands back for others."""
+    """Return the process priority of a test; a higher number gives way to others."""
     if lane_of(nodeid) == "cluster":
         return 0
     return NICENESS_OF_COMPUTING if nodeid.startswith(COMPUTING) else NICENESS
@@ -75,7 +74,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
     """Gives each lane to one worker, in the order in which tests were collected."""
 
     def __init__(self, config: pytest.Config, log: object) -> None:
-        """Keep the order."""
+        """Keep the order of the collected tests."""
         config.option.loadscopereorder = False
         super().__init__(config, log)
 
@@ -86,14 +85,14 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
 def pytest_configure(config: pytest.Config) -> None:
     """Let a worker's tests see the same environment as they do without workers."""
     if hasattr(config, "workerinput"):
-        # Set for its children by the line editor that pytest loads: to a program it would be a terminal.
+        # The line editor of pytest sets these variables. With them a child process would believe that it has a terminal.
         for name in ("COLUMNS", "LINES"):
             os.environ.pop(name, None)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the lanes in order. Raises UsageError for a test that would start a shared server twice."""
+    """Sort the lanes. Raises UsageError for a test that would start a shared server twice."""
     for item in items:
         lane, fixtures = lane_of(item.nodeid), set(getattr(item, "fixturenames", ()))
         for other, shared in SHARED.items():
@@ -109,7 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Let a worker of several stand back for those that run a cluster. It never comes forward again."""
+    """Lower the priority of one of several workers for tests without a cluster. It is never raised again."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and (more := niceness_of(item.nodeid) - os.nice(0)) > 0:
         os.nice(more)

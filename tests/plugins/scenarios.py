@@ -1,4 +1,4 @@
-"""``--rewrite-scenarios``: scenarios of the cluster are written anew with what they print now."""
+"""``--rewrite-scenarios``: write the present output of the cluster's scenarios into their files."""
 
 import pytest
 
@@ -7,10 +7,12 @@ OPTION = "--rewrite-scenarios"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option."""
-    parser.addoption(OPTION, action="store_true", help="write what scenarios print into them")
+    parser.addoption(
+        OPTION, action="store_true", help="write the output of scenarios into their files"
+    )
 
 
 @pytest.fixture
 def rewrites_scenarios(request: pytest.FixtureRequest) -> bool:
-    """Whether this run writes scenarios anew."""
+    """True if this run rewrites scenarios."""
     return bool(request.config.getoption(OPTION))

@@ -1,7 +1,7 @@
-"""The seed of a run of the tests: another one each day, the same in every process, and printed.
+"""The seed of a test run: it changes each day, is the same in every process, and is printed.
 
-Fixed seeds find once what they can find. A seed that is drawn anew each day looks elsewhere every day, and
-all runs of one day look at the same. ``TEST_SEED=20261123`` looks again where a failed run looked.
+A fixed seed tests the same cases in each run. The seed of the day tests new cases every day, and all runs of one day
+test the same cases. ``TEST_SEED=20261123`` repeats the cases of a failed run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 VARIABLE = "TEST_SEED"
 APART = 1000
-"""Between the seeds of two days, so that their ranges do not overlap."""
+"""The distance between the seeds of two days, so that their ranges do not overlap."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed; workers, which start later, inherit it. Hypothesis draws its examples from it, too."""
+    """Set the seed. Workers start later and inherit it. Hypothesis uses it for its examples, too."""
     os.environ.setdefault(VARIABLE, time.strftime("%Y%m%d", time.gmtime()))
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(day())
@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     """Print the seed at the start of a run."""
-    return f"seeds: {VARIABLE}={day()} draws the same again"
+    return f"seeds: {VARIABLE}={day()} repeats the same cases"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -36,16 +36,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def day() -> int:
-    """Return the number that this run draws from."""
+    """Return the seed of this run."""
     return int(os.environ[VARIABLE])
 
 
 def first_seed() -> int:
-    """Return the first of the seeds of this run; a test takes as many as it wants from there on."""
+    """Return the first seed of this run; a test uses as many consecutive seeds as it needs."""
     return day() * APART
 
 
 @pytest.fixture
 def drawn_seed() -> int:
-    """The first of the seeds of this run; a test takes as many as it wants from there on."""
+    """The first seed of this run; a test uses as many consecutive seeds as it needs."""
     return first_seed()

@@ -1,4 +1,4 @@
-"""Each mutant that the simulated cluster can show is found by the checkers; the others are found elsewhere."""
+"""The checkers find each mutant of ``cluster_mutants.toml`` in the simulated cluster; other tests find the others."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WINDOW: int = FILE["window"]
 ROWS: list[dict[str, Any]] = FILE["mutant"]
 ELSEWHERE: list[dict[str, Any]] = FILE["elsewhere"]
 SOON = ("repeat-or-never", "attributes", "deadline", "dedupe")
-"""Two of storage, one of routing, one of topics, that the first seed shows: looked at in each run."""
+"""The mutants that every run of the tests tries: two of storage, one of routing, one of topics. The first seed finds them."""
 
 
 def test_every_guard_is_accounted_for() -> None:
-    """By a schedule here, by a plan of the runs of one log, or by a test of its own."""
+    """Each mutant has a schedule here, a plan of runs of one log, or its own test."""
     named = [row["name"] for row in (*ROWS, *ELSEWHERE)]
     assert len(set(named)) == len(named)
     in_one_log = {name for name, mutant in mutants.MUTANTS.items() if mutant.plan is not None}
@@ -32,7 +32,7 @@ def test_every_guard_is_accounted_for() -> None:
 
 
 @pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row["name"])
-def test_what_the_cluster_can_not_show_is_shown_elsewhere(row: dict[str, Any]) -> None:
+def test_a_mutant_that_the_cluster_does_not_find_has_its_own_test(row: dict[str, Any]) -> None:
     assert row["name"] in Path(row["where"]).read_text()
 
 
@@ -45,13 +45,13 @@ def test_what_the_cluster_can_not_show_is_shown_elsewhere(row: dict[str, Any]) -
         for row in ROWS
     ],
 )
-def test_it_is_found_by_name(row: dict[str, Any]) -> None:
+def test_a_mutant_is_found_and_the_product_is_valid(row: dict[str, Any]) -> None:
     schedule = Schedule.of(row)
     for seed in range(schedule.seed, schedule.seed + WINDOW):
         found = simulate(schedule.plan(seed=seed, mutant=row["name"])).verdict
         if row["violation"] not in found.names:
             continue
         whole = simulate(schedule.plan(seed=seed)).verdict
-        assert whole.is_valid, f"seed {seed}, with nothing taken away: {whole}"
+        assert whole.is_valid, f"seed {seed}, with the guard: {whole}"
         return
     pytest.fail(f"no {row['violation']} in {WINDOW} seeds")

@@ -1,6 +1,6 @@
-"""The whole cluster in one process: seeds of three virtual minutes, and that each repeats.
+"""Seeds of the whole cluster in one process: runs of three virtual minutes without a violation, which repeat exactly.
 
-Every run takes a few seeds that nobody has looked at before; the nightly one a hundred, always the same.
+Every run of the tests uses a few new seeds. The nightly run uses a hundred seeds, always the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEEDS = 100
 SEEDS_DRAWN = 5
 MINUTES = 3.0
 MISBEHAVIOUR = {"late_writes", "lies", "lost_answers", "old_falses", "old_rows", "partial", "short"}
-"""What storage must have done in them, by the adversary's own words."""
+"""The faults of storage that must happen in the nightly seeds, by the adversary's names."""
 
 
 WEIGHTS = {name: kind.weight for name, kind in KINDS.items()}
@@ -42,21 +42,21 @@ def judge(plans: list[Plan]) -> None:
         told = run_one(plan)
         assert not told.report, f"{told.line}\n{told.report}"
         enough += told.is_enough
-    # A seed may show too little by chance; most of them do not.
+    # A seed may test too little by chance, but most seeds test enough.
     assert enough > len(plans) // 2
 
 
 @pytest.mark.simulation
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_no_seed_of_today_shows_anything_wrong(drawn_seed: int) -> None:
+def test_no_seed_of_today_shows_a_violation(drawn_seed: int) -> None:
     judge([planned(seed) for seed in range(drawn_seed, drawn_seed + SEEDS_DRAWN)])
 
 
 @pytest.mark.simulation
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_no_seed_of_today_shows_anything_wrong_with_one_node(drawn_seed: int) -> None:
+def test_no_seed_of_today_shows_a_violation_with_one_node(drawn_seed: int) -> None:
     seeds = range(drawn_seed, drawn_seed + len(WORKLOADS))
     judge([replace(planned(seed), nodes=1) for seed in seeds])
 
@@ -64,7 +64,7 @@ def test_no_seed_of_today_shows_anything_wrong_with_one_node(drawn_seed: int) ->
 @pytest.mark.simulation
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)  # Less than two minutes on two idle cores.
-def test_no_seed_shows_anything_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_fixed_seed_shows_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
     plans = [planned(seed) for seed in range(1, SEEDS + 1)]
     totals = Totals()
     wrong = []
@@ -73,7 +73,7 @@ def test_no_seed_shows_anything_wrong(capsys: pytest.CaptureFixture[str]) -> Non
         if told.report or not told.is_enough:
             wrong.append(f"{told.line}\n{told.report}")
     with capsys.disabled():
-        print("\n" + "\n".join(totals.lines()))  # noqa: T201  The totals are asked for.
+        print("\n" + "\n".join(totals.lines()))  # noqa: T201  Print the totals.
     assert not wrong, "\n\n".join(wrong[:3])
     assert totals.seconds >= SEEDS * MINUTES * 60
     assert totals.faults.keys() >= {name for name, weight in WEIGHTS.items() if weight.weight > 0}
@@ -104,13 +104,13 @@ def test_the_command_runs_seeds_in_several_processes() -> None:
     command += ["--seeds", "2", "--minutes", "0.1", "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert "2 seeds, 0 bad, 2 empty" in done.stdout, done.stdout + done.stderr
-    assert done.returncode == 1, "seeds in which too little happened show nothing"
+    assert done.returncode == 1, "seeds that test too little count as failed"
 
 
 @pytest.mark.simulation
-def test_an_error_that_nobody_foresaw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> bytes:
-        raise ValueError("nobody foresaw this")
+        raise ValueError("an unexpected error")
 
     monkeypatch.setattr("broker.topics.topic_reader.oldest_live", fails)
     assert "unexpected_error" in simulate(Plan(seed=1, minutes=0.1)).verdict.names
@@ -118,9 +118,7 @@ def test_an_error_that_nobody_foresaw_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_expired_messages_that_are_shown_are_found(
-    nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_of_expired_messages_is_found(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "broker.topics.topic_reader.oldest_live", lambda topic, now_ms, lifetime_ms=None: bytes(10)
     )
@@ -129,14 +127,14 @@ def test_expired_messages_that_are_shown_are_found(
 
 
 @pytest.mark.simulation
-def test_what_has_not_ended_in_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_that_does_not_end_in_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert simulate(Plan(seed=1, minutes=0.1)).verdict.is_valid
     monkeypatch.setattr(run, "END_S", -1000.0)
     assert simulate(Plan(seed=1, minutes=0.1)).verdict.names == {"late"}
 
 
 @pytest.mark.simulation
-def test_publishers_and_consumers_get_over_a_leader_that_dies() -> None:
+def test_publishers_and_consumers_go_on_when_the_leader_dies() -> None:
     @simulated(seed=3)
     async def scenario() -> list[bytes]:
         async with Cluster(nodes=3) as cluster:

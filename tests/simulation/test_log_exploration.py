@@ -1,4 +1,4 @@
-"""Random runs of the log protocol over the table at its worst, and the mutants that they find."""
+"""Random runs of the log protocol over a table with all allowed faults, and the mutants that they find."""
 
 import multiprocessing
 from collections import Counter
@@ -12,7 +12,7 @@ from tests.kit.logs.exploration import PLANS, Summary, explore, explore_many
 RUNS = 300
 RUNS_AT_NIGHT = 4000
 APART = 10
-"""The seeds of two days lie further apart than one night takes."""
+"""The factor by which the seeds of two days are further apart than one night needs."""
 CHUNK = 50
 FOUND_WITHIN = {
     "entry-epoch": 100,
@@ -21,7 +21,7 @@ FOUND_WITHIN = {
     "sealed-before-next": 100,
     "stale-is-not-never": 150,
 }
-"""Seeds to try, where it takes more than RUNS_MAX."""
+"""The number of seeds to try for mutants that need more than RUNS_MAX."""
 RUNS_MAX = 60
 
 pytestmark = pytest.mark.simulation
@@ -43,18 +43,18 @@ def judge(summaries: list[Summary]) -> Counter[str]:
 
 
 @pytest.mark.timeout(300)
-def test_no_run_shows_anything_wrong(drawn_seed):
+def test_no_run_shows_a_violation(drawn_seed):
     first = drawn_seed * APART
     happened = judge([explore_many(range(first, first + RUNS))])
     for name in ("killed", "paused", "lies", "late_writes", "again", "old_rows", "old_falses"):
-        assert happened[name] > RUNS / 5, f"too little went wrong to trust this: {happened}"
+        assert happened[name] > RUNS / 5, f"too few faults: {happened}"
     for name in ("append", "keyed", "rollback", "floor", "store", "publish", "delete", "poll"):
-        assert happened[f"{name} ok"] > RUNS / 5, f"too little was done to trust this: {happened}"
+        assert happened[f"{name} ok"] > RUNS / 5, f"too few requests: {happened}"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_no_run_of_thousands_shows_anything_wrong(drawn_seed):
+def test_no_run_of_thousands_shows_a_violation(drawn_seed):
     first = drawn_seed * APART + RUNS
     chunks = [range(at, at + CHUNK) for at in range(first, first + RUNS_AT_NIGHT, CHUNK)]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -76,4 +76,4 @@ def test_a_mutant_is_found(name):
     runs = FOUND_WITHIN.get(name, RUNS_MAX)
     with mutants.in_force(name):
         summary = explore_many(range(1, 1 + runs), plan, bad_max=1)
-    assert summary.bad, f"{runs} runs of plan {plan} with the mutant {name!r} show nothing wrong"
+    assert summary.bad, f"{runs} runs of plan {plan} with the mutant {name!r} show no violation"

@@ -1,4 +1,4 @@
-"""The transactions workload over the product's own service, in a simulated cluster whose nodes are killed and paused."""
+"""The transactions workload over the product's own service, in a simulated cluster with kills and pauses of nodes."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def run() -> Outcome:
     return simulate(Plan(seed=7, minutes=0.5, workload="own-transactions", faults=FAULTS))
 
 
-def test_transactions_stay_whole_while_nodes_are_killed_and_paused() -> None:
+def test_transactions_keep_their_promises_while_nodes_are_killed_and_paused() -> None:
     outcome = run()
     assert outcome.verdict.is_valid, outcome.verdict
     assert outcome.faults == {"kill": 1, "pause": 1}
@@ -30,7 +30,7 @@ def test_an_abort_without_rollback_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "rolled_back" in run().verdict.names
 
 
-def test_a_commit_that_is_answered_and_not_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acknowledged_commit_that_was_not_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(self: TransactionService, *_: object) -> None:
         del self
 

@@ -1,4 +1,4 @@
-"""The stories in ``scenarios/``, each a file: commands and what they print (docs/internals/simulation.md)."""
+"""The stories in ``scenarios/``, each a file with commands and their output (docs/internals/simulation.md)."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.kit.scenarios.script import compared, parse, written
 
 FOLDER = Path(__file__).parent / "scenarios"
 STORIES = sorted(FOLDER.glob("*.txt"))
-assert client_commands, fault_commands  # They register what scenarios say.
+assert client_commands, fault_commands  # Their import registers the commands.
 
 
 @pytest.mark.simulation

@@ -1,4 +1,4 @@
-"""Clocks in a whole cluster: a storage server's that is off costs its topics alone, a node's own the node."""
+"""Wrong clocks in a cluster: with a storage server's clock only its topics are refused; with its own clock a node leaves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import pytest
 
 from broker.client import Client
 from broker.client.outcomes import ClockSkew
-from broker.testing import Cluster, simulated
+from broker.testing.virtual_time import pass_time
+from tests.kit.http_cluster import HttpCluster, on_cluster
 
 OFF_MS = 3_000
 TOPICS = [f"t{number}" for number in range(12)]
 
 
 async def published(client: Client) -> list[str]:
-    """Publish to every topic; return those that take messages. All others are refused because of clocks."""
+    """Publish to every topic; return the topics that took the message. The others were refused because of clocks."""
     taken = []
     for topic in TOPICS:
         try:
@@ -26,37 +27,31 @@ async def published(client: Client) -> list[str]:
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("off_ms", [-OFF_MS, OFF_MS])
-def test_a_storage_server_whose_clock_is_off_makes_no_node_leave(off_ms: int) -> None:
-    @simulated(seed=1)
-    async def scenario() -> None:
-        async with Cluster(nodes=3) as cluster:
-            inner, client = cluster._cluster, cluster.client(deadline_s=2)
-            for topic in TOPICS:
-                await client.create_topic(topic)
-            inner.table.clocks_ms = (0, off_ms)
-            taken = await published(client)
-            assert 0 < len(taken) < len(TOPICS)
-            for topic in taken:
-                assert [message.payload for message in await client.poll(topic)] == [b"message"]
-            assert not any(machine.is_skewed for machine in inner.machines)
-            inner.table.clocks_ms = (0, 0)
-            await cluster.pass_time(10)
-            assert await published(client) == TOPICS
-
-    scenario()
+@on_cluster(nodes=3, topic=False)
+async def test_no_node_leaves_because_of_a_storage_servers_wrong_clock(
+    cluster: HttpCluster, off_ms: int
+) -> None:
+    async with cluster.client(0, deadline_s=2) as client:
+        for topic in TOPICS:
+            await client.create_topic(topic)
+        cluster.sim.table.clocks_ms = (0, off_ms)
+        taken = await published(client)
+        assert 0 < len(taken) < len(TOPICS)
+        for topic in taken:
+            assert [message.payload for message in await client.poll(topic)] == [b"message"]
+        assert not any(machine.is_skewed for machine in cluster.machines)
+        cluster.sim.table.clocks_ms = (0, 0)
+        await pass_time(10)
+        assert await published(client) == TOPICS
 
 
 @pytest.mark.simulation
-def test_a_node_whose_own_clock_is_off_leaves_and_the_others_go_on() -> None:
-    @simulated(seed=1)
-    async def scenario() -> None:
-        async with Cluster(nodes=3) as cluster:
-            inner, client = cluster._cluster, cluster.client()
-            for topic in TOPICS:
-                await client.create_topic(topic)
-            inner.machines[1].wall.step(OFF_MS)
-            await cluster.pass_time(120)  # A step is believed once it has lasted.
-            assert await published(client) == TOPICS
-            assert [machine.is_skewed for machine in inner.machines] == [False, True, False]
-
-    scenario()
+@on_cluster(nodes=3, topic=False)
+async def test_a_node_with_a_wrong_clock_leaves_and_the_others_go_on(cluster: HttpCluster) -> None:
+    async with cluster.client(0) as client:
+        for topic in TOPICS:
+            await client.create_topic(topic)
+        cluster.machines[1].wall.step(OFF_MS)
+        await pass_time(120)  # A node follows a step of its clock only after a while.
+        assert await published(client) == TOPICS
+        assert [machine.is_skewed for machine in cluster.machines] == [False, True, False]

@@ -1,4 +1,4 @@
-"""A run that fails for a real reason is shortened, and what is left fails for the same one."""
+"""A failing plan is shortened, and the shorter plan shows the same violation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.seeds.run import simulate
 
 FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
 MUTANT = "put-before-raise"
-"""Found only where something happens to a leader."""
+"""A run finds it only after a fault of a leader."""
 MINUTES = 0.5
 
 
@@ -45,5 +45,5 @@ def test_a_schedule_of_a_mutant_is_shortened_and_still_shows_it(
     assert set(shorter.faults) < set(plan.faults)
     assert shorter.minutes <= plan.minutes
     assert row["violation"] in names(shorter)
-    # It is the mutant that it shows.
+    # With the guard the shorter plan has no violation.
     assert not names(replace(shorter, mutant=None))

@@ -1,4 +1,4 @@
-"""The transaction service in the simulated cluster: one node that is killed, and several whose leader goes."""
+"""The transaction service in the simulated cluster: kills of a single node, and takeovers between several."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tests.kit.seeds.cluster_transactions import simulate
 
 SEEDS, CHUNK = 600, 50
 SEEDS_MAX = 20
-"""Seeds among which a missing guard is found."""
+"""The number of seeds that find a missing guard."""
 
 
 def judge(first: int, count: int) -> None:
-    """Run some seeds, the first of which is given."""
+    """Run ``count`` seeds from ``first`` on, and check the results."""
     outcomes = [simulate(seed, nodes=1) for seed in range(first, first + count)]
     for outcome in outcomes:
         assert not outcome.violations, f"seed {outcome.seed}, one node\n{outcome.violations[:3]}"
-    # Enough must have gone wrong, and right, for this to mean something.
+    # The runs must have enough faults and enough commits.
     assert sum(each.faults["kill"] for each in outcomes) > 3 * count
     assert sum(each.commits for each in outcomes) > 10 * count
     assert sum(each.conflicts for each in outcomes) > count
@@ -25,14 +25,14 @@ def judge(first: int, count: int) -> None:
 
 
 @pytest.mark.simulation
-def test_no_seed_of_today_shows_anything_wrong(drawn_seed: int) -> None:
+def test_no_seed_of_today_shows_a_violation(drawn_seed: int) -> None:
     judge(drawn_seed, CHUNK)
 
 
 @pytest.mark.simulation
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
-def test_no_seed_shows_anything_wrong(first: int) -> None:
+def test_no_fixed_seed_shows_a_violation(first: int) -> None:
     judge(first, CHUNK)
 
 
@@ -45,7 +45,7 @@ def test_no_seed_shows_anything_wrong(first: int) -> None:
         ("floor-at-the-begin", "storage_corrupt"),
     ],
 )
-def test_without_a_guard_it_is_found(name: str, shows: str) -> None:
+def test_a_missing_guard_is_found(name: str, shows: str) -> None:
     with mutants.in_force(name):
         for seed in range(1, SEEDS_MAX + 1):
             if any(shows in violation for violation in simulate(seed, nodes=1).violations):
@@ -54,7 +54,7 @@ def test_without_a_guard_it_is_found(name: str, shows: str) -> None:
 
 
 def judge_cluster(first: int, count: int) -> None:
-    """Run some seeds of the cluster."""
+    """Run ``count`` seeds of the cluster, and check the results."""
     outcomes = [simulate(seed) for seed in range(first, first + count)]
     for outcome in outcomes:
         assert not outcome.violations, f"seed {outcome.seed}\n{outcome.violations[:3]}"

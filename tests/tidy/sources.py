@@ -1,4 +1,4 @@
-"""The files that the rules are about, which are what git tracks, and what breaks a rule in them."""
+"""The tracked files, and the findings of a rule in them."""
 
 import subprocess
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tracked(*patterns: str) -> list[str]:
-    """Return the tracked files that match, and that are there."""
+    """Return the tracked files that match and exist."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, check=True, capture_output=True
     )
@@ -21,5 +21,5 @@ def text(name: str) -> str:
 
 
 def offenders(names: Iterable[str], rule: Callable[[str], Iterable[object]]) -> list[str]:
-    """Return what a rule finds in each of some files, so that one test lists all of it."""
+    """Return the findings of a rule in all given files, so that one test lists them all."""
     return [f"{name}: {found}" for name in names for found in rule(text(name))]

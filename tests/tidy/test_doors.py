@@ -1,4 +1,4 @@
-"""One door per third-party package: what is imported in one place can be replaced in one place."""
+"""Each third-party package has a door, the modules that may import it. So it can be replaced in one place."""
 
 import ast
 import fnmatch
@@ -13,7 +13,7 @@ from tests.tidy.sources import text, tracked
 
 ANYWHERE = "broker/*"
 
-# Patterns as of fnmatch, whose * also spans folders.
+# Patterns of fnmatch; its * also matches folders.
 DOORS = {
     "aiohttp": ["broker/http/exchange.py", "broker/http/server.py"],
     "click": [
@@ -59,11 +59,11 @@ DOORS = {
     "uvloop": ["broker/cli/*"],
 }
 
-# Packages that are imported by another name than they are installed by.
+# Packages whose import name differs from their installed name.
 IMPORTED_AS = {"toxiproxy_python": "toxiproxy"}
-# Packages of which a file is used, and no module imported.
+# Packages of which the product uses a file and imports no module.
 FILES_OF = {"libfaketime": "chaos/clocks.py"}
-# Packages that another one needs for what is used of it, and does not bring.
+# Packages that another package needs for our use of it and does not require itself.
 NEEDED_BY = {"protobuf": "pyspark"}
 
 
@@ -86,7 +86,7 @@ def foreign_imports(source: str) -> Iterator[str]:
 
 
 def strays(name: str, source: str) -> list[str]:
-    """Name the packages that come in by another way than their door."""
+    """Return the packages that a module imports and that is not their door."""
     return [
         package
         for package in foreign_imports(source)
@@ -94,13 +94,13 @@ def strays(name: str, source: str) -> list[str]:
     ]
 
 
-def test_packages_come_in_by_their_doors() -> None:
+def test_packages_are_imported_at_their_doors() -> None:
     found = [
         f"{name}: {package}"
         for name in tracked("broker/*.py", "chaos/*.py")
         for package in strays(name, text(name))
     ]
-    assert found == [], "use the module that is its door, or open one in DOORS"
+    assert found == [], "use the module that is its door, or add a door to DOORS"
 
 
 def test_every_door_is_declared_and_every_declared_package_of_the_product_has_a_door() -> None:
@@ -111,7 +111,7 @@ def test_every_door_is_declared_and_every_declared_package_of_the_product_has_a_
     assert declared - set(DOORS) - set(FILES_OF) - set(NEEDED_BY) == set()
 
 
-def test_every_extra_brings_what_the_package_imports_and_no_more() -> None:
+def test_every_extra_requires_only_packages_that_are_imported() -> None:
     imported = {
         package
         for name in tracked("broker/*.py", "chaos/*.py", "pyspark_tms.py")
@@ -127,7 +127,7 @@ def test_every_extra_brings_what_the_package_imports_and_no_more() -> None:
 
 
 def packages(requirements: list[str]) -> set[str]:
-    """Return the packages that requirements name, as they are imported, without this one."""
+    """Return the import names of required packages, without this project."""
     names = {re.split(r"[\[><=]", line)[0].replace("-", "_") for line in requirements}
     return {IMPORTED_AS.get(name, name) for name in names} - {"tms_broker"}
 

@@ -1,4 +1,4 @@
-"""Imports go downward only, and the contracts that say so can fail."""
+"""The import contracts hold, and each of them can fail."""
 
 import os
 import shutil
@@ -75,7 +75,7 @@ FORBIDDEN = [
     ("cli/chaos.py", "import chaos.run", "The verifier", "broker.cli.chaos -> chaos"),
     ("topics/ids.py", "import time", "Pure modules", "broker.topics.ids -> time"),
 ]
-"""A module, a line that breaks a contract there, the contract, and how the linter names the line."""
+"""A module, a line that breaks a contract there, the contract, and the linter's name for the line."""
 
 
 def test_every_forbidden_import_is_found(copy: Path) -> None:
@@ -93,7 +93,7 @@ def test_every_forbidden_import_is_found(copy: Path) -> None:
     assert missed == [], result.stdout
 
 
-def test_every_part_is_allowed_or_forbidden_to_the_client() -> None:
+def test_every_package_is_allowed_or_forbidden_for_the_client() -> None:
     contracts = tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     (contract, _) = [one for one in contracts if one.get("source_modules") == ["broker.client"]]
     parts = {Path(name).parts[1].removesuffix(".py") for name in tracked("broker/*.py")}
@@ -101,7 +101,7 @@ def test_every_part_is_allowed_or_forbidden_to_the_client() -> None:
     assert parts - CLIENT_RESTS_ON - REST_ON_CLIENT - forbidden - {"__init__"} == set()
 
 
-def test_every_part_has_a_layer() -> None:
+def test_every_package_has_a_layer() -> None:
     contracts = tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     (contract,) = [one for one in contracts if one["type"] == "layers"]
     layered = set("".join(" ".join(contract["layers"]).translate({40: 32, 41: 32})).split())

@@ -1,4 +1,4 @@
-"""One word, one thing: no two classes of the product have one name, and no two modules but mirrors."""
+"""Names are unique: no two classes of the product share a name, and no two modules except mirrors."""
 
 import ast
 from collections import defaultdict
@@ -14,13 +14,13 @@ PUBLIC = {
     "State": "of a stream job's key, and of a rowlog's message",
     "Turn": "of the event loop, and of a subscription",
 }
-"""Names that RowLog, which no other part imports, shares with another part."""
+"""Class names that two parts share. One of the parts is mostly RowLog, which no other part imports."""
 
 MIRRORS = {
     "blockers": "of a topic, and their operation",
-    "browse": "a look into a topic, and its operation",
-    "bulk": "bulk reads, served and asked for",
-    "cluster": "a cluster: its operation, its command, a node in it; and one of processes, and simulated",
+    "browse": "of a topic, and its operation",
+    "bulk": "bulk reads, in the API and in the client",
+    "cluster": "a cluster: its operations, its command, a node in it; a cluster of processes, and a simulated one",
     "commands": "the commands of each group",
     "cursors": "of a topic, their operations, their calls, their commands",
     "leadership": "its operations and its commands",
@@ -42,9 +42,9 @@ MIRRORS = {
     "transactions": "their operations, calls and commands; on a node; their workload and its checker",
     "zookeeper": "its server, and its client",
 }
-"""Modules that show one thing at several doors. Packages tell them apart."""
+"""Module names that several packages use for the same thing; the package says which side of it."""
 GERUNDS = {"framing", "ring", "routing"}
-"""Modules that end in -ing and are nouns all the same."""
+"""Modules whose names end in -ing and are nouns."""
 
 
 def classes(source: str) -> list[str]:
@@ -63,10 +63,12 @@ def twins(files: dict[str, str]) -> dict[str, list[str]]:
 def test_no_two_classes_have_one_name() -> None:
     found = twins({name: text(name) for name in tracked("broker/*.py", "chaos/*.py")})
     assert {each: names for each, names in found.items() if each not in PUBLIC} == {}
-    assert PUBLIC.keys() - found.keys() == set(), "these have one meaning now"
+    assert PUBLIC.keys() - found.keys() == set(), (
+        "remove from PUBLIC: only one class has this name now"
+    )
 
 
-def test_the_rule_finds_a_twin() -> None:
+def test_the_rule_finds_two_classes_of_one_name() -> None:
     assert twins({"a.py": "class A: pass", "b.py": "class A: pass\nclass B: pass"}) == {
         "A": ["a.py", "b.py"]
     }
@@ -81,7 +83,7 @@ def modules(files: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_no_two_modules_have_one_name_but_mirrors() -> None:
+def test_no_two_modules_have_one_name_except_mirrors() -> None:
     found = modules(tracked("broker/*.py", "chaos/*.py"))
     several = {each for each, names in found.items() if len(names) > 1}
     assert several == MIRRORS.keys()
@@ -92,5 +94,5 @@ def test_modules_are_nouns() -> None:
     assert {each for each in found if each.endswith("ing")} == GERUNDS
 
 
-def test_the_rule_sees_modules_of_one_name() -> None:
+def test_the_rule_finds_modules_of_one_name() -> None:
     assert modules(["a/b.py", "c/b.py", "a/__init__.py"]) == {"b": ["a/b.py", "c/b.py"]}

@@ -1,4 +1,4 @@
-"""Rules about the tree: nothing of one machine in it, and no test that sleeps."""
+"""Rules about the tree: it has no paths of one machine, and no test sleeps."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.tidy.sources import offenders, tracked
 
-# Spelled so that this file does not match itself.
+# The pattern is written so that it does not match itself.
 MACHINE = re.compile(
     r"(?:^|[^A-Za-z0-9_./-])/(?:wor[k]|far[m]|roo[t]|hom[e])/"
     r"|(?:py[p]i|files\.python[h]osted|deb\.[d]ebian|registry\.[n]pmjs|repo1?\.[m]aven"
@@ -16,7 +16,7 @@ MACHINE = re.compile(
 
 PLAIN = tracked("*.py", "*.toml", "*.md", "*.xml", "*.java", "*.yml", "*.cfg", "Makefile", ".ci/*")
 TESTS = [name for name in tracked("tests/*.py") if not name.startswith("tests/kit/")]
-"""What tests share waits in virtual time, or is a program of its own."""
+"""Test modules. The kit may sleep: it waits in virtual time, or is a separate program."""
 ASLEEP = {("time", "sleep"), ("asyncio", "sleep")}
 
 
@@ -25,7 +25,7 @@ def of_a_machine(source: str) -> list[str]:
 
 
 def sleeps(source: str) -> list[str]:
-    """Return the lines on which a test waits for time to pass."""
+    """Return the lines on which a test sleeps."""
     return [
         f"line {node.lineno}"
         for node in ast.walk(ast.parse(source))
@@ -36,7 +36,7 @@ def sleeps(source: str) -> list[str]:
     ]
 
 
-def test_no_path_of_a_machine_and_no_registry_address() -> None:
+def test_the_tree_has_no_path_of_a_machine_and_no_registry_address() -> None:
     assert offenders(PLAIN, of_a_machine) == []
 
 
@@ -49,7 +49,7 @@ def test_the_rule_finds_a_machine(parts: tuple[str, str]) -> None:
     assert of_a_machine("".join(parts))
 
 
-def test_the_rules_find_what_they_forbid() -> None:
+def test_the_rules_find_machine_paths_and_sleeps() -> None:
     assert of_a_machine("see the docs/work/notes") == []
     assert sleeps("import time\ntime.sleep(1)\n") == ["line 2"]
     assert sleeps("async def f():\n    await asyncio.sleep(0.1)\n") == ["line 2"]

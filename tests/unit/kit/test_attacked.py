@@ -16,13 +16,13 @@ def test_the_longest_hold_is_in_the_last_bucket_that_grew() -> None:
     assert longest_hold_s(before, {**before, float("inf"): 8}) == float("inf")
 
 
-def test_what_is_fast_anyway_may_become_slower() -> None:
+def test_a_very_fast_publish_counts_as_the_minimum_latency() -> None:
     measured = Round(ALONE_S_MIN / 10, ALONE_S_MIN * 2, 0.1, 300, 0.0)
     assert measured.slower == pytest.approx(2.0)
     assert "300" in str(measured)
 
 
-def test_a_publish_is_read_as_it_was_told() -> None:
+def test_a_line_of_the_neighbour_is_parsed() -> None:
     published = Published.of(b"12.500000 0.001000 200\n")
     assert published == (12.5, 0.001, 200)
     assert published.ended_s == pytest.approx(12.501)

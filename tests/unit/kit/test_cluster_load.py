@@ -1,4 +1,4 @@
-"""What the load of a cluster makes of its history; the parts that need no cluster."""
+"""How the load of a cluster evaluates its history, without a cluster."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.kit.load import ClusterLoad
 URLS = ["http://127.0.0.1:1"]
 
 
-def test_readers_that_had_to_ask_again_are_told_and_those_that_were_ended_are_not() -> None:
+def test_failed_reads_are_recorded_unless_the_load_ended_them() -> None:
     load = ClusterLoad(URLS, ["default/t"])
     ask = load.history.invoke
     ask("waiting-0-t", "read", "default:t", {}).ok({"rows": []}, "")
@@ -21,7 +21,7 @@ def test_readers_that_had_to_ask_again_are_told_and_those_that_were_ended_are_no
     assert load.answered == 1
 
 
-async def test_a_wait_that_takes_too_long_tells_what_is_under_way() -> None:
+async def test_a_wait_that_takes_too_long_lists_the_calls_in_flight() -> None:
     load = ClusterLoad(URLS, ["default/t"], state=lambda: "all nodes are well")
     load.history.invoke("single-0-t", "publish", "default:t", {"payloads": ["a"]})
     load.history.invoke("single-1-t", "publish", "default:t", {"payloads": ["b"]}).fail("refused")

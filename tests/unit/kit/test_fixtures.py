@@ -6,7 +6,7 @@ from tests.kit.fixtures import require
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_server_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKER_SERVERS_DIR", str(tmp_path))
 
 

@@ -25,10 +25,10 @@ def test_there_are_cases_of_every_route(rng: random.Random) -> None:
     assert {grammar.case().route for _ in range(20_000)} == {shape.name for shape in SHAPES}
 
 
-async def test_most_of_what_the_grammar_makes_is_not_refused_for_its_form(
+async def test_most_cases_of_the_grammar_are_well_formed(
     rng: random.Random,
 ) -> None:
-    """A grammar whose cases all end at the first check finds nothing behind it."""
+    """A grammar whose cases all fail the first check would find no errors behind it."""
     broker, grammar = Broker(), Grammar(rng)
     statuses: list[int] = []
     for shape in SHAPES:
@@ -53,7 +53,7 @@ def test_mutations_stay_small_and_change_something(rng: random.Random) -> None:
     assert len(seen) > 1_000
 
 
-def test_what_was_answered_anew_is_kept(tmp_path: Path) -> None:
+def test_a_case_with_a_new_answer_is_kept(tmp_path: Path) -> None:
     corpus = Corpus()
     assert corpus.take(POLL, Answer(400, "bad_request", "limit: 5 is too 'large'."))
     assert not corpus.take(POLL, Answer(400, "bad_request", "limit: 77 is too 'small'."))

@@ -8,7 +8,7 @@ ROWS = [f"{number:020x}" for number in range(1, 5)]
 
 
 def history(*rows: tuple[str, str]) -> list[Event]:
-    """Two publishes without ids, one with, and the log as it ended."""
+    """Return two publishes without ids, one with ids, and the final read of the log."""
     ticks = iter(range(100))
     told = History(lambda: next(ticks))
     asked: dict[str, Any] = {"pointer": None, "key": None, "generation": 1}
@@ -39,13 +39,13 @@ def test_publishes_get_the_ids_at_which_they_were_read() -> None:
     assert names(events) == set()
 
 
-def test_what_is_not_there_is_lost_or_torn() -> None:
+def test_a_missing_message_is_lost_or_torn() -> None:
     assert names(located(history(*zip(ROWS[1:], "bcd", strict=True)))) == {"lost_prefix"}
     without_c = [row for row in zip(ROWS, "abcd", strict=True) if row[1] != "c"]
     assert names(located(history(*without_c))) == {"lost_middle", "torn"}
 
 
-def test_what_stands_in_another_place_than_it_was_told_is_found() -> None:
+def test_a_message_at_another_id_than_its_publish_got_is_found() -> None:
     assert "reordered" in names(located(history(*zip(ROWS, "bcad", strict=True))))
     twice = [*zip(ROWS, "abcd", strict=True), ("f" * 20, "a")]
     assert "duplicated" in names(located(history(*twice)))

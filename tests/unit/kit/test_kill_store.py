@@ -49,7 +49,7 @@ async def test_a_deleted_topic_refuses_and_the_next_generation_is_empty(
     assert (await driver.read("t", 2)).rows == []
 
 
-async def test_who_asks_the_dead_is_told_so(driver: StoreDriver) -> None:
+async def test_the_outcome_of_a_call_to_a_dead_process_is_unknown(driver: StoreDriver) -> None:
     await driver.kill()
     with pytest.raises(UnknownResult):
         await driver.create("t")

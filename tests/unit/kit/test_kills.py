@@ -11,14 +11,14 @@ from tests.kit.kills import Extent, run_kills
 
 
 class OneTurn:
-    """Lets everybody else go on once."""
+    """An awaitable that lets all other tasks run once."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
 
 
 class MemoryDriver:
-    """Does what is asked, and answers a turn later if it lives; forgets what a kill makes it forget."""
+    """A driver over memory: it answers a turn later, unless it was killed meanwhile. Subclasses lose data at a kill."""
 
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], list[tuple[str, str | None, int | None]]] = {}
@@ -129,7 +129,7 @@ async def verdict_on(driver: MemoryDriver) -> Verdict:
 
 
 @pytest.mark.slow
-async def test_a_system_that_keeps_everything_is_found_valid() -> None:
+async def test_a_system_that_loses_no_data_is_valid() -> None:
     assert (await verdict_on(MemoryDriver())).is_valid
 
 
@@ -170,6 +170,6 @@ class Leaking(MemoryDriver):
         (Leaking, "payloads_lost"),
     ],
 )
-async def test_what_a_kill_destroys_is_found(driver: type[MemoryDriver], named: str) -> None:
+async def test_data_lost_by_a_kill_is_found(driver: type[MemoryDriver], named: str) -> None:
     verdict = await verdict_on(driver())
     assert any(name.startswith(named) for name in verdict.names)

@@ -1,4 +1,4 @@
-"""What is told of runs: totals, and of a bad one what happened around it, and the command."""
+"""Reports of runs: totals, and for a bad run its violations, the events around them, and its command."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def outcome(
     )
 
 
-def test_a_bad_run_shows_what_is_wrong_what_happened_and_how_to_see_it_again() -> None:
+def test_a_bad_run_reports_violations_events_and_its_command() -> None:
     bad = told(outcome(Violation("duplicated", "p0:1", place=2)), command_of(PLAN))
     lines = bad.report.splitlines()
     assert lines[0] == "duplicated: p0:1"
@@ -58,7 +58,7 @@ def test_a_bad_run_shows_what_is_wrong_what_happened_and_how_to_see_it_again() -
     )
 
 
-def test_totals_count_what_is_bad_and_what_is_empty() -> None:
+def test_totals_count_bad_and_empty_runs() -> None:
     totals = Totals()
     for one in (
         outcome(),
@@ -87,7 +87,7 @@ def test_a_leader_changes_when_another_process_claims_its_topic() -> None:
     assert leader_changes([*lines, TraceLine(2.0, "node-2.1", "topic let go", {"topic": "a"})]) == 2
 
 
-def test_what_a_run_is_judged_by_is_kept_however_much_is_said(
+def test_the_judged_lines_of_a_trace_are_kept_beyond_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> Trace:

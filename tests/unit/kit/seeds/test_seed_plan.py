@@ -1,4 +1,4 @@
-"""Plans: drawn from a seed, written down, shortened; and what is told of runs."""
+"""Plans: drawn from a seed, saved, shortened."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_a_seed_gives_the_same_plan_and_another_seed_another() -> None:
     assert drawn(7) != drawn(9)
 
 
-def test_seeds_take_turns_with_workloads_and_meet_every_kind_of_fault() -> None:
+def test_seeds_use_workloads_in_turn_and_every_kind_of_fault() -> None:
     plans = [drawn(seed) for seed in range(200)]
     assert {plan.workload for plan in plans} == {"log", "topics"}
     met = {fault.kind for plan in plans for fault in plan.faults}
     assert met == {name for name, weight in WEIGHTS.items() if weight.weight > 0}
 
 
-def test_a_plan_can_be_written_down() -> None:
+def test_a_saved_plan_is_read_back() -> None:
     plan = replace(drawn(7), mutant="dedupe")
     assert Plan.of_json(plan.to_json()) == plan
 
@@ -47,7 +47,7 @@ def test_a_schedule_is_shortened_to_the_faults_that_matter() -> None:
     assert shorter.minutes < 1.0
 
 
-def test_a_schedule_is_not_shortened_beyond_the_runs_that_it_may_take() -> None:
+def test_shortening_stops_after_its_number_of_runs() -> None:
     runs: list[Plan] = []
 
     def fails(candidate: Plan) -> bool:
