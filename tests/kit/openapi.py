@@ -61,7 +61,7 @@ class Checker:
             raise Undocumented(f"{error}: {text}") from None
 
     def _response(self, method: str, target: str, status: int) -> Spec:
-        operation = self._operation(method, target.partition("?")[0])
+        operation = self.operation(method, target.partition("?")[0])
         responses: Spec = (
             self._document["components"]["responses"]
             if operation is None
@@ -77,7 +77,7 @@ class Checker:
             response = self._resolve(response["$ref"])
         return response
 
-    def _operation(self, method: str, path: str) -> Spec | None:
+    def operation(self, method: str, path: str) -> Spec | None:
         for known, pattern, operation in self._operations:
             if known == method and pattern.fullmatch(path):
                 found: Spec = operation

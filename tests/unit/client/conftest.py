@@ -1,4 +1,4 @@
-"""A transport that answers as a test says, and a broker of raw bytes on a real socket."""
+"""A transport with scripted answers, and a broker of raw bytes on a real socket."""
 
 import asyncio
 from collections import deque
@@ -36,12 +36,16 @@ class ScriptedTransport:
         self.requests: list[ClientRequest] = []
         self.answer: Callable[[ClientRequest], Any] = lambda request: OK
         self.gate: asyncio.Event | None = None
-        self.connections = 0
+        self.opened: list[ScriptedConnection] = []
         self.ours = True
         self._arrived = asyncio.Event()
 
+    @property
+    def connections(self) -> int:
+        return len(self.opened)
+
     async def arrived(self, count: int = 1) -> None:
-        """Wait until so many requests have arrived."""
+        """Wait until ``count`` requests have arrived."""
         async with asyncio.timeout(5):
             while len(self.requests) < count:
                 self._arrived.clear()
@@ -71,14 +75,14 @@ class ScriptedTransport:
             yield StreamedReply(200, {}, chunks_of(answer))
 
     async def connect(self, topic: TopicId | None) -> "ScriptedConnection":
-        self.connections += 1
-        return ScriptedConnection(self)
+        self.opened.append(ScriptedConnection(self))
+        return self.opened[-1]
 
     async def close(self) -> None:
         pass
 
     def payloads(self, index: int = -1) -> list[bytes]:
-        """Return the messages of a publish that was sent."""
+        """Return the messages of a sent publish."""
         body = self.requests[index].body
         return list(avro.decode_publish_request(body, messages_max=10**6).payloads)
 
@@ -113,7 +117,7 @@ def transport() -> ScriptedTransport:
 
 @pytest.fixture
 def make_client(transport: ScriptedTransport) -> Callable[..., Client]:
-    """Return a maker of clients over ``transport`` that wait next to nothing between attempts."""
+    """Return a maker of clients over ``transport`` that retry almost at once."""
 
     def make(**options: Any) -> Client:
         quick = {"retry_delay_min_s": 0.0005, "retry_delay_max_s": 0.001, "deadline_s": 0.5}
@@ -123,10 +127,10 @@ def make_client(transport: ScriptedTransport) -> Callable[..., Client]:
 
 
 class RawBroker:
-    """Listens on a real socket; each request's answer is the next of ``answers``.
+    """Listens on a real socket, and answers each request with the next of ``answers``.
 
-    An answer is bytes to write, a coroutine function that returns them, either of these as the only
-    one of a tuple to close the connection afterwards, or None to close it at once.
+    An answer is bytes to write, or a coroutine function that returns them. An answer in a tuple of one closes
+    the connection afterwards. None closes it at once.
     """
 
     def __init__(self) -> None:

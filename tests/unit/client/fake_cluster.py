@@ -1,7 +1,7 @@
 """A cluster in one process: nodes on real sockets that forward, move leadership, drain and die.
 
-All nodes share one log per topic. A node that does not lead forwards, which only means that it counts:
-what matters here is which node a client asks, not how nodes speak to each other.
+All nodes share one log per topic. A node that does not lead only counts the request as forwarded: these tests
+check which node a client asks, not how nodes talk to each other.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ FAREWELL = (
 
 
 class Cluster:
-    """Nodes 0 to n-1, and what they share."""
+    """Nodes 0 to n-1, and their shared topics."""
 
     def __init__(self, count):
         self.nodes = [Node(self, number) for number in range(count)]
@@ -67,13 +67,15 @@ class Cluster:
 class Node:
     """One node.
 
-    ``holds`` has an event (or None) for each of the next requests, which waits for it; ``refuse`` of
-    the next are answered *overloaded*; ``swallow`` of them are stored, and the connection is cut.
+    ``holds`` has an event (or None) for each of the next requests; the request waits for it. The node answers the
+    next ``refuse`` requests with *overloaded*. It stores the next ``swallow`` publishes and cuts the connection
+    instead of an answer. ``received`` counts the requests that the node has read, also those that it has not begun.
     """
 
     def __init__(self, cluster, number):
         self.cluster, self.number = cluster, number
         self.requests = []
+        self.received = 0
         self.connections = set()
         self.holds = deque()
         self.refuse = 0
@@ -91,18 +93,18 @@ class Node:
         self.draining = False
 
     async def kill(self):
-        """Die: what was sent is lost, nobody listens."""
+        """Die: requests in flight are lost, and new connections are refused."""
         self._server.close()
         for writer in list(self.connections):
             writer.transport.abort()
 
     def stop_reading(self):
-        """Leave what comes in the sockets."""
+        """Leave further requests unread in the sockets."""
         for writer in list(self.connections):
             writer.transport.pause_reading()
 
     def hang_up(self, last_words=b""):
-        """End every connection, without reading more."""
+        """End every connection without reading more."""
         self.stop_reading()
         for writer in list(self.connections):
             writer.write(last_words)
@@ -110,21 +112,36 @@ class Node:
 
     async def _serve(self, reader, writer):
         self.connections.add(writer)
+        waiting = asyncio.Queue()
+        reading = asyncio.create_task(self._read(reader, waiting))
         try:
-            while await self._one(reader, writer):
+            while (request := await waiting.get()) and await self._answer(writer, *request):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except ConnectionError:
             pass
         finally:
+            reading.cancel()
             self.connections.discard(writer)
             writer.close()
 
-    async def _one(self, reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = {
-            name.lower(): value for name, _, value in (line.partition(": ") for line in head)
-        }
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
+    async def _read(self, reader, waiting):
+        """Read requests ahead of the answers, until the connection ends."""
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = {
+                    name.lower(): value
+                    for name, _, value in (line.partition(": ") for line in head)
+                }
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                waiting.put_nowait((head, headers, body))
+                self.received += 1
+                await self.cluster.note()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            waiting.put_nowait(None)
+
+    async def _answer(self, writer, head, headers, body):
+        """Answer one request. Return True if the connection stays open."""
         match = _TOPIC.match(head[0].split(" ")[1])
         topic, action = "/".join(match.group(1, 2)), match[3]
         self.requests.append((topic, action))

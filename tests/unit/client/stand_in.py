@@ -1,7 +1,7 @@
-"""Transaction services that stand in: Tephra's rules in memory, a foreign service, and ours as answers of HTTP.
+"""Stubs of transaction services: Tephra's rules in memory, a foreign service, and the broker's service over HTTP.
 
-Each call may be cut: ``cut["commit"] = ["before", "after"]`` loses the first commit on its way to the service, and
-the answer to the second one.
+A test can cut each call: ``cut["commit"] = ["before", "after"]`` loses the first commit on its way to the service,
+and the answer to the second commit.
 """
 
 import base64
@@ -20,7 +20,7 @@ LOST = Reply(500, {"broker-error": "outcome_unknown"}, b"lost")
 
 
 class Rules:
-    """What the service knows; calls are synchronous."""
+    """The state and the rules of a transaction service. Its calls are synchronous."""
 
     def __init__(self) -> None:
         self.last = self.read_pointer = 1000
@@ -101,7 +101,7 @@ class Rules:
 
 
 class Foreign:
-    """A service of somebody else: what it raises when an answer is lost is no error of the broker's."""
+    """A service of another vendor: for a lost answer it raises an error that is not one of the broker's."""
 
     lost: type[Exception] = ConnectionError
 
@@ -145,12 +145,12 @@ class Foreign:
 
 
 class OverHttp:
-    """Our service as a transport's answers to requests; what it does not know goes to ``others``."""
+    """The broker's service as a transport's answers. It passes other requests on to ``others``."""
 
     def __init__(self, others: Any = None, *, in_json: bool = False) -> None:
         self.rules = Rules()
         self.cut: dict[str, list[Any]] = defaultdict(list)
-        """A word as for ``Foreign``, or a Reply instead of an answer."""
+        """For each call "before" or "after", as for ``Foreign``, or a Reply to send instead of an answer."""
         self.calls: list[str] = []
         self._others = others
         self._in_json = in_json
@@ -196,7 +196,7 @@ class OverHttp:
 
 
 class Topics:
-    """Takes publishes and stores as a broker would, and loses answers as told."""
+    """Takes publishes and stores as a broker does, and loses the answers that ``cut`` names."""
 
     def __init__(self):
         self.cut = []

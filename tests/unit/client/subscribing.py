@@ -1,4 +1,4 @@
-"""A broker over memory and a client of it, in one virtual loop, without a socket: for tests of subscribers."""
+"""A broker over memory and its clients in one virtual loop, without a socket, for tests of subscribers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.kit.serving import Broker, topic_path
 
 TOPIC = "default/t"
 Fault = Callable[[ClientRequest], str | None]
-"""Says of a request what goes wrong: "before" (it never comes), "after" (its answer is lost), or nothing."""
+"""Returns the fault of a request: "before" (the request is lost), "after" (its answer is lost), or None."""
 
 
 class DirectTransport:
-    """Gives each request to a broker in this process. ``fault`` may be set; ``dead``: nothing comes any more."""
+    """Gives each request to a broker in this process. ``fault`` injects faults; ``dead`` loses every request."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -55,7 +55,7 @@ class DirectTransport:
         yield StreamedReply(reply.status, reply.headers, _one(reply.body))
 
     async def connect(self, topic: Any) -> Any:
-        raise AssertionError("nothing in these tests has a lane")
+        raise AssertionError("no test of subscribers needs a lane")
 
     async def close(self) -> None:
         pass
@@ -67,7 +67,7 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
 
 
 class World:
-    """A broker, and clients of it. ``client()`` makes one with a transport of its own."""
+    """A broker and its clients. ``client()`` makes a client with its own transport."""
 
     def __init__(self) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class World:
         self.clients: list[Client] = []
 
     def client(self) -> Client:
-        """Return a client, the transport of which is the last one."""
+        """Return a client; its transport is the last of ``transports``."""
         transport = DirectTransport(self.broker)
         client = Client(transport=transport, coalesce=False)
         self.transports.append(transport)
@@ -89,14 +89,14 @@ class World:
         assert (await self.broker.call("PUT", topic_path(topic))).status == 200
 
     async def close(self) -> None:
-        """Close all."""
+        """Close the clients and the broker."""
         for client in self.clients:
             await client.close(flush_s=0)
         await self.broker.close()
 
 
 class Handled:
-    """A handler for asyncio that keeps what it was given, and fails as ``fails`` says."""
+    """An async handler that records its messages, and fails for each payload that ``fails`` accepts."""
 
     def __init__(self, fails: Callable[[bytes], bool] = lambda _: False) -> None:
         self.payloads: list[bytes] = []
@@ -113,7 +113,7 @@ class Handled:
         self._more.set()
 
     async def until(self, count: int) -> None:
-        """Wait until so many were handled."""
+        """Wait until ``count`` messages are handled."""
         async with asyncio.timeout(600):
             while len(self.payloads) < count:
                 self._more.clear()

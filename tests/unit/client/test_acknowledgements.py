@@ -12,7 +12,7 @@ LEADER = Leader("http://a:1", 1, 2)
 
 
 def taken(instance: int | None, before: int, count: int) -> list[bytes]:
-    """Return the ids of one request, as the broker gives them behind ``before`` others of its batch."""
+    """Return the ids that the broker gives one request behind ``before`` other messages of its batch."""
     ids = RowIds(first_ms=NOW_MS, monotonic_ms=0.0, lead_ms_max=1000, instance=instance)
     if before:
         ids.take(before, NOW_MS, 0.0)
@@ -49,13 +49,13 @@ def test_each_message_has_its_own_id():
 
 
 @pytest.mark.parametrize("count", [3, 5])
-def test_what_does_not_fit_is_not_told(count):
+def test_a_count_that_does_not_fit_gives_no_ids(count):
     ids = taken(3, 254, 4)
     published = Published(leader=LEADER, first_id=ids[0], last_id=ids[-1], count=4)
     assert each_of(published, count) == [Published(leader=LEADER, count=1)] * count
 
 
-def test_references_and_brokers_that_do_not_tell_have_no_ids():
+def test_references_and_answers_without_ids_have_no_ids():
     assert each_of(Published(), 3) == [Published()] * 3
     reference = row_id(7, 1) + row_id(6, 1)
     assert ids_of(reference, reference, 1) is None

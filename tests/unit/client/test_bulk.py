@@ -1,4 +1,4 @@
-"""Record batches as they arrive: in pieces of any size, cut off anywhere, resumed, or not whole."""
+"""The client reads Arrow record batches from a stream in any pieces, and resumes a stream that is cut off."""
 
 import sys
 from contextlib import aclosing
@@ -23,7 +23,7 @@ def message_id(number):
 
 
 def stream(*batches):
-    """Return a stream with batches of messages with these numbers."""
+    """Return a stream of batches; each batch holds the messages with its numbers."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         for numbers in batches:
@@ -39,7 +39,7 @@ async def numbers_of(batches):
 
 def numbers_in(batch):
     ids, values, keys, headers = batch.to_pydict().values()
-    assert keys == headers == [None] * len(ids)  # As this broker sends none.
+    assert keys == headers == [None] * len(ids)  # This broker sends none.
     found = [int.from_bytes(i[:8], "big") - 1000 for i in ids]
     assert values == [b"%d" % n * n for n in found]
     assert batch.num_rows
@@ -93,7 +93,7 @@ async def test_a_lost_connection_is_resumed(make_client, transport):
     assert asked_after(transport) == [message_id(-1).hex(), message_id(2).hex()]
 
 
-async def test_what_stays_unavailable_is_given_up(make_client, transport):
+async def test_a_stream_that_stays_unavailable_ends_at_the_deadline(make_client, transport):
     transport.answer = lambda _: Unavailable("down")
     async with make_client(deadline_s=0.05, retry_delay_max_s=0.01) as client:
         with pytest.raises(Unavailable, match="down"):
@@ -138,7 +138,7 @@ async def test_a_transaction_reads_with_its_snapshot(make_client, transport):
         END[:4] + (16).to_bytes(4, "little") + b"\xff" * 16,
     ],
 )
-async def test_what_is_no_stream_is_never_taken_for_one(make_client, transport, answer):
+async def test_a_body_that_is_no_arrow_stream_is_an_error(make_client, transport, answer):
     transport.answer = lambda _: [answer]
     async with make_client() as client:
         with pytest.raises(OutcomeUnknown):
@@ -155,7 +155,7 @@ def test_messages_are_split_wherever_pieces_end():
         pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
         assert [bytes(m) for piece in pieces for m in splitter.feed(piece)] == expected
         splitter.finish()
-        assert splitter.feed(b"what comes behind the end") == []
+        assert splitter.feed(b"bytes behind the end") == []
 
 
 async def test_without_pyarrow_the_extra_is_named(make_client, transport, monkeypatch):
@@ -167,6 +167,6 @@ async def test_without_pyarrow_the_extra_is_named(make_client, transport, monkey
     assert not transport.requests
 
 
-def test_the_blocking_client_has_it_too():
+def test_the_blocking_client_reads_arrow_too():
     assert "through" in str(SyncClient.read_arrow.__signature__)
     assert "Generator" in SyncClient.read_arrow.__signature__.return_annotation

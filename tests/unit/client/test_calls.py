@@ -27,7 +27,7 @@ def answers(transport, *script):
     transport.answer = lambda _: next(following)
 
 
-async def test_a_write_is_tried_again_or_raises_what_its_answer_stands_for(calls, transport):
+async def test_a_write_is_retried_or_raises_the_error_of_its_answer(calls, transport):
     answers(transport, BUSY, Reply(200, {}, b"done"), GONE)
     request = protocol.delete_topic(TOPIC)
     assert (await calls.write(request)).body == b"done"
@@ -36,13 +36,13 @@ async def test_a_write_is_tried_again_or_raises_what_its_answer_stands_for(calls
     assert len(transport.requests) == 3
 
 
-async def test_a_single_attempt_is_one(calls, transport):
+async def test_publish_once_makes_one_attempt(calls, transport):
     answers(transport, BUSY)
     with pytest.raises(Overloaded):
         await calls.publish_once(protocol.publish(TOPIC, PublishRequest(None, [b"x"])), 1.0)
 
 
-async def test_a_read_is_read_to_its_end_and_tried_again_from_the_start(calls, transport):
+async def test_a_read_that_is_cut_off_is_retried_from_the_start(calls, transport):
     answers(transport, [b"ab", Unavailable("lost")], BUSY, [b"ab", b"cd"])
     assert (await calls.read(protocol.stats(TOPIC))).body == b"abcd"
 

@@ -55,7 +55,7 @@ async def test_pipelined_answers_belong_to_their_requests(raw_broker):
     connection.close()
 
 
-async def test_nothing_is_sent_where_nobody_listens(raw_broker):
+async def test_a_refused_connection_is_unavailable(raw_broker):
     url = raw_broker.url
     raw_broker.server.close()
     with pytest.raises(Unavailable):
@@ -82,7 +82,7 @@ async def test_an_answer_cut_in_the_middle_is_no_answer(raw_broker):
     assert isinstance(second, Unavailable)
 
 
-async def test_what_was_sent_behind_a_closing_answer_was_not_looked_at(raw_broker):
+async def test_a_request_behind_a_closing_answer_was_not_processed(raw_broker):
     raw_broker.answers.append(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
     connection = await connect(raw_broker.url)
     first, second = await asyncio.gather(
@@ -93,7 +93,7 @@ async def test_what_was_sent_behind_a_closing_answer_was_not_looked_at(raw_broke
     assert not connection.usable
 
 
-async def test_silence_is_an_unknown_outcome_after_a_while(raw_broker):
+async def test_a_write_without_an_answer_in_time_has_an_unknown_outcome(raw_broker):
     never = asyncio.Event()
 
     async def silence():
@@ -108,7 +108,7 @@ async def test_silence_is_an_unknown_outcome_after_a_while(raw_broker):
     never.set()
 
 
-async def test_a_cancelled_request_closes_the_connection_because_answers_are_told_by_order(
+async def test_a_cancelled_request_closes_the_connection_because_order_matches_answers(
     raw_broker,
 ):
     held = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Dead letters say why they are there, and have room for it."""
+"""A dead letter says why it was made, and keeps room for that."""
 
 from broker.client import dead_letters
 from broker.model import Message, TopicId, row_id
@@ -15,7 +15,7 @@ def letter(message: Message, error: BaseException = ERROR):
     )
 
 
-def test_a_letter_has_what_the_message_had_and_says_why():
+def test_a_letter_keeps_the_message_and_says_why():
     made = letter(Message(ID, b"payload", b"key", {"h": b"v"}))
     assert (made.payload, made.key) == (b"payload", b"key")
     assert made.headers == {
@@ -29,7 +29,7 @@ def test_a_letter_has_what_the_message_had_and_says_why():
     }
 
 
-def test_what_leaves_no_room_is_left_out():
+def test_a_key_or_headers_that_leave_no_room_are_left_out():
     many = {f"header-{number}": b"x" * 100 for number in range(99)}
     for key, headers, left_out, kept in (
         (b"k", many, b"headers", b"k"),
@@ -43,13 +43,13 @@ def test_what_leaves_no_room_is_left_out():
         assert not set(headers) & set(made.headers)
 
 
-def test_an_error_of_any_length_and_kind_of_text_is_told():
+def test_a_letter_holds_an_error_of_any_length_and_text():
     made = letter(Message(ID, b""), ValueError("\ud800" * 5000))
     assert len(made.headers["dead-letter-reason"]) == dead_letters.REASON_BYTES_MAX
     assert attributes.encode(None, made.headers)
 
 
-def test_a_letters_key_is_its_own():
+def test_letters_of_different_messages_have_different_keys():
     message = Message(ID, b"payload")
     key = dead_letters.key_of(TOPIC, "mailer", message)
     assert key == dead_letters.key_of(TOPIC, "mailer", message._replace(payload=b"other"))

@@ -1,4 +1,4 @@
-"""Handlers of all kinds are called, each where it belongs, and tried again as often as they may be."""
+"""Handlers of all kinds run in the right thread, and are retried up to their limit."""
 
 import asyncio
 import threading
@@ -76,7 +76,7 @@ async def test_a_handler_is_called_in_its_own_way(executor, handler, is_here):
         (plain, plain_work, [False] * 3),
     ],
 )
-async def test_work_stands_around_a_call(executor, handler, work, here):
+async def test_a_work_block_encloses_the_call(executor, handler, work, here):
     await Calling(handler, executor).hand("m", work)
     assert [name for name, _, _ in CALLS] == ["begin", handler.__name__, "end"]
     assert CALLS[1][1] == ("m", "value")
@@ -86,13 +86,13 @@ async def test_work_stands_around_a_call(executor, handler, work, here):
     assert [name for name, _, _ in CALLS] == ["begin", "end"]
 
 
-async def test_what_is_to_be_awaited_is_no_plain_handler_within_plain_work(executor):
+async def test_plain_work_refuses_a_handler_that_returns_a_coroutine(executor):
     with pytest.raises(TypeError):
         await Calling(gives_to_wait, executor).hand("m", plain_work)
     assert [name for name, _, _ in CALLS] == ["begin"]
 
 
-async def test_trying_ends_after_so_many_tries_and_tells_each():
+async def test_retries_end_at_their_limit_and_each_is_reported():
     told, pauses = [], []
 
     async def sleep(seconds: float) -> None:
@@ -106,13 +106,13 @@ async def test_trying_ends_after_so_many_tries_and_tells_each():
         await trying.run(fails, lambda error, tries: told.append((str(error), tries)))
     assert told == [("0", 1), ("1", 2), ("2", 3), ("3", 4)]
     assert (gave_up.value.tries, str(gave_up.value.error)) == (4, "3")
-    assert [
+    assert all(
         longest / 2 <= pause <= longest for pause, longest in zip(pauses, (1, 2, 3), strict=True)
-    ]
+    )
 
 
 @pytest.mark.parametrize("error", [KeyError("final"), asyncio.CancelledError(), SystemExit(1)])
-async def test_some_errors_end_the_trying_at_once(error):
+async def test_some_errors_end_the_retries_at_once(error):
     calls = []
 
     async def fails() -> None:

@@ -1,4 +1,4 @@
-"""The client brings nothing of the server along."""
+"""The client imports no module of the server."""
 
 import json
 import subprocess
@@ -34,5 +34,5 @@ def test_importing_the_client_imports_no_server_code():
     assert "broker.client" in ours
 
 
-def test_everything_that_is_exported_is_there():
+def test_every_exported_name_exists():
     assert all(hasattr(broker.client, name) for name in broker.client.__all__)

@@ -10,9 +10,7 @@ from broker.model import row_id
 OK = Reply(200, {}, b"")
 
 
-async def test_awaited_calls_of_one_moment_travel_in_one_request_in_their_order(
-    make_client, transport
-):
+async def test_calls_awaited_together_share_one_request_in_their_order(make_client, transport):
     async with make_client() as client:
         calls = [client.publish("ns1/t1", str(i)) for i in range(500)]
         assert await asyncio.gather(*calls) == [Published()] * 500
@@ -20,7 +18,7 @@ async def test_awaited_calls_of_one_moment_travel_in_one_request_in_their_order(
     assert transport.payloads() == [str(i).encode() for i in range(500)]
 
 
-async def test_each_call_is_told_its_own_id(make_client, transport):
+async def test_each_call_gets_its_own_id(make_client, transport):
     first, last = row_id(7, 254) + bytes(10), row_id(8, 1) + bytes(10)
     headers = {"broker-first-id": first.hex(), "broker-last-id": last.hex(), "broker-count": "4"}
     transport.answer = lambda request: Reply(200, headers, b"")
@@ -35,7 +33,7 @@ async def test_each_call_is_told_its_own_id(make_client, transport):
         )
 
 
-async def test_a_lone_call_waits_for_nobody(make_client, transport):
+async def test_a_single_caller_does_not_wait_for_others(make_client, transport):
     async with make_client() as client:
         await client.publish("ns1/t1", b"a")
         await client.publish("ns1/t1", b"b")
@@ -43,7 +41,7 @@ async def test_a_lone_call_waits_for_nobody(make_client, transport):
     assert transport.connections == 1
 
 
-async def test_what_comes_while_a_request_is_under_way_fills_the_next(make_client, transport):
+async def test_calls_during_a_request_in_flight_fill_the_next_one(make_client, transport):
     transport.gate = asyncio.Event()
     async with make_client(requests_in_flight_max=1) as client:
         first = asyncio.create_task(client.publish("ns1/t1", b"0"))
@@ -73,7 +71,7 @@ async def test_topics_do_not_mix_and_each_has_its_connection(make_client, transp
     assert transport.connections == 2
 
 
-async def test_keyed_transactional_and_short_lived_calls_travel_alone(make_client, transport):
+async def test_keyed_transactional_and_short_lived_calls_are_sent_alone(make_client, transport):
     async with make_client() as client:
         await asyncio.gather(
             client.publish("ns1/t1", b"plain"),
@@ -121,7 +119,7 @@ async def test_a_message_that_is_refused_fails_alone(make_client, transport):
     assert [len(transport.payloads(i)) for i in range(4)] == [3, 1, 1, 1]
 
 
-async def test_a_refusal_that_concerns_all_is_not_asked_again_for_each(make_client, transport):
+async def test_a_refusal_of_all_messages_is_not_retried_for_each(make_client, transport):
     transport.answer = lambda _: Reply(404, {"broker-error": "topic_not_found"}, b"no")
     async with make_client() as client:
         calls = [client.publish("ns1/t1", b"x") for _ in range(5)]
@@ -131,7 +129,7 @@ async def test_a_refusal_that_concerns_all_is_not_asked_again_for_each(make_clie
     assert len(transport.requests) == 1
 
 
-async def test_a_refusal_for_now_is_tried_again_for_all_together(make_client, transport):
+async def test_a_retriable_refusal_is_retried_for_all_together(make_client, transport):
     answers = iter([Reply(503, {"broker-error": "overloaded"}, b"busy")] * 3 + [OK])
     transport.answer = lambda _: next(answers)
     async with make_client() as client:
@@ -139,7 +137,7 @@ async def test_a_refusal_for_now_is_tried_again_for_all_together(make_client, tr
     assert [len(transport.payloads(i)) for i in range(4)] == [5, 5, 5, 5]
 
 
-async def test_a_refusal_for_now_that_lasts_ends_at_the_deadline(make_client, transport):
+async def test_a_retriable_refusal_that_lasts_ends_at_the_deadline(make_client, transport):
     transport.answer = lambda _: Reply(503, {"broker-error": "overloaded"}, b"busy")
     async with make_client(deadline_s=0.02) as client:
         with pytest.raises(Overloaded):
@@ -165,20 +163,20 @@ async def test_an_unknown_outcome_is_repeated_under_the_clients_own_key(make_cli
     assert first.headers["Idempotency-Key"]
 
 
-async def test_messages_of_callers_that_have_gone_are_not_sent(make_client, transport):
+async def test_messages_of_cancelled_callers_are_not_sent(make_client, transport):
     transport.gate = asyncio.Event()
     async with make_client(requests_in_flight_max=1) as client:
         first = asyncio.create_task(client.publish("ns1/t1", b"first"))
         await transport.arrived()
-        lane = client._lane("ns1/t1")
-        gone, stays = lane.add(b"gone"), lane.add(b"stays")
-        gone.cancel()
+        stays = asyncio.create_task(client.publish("ns1/t1", b"stays"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.publish("ns1/t1", b"gone"), 0.01)
         transport.gate.set()
         await asyncio.gather(first, stays)
     assert transport.payloads() == [b"stays"]
 
 
-async def test_several_connections_share_what_waits(make_client, transport):
+async def test_several_connections_share_the_waiting_messages(make_client, transport):
     transport.gate = asyncio.Event()
     async with make_client(connections_per_topic=2) as client:
         calls = [asyncio.create_task(client.publish("ns1/t1", b"x")) for _ in range(64)]
@@ -189,17 +187,18 @@ async def test_several_connections_share_what_waits(make_client, transport):
     assert transport.connections == 2
 
 
-async def test_closing_refuses_what_waits(make_client, transport):
+async def test_closing_refuses_waiting_messages(make_client, transport):
     transport.gate = asyncio.Event()
     client = make_client(requests_in_flight_max=1)
-    under_way = asyncio.create_task(client.publish("ns1/t1", b"under way"))
+    in_flight = asyncio.create_task(client.publish("ns1/t1", b"in flight"))
     await transport.arrived()
-    waits = client._lane("ns1/t1").add(b"waits")
+    waits = asyncio.create_task(client.publish("ns1/t1", b"waits"))
+    await asyncio.wait({waits}, timeout=0.01)
     closing = asyncio.create_task(client.close())
     with pytest.raises(Unavailable, match="closed"):
         await waits
     transport.gate.set()
-    await under_way
+    await in_flight
     await closing
     assert len(transport.requests) == 1
 
@@ -213,19 +212,19 @@ async def test_a_server_that_is_not_known_to_be_ours_gets_one_request_at_a_time(
         first = asyncio.create_task(client.publish("ns1/t1", b"first"))
         await transport.arrived()
         second = asyncio.create_task(client.publish("ns1/t1", b"second"))
-        lane = client._lane("ns1/t1")
-        assert not lane._tracks[0].has_place
+        await asyncio.wait({second}, timeout=0.02)
+        assert len(transport.requests) == 1
         transport.gate.set()
         await asyncio.gather(first, second)
     assert [transport.payloads(0), transport.payloads(1)] == [[b"first"], [b"second"]]
 
 
-async def test_connections_of_topics_that_are_not_used_any_more_are_closed(make_client, transport):
+async def test_connections_of_idle_topics_are_closed(make_client, transport):
     async with make_client(idle_s_max=0.0) as client:
         await client.publish("ns1/a", b"x")
-        track = client._lane("ns1/a")._tracks[0]
-        track._connection.idle_since = 0.0
+        (idle,) = transport.opened
+        idle.idle_since = 0.0
         await client.publish("ns1/b", b"x")
-        assert track._connection is None
+        assert not idle.usable
         await client.publish("ns1/a", b"x")
     assert transport.connections == 3

@@ -50,7 +50,7 @@ async def test_a_full_queue_makes_the_caller_wait(make_client, transport):
     assert sent(transport) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_callers_that_wait_for_room_come_in_in_their_order(make_client, transport):
+async def test_callers_that_wait_for_room_keep_their_order(make_client, transport):
     transport.gate = asyncio.Event()
     async with make_client(later_bytes_max=6) as client:
         first = await client.publish_later("ns1/t1", b"000000")
@@ -106,7 +106,7 @@ async def test_a_full_queue_raises(make_client, transport):
         transport.gate.set()
 
 
-async def test_a_word_that_is_none_of_the_three_drops_nothing(make_client):
+async def test_an_unknown_on_full_option_is_refused(make_client):
     async with make_client() as client:
         with pytest.raises(ValueError, match="not 'block'"):
             await client.publish_later("ns1/t1", b"x", on_full="block")
@@ -118,7 +118,7 @@ async def test_one_message_always_fits_in_an_empty_queue(make_client):
         await (await client.publish_later("ns1/t1", b"x" * 1000))
 
 
-async def test_attempts_are_bounded_and_what_is_given_up_is_counted(make_client, transport):
+async def test_attempts_are_bounded_and_given_up_messages_are_counted(make_client, transport):
     transport.answer = lambda _: BUSY
     async with make_client(later_attempts_max=3) as client:
         answer = await client.publish_later("ns1/t1", b"x")
@@ -138,7 +138,7 @@ async def test_an_unknown_outcome_is_counted_as_such_and_not_repeated(make_clien
         assert answers_of[2].result() == Published()
 
 
-async def test_a_bad_message_is_told_from_its_neighbours(make_client, transport):
+async def test_a_bad_message_in_the_queue_fails_alone(make_client, transport):
     def answer(_):
         too_large = any(len(payload) > 5 for payload in transport.payloads())
         return Reply(413, {"broker-error": "body_too_large"}, b"") if too_large else OK
@@ -151,10 +151,10 @@ async def test_a_bad_message_is_told_from_its_neighbours(make_client, transport)
     assert isinstance(answers[1].exception(), BodyTooLarge)
 
 
-async def test_a_close_gives_the_rest_some_time_and_then_gives_it_up(make_client, transport):
+async def test_a_close_gives_the_queue_some_time_and_then_gives_up(make_client, transport):
     transport.gate = asyncio.Event()
     client = make_client(batch_messages_max=1)
-    first = await client.publish_later("ns1/t1", b"under way")
+    first = await client.publish_later("ns1/t1", b"in flight")
     second = await client.publish_later("ns1/t1", b"waits")
     await transport.arrived()
     await client.close(flush_s=0.01)
@@ -166,7 +166,7 @@ async def test_a_close_gives_the_rest_some_time_and_then_gives_it_up(make_client
         await client.publish_later("ns1/t1", b"too late")
 
 
-async def test_a_close_waits_for_what_can_be_published(make_client, transport):
+async def test_a_close_waits_for_messages_that_can_be_published(make_client, transport):
     client = make_client()
     answer = await client.publish_later("ns1/t1", b"x")
     await client.close()

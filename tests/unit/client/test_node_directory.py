@@ -18,7 +18,7 @@ T1, T2 = TopicId("ns1", "t1"), TopicId("ns1", "t2")
 
 
 class First(random.Random):
-    """Begins at the first address, and never shortens a rest."""
+    """Starts at the first address, and never shortens a rest."""
 
     def randrange(self, *_):
         return 0
@@ -52,7 +52,7 @@ def test_the_header_is_read(text, leader):
     assert leader_of(text) == leader
 
 
-def test_what_nobody_leads_goes_to_the_same_node_until_it_is_lost():
+def test_a_topic_without_a_leader_goes_to_one_node_until_it_is_lost():
     known = nodes()
     assert [known.place(topic, 0.0) for topic in (T1, T2, None)] == [A] * 3
     known.lost(A, 0.0)
@@ -67,7 +67,7 @@ def test_clients_begin_at_different_nodes():
     assert {NodeDirectory((A, B, C)).place(None, 0.0) for _ in range(100)} == {A, B, C}
 
 
-def test_a_topic_goes_to_its_leader_whoever_named_it():
+def test_a_topic_goes_to_its_leader_whichever_node_named_it():
     known = nodes()
     known.heard(T1, A, header(C, 1), 0.0)
     assert (known.place(T1, 0.0), known.place(T2, 0.0)) == (C, A)
@@ -75,7 +75,7 @@ def test_a_topic_goes_to_its_leader_whoever_named_it():
     assert known.leader(T2) is None
 
 
-def test_a_leader_that_was_not_given_is_followed_and_asked_for_other_things_too():
+def test_a_leader_outside_the_given_addresses_is_used_for_other_topics_too():
     known = nodes(A)
     known.heard(T1, A, header(B, 1), 0.0)
     assert known.place(T1, 0.0) == B
@@ -94,7 +94,7 @@ def test_a_newer_epoch_is_believed_and_an_older_one_ignored():
     assert known.place(T1, 0.0) == C
 
 
-def test_epochs_that_begin_anew_are_believed_after_a_while():
+def test_epochs_that_start_over_are_believed_after_a_while():
     known = nodes()
     known.heard(T1, A, header(B, 500), 0.0)
     known.heard(T1, B, header(C, 1), 10.0)
@@ -106,7 +106,7 @@ def test_epochs_that_begin_anew_are_believed_after_a_while():
     assert known.place(T1, 0.0) == C
 
 
-def test_who_is_assigned_and_has_not_claimed_is_asked_but_the_epoch_is_kept():
+def test_an_assigned_node_without_a_claim_is_asked_but_the_epoch_is_kept():
     known = nodes()
     known.heard(T1, A, header(B, 5), 0.0)
     known.heard(T1, B, f"{C};node=3;epoch=", 0.0)
@@ -121,7 +121,7 @@ def test_a_leader_that_is_lost_rests_longer_each_time_and_others_are_asked_meanw
     now, rests = 0.0, []
     for _ in range(8):
         known.lost(C, now)
-        known.lost(C, now)  # A second request that was lost with the same node does not count.
+        known.lost(C, now)  # A second lost request to the same node does not count.
         assert known.place(T1, now) == A
         before = now
         while known.place(T1, now) != C:
@@ -146,7 +146,7 @@ def test_a_node_that_leaves_rests_until_a_newer_epoch_names_it():
     assert known.place(T1, 0.3) == B
 
 
-def test_when_all_rest_the_one_whose_rest_ends_first_is_asked():
+def test_when_all_nodes_rest_the_first_to_end_its_rest_is_asked():
     known = nodes()
     known.leaving(B, 0.0)
     known.lost(C, 0.0)
@@ -154,7 +154,7 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_asked():
     assert known.place(T1, 0.06) == C
 
 
-def test_an_attempt_goes_round_the_nodes_that_were_not_tried_and_do_not_rest():
+def test_an_attempt_visits_the_untried_nodes_that_do_not_rest():
     known = nodes()
     known.heard(T1, A, header(C, 1), 0.0)
     known.lost(B, 0.0)
@@ -169,7 +169,7 @@ def test_behind_a_proxy_leaders_are_not_followed():
     assert known.leader(T1) is None
 
 
-def test_what_was_said_over_https_is_not_followed_to_http():
+def test_a_leader_named_over_https_is_not_followed_to_http():
     known = nodes("https://a:1")
     known.heard(T1, "https://a:1", header(B, 1), 0.0)
     assert known.place(T1, 0.0) == "https://a:1"
@@ -177,11 +177,14 @@ def test_what_was_said_over_https_is_not_followed_to_http():
     assert known.place(T1, 0.0) == "https://b:2"
 
 
-def test_addresses_that_come_and_go_are_bounded_and_the_given_ones_stay():
+def test_learned_addresses_are_bounded_and_the_given_ones_stay():
     known = nodes(A)
     for epoch in range(3 * NODES_MAX):
         known.heard(T1, A, header(f"http://n:{epoch + 1}", epoch), 0.0)
-    for url in (known._ring)[1:]:
+    tried = []
+    while (url := known.place(T2, 0.0, tried)) is not None:
+        tried.append(url)
+    assert len(tried) == 1 + NODES_MAX
+    for url in set(tried) - {A}:
         known.lost(url, 0.0)
-    assert len(known._ring) == 1 + NODES_MAX
     assert known.place(T1, 0.0) == A

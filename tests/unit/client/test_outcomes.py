@@ -37,13 +37,13 @@ POLL = protocol.poll(TOPIC, Poll())
         (POLL, 500, {}, errors.BrokerError),
     ],
 )
-def test_an_answer_has_an_errors_name(request_, status, headers, expected):
+def test_an_answer_becomes_an_error(request_, status, headers, expected):
     error = outcomes.error_of(request_, Reply(status, headers, b"why"))
     assert type(error) is expected
     assert error.message == "why"
 
 
-def test_texts_of_the_original_say_more_than_its_status():
+def test_the_text_of_an_original_server_decides_over_its_status():
     reply = Reply(404, {}, b"Problem accessing: /v1/x. Reason: Not Found")
     assert type(outcomes.error_of(POLL, reply)) is errors.NotFound
     reply = Reply(500, {}, b"Transaction 1 has exceeded max lifetime 90000000 ms")
@@ -69,7 +69,7 @@ def test_the_outcome_header_decides():
     assert (error.outcome, error.retriable) == ("refused", True)
 
 
-def test_what_the_broker_asks_to_wait_is_read():
+def test_retry_after_is_read():
     error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "7"}, b""))
     assert error.retry_after_s == 7
     error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "Fri, 31 Dec"}, b""))
@@ -94,7 +94,7 @@ def test_what_the_broker_asks_to_wait_is_read():
         (PUBLISH, outcomes.never_sent("down"), True),
     ],
 )
-def test_only_what_is_safe_and_useful_is_tried_again(request_, error, again):
+def test_only_safe_and_useful_requests_are_retried(request_, error, again):
     assert outcomes.worth_retrying(request_, error) is again
 
 
@@ -115,7 +115,7 @@ def test_pauses_double_up_to_a_bound_are_jittered_and_respect_the_broker():
     assert retrier.pause_s(error, 1) == 9
 
 
-def test_a_refusal_that_concerns_one_message_is_told_from_one_that_concerns_all():
+def test_a_refusal_of_one_message_differs_from_a_refusal_of_all():
     assert outcomes.concerns_one_message(errors.BodyTooLarge(""))
     assert outcomes.concerns_one_message(errors.TooManyMessages(""))
     assert outcomes.concerns_one_message(errors.BadRequest(""))
@@ -130,7 +130,7 @@ TWO = (
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "message"),
     [
         (OSError(111, "Connect call failed ('::1', 80, 0, 0)"), "connection refused (::1:80)"),
         (
@@ -141,5 +141,5 @@ TWO = (
         ("no connection in 3 s", "no connection in 3 s"),
     ],
 )
-def test_a_failed_connection_is_told_in_plain_words(reason, said):
-    assert outcomes.never_sent(reason).message == f"{outcomes.UNREACHED}{said}"
+def test_a_failed_connection_is_told_in_plain_words(reason, message):
+    assert outcomes.never_sent(reason).message == f"{outcomes.UNREACHED}{message}"

@@ -1,4 +1,4 @@
-"""Places as callers name them: the same at every door that takes one."""
+"""Every method of the client accepts the same kinds of places: an id, or a moment."""
 
 from datetime import UTC, date, datetime, timedelta, timezone
 
@@ -62,7 +62,7 @@ def test_a_place_is_an_id_or_a_moment(place, expected):
         (bytearray(ID), TypeError, "not bytearray"),
     ],
 )
-def test_what_is_no_place_is_refused_with_what_to_give(place, error, told):
+def test_a_bad_place_is_refused_with_advice(place, error, told):
     with pytest.raises(error, match=told):
         start_of(place, "where")
 
@@ -70,7 +70,7 @@ def test_what_is_no_place_is_refused_with_what_to_give(place, error, told):
 @pytest.mark.parametrize(
     ("identifier", "error"), [("12", BadRequest), (b"", BadRequest), (5, TypeError)]
 )
-def test_where_an_id_is_needed_nothing_else_is_taken(identifier, error):
+def test_where_an_id_is_needed_only_an_id_is_accepted(identifier, error):
     assert id_of(ID, "after") == id_of(ID.hex(), "after") == ID
     with pytest.raises(error, match="after"):
         id_of(identifier, "after")
@@ -129,14 +129,14 @@ async def test_every_id_may_be_hex(make_client, transport, door):
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("place", [datetime(2026, 1, 31), "2026-01-31T12:00:00Z", 1.5])  # noqa: DTZ001
-async def test_no_door_sends_what_is_no_place(make_client, transport, door, place):
+async def test_no_method_sends_a_bad_place(make_client, transport, door, place):
     async with make_client() as client:
         with pytest.raises((BadRequest, TypeError)):
             await DOORS[door](client, place)
     assert transport.requests == []
 
 
-def test_what_follows_the_id_before_a_place_begins_there():
+def test_reading_after_the_id_before_a_place_begins_at_it():
     row = row_id(1000, 7)
     assert before(row + bytes(10)) == row_id(1000, 6) + ROW_ID_MAX
     assert before(row + row_id(5, 2)) == row + row_id(5, 1)

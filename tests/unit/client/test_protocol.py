@@ -42,7 +42,7 @@ def test_publish_is_the_original_wire():
     assert not request.repeatable
 
 
-def test_publishing_what_was_stored_is_a_pointer_alone():
+def test_a_publish_of_stored_messages_is_a_pointer_alone():
     assert protocol.publish(TOPIC, PublishRequest(1, [])).body == bytes.fromhex("000200")
 
 
@@ -54,7 +54,7 @@ def test_a_key_makes_a_publish_repeatable_and_a_lifetime_is_asked_for_in_the_que
     assert request.path.endswith("/publish?ttl=60")
 
 
-def test_how_far_one_is_behind_is_asked_with_an_id_and_answered_with_a_number():
+def test_lag_is_asked_with_an_id_and_answered_with_a_number():
     request = protocol.lag(TOPIC, ID)
     assert (request.method, request.reading) == ("GET", True)
     assert request.path == f"/v1/namespaces/ns1/topics/t1/lag?after={ID.hex()}"
@@ -62,7 +62,7 @@ def test_how_far_one_is_behind_is_asked_with_an_id_and_answered_with_a_number():
     assert protocol.lag_count(Reply(200, {}, body)) == 7
 
 
-def test_a_range_is_asked_for_with_what_bounds_it():
+def test_a_range_is_asked_for_with_its_bounds():
     bounds = {"through": None, "messages": 9, "size": None, "parts": 1}
     request = protocol.topic_range(TOPIC, after=ID, **bounds)
     assert request.path.endswith(f"/t1/range?after={ID.hex()}&messages=9")
@@ -104,7 +104,7 @@ def test_a_replayed_answer_says_so():
     assert protocol.published(reply).replayed
 
 
-def test_an_answer_names_who_acknowledged():
+def test_an_answer_names_the_leader_that_acknowledged():
     headers = {"broker-leader": "http://b:8082;node=2;epoch=7"}
     leader = Leader("http://b:8082", 2, 7)
     assert protocol.published(Reply(200, headers, b"")) == Published(leader=leader)
@@ -133,7 +133,7 @@ def test_poll_is_the_original_wire_and_waits_on_request():
     assert protocol.poll(TOPIC, Poll()).path.endswith("/poll")
 
 
-def test_only_what_the_original_has_not_travels_in_another_form():
+def test_only_requests_beyond_the_original_protocol_use_another_form():
     plain = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
     assert plain.headers["Content-Type"] == "avro/binary"
     keyed = PublishRequest(None, [b"a"], attributes=[attributes.encode(b"k", {})])
@@ -212,7 +212,7 @@ def test_topic_properties_are_read():
 def test_the_moment_of_a_purge(before: datetime | int, text: str) -> None:
     request = protocol.purge(TopicId("ns", "t"), before)
     assert request.path == f"/v1/namespaces/ns/topics/t/purge?before={text}"
-    assert request.repeatable == (before != "now"), "sent again it would be another moment"
+    assert request.repeatable == (before != "now"), "a repeated 'now' is another moment"
     assert not request.reading
 
 
@@ -220,6 +220,6 @@ NAIVE = datetime(2026, 1, 31)  # noqa: DTZ001
 
 
 @pytest.mark.parametrize("before", [-1, True, 1.5, "1h", b"now", None, "00" * 20, NAIVE])
-def test_a_purge_guesses_at_no_moment(before: Any) -> None:
+def test_a_purge_refuses_an_unclear_moment(before: Any) -> None:
     with pytest.raises((BadRequest, TypeError), match="before"):
         protocol.purge(TopicId("ns", "t"), before)

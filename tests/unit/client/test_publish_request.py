@@ -1,4 +1,4 @@
-"""What callers publish, as requests."""
+"""The client builds a publish request from a caller's messages, and refuses values of other types."""
 
 from collections import OrderedDict, deque
 
@@ -27,7 +27,7 @@ def test_a_message_has_its_own_key_headers_and_life() -> None:
     assert request_of(whole).payloads == [b"a"]
 
 
-def test_those_of_the_call_are_for_messages_without_their_own() -> None:
+def test_key_and_headers_of_the_call_apply_to_messages_without_their_own() -> None:
     found = request_of([NewMessage(b"a", key=b""), "b"], key="k", headers={"h": "1"})
     assert found.attributes == [
         attributes.encode(b"", {"h": b"1"}),
@@ -79,7 +79,9 @@ INSIDE = [
 
 
 @pytest.mark.parametrize(("messages", "told"), NONE + INSIDE)
-async def test_no_door_publishes_what_is_no_message(make_client, transport, messages, told):
+async def test_no_method_publishes_a_value_that_is_no_message(
+    make_client, transport, messages, told
+):
     async with make_client() as client:
         doors = [
             lambda: client.publish("t", messages),
@@ -96,7 +98,7 @@ async def test_no_door_publishes_what_is_no_message(make_client, transport, mess
 
 
 @pytest.mark.parametrize("message", [{"a": 1}, [b"a"], (b"a",), None, 5, bytearray(b"a"), RECEIVED])
-async def test_what_is_queued_is_one_message(make_client, transport, message):
+async def test_publish_later_takes_one_message(make_client, transport, message):
     async with make_client() as client:
         with pytest.raises(TypeError, match="message: give bytes or text"):
             await client.publish_later("t", message)
@@ -105,7 +107,7 @@ async def test_what_is_queued_is_one_message(make_client, transport, message):
 
 
 @pytest.mark.slow
-def test_a_client_without_asyncio_says_the_same() -> None:
+def test_the_blocking_client_refuses_the_same_values() -> None:
     with SyncClient("http://127.0.0.1:9") as client:
         for publish in (client.publish, client.publish_later):
             with pytest.raises(TypeError, match=r"json\.dumps"):

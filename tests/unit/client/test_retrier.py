@@ -34,7 +34,7 @@ async def test_the_first_success_is_the_answer():
     assert tried == sorted(tried, reverse=True)
 
 
-async def test_what_is_refused_for_good_ends_it():
+async def test_a_final_refusal_ends_the_retries():
     attempt, tried = scripted(TopicNotFound(""))
     with pytest.raises(TopicNotFound):
         await Retrier(QUICK).run(KEYED, attempt)
@@ -50,7 +50,7 @@ async def test_a_refusal_after_an_unknown_outcome_does_not_make_it_known():
         await Retrier(QUICK).run(KEYED, attempt)
 
 
-async def test_reading_has_no_outcome_to_be_unknown():
+async def test_a_read_has_no_unknown_outcome():
     attempt, _ = scripted(OutcomeUnknown("garbled"), Overloaded("busy"))
     with pytest.raises(Overloaded):
         await Retrier(QUICK).run(POLL, attempt)
@@ -63,7 +63,7 @@ async def test_attempts_can_be_bounded_instead_of_time():
     assert tried == [QUICK.deadline_s / 2] * 4
 
 
-async def test_an_attempt_that_may_be_repeated_leaves_time_for_that():
+async def test_a_repeatable_attempt_leaves_time_for_another():
     plain = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
     for request, share in ((KEYED, 0.5), (POLL, 0.5), (plain, 1.0)):
         attempt, tried = scripted("done")
@@ -81,7 +81,7 @@ async def test_a_close_ends_the_waiting_at_once():
     assert len(tried) == 2
 
 
-async def test_trouble_that_is_outlasted_is_told_with_the_time_that_is_left():
+async def test_each_failed_attempt_is_reported_with_the_time_left():
     told = []
     busy = Overloaded("busy")
     attempt, _ = scripted(busy, busy, "done")
@@ -90,7 +90,7 @@ async def test_trouble_that_is_outlasted_is_told_with_the_time_that_is_left():
     assert all(0 < trouble.left_s <= QUICK.deadline_s for trouble in told)
 
 
-async def test_what_is_refused_for_good_is_no_trouble_to_outlast():
+async def test_a_final_refusal_is_not_reported_as_trouble():
     told = []
     attempt, _ = scripted(TopicNotFound(""))
     with pytest.raises(TopicNotFound):
@@ -99,7 +99,7 @@ async def test_what_is_refused_for_good_is_no_trouble_to_outlast():
 
 
 @pytest.mark.slow
-async def test_an_attempt_without_an_answer_is_told_while_it_goes_on():
+async def test_a_slow_attempt_is_reported_while_it_goes_on():
     telling = asyncio.get_running_loop().create_future()
 
     async def attempt(_):
@@ -111,7 +111,7 @@ async def test_an_attempt_without_an_answer_is_told_while_it_goes_on():
 
 
 @pytest.mark.slow
-async def test_a_wait_that_was_asked_for_is_no_trouble():
+async def test_a_requested_wait_is_not_reported_as_trouble():
     told = []
     loop = asyncio.get_running_loop()
 
@@ -124,7 +124,7 @@ async def test_a_wait_that_was_asked_for_is_no_trouble():
     assert told == []
 
 
-async def test_a_client_that_closes_tells_of_no_trouble() -> None:
+async def test_a_closed_client_reports_no_trouble() -> None:
     told: list[Trouble] = []
     retrier = Retrier(QUICK, on_trouble=told.append)
     retrier.tell(Unavailable("lost"), None)

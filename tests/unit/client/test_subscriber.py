@@ -1,4 +1,4 @@
-"""Subscribers in virtual time: nothing is lost, what comes again is bounded, and nothing holds the others up."""
+"""Subscribers in virtual time lose no message, repeat few, and one bad message does not stop the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def world() -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def running(subscriber: Subscriber) -> AsyncIterator[asyncio.Task[None]]:
-    """Let a subscriber run, and stop it at the end, if it still runs."""
+    """Run a subscriber, and stop it at the end."""
     task = asyncio.create_task(subscriber.run())
     yield task
     subscriber.stop()
@@ -42,7 +42,7 @@ async def running(subscriber: Subscriber) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def crash(world: World, task: asyncio.Task[None], client: int = -1) -> None:
-    """Let a subscriber's process die: it does nothing any more, and neither do its requests."""
+    """Let a subscriber's process die: it and its requests have no further effect."""
     world.transports[client].dead = True
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -75,7 +75,7 @@ async def test_messages_are_handled_in_order_and_the_place_is_kept(world: World)
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
-async def test_after_a_crash_no_more_comes_again_than_was_promised(world: World, most: int) -> None:
+async def test_after_a_crash_no_more_messages_repeat_than_promised(world: World, most: int) -> None:
     client, dies = world.client(), asyncio.Event()
     seen: list[bytes] = []
 
@@ -197,7 +197,7 @@ async def test_a_batch_that_fails_is_handled_one_by_one(world: World) -> None:
     assert [letter.payload for letter in await client.poll(LETTERS)] == [b"4"]
 
 
-async def test_a_topic_that_is_named_for_letters_must_be_there_or_is_made(world: World) -> None:
+async def test_a_named_dead_letter_topic_must_exist_or_is_created(world: World) -> None:
     client = world.client()
     handled = Handled(lambda _: True)
     await client.publish(TOPIC, b"m")
@@ -212,7 +212,7 @@ async def test_a_topic_that_is_named_for_letters_must_be_there_or_is_made(world:
 
 
 async def letters_after_a_crash_behind_the_letter(world: World) -> int:
-    """Let a subscriber die when its letter is published and its place is not; return how many letters there are."""
+    """Let a subscriber die after it published its dead letter and before it wrote its place. Return the number of letters."""
     client, published = world.client(), asyncio.Event()
     transport = world.transports[-1]
 
@@ -236,7 +236,7 @@ async def letters_after_a_crash_behind_the_letter(world: World) -> int:
     return len(await again.poll(LETTERS))
 
 
-async def test_a_crash_between_a_letter_and_the_place_makes_no_second_one(world: World) -> None:
+async def test_a_crash_between_a_letter_and_the_place_makes_no_second_letter(world: World) -> None:
     assert await letters_after_a_crash_behind_the_letter(world) == 1
 
 
@@ -245,7 +245,7 @@ async def test_without_its_key_a_letter_is_published_twice(world: World) -> None
         assert await letters_after_a_crash_behind_the_letter(world) == 2
 
 
-async def test_lost_answers_and_an_unreachable_broker_are_outlasted(world: World) -> None:
+async def test_a_subscriber_survives_lost_answers_and_an_unreachable_broker(world: World) -> None:
     client, handled = world.client(), Handled()
     transport, count = world.transports[-1], iter(range(10**6))
     await client.publish(TOPIC, numbers(100))
@@ -292,11 +292,11 @@ async def test_a_subscriber_that_stops_lets_another_begin_at_once(world: World) 
         stopped_s = loop.time()
         await client.publish(TOPIC, b"b")
         await handled.until(2)
-        # It looks every quarter of that time.
+        # A standby looks at the cursor every quarter of ``takeover_s``.
         assert loop.time() - stopped_s < 10 / 4 + 1
 
 
-async def test_a_holder_that_slept_too_long_moves_nothing(world: World) -> None:
+async def test_a_holder_that_slept_too_long_does_not_move_the_cursor(world: World) -> None:
     client, other = world.client(), world.client()
     gate, handled = asyncio.Event(), Handled()
     slept: list[bytes] = []
@@ -309,7 +309,7 @@ async def test_a_holder_that_slept_too_long_moves_nothing(world: World) -> None:
     sleeps = client.subscriber(TOPIC, "mailer", sleeper, takeover_s=4.0, place_messages_max=1)
     async with running(sleeps):
         await pass_time(1)
-        world.transports[0].fault = lambda _: "before"  # As if it was paused: it writes nothing.
+        world.transports[0].fault = lambda _: "before"  # Like a paused process, it writes nothing.
         async with running(other.subscriber(TOPIC, "mailer", handled, takeover_s=4.0)):
             await handled.until(3)
             world.transports[0].fault = lambda _: None
@@ -320,7 +320,7 @@ async def test_a_holder_that_slept_too_long_moves_nothing(world: World) -> None:
             assert place == (await other.poll(TOPIC))[-1].id
 
 
-async def test_a_holder_that_knows_that_it_lost_its_place_hands_nothing_over(world: World) -> None:
+async def test_a_holder_that_knows_of_its_loss_hands_over_no_message(world: World) -> None:
     client, other, gate = world.client(), world.client(), asyncio.Event()
     slept: list[bytes] = []
 
@@ -336,13 +336,13 @@ async def test_a_holder_that_knows_that_it_lost_its_place_hands_nothing_over(wor
         async with running(other.subscriber(TOPIC, "mailer", Handled(), takeover_s=4.0)):
             await pass_time(10)
             world.transports[0].fault = lambda _: None
-            await pass_time(60)  # It writes now and then, and is told.
+            await pass_time(60)  # It tries to write now and then, and the broker refuses.
             gate.set()
             await pass_time(2)
             assert slept == [b"0"]
 
 
-async def test_a_write_of_its_own_without_an_answer_is_not_anothers(world: World) -> None:
+async def test_a_lost_answer_to_its_own_write_is_no_takeover(world: World) -> None:
     client, handled = world.client(), Handled()
     cut = {"answers": True}
     world.transports[0].fault = lambda asked: (
@@ -350,11 +350,13 @@ async def test_a_write_of_its_own_without_an_answer_is_not_anothers(world: World
     )
     subscriber = client.subscriber(TOPIC, "mailer", handled, takeover_s=1e4)
     async with running(subscriber):
-        await pass_time(40)  # So long the client itself repeats what takes the place.
+        await pass_time(
+            40
+        )  # For this long the client itself retries the write that takes the cursor.
         cut["answers"] = False
         await pass_time(40)
         assert subscriber.is_working
-        # A write of the same place, of which the answer is lost for longer than the client repeats it.
+        # A renewal of the same place: its answers are lost for longer than the client retries it.
         await pass_time(1e4 / 4 - 100)
         cut["answers"] = True
         await pass_time(150)
@@ -366,7 +368,7 @@ async def test_a_write_of_its_own_without_an_answer_is_not_anothers(world: World
     assert await place_of(world) == (await client.poll(TOPIC))[0].id
 
 
-async def test_a_cursor_that_is_deleted_while_a_standby_waits_is_not_begun_anew(
+async def test_a_standby_ends_when_the_cursor_is_deleted(
     world: World,
 ) -> None:
     client, handled = world.client(), Handled()
@@ -406,7 +408,7 @@ async def test_a_cursor_that_is_moved_under_a_subscriber_is_followed(world: Worl
     async with running(subscriber):
         await handled.until(3)
         await pass_time(1)
-        for _ in range(5):  # A beat may come in between.
+        for _ in range(5):  # The subscriber may renew its hold in between.
             version = (await client.cursors.get(TOPIC, "mailer")).version
             with contextlib.suppress(CursorMoved):
                 await client.cursors.put(TOPIC, "mailer", None, expected=version)
@@ -449,7 +451,7 @@ async def test_a_stop_finishes_the_message_in_work(world: World) -> None:
     assert await place_of(world) == (await client.poll(TOPIC))[0].id
 
 
-async def test_a_stop_ends_waiting_of_all_kinds(world: World) -> None:
+async def test_a_stop_ends_polls_and_pauses_at_once(world: World) -> None:
     client, loop = world.client(), asyncio.get_running_loop()
     failing = Handled(lambda _: True)
     slow = {"retry_delay_min_s": 1e5, "retry_delay_max_s": 1e5}
@@ -465,7 +467,7 @@ async def test_a_stop_ends_waiting_of_all_kinds(world: World) -> None:
 
 
 @pytest.mark.parametrize("start", ["now", "id", "moment", None])
-async def test_where_a_new_name_begins(world: World, start: str | None) -> None:
+async def test_where_a_new_subscriber_begins(world: World, start: str | None) -> None:
     client, handled = world.client(), Handled()
     await client.publish(TOPIC, b"old")
     await pass_time(1)
@@ -481,7 +483,7 @@ async def test_where_a_new_name_begins(world: World, start: str | None) -> None:
 
 
 class Ledger:
-    """A store of the test's own: what a handler does and the place change together, or not at all."""
+    """A place store of the application: the handler's work and the place change together, or not at all."""
 
     def __init__(self) -> None:
         self.after: bytes | None = None
@@ -564,7 +566,7 @@ async def test_a_letter_that_is_refused_for_good_ends_the_subscriber_with_its_pl
 async def test_a_poll_in_transactions_has_a_fresh_snapshot_for_each_page(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker's service is stood in for: what it says is committed grows while the subscriber runs."""
+    """A stub replaces the broker's service; it commits the transaction while the subscriber runs."""
     client, handled, snapshots = world.client(), Handled(), []
     pointer = world.clock.now_ms() * 1_000_000
 
@@ -588,7 +590,7 @@ async def test_a_poll_in_transactions_has_a_fresh_snapshot_for_each_page(
         service.open_pointers = ()
         await handled.until(3)
     assert handled.payloads == [b"before", b"uncommitted", b"behind"]
-    assert len(snapshots) < 120  # It looks less and less often.
+    assert len(snapshots) < 120  # The pauses between the snapshots grow.
 
 
 async def test_a_poll_in_transactions_that_waits_has_a_fresh_snapshot_soon_after_a_publish(
@@ -608,7 +610,7 @@ async def test_a_poll_in_transactions_that_waits_has_a_fresh_snapshot_soon_after
     monkeypatch.setattr(type(client), "transactions", service)
     async with running(client.subscriber(TOPIC, "mailer", handled, transactional=True)):
         await pass_time(30)
-        assert len(snapshots) < 10  # Nothing is new: its polls wait.
+        assert len(snapshots) < 10  # There is no new message, so its polls wait.
         await client.publish(TOPIC, b"begun later", pointer=pointer)
         await pass_time(0.1)
         assert handled.payloads == []
@@ -621,12 +623,12 @@ async def test_a_poll_in_transactions_that_waits_has_a_fresh_snapshot_soon_after
     "option",
     [{"tries_max": 0}, {"batch_messages_max": 0}, {"takeover_s": 0}, {"page_messages_max": 0}],
 )
-def test_numbers_that_can_not_be_meant_are_refused(option: dict[str, Any]) -> None:
+def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):
         SubscriberOptions(**option)
 
 
-async def test_data_of_another_kind_holds_no_cursor(world: World) -> None:
+async def test_unknown_cursor_data_does_not_hold_the_cursor(world: World) -> None:
     client, handled = world.client(), Handled()
     for number, data in enumerate(["text", "{}", '{"takeover_s": NaN}', json.dumps([1])]):
         name = f"c{number}"
@@ -637,8 +639,8 @@ async def test_data_of_another_kind_holds_no_cursor(world: World) -> None:
             await handled.until(seen + 1)
 
 
-async def test_what_waits_for_more_has_its_place_written(world: World) -> None:
-    """Also behind a page that was full, of which nobody knows yet that nothing follows it."""
+async def test_a_subscriber_that_waits_has_written_its_place(world: World) -> None:
+    """That includes a full page: the subscriber does not know yet that it was the last one."""
     client, handled = world.client(), Handled()
     await client.publish(TOPIC, numbers(20))
     options = SubscriberOptions(page_messages_max=10, place_messages_max=100)
@@ -647,10 +649,10 @@ async def test_what_waits_for_more_has_its_place_written(world: World) -> None:
         await pass_time(0.1)
         assert await place_of(world) == (await client.poll(TOPIC))[-1].id
         puts = [each for each in world.transports[0].requests if each.method == "PUT"]
-        assert len(puts) == 2  # It was taken, and written once.
+        assert len(puts) == 2  # The first PUT takes the cursor, the second writes the place.
 
 
-async def test_a_store_that_is_busy_behind_a_letter_is_asked_again(world: World) -> None:
+async def test_a_busy_store_is_retried_after_a_dead_letter(world: World) -> None:
     client, ledger = world.client(), Ledger()
 
     async def handler(message: Message, draft: list[bytes]) -> None:

@@ -33,9 +33,9 @@ MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(
 
 
 class Broker(BaseHTTPRequestHandler):
-    """Answers polls with five messages in pages, and everything else with an empty 200.
+    """Answers polls with five messages in pages, and other requests with an empty 200.
 
-    Of its answer to a poll of ``endless`` only the beginning comes.
+    It sends only the beginning of its answer to a poll of ``endless``.
     """
 
     protocol_version = "HTTP/1.1"
@@ -177,7 +177,7 @@ def test_a_tail_that_was_not_left_does_not_hinder_the_close(url):
 
 
 class Caller:
-    """A call in a thread of its own, which the end of the tests does not wait for."""
+    """A call in its own daemon thread."""
 
     def __init__(self, call):
         self._call = call
@@ -192,7 +192,7 @@ class Caller:
             self._error = error
 
     def error(self):
-        """Return what the call has raised, once it has ended."""
+        """Wait for the end of the call, and return its error."""
         self._thread.join(20)
         assert not self._thread.is_alive(), "the call has not ended"
         return self._error
@@ -206,16 +206,17 @@ def test_a_close_ends_a_call_whose_answer_is_arriving(server, url):
     assert isinstance(calling.error(), Unavailable)
 
 
-def test_a_close_cancels_what_does_not_end_by_it(url, monkeypatch):
+def test_a_close_cancels_a_call_that_does_not_end(url, monkeypatch):
     monkeypatch.setattr(sync, "ENDING_S", 0.01)
     began = threading.Event()
 
-    async def for_ever():
-        began.set()
-        await asyncio.Event().wait()
+    class Endless:
+        async def start(self, **_):
+            began.set()
+            await asyncio.Event().wait()
 
     client = SyncClient(url)
-    calling = Caller(lambda: client._wait(for_ever()))
+    calling = Caller(client.transaction(service=Endless()).__enter__)
     assert began.wait(20)
     client.close()
     assert isinstance(calling.error(), CancelledError)
@@ -230,7 +231,7 @@ def test_publishing_later_gives_a_future(url):
     assert client.later_counts.published == 1
 
 
-def test_what_a_close_gives_up_is_counted():
+def test_messages_that_a_close_gives_up_are_counted():
     client = SyncClient("http://127.0.0.1:1", deadline_s=60)
     assert client.later_counts.accepted == 0
     answer = client.publish_later("ns1/t1", b"x")
@@ -240,7 +241,7 @@ def test_what_a_close_gives_up_is_counted():
     assert answer.exception(5) is not None
 
 
-def test_a_client_travels_as_its_settings(url):
+def test_a_pickled_client_keeps_its_settings(url):
     with SyncClient(url, namespace="ns1") as client:
         client.poll("t1")
         copy = pickle.loads(pickle.dumps(client))
@@ -264,13 +265,12 @@ def test_ctrl_c_ends_a_call_that_blocks():
         "import sys\n"
         "from broker.client import SyncClient\n"
         "client = SyncClient('http://127.0.0.1:1', deadline_s=60)\n"
-        "client.settings\n"
+        "client.publish_later('a/b', b'x')\n"
         "try:\n"
-        "    client._client\n"
         "    print('up', flush=True)\n"
         "    client.publish('a/b', b'x')\n"
         "except KeyboardInterrupt:\n"
-        "    client.close()\n"
+        "    client.close(flush_s=0)\n"
         "    sys.exit(7)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)

@@ -72,9 +72,7 @@ async def test_an_answer_that_is_cut_off_is_resumed_and_never_taken_for_the_end(
     assert starts(transport) == [None, message(1).id, message(2).id, message(2).id]
 
 
-async def test_answers_that_are_cut_off_and_bring_messages_are_no_reason_to_give_up(
-    make_client, transport
-):
+async def test_a_tail_does_not_give_up_while_cut_answers_bring_messages(make_client, transport):
     lost = Unavailable("lost")
     answers = iter([[block(0), lost], [block(1), lost], [block(2), lost], [b"\x00"]])
     transport.answer = lambda _: next(answers)
@@ -116,19 +114,12 @@ async def test_a_topic_that_is_missing_ends_the_tail(make_client, transport):
             await take(client.tail("ns1/t1"), 1)
 
 
-async def test_a_tail_may_be_told_to_give_up(make_client, transport):
+async def test_a_tail_gives_up_after_its_limit(make_client, transport):
     transport.answer = lambda _: Unavailable("down")
     async with make_client() as client:
         with pytest.raises(Unavailable, match="down"):
             await take(client.tail("ns1/t1", options=TailOptions(give_up_after_s=0.01)), 1)
     assert len(transport.requests) > 1
-
-
-async def test_a_poll_that_is_cut_off_is_asked_again_as_a_whole(make_client, transport):
-    answers = iter([[block(0, 1)], [block(0, 1), b"\x00"]])
-    transport.answer = lambda _: next(answers)
-    async with make_client() as client:
-        assert await client.poll("ns1/t1") == [message(0), message(1)]
 
 
 async def test_a_poll_that_is_always_cut_off_fails(make_client, transport):
@@ -144,7 +135,7 @@ def event(number):
     return f"id: {m.id.hex()}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-async def test_events_are_resumed_by_the_last_id_and_half_an_event_is_none(make_client, transport):
+async def test_events_resume_at_the_last_id_and_half_an_event_is_dropped(make_client, transport):
     stream = b": keep-alive\n\n" + event(0) + event(1)
     answers = iter([[stream[:30], stream[30:], event(2)[:40]], [event(2), event(3)]])
     transport.answer = lambda _: next(answers)
@@ -164,14 +155,12 @@ OPENING = f"id: {BEGIN}\n\n: ns1:t1\n\n".encode()
 
 
 def asked_from(request):
-    """Return where a stream of events shall begin: its ``from``, and the last id that was seen."""
+    """Return the ``from`` and the last event id of a request for events."""
     return request.path.partition("?from=")[2], request.headers.get("Last-Event-ID")
 
 
 @pytest.mark.parametrize("size", [1, 2, len(OPENING)])
-async def test_events_from_now_go_on_where_a_stream_began_that_had_none(
-    make_client, transport, size
-):
+async def test_events_from_now_resume_where_an_empty_stream_began(make_client, transport, size):
     pieces = [OPENING[at : at + size] for at in range(0, len(OPENING), size)]
     answers = iter([pieces, [b": keep-alive\n\n", Unavailable("lost")], [event(8)]])
     transport.answer = lambda _: next(answers)
@@ -184,7 +173,7 @@ async def test_events_from_now_go_on_where_a_stream_began_that_had_none(
     ]
 
 
-async def test_half_an_id_is_none(make_client, transport):
+async def test_half_an_id_is_ignored(make_client, transport):
     answers = iter([[OPENING.partition(b"\n\n")[0]], [event(8)]])
     transport.answer = lambda _: next(answers)
     async with make_client() as client:
@@ -192,9 +181,7 @@ async def test_half_an_id_is_none(make_client, transport):
     assert [asked_from(request) for request in transport.requests] == [("now", None)] * 2
 
 
-async def test_a_broker_that_does_not_tell_where_events_begin_is_asked_from_now_on_again(
-    make_client, transport
-):
+async def test_without_a_start_id_events_are_asked_from_now_again(make_client, transport):
     answers = iter([[b": ns1:t1\n\n"], [b": ns1:t1\n\n" + event(8)]])
     transport.answer = lambda _: next(answers)
     async with make_client() as client:
@@ -202,8 +189,8 @@ async def test_a_broker_that_does_not_tell_where_events_begin_is_asked_from_now_
     assert [asked_from(request) for request in transport.requests] == [("now", None)] * 2
 
 
-class Detours:
-    """Streams of events, each with whether it comes by way of another node, and its chunks."""
+class Forwarding:
+    """Streams of events. Each is a pair: True if another node forwards it, and its chunks."""
 
     def __init__(self, *streams):
         self.requests = []
@@ -233,42 +220,47 @@ async def chunks_of(chunks):
         yield chunk
 
 
-async def test_events_that_would_take_a_detour_are_asked_for_once_more():
-    detours = Detours((True, [SILENCE]), (False, [event(2)]), (True, [SILENCE]), (True, [event(4)]))
-    assert await take(detours.events(None), 2) == [message(2), message(4)]
-    assert len(detours.requests) == 4
+async def test_forwarded_events_are_asked_for_once_more():
+    forwarding = Forwarding(
+        (True, [SILENCE]), (False, [event(2)]), (True, [SILENCE]), (True, [event(4)])
+    )
+    assert await take(forwarding.events(None), 2) == [message(2), message(4)]
+    assert len(forwarding.requests) == 4
 
 
-async def test_events_from_now_take_along_where_the_detour_began():
-    detours = Detours((True, [OPENING, event(8)]), (False, [event(8)]))
-    assert await take(detours.events("now"), 1) == [message(8)]
-    assert [asked_from(request) for request in detours.requests] == [("now", None), ("", BEGIN)]
+async def test_the_second_request_begins_where_the_forwarded_stream_began():
+    forwarding = Forwarding((True, [OPENING, event(8)]), (False, [event(8)]))
+    assert await take(forwarding.events("now"), 1) == [message(8)]
+    assert [asked_from(request) for request in forwarding.requests] == [("now", None), ("", BEGIN)]
 
 
-async def test_a_detour_that_does_not_tell_where_it_began_is_not_waited_for():
-    detours = Detours((True, [b": ns1:t1\n\n", SILENCE]), (False, [event(8)]))
-    assert await take(detours.events("now"), 1) == [message(8)]
+async def test_a_forwarded_stream_without_a_start_id_is_left_at_once():
+    forwarding = Forwarding((True, [b": ns1:t1\n\n", SILENCE]), (False, [event(8)]))
+    assert await take(forwarding.events("now"), 1) == [message(8)]
 
 
-async def test_an_event_that_came_by_a_detour_is_not_lost():
-    detours = Detours((True, [event(7), event(8)]), (False, [event(8)]))
-    assert await take(detours.events("now"), 2) == [message(7), message(8)]
-    assert [asked_from(request) for request in detours.requests] == [("now", None), ("", BEGIN)]
+async def test_an_event_of_a_forwarded_stream_is_not_lost():
+    forwarding = Forwarding((True, [event(7), event(8)]), (False, [event(8)]))
+    assert await take(forwarding.events("now"), 2) == [message(7), message(8)]
+    assert [asked_from(request) for request in forwarding.requests] == [("now", None), ("", BEGIN)]
 
 
 LEADER = b": leader http://elsewhere:8082;node=2\n\n"
 
 
-async def test_events_go_on_at_the_node_that_leads_from_now_on():
-    detours = Detours((False, [event(2) + LEADER + event(4), SILENCE]), (False, [event(4)]))
-    assert await take(detours.events(None), 2) == [message(2), message(4)]
-    assert detours.leaders == ["http://elsewhere:8082;node=2"]
-    assert [asked_from(request)[1] for request in detours.requests] == [None, message(2).id.hex()]
+async def test_events_continue_at_the_new_leader():
+    forwarding = Forwarding((False, [event(2) + LEADER + event(4), SILENCE]), (False, [event(4)]))
+    assert await take(forwarding.events(None), 2) == [message(2), message(4)]
+    assert forwarding.leaders == ["http://elsewhere:8082;node=2"]
+    assert [asked_from(request)[1] for request in forwarding.requests] == [
+        None,
+        message(2).id.hex(),
+    ]
 
 
-async def test_events_go_on_where_they_are_if_that_node_is_not_to_be_had():
-    detours = Detours((False, [event(2), LEADER]), (True, [event(4), event(6)]))
-    assert await take(detours.events(None), 3) == [message(2), message(4), message(6)]
-    here = Detours((False, [LEADER.replace(b"elsewhere", b"here"), event(2), event(4)]))
+async def test_events_stay_if_the_new_leader_is_not_usable():
+    forwarding = Forwarding((False, [event(2), LEADER]), (True, [event(4), event(6)]))
+    assert await take(forwarding.events(None), 3) == [message(2), message(4), message(6)]
+    here = Forwarding((False, [LEADER.replace(b"elsewhere", b"here"), event(2), event(4)]))
     assert await take(here.events(None), 2) == [message(2), message(4)]
     assert here.leaders == ["http://here:8082;node=2"]

@@ -1,4 +1,4 @@
-"""Lanes, writes and tails against a cluster of stubs whose leaders move, drain and die."""
+"""Publishes, polls and tails against a cluster of stub nodes that move leadership, drain and die."""
 
 import asyncio
 import select
@@ -35,7 +35,7 @@ def numbers(count, first=0):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-async def test_after_the_first_answer_nothing_is_forwarded(cluster, seed):
+async def test_after_the_first_answer_no_request_is_forwarded(cluster, seed):
     async with client_of(cluster, seed) as client:
         await client.publish(T, b"0")
         cluster.forwarded.clear()
@@ -58,7 +58,7 @@ async def test_without_following_the_given_node_is_asked(cluster):
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
-async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster, coalesce):
+async def test_a_move_costs_no_more_forwards_than_requests_in_flight(cluster, coalesce):
     async with client_of(cluster, coalesce=coalesce) as client:
         await client.publish(T, b"0")
         cluster.forwarded.clear()
@@ -71,7 +71,7 @@ async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster, co
         assert cluster.forwarded[T] == 4
 
 
-async def test_what_is_under_way_on_the_old_connection_is_settled_before_the_next_leaves(cluster):
+async def test_requests_in_flight_on_the_old_connection_settle_before_the_next_is_sent(cluster):
     old, new = cluster.nodes[0], cluster.nodes[1]
     async with client_of(cluster, 0) as client:
         await client.publish(T, b"0")
@@ -80,14 +80,12 @@ async def test_what_is_under_way_on_the_old_connection_is_settled_before_the_nex
         first = asyncio.create_task(client.publish(T, b"1"))
         await cluster.until(lambda: len(old.requests) == 2, "the first request arrives")
         second = asyncio.create_task(client.publish(T, b"2"))
-        await settle(2)
-        # Another reply tells of the new leader while these are under way at the old one.
+        await cluster.until(lambda: old.received == 3, "the second is in flight")
+        # The answer to a poll names the new leader while both are in flight to the old one.
         cluster.leads(T, 1, 2)
-        client._transport._nodes.heard(
-            client._topic(T), old.url, cluster.header(T), asyncio.get_running_loop().time()
-        )
+        await client.poll(T)
         third = asyncio.create_task(client.publish(T, b"3"))
-        await settle(1)
+        await asyncio.wait({third}, timeout=0.02)
         assert not new.requests
         held.set()
         await asyncio.gather(first, second, third)
@@ -95,7 +93,7 @@ async def test_what_is_under_way_on_the_old_connection_is_settled_before_the_nex
     assert new.requests[-1] == (T, "publish")
 
 
-async def test_an_older_epoch_does_not_lead_back(cluster):
+async def test_an_older_epoch_does_not_move_the_client_back(cluster):
     async with client_of(cluster) as client:
         stale = f"{cluster.nodes[1].url};node=1;epoch=1"
         cluster.leads(T, 2, 7)
@@ -120,7 +118,7 @@ async def test_dead_nodes_are_passed_over(cluster):
     assert cluster.payloads(T) == numbers(5)
 
 
-async def test_with_one_address_given_the_leader_is_asked_also_when_that_one_is_dead(cluster):
+async def test_a_client_with_one_address_uses_the_leader_after_that_node_dies(cluster):
     cluster.leads(T, 2, 1)
     async with client_of(cluster, 0) as client:
         await client.publish(T, b"0")
@@ -152,7 +150,7 @@ async def test_a_publish_that_a_dying_leader_swallowed_is_unknown(cluster):
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_under_a_key_it_is_repeated_elsewhere_in_order_and_stored_once(cluster, together):
+async def test_a_keyed_publish_is_retried_elsewhere_in_order_and_stored_once(cluster, together):
     async with client_of(cluster, idempotent=True) as client:
         await client.publish(T, b"0")
         cluster.nodes[0].swallow = 1
@@ -197,7 +195,7 @@ async def test_a_node_that_drains_is_not_asked_again_though_it_still_leads(clust
     assert cluster.forwarded[T] == 1
 
 
-async def test_what_waits_to_be_sent_again_is_not_overtaken(cluster):
+async def test_a_publish_that_waits_for_its_retry_is_not_overtaken(cluster):
     async with client_of(cluster, 0, retry_delay_min_s=0.05, retry_delay_max_s=0.05) as client:
         await client.publish(T, b"0")
         cluster.nodes[0].refuse = 1
@@ -207,7 +205,7 @@ async def test_what_waits_to_be_sent_again_is_not_overtaken(cluster):
     assert cluster.payloads(T) == numbers(5)
 
 
-async def test_what_a_draining_node_did_not_look_at_is_not_overtaken(cluster):
+async def test_a_publish_that_a_draining_node_did_not_process_is_not_overtaken(cluster):
     node, held = cluster.nodes[0], asyncio.Event()
     async with client_of(cluster, 0, retry_delay_min_s=0.05, retry_delay_max_s=0.05) as client:
         await client.publish(T, b"0")
@@ -215,7 +213,7 @@ async def test_what_a_draining_node_did_not_look_at_is_not_overtaken(cluster):
         first = asyncio.create_task(client.publish(T, b"1"))
         await cluster.until(lambda: len(node.requests) == 2, "the first has arrived")
         second = asyncio.create_task(client.publish(T, b"2"))
-        await under_way(client, 2)
+        await cluster.until(lambda: node.received == 3, "the second is in flight")
         node.draining = True
         held.set()
         await first
@@ -232,49 +230,40 @@ async def test_the_old_connection_stays_until_its_last_request_is_answered(clust
         first = asyncio.create_task(client.publish(T, b"1"))
         await cluster.until(lambda: len(old.requests) == 2, "the first has arrived")
         second = asyncio.create_task(client.publish(T, b"2"))
-        await under_way(client, 2)
+        await cluster.until(lambda: old.received == 3, "the second is in flight")
         old.refuse = 1
         cluster.leads(T, 1, 2)
         held[0].set()
-        # The first is to go to the new leader, while the second is still under way at the old one.
+        # The client retries the first at the new leader, but the second is still in flight to the old one.
         await cluster.until(lambda: len(old.requests) == 3, "the second has arrived")
-        (track,) = client._lane(T)._tracks
-        waits = track._changed._waiters
-        await eventually(lambda: waits or second.done(), lambda: (first, second))
+        await asyncio.wait({first}, timeout=0.05)
+        assert not cluster.nodes[1].requests
         held[1].set()
         await asyncio.gather(first, second)
     assert sorted(cluster.payloads(T)) == numbers(3)
     assert cluster.nodes[1].requests == [(T, "publish")]
 
 
-async def under_way(client, count):
-    """Wait until so many requests of the lane are on the wire."""
-    (lane,) = set(client._lanes.values())
-    (track,) = lane._tracks
-    await eventually(
-        lambda: track._connection.requests_in_flight >= count,
-        lambda: track._connection.requests_in_flight,
-    )
-
-
 async def unread(node):
-    """Wait until a request lies in a socket of a node that does not read."""
+    """Wait until a request lies unread in a socket of this node."""
     sockets = [writer.get_extra_info("socket") for writer in node.connections]
     await eventually(lambda: select.select(sockets, [], [], 0)[0], lambda: node.requests)
 
 
-@pytest.mark.parametrize("last_words", [b"", FAREWELL])
-async def test_an_end_that_lies_in_the_socket_is_seen_before_a_publish(cluster, last_words):
+@pytest.mark.parametrize("farewell", [b"", FAREWELL])
+async def test_a_closed_connection_is_noticed_before_a_publish(cluster, farewell):
     async with client_of(cluster, 0) as client:
         await client.publish(T, [b"0", b"1"])
         cluster.leads(T, 1, 2)
-        cluster.nodes[0].hang_up(last_words)
+        cluster.nodes[0].hang_up(farewell)
         await client.publish(T, [b"2", b"3"])  # Leaves in the same turn of the loop.
     assert cluster.payloads(T) == numbers(4)
 
 
 @pytest.mark.parametrize("payload", [b"1", [b"1"]])
-async def test_last_words_that_cross_a_publish_mean_that_it_was_not_read(cluster, payload):
+async def test_an_unsolicited_408_that_crosses_a_publish_means_that_it_was_not_read(
+    cluster, payload
+):
     async with client_of(cluster, 0) as client:
         await client.publish(T, b"0", coalesce=isinstance(payload, bytes))
         cluster.leads(T, 1, 2)
@@ -286,7 +275,7 @@ async def test_last_words_that_cross_a_publish_mean_that_it_was_not_read(cluster
     assert cluster.payloads(T) == numbers(2)
 
 
-async def test_an_end_without_words_that_crosses_a_publish_leaves_it_unknown(cluster):
+async def test_a_close_without_a_408_that_crosses_a_publish_leaves_it_unknown(cluster):
     async with client_of(cluster, 0) as client:
         await client.publish(T, b"0")
         cluster.nodes[0].stop_reading()
@@ -297,7 +286,7 @@ async def test_an_end_without_words_that_crosses_a_publish_leaves_it_unknown(clu
             await publishing
 
 
-async def test_a_tail_moves_with_its_leader_and_misses_nothing(cluster):
+async def test_a_tail_moves_with_its_leader_and_misses_no_message(cluster):
     options = TailOptions(wait_s=0.2, idle_delay_s=5.0)
     found = []
     async with client_of(cluster) as client, client_of(cluster) as publisher:

@@ -37,7 +37,7 @@ async def test_every_publish_is_rolled_back_the_last_one_first(make_client, tran
     assert len([r for r in transport.requests if r.path.endswith("/rollback")]) == 2
 
 
-async def test_a_rollback_waits_for_publishes_that_are_under_way(make_client, transport):
+async def test_a_rollback_waits_for_publishes_in_flight(make_client, transport):
     transport.answer = answering()
     transport.gate = asyncio.Event()
     async with make_client() as client:
@@ -51,7 +51,7 @@ async def test_a_rollback_waits_for_publishes_that_are_under_way(make_client, tr
     assert [r.body for r in transport.requests if r.path.endswith("/rollback")] == [b"range 0"]
 
 
-async def test_what_is_published_during_a_rollback_is_not_forgotten(make_client, transport):
+async def test_a_publish_during_a_rollback_is_rolled_back_later(make_client, transport):
     transport.answer = answering()
     async with make_client() as client:
         transaction = client.transaction_publisher(7)
@@ -69,7 +69,7 @@ async def test_what_is_published_during_a_rollback_is_not_forgotten(make_client,
     assert bodies == [b"range 0", b"range 1"]
 
 
-async def test_a_publish_of_unknown_outcome_can_never_be_undone_for_certain(make_client, transport):
+async def test_a_publish_of_unknown_outcome_makes_the_rollback_uncertain(make_client, transport):
     async with make_client() as client:
         transaction = client.transaction_publisher(7)
         transport.answer = answering()
@@ -113,7 +113,7 @@ async def test_only_a_transactional_publish_can_be_rolled_back(make_client):
             await client.rollback("ns1/a", published)
 
 
-async def test_polls_see_what_the_transaction_sees(make_client, transport):
+async def test_polls_use_the_transactions_snapshot(make_client, transport):
     transport.answer = lambda _: [b"\x00"]
     async with make_client() as client:
         with pytest.raises(ValueError, match="snapshot"):

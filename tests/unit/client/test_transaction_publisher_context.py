@@ -1,4 +1,4 @@
-"""TransactionContext: the order of its calls with failures at each of them, and what it does when answers are lost."""
+"""TransactionContext: the order of its calls when any of them fails, and its end after lost answers."""
 
 import asyncio
 import itertools
@@ -22,48 +22,48 @@ PLAIN, FAILS, SAYS_NO = "plain", "fails", "says no"
 NAMES = ("a", "b", "last")
 
 
-class Told(Exception):
-    """What a call raises on purpose; its text is the call."""
+class Planned(Exception):
+    """The planned error of a call; its text names the call."""
 
 
 class Scripted(Foreign):
-    """A service that fails where the plan says so, and writes all calls down."""
+    """A service that fails where its plan says so, and records its calls."""
 
     def __init__(self, plan, trace):
         super().__init__()
-        self._plan, self._trace = plan, trace
+        self.plan, self.trace = plan, trace
 
     def _call(self, name, *arguments):
-        self._trace.append(name)
-        if name in self._plan and name != "commit":
-            raise Told(name)
-        if self._plan.get(name) == FAILS:
+        self.trace.append(name)
+        if name in self.plan and name != "commit":
+            raise Planned(name)
+        if self.plan.get(name) == FAILS:
             raise TransactionConflict(name)
-        if name == "commit" and self._plan.get(name) == "lost":
+        if name == "commit" and self.plan.get(name) == "lost":
             super()._call(name, *arguments)
-            raise Told(name)
+            raise Planned(name)
         return super()._call(name, *arguments)
 
 
 async def a_turn():
-    """Let the loop do other things once."""
+    """Let the loop run its other tasks once."""
     turn = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(turn.set_result, None)
     await turn
 
 
 class Participant:
-    """A participant that fails where the plan says so, and writes all calls down; every second one is async."""
+    """A participant that fails where its plan says so, and records its calls."""
 
     def __init__(self, name, plan, trace):
-        self.name, self._plan, self._trace = name, plan, trace
+        self.name, self.plan, self.trace = name, plan, trace
 
     def _call(self, call, result=None):
         label = f"{self.name}.{call}"
-        self._trace.append(label)
-        found = self._plan.get(label)
+        self.trace.append(label)
+        found = self.plan.get(label)
         if found == FAILS:
-            raise Told(label)
+            raise Planned(label)
         return False if found == SAYS_NO else result
 
     def start_tx(self, transaction):
@@ -102,17 +102,17 @@ class AsyncParticipant(Participant):
 
 
 class Ended(Exception):
-    """Ends the model's course of calls; ``args`` are the label and whether it was no more than a False."""
+    """Ends the model's calls; ``args`` holds the label of the failed call."""
 
 
 class Model:
-    """The order of calls, written down from section 7.6 of the facts about Tephra; knows nothing of the code."""
+    """The order of calls by section 7.6 of the facts about Tephra; it shares no code with the product."""
 
     def __init__(self, plan):
         self.plan, self.trace, self.state, self.error = plan, [], "new", None
 
     def call(self, label):
-        """Note a call, and return whether it did what it should."""
+        """Record a call, and return True if it succeeds."""
         self.trace.append(label)
         return label not in self.plan
 
@@ -167,7 +167,7 @@ class Model:
             raise Ended("unknown")
 
     def ask(self):
-        """Ask what became of it, four times if there is no answer."""
+        """Ask for the fate of the transaction, four times if there is no answer."""
         answered = self.call("snapshot")
         self.trace += [] if answered else ["snapshot"] * 3
         return answered
@@ -189,7 +189,7 @@ async def quickly(seconds):
 
 
 async def run(plan, *, checkpoint):
-    """Run a transaction by a plan, and return the calls, the state and the error."""
+    """Run a transaction by a plan, and return its calls, its context and its error."""
     trace = []
     kinds = (Participant, AsyncParticipant, Participant)
     made = [kind(name, plan, trace) for kind, name in zip(kinds, NAMES, strict=True)]
@@ -202,7 +202,7 @@ async def run(plan, *, checkpoint):
         if checkpoint:
             await context.checkpoint()
         await context.finish()
-    except Exception as raised:  # noqa: BLE001 - It is looked at.
+    except Exception as raised:  # noqa: BLE001 - The test checks it.
         error = raised
     return trace, context, error
 
@@ -219,7 +219,7 @@ PLANS = [
 
 
 def plans():
-    """Give no failure, each failure, and each two and three of which they are made."""
+    """Yield plans without a failure, and with every one, two and three of the failures."""
     for count in range(4):
         for chosen in itertools.combinations(PLANS, count):
             plan = {label: how for one in chosen for label, how in one.items()}
@@ -228,7 +228,7 @@ def plans():
 
 
 @pytest.mark.slow
-def test_the_order_of_calls_is_tephras_whatever_fails():
+def test_the_order_of_calls_is_tephras_whichever_call_fails():
     async def all_of_them():
         count = 0
         for plan in plans():
@@ -248,11 +248,11 @@ def test_the_order_of_calls_is_tephras_whatever_fails():
 
 
 def check_error(error, model, told):
-    """The first error is raised, and no other one is lost."""
+    """Check that the first error is raised, and that its notes name the others."""
     if error is None:
         return
     if model.state == "unknown":
-        assert isinstance(error, OutcomeUnknown | Told | ParticipantFailed), told
+        assert isinstance(error, OutcomeUnknown | Planned | ParticipantFailed), told
         whole = repr((error, getattr(error, "__notes__", ()), error.__cause__))
         assert "unknown" in whole, (told, whole)
         return
@@ -263,7 +263,7 @@ def check_error(error, model, told):
     elif model.error == "commit":
         assert isinstance(error, TransactionConflict), told
     else:
-        assert isinstance(error, Told), told
+        assert isinstance(error, Planned), told
         assert str(error) == model.error, told
     notes = " ".join(getattr(error, "__notes__", ()))
     for label in set(model.trace) & set(model.plan) - {model.error, "snapshot"}:
@@ -271,11 +271,11 @@ def check_error(error, model, told):
             assert label in notes, (told, notes)
 
 
-# --- Answers that are lost ------------------------------------------------------------------------
+# --- Lost answers ---------------------------------------------------------------------------------
 
 
 class Publisher(Participant):
-    """The last participant; ``sure`` is whether all that it published has a known outcome."""
+    """The last participant; ``sure`` is True if each of its publishes has a known outcome."""
 
     def __init__(self, *, sure=True):
         super().__init__("last", {}, [])
@@ -304,12 +304,12 @@ async def test_a_commit_without_an_answer_is_settled_by_a_snapshot(cut):
     await context.finish()
     assert context.state == "committed"
     assert len(service.rules.committed) == 1
-    assert "last.rollback_tx" not in publisher._trace
+    assert "last.rollback_tx" not in publisher.trace
     assert service.rules.aborted == []
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
-async def test_nobody_to_ask_leaves_all_as_it_is(cut):
+async def test_without_a_snapshot_after_a_lost_commit_nothing_is_undone(cut):
     service = Foreign()
     service.cut["commit"] = [cut]
     service.cut["snapshot"] = ["before"] * 4
@@ -317,7 +317,7 @@ async def test_nobody_to_ask_leaves_all_as_it_is(cut):
     with pytest.raises(OutcomeUnknown, match="Nothing was undone"):
         await context.finish()
     assert context.state == "unknown"
-    assert "last.rollback_tx" not in publisher._trace
+    assert "last.rollback_tx" not in publisher.trace
     assert {"abort", "invalidate"}.isdisjoint(service.calls)
 
 
@@ -329,12 +329,12 @@ async def test_a_commit_that_was_lost_and_came_too_late_is_rolled_back():
     service.rules.can_commit = lambda pointer, changes: invalidated(pointer)
     with pytest.raises(TransactionNotInProgress, match="invalid"):
         await context.finish()
-    assert "last.rollback_tx" in publisher._trace
+    assert "last.rollback_tx" in publisher.trace
     assert context.state == "aborted"
 
 
 async def test_not_in_progress_after_an_unknown_commit_is_no_refusal():
-    """The first commit arrives after the snapshot; the second one is refused, and both are the same transaction."""
+    """The first commit arrives after the snapshot, so the service refuses the second commit of the same transaction."""
     service = Foreign()
     context, publisher = await begun(service)
     pointer = context.transaction.transaction_id
@@ -350,12 +350,12 @@ async def test_not_in_progress_after_an_unknown_commit_is_no_refusal():
     service.rules.snapshot = late
     await context.finish()
     assert service.calls == ["start", "can_commit", "commit", "snapshot", "commit", "snapshot"]
-    assert (context.state, "last.rollback_tx" in publisher._trace) == ("committed", False)
+    assert (context.state, "last.rollback_tx" in publisher.trace) == ("committed", False)
 
 
 @pytest.mark.parametrize("timed_out", [False, True])
-async def test_not_in_progress_is_looked_into(timed_out):
-    """Something between the client and the service has sent the commit twice; or the time was over."""
+async def test_not_in_progress_is_checked_by_a_snapshot(timed_out):
+    """A proxy sent the commit twice, or the transaction timed out."""
     service = Foreign()
     context, publisher = await begun(service)
     pointer = context.transaction.transaction_id
@@ -373,7 +373,7 @@ async def test_not_in_progress_is_looked_into(timed_out):
     else:
         await context.finish()
     assert context.state == ("aborted" if timed_out else "committed")
-    assert ("last.rollback_tx" in publisher._trace) is timed_out
+    assert ("last.rollback_tx" in publisher.trace) is timed_out
 
 
 async def test_a_pointer_that_the_service_does_not_know_is_not_committed():
@@ -403,7 +403,7 @@ def test_the_fate_of_a_transaction_by_a_snapshot():
     assert fate(seen, {4, 11}) is TransactionFate.UNKNOWN
 
 
-async def test_what_is_not_undone_for_certain_is_invalidated_never_aborted():
+async def test_an_uncertain_rollback_invalidates_and_never_aborts():
     service = Foreign()
     context, _ = await begun(service, sure=False)
     await context.abort()
@@ -413,7 +413,7 @@ async def test_what_is_not_undone_for_certain_is_invalidated_never_aborted():
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
-async def test_an_invalidation_without_an_answer_is_asked_for(cut):
+async def test_an_invalidation_without_an_answer_is_checked_by_a_snapshot(cut):
     service = Foreign()
     service.cut["invalidate"] = [cut]
     context, _ = await begun(service, sure=False)
@@ -427,7 +427,7 @@ async def test_an_invalidation_without_an_answer_is_asked_for(cut):
     assert (context.state, service.rules.aborted) == ("unknown", [])
 
 
-async def test_the_commit_refused_for_now_is_undone():
+async def test_a_commit_that_is_refused_for_now_is_rolled_back():
     service = Foreign()
     context, publisher = await begun(service)
 
@@ -437,14 +437,14 @@ async def test_the_commit_refused_for_now_is_undone():
     service.rules.commit = refuse
     with pytest.raises(Unavailable):
         await context.finish()
-    assert (context.state, publisher._trace[-1]) == ("aborted", "last.rollback_tx")
+    assert (context.state, publisher.trace[-1]) == ("aborted", "last.rollback_tx")
 
 
 # --- Cancellation ---------------------------------------------------------------------------------
 
 
 class Slow(Foreign):
-    """Stops in one call, before or after it is carried out, until it is cancelled."""
+    """Stops in one call, before or after its effect, until the call is cancelled."""
 
     def __init__(self, name, *, after):
         super().__init__()
@@ -467,7 +467,7 @@ class Slow(Foreign):
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_a_cancelled_commit_is_one_of_unknown_outcome(after):
+async def test_a_cancelled_commit_is_settled_by_a_snapshot(after):
     service = Slow("commit", after=after)
     context, publisher = await begun(service)
     finishing = asyncio.create_task(context.finish())
@@ -476,10 +476,10 @@ async def test_a_cancelled_commit_is_one_of_unknown_outcome(after):
     with pytest.raises(asyncio.CancelledError):
         await finishing
     assert context.state == "committed"
-    assert publisher._trace[-1] == "last.post_commit"
+    assert publisher.trace[-1] == "last.post_commit"
 
 
-async def test_a_second_cancellation_ends_the_asking():
+async def test_a_second_cancellation_ends_the_check():
     service = Slow("commit", after=True)
     context, publisher = await begun(service)
     asked = asyncio.Event()
@@ -497,7 +497,7 @@ async def test_a_second_cancellation_ends_the_asking():
     finishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await finishing
-    assert (context.state, publisher._trace[-1]) == ("unknown", "last.commit_tx")
+    assert (context.state, publisher.trace[-1]) == ("unknown", "last.commit_tx")
 
 
 async def test_a_cancellation_before_the_commit_rolls_back():
@@ -508,13 +508,13 @@ async def test_a_cancellation_before_the_commit_rolls_back():
     finishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await finishing
-    assert (context.state, publisher._trace[-1]) == ("aborted", "last.rollback_tx")
+    assert (context.state, publisher.trace[-1]) == ("aborted", "last.rollback_tx")
 
 
 # --- Participants ---------------------------------------------------------------------------------
 
 
-async def test_a_participant_that_comes_later_starts_at_once_and_still_comes_before_the_last():
+async def test_a_late_participant_starts_at_once_and_commits_before_the_last():
     trace = []
     context = TransactionContext(Foreign(), last=Participant("last", {}, trace))
     await context.start()
@@ -550,13 +550,13 @@ async def test_a_pair_of_callables_takes_part(fails):
     def do():
         done.append("do")
         if fails == "do":
-            raise Told
+            raise Planned
         return fails != "do says no"
 
     async def undo():
         done.append("undo")
         if fails == "undo":
-            raise Told
+            raise Planned
         return fails != "undo says no"
 
     service = Foreign()
@@ -571,7 +571,7 @@ async def test_a_pair_of_callables_takes_part(fails):
         raise TransactionConflict("no")
 
     service.rules.commit = refuse
-    with pytest.raises((Told, ParticipantFailed, TransactionConflict)):
+    with pytest.raises((Planned, ParticipantFailed, TransactionConflict)):
         await context.finish()
     assert done == ["do", "undo"]
     left = fails.startswith("undo")

@@ -1,4 +1,4 @@
-"""What each guard of the client's transactions is for: without it, this is what goes wrong."""
+"""Each guard of the client's transactions prevents one wrong end; without the guard it happens."""
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -16,7 +16,7 @@ Found = Coroutine[Any, Any, Any]
 
 
 async def unknown_publish(make_client: Make, transport: ScriptedTransport) -> str:
-    """Return how a transaction ends whose publish is stored, and never acknowledged."""
+    """Return the state of a transaction after a publish that is stored, and never acknowledged."""
     topics = Topics()
     topics.cut = ["after"]
     transport.answer = OverHttp(topics)
@@ -28,7 +28,7 @@ async def unknown_publish(make_client: Make, transport: ScriptedTransport) -> st
 
 
 async def unknown_commit(make_client: Make, transport: ScriptedTransport) -> list[bytes]:
-    """Return what is rolled back of a transaction that is committed, and not told so."""
+    """Return the rollbacks of a committed transaction whose answer to the commit is lost."""
     topics = Topics()
     transport.answer = service = OverHttp(topics)
     service.cut["commit"] = ["after"]
@@ -40,7 +40,7 @@ async def unknown_commit(make_client: Make, transport: ScriptedTransport) -> lis
 
 
 async def second_commit(make_client: Make, transport: ScriptedTransport) -> list[bytes]:
-    """Return the same where the first commit arrives after a second one was sent."""
+    """Return the rollbacks if the first commit arrives after the client has sent a second one."""
     topics, service = Topics(), Foreign()
     transport.answer = topics
     service.cut["commit"] = ["before"]
@@ -61,7 +61,7 @@ async def second_commit(make_client: Make, transport: ScriptedTransport) -> list
 
 
 async def unheard_pointer(make_client: Make, transport: ScriptedTransport) -> str:
-    """Return how a transaction ends whose service has forgotten it."""
+    """Return the state of a transaction that its service has forgotten."""
     transport.answer = Topics()
     service = Foreign()
     service.cut["commit"] = ["before"]
@@ -74,7 +74,7 @@ async def unheard_pointer(make_client: Make, transport: ScriptedTransport) -> st
 
 
 async def publisher_last(make_client: Make, transport: ScriptedTransport) -> int:
-    """Return how much was published of a transaction of which a participant fails."""
+    """Return the number of publishes of a transaction in which a participant fails."""
     topics = Topics()
     transport.answer = OverHttp(topics)
     async with make_client() as client:

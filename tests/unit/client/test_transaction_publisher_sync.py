@@ -1,6 +1,6 @@
-"""Transactions without asyncio: the same calls, and participants in the thread of the block."""
+"""Transactions without asyncio: the same calls, and participants run in the thread of the block."""
 
-# ruff: noqa: PT012 - Whole blocks are what is tested.
+# ruff: noqa: PT012 - The tests need whole blocks.
 
 import inspect
 import json
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(reply.body)
 
-    do_POST = do_GET  # noqa: N815 - Its base class calls it so.
+    do_POST = do_GET  # noqa: N815 - The base class calls this name.
 
     def log_message(self, *_):
         pass
@@ -71,7 +71,7 @@ def client(server):
 
 
 class Participant:
-    """Notes the threads of its calls; those of a deciding one, too."""
+    """Records its calls and their threads."""
 
     name = "mine"
 
@@ -146,17 +146,17 @@ def test_an_interrupt_in_a_participant_rolls_back_and_goes_on(client, server):
         tx.publish("a", b"0")
     assert (tx.state, server.topics.published) == ("aborted", [])
     assert mine.calls[-1] == fails.calls[-1] == "rollback_tx"
-    with client.transaction() as tx:  # And the client lives on.
+    with client.transaction() as tx:  # The client still works.
         tx.publish("a", b"0")
     assert tx.state == "committed"
 
 
 class Plain(Rules):
-    """A service of plain methods, of somebody else."""
+    """A foreign service with plain methods."""
 
 
 @pytest.mark.parametrize("make", [Plain, Foreign])
-def test_a_service_of_somebody_else_may_be_plain_or_for_asyncio(client, server, make):
+def test_a_foreign_service_may_be_plain_or_asynchronous(client, server, make):
     service = make()
     pair = Undoable(lambda: True, lambda: True)
     with client.transaction(service=service, aware=[pair]) as tx:
