@@ -1,11 +1,11 @@
-"""Search the model for a story that breaks the rules.
+"""Search the model for a run that breaks a promise.
 
 python -m tests.model --minutes 2 --seed 1 [--config NAME]      random runs, over all configurations or one
 python -m tests.model --exhaustive [--minutes 3] [--config NAME]     complete searches of small ones
-python -m tests.model --mutants [--seconds 20] [--config CLAUSE]     each clause dropped: is it found?
-python -m tests.model --replay SEED --config NAME [--without CLAUSE]     one run, told step by step
+python -m tests.model --mutants [--seconds 20] [--config CLAUSE]     drop each clause: is it found?
+python -m tests.model --replay SEED --config NAME [--without CLAUSE]     print one run, step by step
 
-Exit status 1: a violation, or a mutant that should be found was not.
+Exit status 1: a violation, or a mutant that was not found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.model.story import told
 
 SEEDS_APART = 10**6
 LIMITS = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0))
-"""Faults and stale answers of the complete searches, the small ones first."""
+"""The numbers of faults and stale answers of the complete searches, smallest first."""
 
 
 def options() -> argparse.Namespace:
@@ -37,21 +37,21 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20, help="for each mutant")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--config")
-    parser.add_argument("--without", default="", help="clauses to drop, with commas between")
-    parser.add_argument("--last", type=int, default=10**6, help="tell only so many steps")
+    parser.add_argument("--without", default="", help="clauses to drop, separated by commas")
+    parser.add_argument("--last", type=int, default=10**6, help="print only the last steps")
     parser.add_argument("--replay", type=int, metavar="SEED")
     parser.add_argument("--exhaustive", action="store_true")
     parser.add_argument("--mutants", action="store_true")
     parser.add_argument(
         "--stale-rollbacks",
         action="store_true",
-        help="stale answers may be older than a rollback: an assumption, broken",
+        help="drop an assumption: stale answers may be older than a rollback",
     )
     return parser.parse_args()
 
 
 def replay(chosen: argparse.Namespace) -> int:
-    """Tell one random run."""
+    """Print one random run."""
     config = chosen.config or list(RANDOM)[chosen.replay % len(RANDOM)]
     run = Run(chosen.replay, config, stale_rollbacks=chosen.stale_rollbacks)
     end, status = "no violation", 0
@@ -66,7 +66,7 @@ def replay(chosen: argparse.Namespace) -> int:
 
 
 def exhaustive(chosen: argparse.Namespace) -> int:
-    """Search small configurations to their end, as far as time allows."""
+    """Search small configurations completely, or until the time is over."""
     names = [chosen.config] if chosen.config else list(SMALL)
     cases = [(name, *limit) for limit in LIMITS for name in names]
     end, cut_off, status = time.monotonic() + chosen.minutes * 60, set(), 0
@@ -94,7 +94,7 @@ def exhaustive(chosen: argparse.Namespace) -> int:
 
 
 def mutants(chosen: argparse.Namespace) -> int:
-    """Drop each clause, and look whether a random run finds it."""
+    """Drop each clause in turn, and search for a violation."""
     status = 0
     names = chosen.config.split(",") if chosen.config else list(MUTANTS)
     for clause in names:
@@ -130,7 +130,7 @@ def line(name: str, found: Found) -> str:
 
 
 def at_random(chosen: argparse.Namespace) -> int:
-    """Make random runs of every configuration in turn."""
+    """Make random runs of all configurations in turn."""
     names = [chosen.config] if chosen.config else list(RANDOM)
     totals = {name: Found(0) for name in names}
     end, seed, shown = time.monotonic() + chosen.minutes * 60, chosen.seed, ""

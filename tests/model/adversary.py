@@ -1,15 +1,14 @@
-"""The adversary, and the random search.
+"""The adversary, which injects faults, and the random search.
 
-A change may be applied and answered True, False or with an error (after which the node may be at its
-deadline); not applied now, but at any later moment or never; applied, and once more at any later moment
-(makes of pages too). Any reading not marked as current may show any row that it touches in an older state,
-each row on its own (but not from before the row's last rollback, unless the run allows that). A False may
-come from such an older state. Nodes sleep between any two calls. Clocks differ and stand. In the
-configuration ``disk`` the store's process dies, and a write may fail in a way that leaves a hole in its
-log, behind which nothing that is written survives.
+A change may be applied, and answered True, False or with an error (after which the node may be at its deadline). It
+may be applied not now, but at any later moment or never. It may be applied twice, the second time at any later moment;
+this holds for the creation of a page, too. A read that is not marked as current may be stale: it may show each of its
+rows in an older state, but not from before the row's last rollback, unless the run allows that. A False may come from
+a stale read. Nodes pause between any two calls. Clocks differ and do not run. In the configuration ``disk`` the
+store's process dies. There a failed write may leave a hole in the store's log, and no write behind the hole survives.
 
-``alone``: from the state at random moments, and at the end, one fresh node without faults must be able to
-claim, append and be read.
+``alone``: from the state at random moments, and at the end, one fresh node without faults must be able to claim, append
+and read.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from tests.model.store import (
 
 STEPS_MAX = 1500
 FRESH = 99
-"""Number of the node that is alone."""
+"""The number of the fresh node."""
 LABEL = "Z"
 
 
@@ -90,7 +89,7 @@ class Alone:
 
 
 def alone(rows: Rows, ghost: Ghost) -> None:
-    """Judge whether work can go on from here. Raises Violation."""
+    """Check that a fresh node can go on from this state. Raises Violation."""
     fresh = Alone(rows, ghost)
     for _ in range(3):
         if not fresh.has_appended():
@@ -101,7 +100,7 @@ def alone(rows: Rows, ghost: Ghost) -> None:
 
 
 class Chances(NamedTuple):
-    """How likely things are in a run; ``nap``: mean length of a sleep, in calls."""
+    """The probabilities of events in a run; ``nap``: the mean length of a pause, in calls."""
 
     fault: float
     stale: float
@@ -125,18 +124,18 @@ class Process:
 
 @dataclass
 class Disk:
-    """What a store's process would have after it died; ``hole``: no more gets there."""
+    """The rows that survive the death of the store's process; ``hole``: no later write survives."""
 
     rows: Rows
     hole: bool = False
 
 
 Told = tuple[Any, ...]
-"""A step of a story: (node, call, answer, "stale" or nothing)."""
+"""A step of a story: (node, call, answer), with "stale" as a fourth part after a stale read."""
 
 
 class Run:
-    """One random run: the rows, what the ghost knows, the nodes, and changes under way."""
+    """One random run: the rows, the ghost, the nodes, and changes in flight."""
 
     def __init__(self, seed: int, config: str, *, stale_rollbacks: bool = False) -> None:
         self.rnd = Random(seed)
@@ -166,7 +165,7 @@ class Run:
         alone(self.rows, self.ghost)
 
     def step(self) -> bool:
-        """Let one thing happen; False: all is done."""
+        """Do one step; return False if all nodes are done."""
         if self.disk and self.rnd.random() < 0.01:
             self.reopen(self.disk, "it died")
         if self.late and self.rnd.random() < 0.04:
@@ -208,7 +207,7 @@ class Run:
         self.pause(process)
 
     def advance(self, process: Process, answer: object) -> None:
-        """Give a node its answer; judge all that it tells clients before its next call."""
+        """Give a node its answer; judge its answers to clients before its next call."""
         number = process.node.number
         try:
             call = process.run.send(answer)
@@ -248,7 +247,7 @@ class Run:
             versions.append(self.rows.get(key))
 
     def differed(self, call: Call) -> bool:
-        """Tell whether the row once had another head than a change expects."""
+        """Return whether the row had another head than a change expects at some time."""
         versions = self.history.get(call[1], []) if call[0] == "change" else []
         return any((row.head if row else None) != call[2] for row in versions)
 
@@ -285,7 +284,7 @@ class Run:
         judge(self.rows, self.ghost)
 
     def forget(self, process: Process, call: Call) -> bool:
-        """Forget a payload log after the margin: when nothing of it is under way."""
+        """Forget a payload log after the margin: only when no call for it is in flight."""
         log = call[1]
         others = [p.node for p in self.processes if p is not process and p.call is not None]
         is_late = any(late[0] == "change" and belongs(late[1], log) for late in self.late)
@@ -295,7 +294,7 @@ class Run:
             del self.history[key]
         return True
 
-    # --- Readings --------------------------------------------------------------------------------
+    # --- Reads -------------------------------------------------------------------------------------
 
     def reading(self, process: Process, call: Call) -> Any:
         seen, number = self.rows, process.node.number
@@ -310,7 +309,7 @@ class Run:
         return answer
 
     def older(self, call: Call) -> Rows:
-        """Return the rows with some of those that a reading touches in an older state."""
+        """Return the rows for a stale read: some of the rows that it reads are in an older state."""
         keys: list[Key] = [call[1]]
         if call[0] in {"last", "heads"}:
             keys = [key for key in self.history if is_page(key) and key[1] == call[1]]
@@ -332,7 +331,7 @@ def belongs(key: Key, log: Log) -> bool:
 
 @dataclass
 class Found:
-    """What a random search did; ``seed`` is the next one, or the one that shows ``violation``."""
+    """The result of a random search; ``seed`` is the next seed, or the one with the ``violation``."""
 
     seed: int
     runs: int = 0
@@ -350,7 +349,7 @@ def search(
     runs_max: int | None = None,
     stale_rollbacks: bool = False,
 ) -> Found:
-    """Make random runs until one shows a violation, or time or runs are spent."""
+    """Make random runs until a violation, or until the time or the runs are used up."""
     found, end = Found(seed), time.monotonic() + seconds
     while time.monotonic() < end and found.runs != runs_max:
         found.config = configs[found.seed % len(configs)]

@@ -1,8 +1,7 @@
-"""What all programs of a node stand on: heads, roots, the way to the tail, a page in pieces.
+"""Parts that all programs of a node use: heads, roots, finding the tail, reading a page in pieces.
 
-Numbers in brackets are the rules of the design, here and in the other programs. A node does one thing at
-a time. Where a program returns None instead of a lead, the node no longer knows that it leads: it claims
-before its next change.
+Numbers in brackets are the rules of the design, here and in the other programs. A node does one step at a time. If a
+program returns None instead of a lead, the node no longer knows that it leads: it claims before its next change.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TIRED = "tired"
 
 @dataclass
 class Node:
-    """Its clock stands: ``clock`` is an id. ``page_entries`` fill a page. ``busy``: a payload log."""
+    """A node. ``clock`` is an id, and does not run. ``page_entries`` fill a page. ``busy``: the payload log in use."""
 
     number: int
     clock: int
@@ -49,10 +48,10 @@ class Node:
 
 @dataclass
 class Lead:
-    """What a leader holds of one log after a claim: its page, and the head that it confirmed last.
+    """A leader's state of one log after a claim: its page, and its last confirmed head.
 
-    ``pending``: marks that are not put. ``batch``: those that are being put, and the pointer when they
-    were gathered. ``put``: marks of ids up to there are put. ``marked`` goes into the next head.
+    ``pending``: marks that are not put. ``batch``: the marks that are being put, and the pointer when they were
+    gathered. ``put``: all marks of ids up to this one are put. ``marked`` goes into the next head.
     """
 
     log: Log
@@ -97,7 +96,7 @@ def get_head(key: Key, now: str = "") -> Program[Any]:
 def swap(
     key: Key, expected: Any, new: Any, entries: tuple[Entry, ...] = (), x: frozenset[int] = NONE
 ) -> Program[bool | None]:
-    """Change a root, or a head alone (2): it is mine if my token is there. None: unknown."""
+    """Change only a root or a head (2). It succeeded if the node's token is there. None: unknown."""
     for _ in range(TRIES):
         answer = yield change(key, expected, new, entries, x)
         if answer is True:
@@ -113,7 +112,7 @@ def swap(
 
 
 def find_tail(log: Log, root: Root | None) -> Program[Tail | None]:
-    """Follow ``next`` from the root's page (3a). None: what was read is stale."""
+    """Follow ``next`` from the root's page (3a). None: a read was stale."""
     page, before = root.page if root else 0, None
     for _ in range(PAGES_MAX):
         row = yield ("get", page_key(log, page))
@@ -143,7 +142,7 @@ def made_head(node: Node, root: Root | None, tail: Tail, epoch: int | None, stat
 
 
 def read_entries(key: Key, now: str) -> Program[tuple[Pair, ...]]:
-    """Read a page's entries, each with its x cell, in two pieces, as a limited reading gives them."""
+    """Read a page's entries, each with its x cell, in two pieces, like reads with a limit."""
     pairs: tuple[Pair, ...]
     pairs, more = yield ("cells" + now, key, -1, 1)
     if more:
@@ -153,7 +152,7 @@ def read_entries(key: Key, now: str) -> Program[tuple[Pair, ...]]:
 
 
 def read_page(log: Log, page: int, now: str = "") -> Program[Row | str | None]:
-    """Read the head, then entries up to its pointer (5). None: absent or gone. TIRED: stale answers."""
+    """Read the head, then entries up to its pointer (5). None: absent or gone. TIRED: too many stale reads."""
     key = page_key(log, page)
     for _ in range(TRIES):
         head = yield from get_head(key, now)
@@ -169,7 +168,7 @@ def read_page(log: Log, page: int, now: str = "") -> Program[Row | str | None]:
 
 
 def leaders_reading(lead: Lead) -> Program[list[tuple[int, Row]] | None]:
-    """Read from the floor (5); it counts only if it ends in the leader's page with its last head."""
+    """Read from the floor (5). The result counts only if it ends in the leader's page with its last head."""
     for _ in range(TRIES):
         pages, page = [], lead.root.floor
         for _ in range(PAGES_MAX):

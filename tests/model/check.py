@@ -1,15 +1,15 @@
-"""What must hold: judged at every change of a row, and at every answer to a client.
+"""The promises, judged at every change of a row and at every answer to a client.
 
-The ghost remembers what no node can: every answer given, every page that was deleted. The true log of a
-generation is the chain of its pages from its first one, deleted pages included. Judged are:
+The ghost remembers facts that no node can know: every answer, and every deleted page. The true log of a generation is
+the chain of its pages from its first one, deleted pages included. The promises are:
 
-* ids and epochs rise, over generations too; totals are right; nothing twice, no key twice;
-* an acknowledged append is in the log for ever; what was answered "never" is never there;
-* nothing above the floor is deleted; no append in a dead generation;
-* readers see a prefix without holes and, if no answer was stale, all that was acknowledged before they
-  began; polls the same, and nothing that was rolled back;
-* acknowledged stores are in a published log, and none comes after the publication; what was answered "void" is
-  in none.
+* ids and epochs rise, over generations too; totals are right; no message and no key is there twice;
+* an acknowledged append is in the log for ever; an append with the answer "never" is never there;
+* no page above the floor is deleted; no append goes into a dead generation;
+* readers see a prefix without holes. Without a stale read they see all messages acknowledged before they began. The
+  same holds for polls, which also show no rolled-back message;
+* acknowledged stores are in a published log, and no store follows the publication; a store with the answer "void" is
+  in no published log.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tests.model.store import (
 
 
 class Violation(Exception):
-    """A story that must not be."""
+    """A run has broken a promise."""
 
 
-def bad(what: str, *more: object) -> NoReturn:
-    raise Violation(" ".join([what, *map(str, more)]))
+def bad(problem: str, *more: object) -> NoReturn:
+    raise Violation(" ".join([problem, *map(str, more)]))
 
 
 class Start(NamedTuple):
-    """What had been answered when a reader began; ``stale``: it had a stale answer."""
+    """The answers given before a reader began; ``stale``: the reader had a stale read."""
 
     pid: int
     acked: frozenset[Any]
@@ -70,7 +70,7 @@ EMPTY = Ghost()
 
 
 class Link(NamedTuple):
-    """An entry of the true log, and where it is."""
+    """An entry of the true log, and its place."""
 
     page: int
     entry: Entry
@@ -82,7 +82,7 @@ class Link(NamedTuple):
 
 
 def pages_of(rows: Rows, ghost: Ghost, log: Log) -> list[tuple[int, Row, bool]]:
-    """Follow a log from its first page: (page, row, whether it was deleted)."""
+    """Return the pages of a log from the first one: (page, row, whether it was deleted)."""
     graves = dict(ghost.graves)
     out: list[tuple[int, Row, bool]] = []
     page = 0 if log[0] == "L" else dict(ghost.firsts).get(log[1], 0)
@@ -138,7 +138,7 @@ def judge_labels(links: list[Link], ghost: Ghost, gen: int) -> None:
     marks: dict[Any, Entry] = {}
     for _, e, _, _ in links:
         if e.label in ghost.never:
-            bad("answered never, and present", e)
+            bad("refused, and present in the log", e)
         if e.label in labels:
             bad("twice in the log", e)
         labels[e.label] = e.id
@@ -172,7 +172,7 @@ def judge_reference(rows: Rows, ghost: Ghost, gen: int, reference: Entry) -> Non
 
 
 def judge(rows: Rows, ghost: Ghost, log: Log | None = None) -> None:
-    """Judge the topic's live generation, and the one of ``log``."""
+    """Judge the topic's live generation, and the generation of ``log``."""
     root = rows[ROOT].head
     for gen in {root.gen, log[1]} if log and log[0] == "T" else {root.gen}:
         links = chain(rows, ghost, topic(gen))
@@ -192,7 +192,7 @@ def judge_append(rows: Rows, ghost: Ghost, log: Log, entries: tuple[Entry, ...])
 
 
 def buried(before: Rows, rows: Rows, ghost: Ghost) -> Ghost:
-    """Remember pages that this write deleted, as they were."""
+    """Remember the pages that this write deleted, in their former state."""
     known = {key for key, _ in ghost.graves}
     dead = set()
     for key, row in before.items():
@@ -204,7 +204,7 @@ def buried(before: Rows, rows: Rows, ghost: Ghost) -> Ghost:
 
 
 def after_write(before: Rows, rows: Rows, ghost: Ghost, call: Call) -> Ghost:
-    """Return the ghost after a write that changed something, judged."""
+    """Judge a write that changed rows, and return the ghost after it."""
     is_change = call[0] == "change"
     if is_change and call[1] == ROOT and call[3].gen not in dict(ghost.firsts):
         ghost = ghost._replace(firsts=ghost.firsts | {(call[3].gen, call[3].page)})
@@ -220,7 +220,7 @@ def after_write(before: Rows, rows: Rows, ghost: Ghost, call: Call) -> Ghost:
 
 
 def stale_answer(ghost: Ghost, pid: int) -> Ghost:
-    """Remember that a reader had a stale answer: it may miss what was acknowledged before."""
+    """Remember that a reader had a stale read: it may miss messages acknowledged before."""
     starts = (s._replace(stale=True) if s.pid == pid else s for s in ghost.starts)
     return ghost._replace(starts=frozenset(starts))
 
@@ -241,13 +241,13 @@ def _acknowledged(rows: Rows, ghost: Ghost, _pid: int, event: Call) -> Ghost:
     if not any(link.entry.label == label and link.entry.id == at for link in links):
         bad("acknowledged, not in the log", label, at)
     if label in ghost.never:
-        bad("acknowledged, and answered never before", label)
+        bad("acknowledged, and refused before", label)
     return ghost._replace(acked=ghost.acked | {event[1:]})
 
 
 def _never(rows: Rows, ghost: Ghost, _pid: int, event: Call) -> Ghost:
     if has_label(rows, ghost, topic(event[2]), event[1]):
-        bad("answered never, and present", event[1])
+        bad("refused, and present in the log", event[1])
     return ghost._replace(never=ghost.never | {event[1]})
 
 
@@ -292,7 +292,7 @@ def _shown(rows: Rows, ghost: Ghost, pid: int, event: Call) -> Ghost:
     labels = {link.entry.id: link.entry.label for link in links}
     ids = [at for at, _, _, _ in shown]
     if any(labels.get(at) != label for at, _, _, label in shown):
-        bad(f"{kind}: shows what is not in the log", shown)
+        bad(f"{kind}: shows a message that is not in the log", shown)
     if ids != sorted(set(ids)):
         bad(f"{kind}: out of order", shown)
     above = {link.entry.id for link in links if link.page >= root.floor}
@@ -305,14 +305,14 @@ def _shown(rows: Rows, ghost: Ghost, pid: int, event: Call) -> Ghost:
 
 
 def judge_fresh(kind: str, start: Start, shown: tuple[Any, ...], above: set[int]) -> None:
-    """A reader that had no stale answer sees all that was answered before it began."""
+    """Check that a reader without stale reads sees the effects of all answers given before it began."""
     ids = {at for at, _, _, _ in shown}
     for label, at, gen, _ in start.acked:
         if gen == start.gen and at in above and at not in ids:
-            bad(f"{kind}: misses what was acknowledged before", label, at, "in", shown)
+            bad(f"{kind}: misses a message that was acknowledged before", label, at, "in", shown)
     for at, tx, hidden, _ in shown:
         if tx is not None and tx in start.rolled and not hidden:
-            bad(f"{kind}: shows what was rolled back before", at, tx)
+            bad(f"{kind}: shows a message that was rolled back before", at, tx)
 
 
 _JUDGES: dict[str, Callable[[Rows, Ghost, int, Call], Ghost]] = {
@@ -330,5 +330,5 @@ _JUDGES: dict[str, Callable[[Rows, Ghost, int, Call], Ghost]] = {
 
 
 def answered(rows: Rows, ghost: Ghost, event: Call, pid: int) -> Ghost:
-    """A node tells a client something: judge it, remember it."""
+    """Judge and remember a node's answer to a client."""
     return _JUDGES[event[0]](rows, ghost, pid, event)

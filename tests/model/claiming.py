@@ -1,4 +1,4 @@
-"""Claim a log (3, and 12 with the topic leader's epoch), and take over what its pages say."""
+"""Claim a log (3, and 12 with the topic leader's epoch), and take over the state in its pages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def new_id(node: Node, lead: Lead) -> int:
 
 
 def carries_mark(entry: Entry) -> bool:
-    """Tell whether an entry's mark belongs into the index; a reference's is looked for in the log."""
+    """Return whether an entry's mark belongs in the index; the leader searches the log for a reference's mark."""
     return entry.mark is not None and entry.ref is None
 
 
 def refuse_root(node: Node, log: Log, root: Root) -> Program[str | None]:
-    """Say why a topic's root does not let this node claim (3a), or None."""
+    """Return the reason why a topic's root does not let this node claim (3a), or None."""
     if root.gen > log[1]:
         return "read the record again"
     if root.gen < log[1]:
@@ -43,7 +43,7 @@ def refuse_root(node: Node, log: Log, root: Root) -> Program[str | None]:
 
 
 def refuse_tail(node: Node, log: Log, tail: Tail, epoch: int | None) -> Program[str | None]:
-    """Say why a tail does not let this node claim (3a, 12), or None."""
+    """Return the reason why a tail does not let this node claim (3a, 12), or None."""
     head = tail.head
     if head is not None and head.state == "closed":
         if epoch is not None:
@@ -59,7 +59,7 @@ def refuse_tail(node: Node, log: Log, tail: Tail, epoch: int | None) -> Program[
 
 
 def tail_head(node: Node, root: Root | None, tail: Tail, epoch: int | None) -> Head:
-    """Return the head that makes the tail this node's (3b, 3c)."""
+    """Return the head with which this node owns the tail (3b, 3c)."""
     head = tail.head
     if head is None:
         return made_head(node, root, tail, epoch, "open")
@@ -67,7 +67,7 @@ def tail_head(node: Node, root: Root | None, tail: Tail, epoch: int | None) -> H
 
 
 def link_claim(node: Node, log: Log, root: Root | None, tail: Tail) -> Program[Root | None]:
-    """Let the root name the claimed page (3d, 3e); None: another leads."""
+    """Link the claimed page in the root (3d, 3e); None: another node leads."""
     is_news = tail.row is None or root is None or root.page != tail.page
     needed = (is_news or keep("link-every-claim")) and keep("link")
     if root is not None and not needed:
@@ -96,7 +96,7 @@ def claim_tail(node: Node, log: Log, root: Root | None, epoch: int | None) -> Pr
 
 
 def claim(node: Node, log: Log, epoch: int | None = None) -> Program[Lead | str]:
-    """Return a lead, or a word that says why not. ``epoch``: the topic leader's, for a payload log."""
+    """Return a lead, or a word with the reason why not. ``epoch``: the topic leader's, for a payload log."""
     for _ in range(TRIES):
         root = yield from get_head(root_key(log))
         if epoch is None:
@@ -110,7 +110,7 @@ def claim(node: Node, log: Log, epoch: int | None = None) -> Program[Lead | str]
 
 
 def take_over(node: Node, gen: int) -> Program[Lead | None]:
-    """Claim the topic, fill the cache, find the marks that may not be put (9)."""
+    """Claim the topic, fill the cache, find the marks that are perhaps not put (9)."""
     lead = yield from claim(node, topic(gen))
     if isinstance(lead, str):
         return None

@@ -1,18 +1,19 @@
-"""The complete search: all orders of a small configuration, with so many faults and stale answers.
+"""The complete search: all orders of a small configuration, with a given number of faults and stale answers.
 
-A state is seven small numbers: the rows, what is under way, what the ghost knows, older rows that a stale
-answer may show, the faults and stale answers left, and where each program stands. Each part is a value that
-is **interned**: kept once, and named by its place in a list. So a state is hashed and compared as numbers,
-and all that follows from parts of it is worked out once and looked up from then on:
+A state is seven small numbers: the rows, the calls in flight, the ghost, the older rows that a stale answer may show,
+the faults and the stale answers left, and the point of each program. Each part is **interned**: its value is kept once,
+and its place in a list is its name. So states are hashed and compared as numbers. The results for parts of states are
+computed once and then looked up:
 
-    moves    (rows, point)          the call of one node: every answer that it may get, and the rows then
-    ghosts   (ghost, move)          what the ghost knows after the move, judged
-    late     (under way, call)      with a call more
+    moves    (rows, point)          the call of one node: every possible answer, and the rows after it
+    ghosts   (ghost, move)          the judged ghost after the move
+    late     (in flight, call)      the calls in flight with one more
 
-A program stands at a **point**: the answers that it had so far, as a trie. A generator cannot be copied. The
-first answer at a point takes its generator along; for every other answer the program is run anew.
-Of states that were met only a hash of 64 bits is kept: among ten million, two share one by a chance of one
-in four hundred thousand. A violation is found again with the way to every state kept, so that it can be told.
+The **point** of a program is the sequence of its answers so far, as a trie. A generator cannot be copied. The first
+answer at a point uses the generator; for every other answer the program is run again from its start.
+The search keeps only a 64-bit hash of each visited state. Among ten million states, the probability that two share a
+hash is one in four hundred thousand. After a violation the search runs again and keeps the path to every state, so
+that it can print the story.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.model.node import program
 from tests.model.store import START, WRITES, Call, Program, Row, Rows, keys_of, read, write
 
 ALONE_EVERY = 37
-"""Of how many sets of rows one is judged with a fresh node alone."""
+"""One of so many sets of rows is judged with a fresh node alone."""
 
 Past = frozenset[tuple[Any, Row | None]]
 NO_PAST: Past = frozenset()
@@ -40,7 +41,7 @@ Answers = tuple[Any, ...]
 
 
 class Point(NamedTuple):
-    """Where a program stands: its next call, and what it has told clients since the last one."""
+    """The point of a program: its next call, and its answers to clients since the last call."""
 
     pid: int
     call: Call | None
@@ -49,7 +50,7 @@ class Point(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One thing that may happen: the call of a node, or one that was under way."""
+    """One possible step: the call of a node, or a call in flight that takes effect."""
 
     number: int
     rows: int
@@ -69,7 +70,7 @@ State = tuple[int, int, int, int, int, int, tuple[int, ...]]
 
 @dataclass
 class Outcome:
-    """What a search found. ``story``: the way to the violation."""
+    """The result of a search. ``story``: the steps to the violation."""
 
     states: int = 0
     is_complete: bool = False
@@ -78,7 +79,7 @@ class Outcome:
 
 
 class Search:
-    """All that follows from parts of states, worked out once."""
+    """The search, with the results for parts of states, each computed once."""
 
     def __init__(self, name: str, faults: int, stales: int, *, told: bool = False) -> None:
         self.config = SMALL[name]
@@ -119,7 +120,7 @@ class Search:
         return rows, late, place, past, faults, stales, tuple(points)
 
     def begun(self, pid: int) -> int:
-        """Return the point at which a program's first call stands."""
+        """Return the point of a program's first call."""
         return self.made(pid, (), self.fresh(pid), None)
 
     def fresh(self, pid: int) -> Program[None]:
@@ -127,7 +128,7 @@ class Search:
         return program(Node(pid, clocks[pid], page_entries), self.config.scripts[pid])
 
     def made(self, pid: int, answers: Answers, run: Program[None], answer: Any) -> int:
-        """Give a program its next answer, and see where it stands then."""
+        """Give a program its next answer, and return its new point."""
         events: list[Call] = []
         call: Call | None
         try:
@@ -142,7 +143,7 @@ class Search:
         return len(self.points) - 1
 
     def run_again(self, pid: int, answers: Answers) -> Program[None]:
-        """Bring a new generator to where a program had these answers."""
+        """Return a new generator that has consumed these answers."""
         run = self.fresh(pid)
         for answer in (None, *answers):
             while run.send(answer)[0] == "ev":
@@ -189,7 +190,7 @@ class Search:
         )
 
     def moves(self, rows: int, point: int) -> list[Move]:
-        """Return what may become of the call of one node, but for stale answers."""
+        """Return the possible results of a node's call, without stale answers."""
         call = self.points[point].call
         if call is None:
             return []
@@ -219,7 +220,7 @@ class Search:
         return moves
 
     def stale_moves(self, rows: int, point: int, past: int) -> list[Move]:
-        """Return the stale answers that a call may get."""
+        """Return the moves with the stale answers that a call may get."""
         call = self.points[point].call
         if call is None:
             return []
@@ -240,7 +241,7 @@ class Search:
         ]
 
     def late_move(self, rows: int, call: int) -> Move | None:
-        """Return what a call that was under way does now; None: nothing."""
+        """Return the move of a call in flight that takes effect now; None: it has no effect."""
         late = self.calls.values[call]
         after = dict(self.rows.values[rows])
         _, changed = write(after, late)
@@ -250,10 +251,10 @@ class Search:
         step = ("late", late, True)
         return Move(self.move_count, self.rows_place(after), -1, late, (), -1, None, 0, (), step)
 
-    # --- What follows ----------------------------------------------------------------------------
+    # --- Results of moves -------------------------------------------------------------------------
 
     def ghost_after(self, ghost: int, rows: int, move: Move, stale: bool = False) -> int:
-        """Judge a move, and return what the ghost knows then."""
+        """Judge a move, and return the ghost after it."""
         known: Ghost = self.ghosts.values[ghost]
         if stale:
             known = stale_answer(known, move.pid)
@@ -269,7 +270,7 @@ class Search:
         return self.ghosts.place(known)
 
     def late_and(self, late: int, call: int) -> int:
-        """Return the calls under way with one more."""
+        """Return the calls in flight with one more."""
         key = late, call
         if key not in self._more:
             self._more[key] = self.late.place(tuple(sorted((*self.late.values[late], call))))
@@ -307,7 +308,7 @@ class Search:
     def take(
         self, state: State, move: Move, points: tuple[int, ...], late: int, stale: int
     ) -> None:
-        """Let a move happen in a state."""
+        """Apply a move to a state."""
         rows, _, ghost, past, faults, stales, _ = state
         self.step = move.step
         stales -= stale
@@ -324,7 +325,7 @@ class Search:
         self.push((move.rows, late, ghost, past, faults - move.fault, stales, points))
 
     def expand(self, state: State) -> None:
-        """Let each thing happen that may happen in a state. Raises Violation."""
+        """Apply every possible move to a state. Raises Violation."""
         rows, late, ghost, past, faults, stales, points = state
         for at, call in enumerate(self.late.values[late]):
             if (rows, call) not in self._late_moves:
@@ -340,8 +341,8 @@ class Search:
                 if move.fault > faults or (move.waits and self.waits(ghost, move.waits)):
                     continue
                 after = (*points[:pid], move.point, *points[pid + 1 :])
-                under_way = late if move.late is None else self.late_and(late, move.late)
-                self.take(state, move, after, under_way, 0)
+                in_flight = late if move.late is None else self.late_and(late, move.late)
+                self.take(state, move, after, in_flight, 0)
             if stales:
                 self.expand_stale(state, pid, past)
 
@@ -379,7 +380,7 @@ class Search:
         return outcome
 
     def story(self) -> list[Told]:
-        """Return the way to where the search stands, if it was kept."""
+        """Return the steps to the present state, if they were kept."""
         steps, state = [self.step] if self.step else [], self.now
         while self.ways and state in self.ways:
             state, step = self.ways[state]
@@ -390,7 +391,7 @@ class Search:
 def complete(
     name: str, faults: int = 0, stales: int = 0, *, seconds: float = float("inf")
 ) -> Outcome:
-    """Search a small configuration to its end, or for so long."""
+    """Search a small configuration completely, or for ``seconds``."""
     search = Search(name, faults, stales)
     outcome = search.go(search.start(faults, stales), seconds)
     if outcome.violation:

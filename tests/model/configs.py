@@ -1,4 +1,4 @@
-"""What the nodes are asked for: random scripts for the random search, small ones for the complete one."""
+"""The steps of the nodes: random scripts for the random search, small scripts for the complete search."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.model.node import Step
 
 Script = list[Step]
 Plan = tuple[list[Script], list[int]]
-"""A script and a clock (an id; it stands) for each node."""
+"""A script and a clock (an id; it does not run) for each node."""
 
 
 class Mix(NamedTuple):
-    """What random scripts may ask for, beside appends."""
+    """The steps of random scripts, in addition to appends."""
 
     floor: bool = False
     marks: bool = False
@@ -57,7 +57,7 @@ def payload_steps(rnd: Random, name: str) -> Script:
 
 
 def pool(rnd: Random, mix: Mix, name: str, is_last: bool) -> Script:
-    """Return the steps from which one is drawn, each as often as it shall be likely."""
+    """Return the steps to draw from; a step that is listed more often is more likely."""
     steps: Script = appends(f"m{name}") * 4 + [("take",), ("handoff",)]
     if mix.reads:
         steps += [("read", rnd.choice((0, 0, rnd.randrange(1, 20))))]
@@ -102,7 +102,7 @@ def mixed(rnd: Random, mix: Mix) -> Plan:
 
 
 def zombies(_rnd: Random) -> Plan:
-    """Each overtakes the one before, and pages go away under those that sleep."""
+    """Each node takes over from the one before, and pages are removed while former leaders pause."""
     scripts: list[Script] = [
         numbered("a", 3),
         [step for append in numbered("b", 3) for step in (append, ("floor", 1))],
@@ -114,7 +114,7 @@ def zombies(_rnd: Random) -> Plan:
 
 
 def churn(rnd: Random) -> Plan:
-    """A topic is deleted and created anew, and swept, under sleeping leaders."""
+    """A topic is deleted, created again and swept, while leaders pause."""
     scripts: list[Script] = [
         numbered("a", rnd.randrange(1, 4)),
         [*numbered("b", rnd.randrange(1, 3)), ("delete",), ("create",), ("generations",)],
@@ -128,7 +128,7 @@ def churn(rnd: Random) -> Plan:
 
 
 def stores(rnd: Random) -> Plan:
-    """One payload log: stores of one leader after another, after unknown outcomes too."""
+    """One payload log: stores of successive leaders, also after unknown outcomes."""
     a: Script = [("store", 0, f"a{j}") for j in range(8)]
     b: Script = [("store", 0, f"b{j}") for j in range(rnd.randrange(3))]
     c: Script = [("publish", 0, "c")] * rnd.randrange(2)
@@ -136,7 +136,7 @@ def stores(rnd: Random) -> Plan:
 
 
 def floored(rnd: Random) -> Plan:
-    """The floor rises above what is rolled back, while others are about to claim."""
+    """The floor rises above rolled-back messages, while other nodes are about to claim."""
     tagged: Script = [("append", f"t{j}", None, "tx") for j in range(rnd.choice((2, 2, 4)))]
     a: Script = [*tagged, ("floor", 0), ("rollback", "tx")]
     late: Script = [("wait", ("t1",)), ("poll",)]
@@ -170,7 +170,7 @@ RANDOM: dict[str, Callable[[Random], Plan]] = {
 
 
 class Small(NamedTuple):
-    """Scripts and clocks of the nodes, and how many entries fill a page."""
+    """Scripts and clocks of the nodes, and the number of entries that fill a page."""
 
     scripts: list[Script]
     clocks: list[int]
@@ -178,7 +178,7 @@ class Small(NamedTuple):
 
 
 def after(label: str, *steps: Step) -> Script:
-    """Begin when an append is done: so two nodes meet later, and in fewer orders."""
+    """Begin after an append is done: so two nodes interact later, and in fewer orders."""
     return [("wait", (label,)), *steps]
 
 

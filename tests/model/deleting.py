@@ -1,4 +1,4 @@
-"""Delete a topic, create it anew (11), and remove what its dead generations left (8)."""
+"""Delete a topic, create it again (11), and remove the rows of its dead generations (8)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tail_left_open(node: Node, log: Log, root: Root) -> Program[Head | None]:
 
 
 def delete_root(node: Node, root: Root) -> Program[bool]:
-    """Close the tail, then say so in the root. False: read the root again."""
+    """Close the tail, then mark the root as deleted. False: read the root again."""
     end = close_tail if keep("close-at-delete") else tail_left_open
     head = yield from end(node, topic(root.gen), root)
     if not isinstance(head, Head):
@@ -93,7 +93,7 @@ def create(node: Node) -> Program[None]:
 
 
 def sweep_generations(node: Node) -> Program[None]:
-    """Let pages of dead generations go; the topic's own heads stay, as gone."""
+    """Remove pages of dead generations; heads of the topic's message log stay, in state gone."""
     root = yield from get_head(ROOT, "!")
     for key, head in (yield ("old", root.gen)):
         if key[1][0] == "L" or not keep("dead-generations-stay"):

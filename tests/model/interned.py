@@ -1,4 +1,4 @@
-"""Values by their places, so that states of a search are hashed and compared as small numbers."""
+"""Values with numbers, so that states of a search are hashed and compared as small numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Interned:
-    """Values, each kept once and named by its place."""
+    """Values, each kept once; its place is its name."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
         self._places: dict[Hashable, int] = {}
 
     def place(self, key: Hashable, value: Any = None) -> int:
-        """Return the place of what ``key`` identifies; ``value`` is kept there (None: the key)."""
+        """Return the place of the value that ``key`` identifies; keep ``value`` there (None: the key itself)."""
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = len(self.values)

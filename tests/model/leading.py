@@ -1,4 +1,4 @@
-"""What the leader of a topic does: append (1, 2), roll (4), prove (6), roll back (7), floor (8), marks (9)."""
+"""The programs of a topic's leader: append (1, 2), roll (4), prove (6), roll back (7), floor (8), marks (9)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def next_head(node: Node, lead: Lead, entries: tuple[Entry, ...], seal: bool) ->
 
 
 def resolve(lead: Lead, new: Head, entries: tuple[Entry, ...]) -> Program[str]:
-    """Find out what became of a change (2): OK; LOST: applied, another leads; NEVER; UNKNOWN; AGAIN."""
+    """Find the outcome of a change (2): OK; LOST: applied, and another node leads; NEVER; UNKNOWN; AGAIN."""
     old = lead.head
     row = yield ("get", lead.key)
     if row is None:
@@ -95,7 +95,7 @@ def change_page(
 
 
 def roll(node: Node, lead: Lead) -> Program[bool]:
-    """The leader's page is sealed: make the next one, link it (4). False: it may not lead any more."""
+    """Make and link the page after the leader's sealed page (4). False: the node may not lead any more."""
     old = lead.head
     page = old.next if old.state == "sealed" and old.next is not None else old.ptr + 1
     head = old._replace(token=node.token(), state="open", next=None)
@@ -116,7 +116,7 @@ def roll(node: Node, lead: Lead) -> Program[bool]:
 
 
 def marked_before(lead: Lead, mark: Any) -> Program[bool]:
-    """Look a mark up (9): a row that is there counts."""
+    """Look up a mark (9): it exists if it is known or if its row exists."""
     if mark in lead.known:
         return True
     return bool((yield ("marks!", lead.gen, mark)))
@@ -130,7 +130,7 @@ def append(
     tx: str | None = None,
     ref: int | None = None,
 ) -> Program[tuple[Lead | None, bool]]:
-    """Append one entry and answer: the lead, and whether the entry is in the log."""
+    """Append one entry and answer the client; return the lead, and whether the entry is in the log."""
     entry = Entry(new_id(node, lead), label, lead.head.epoch, mark, tx, ref)
     if carries_mark(entry) and (yield from marked_before(lead, mark)):
         return lead, True
@@ -152,7 +152,7 @@ def append(
     return (lead if still_leads else None), True
 
 
-# --- Marks (9): gathered, put, and only then `marked` rises, with appends in between ---------------
+# --- Marks (9): gather, put, then raise `marked`, with appends in between ---------------------------
 
 
 def gather_marks(lead: Lead) -> None:
@@ -160,7 +160,7 @@ def gather_marks(lead: Lead) -> None:
 
 
 def put_batch(lead: Lead) -> Program[bool]:
-    """Put what was gathered, behind confirmed appends."""
+    """Put the gathered marks, after their appends are confirmed."""
     if lead.batch is None:
         return True
     marks, up_to = lead.batch
@@ -174,7 +174,7 @@ def put_batch(lead: Lead) -> Program[bool]:
 
 
 def raise_marked(lead: Lead) -> None:
-    """Raise it for the next head, up to what was put and no further."""
+    """Raise ``marked`` for the next head, only up to the last put mark."""
     up_to = lead.put if keep("up-to-what-was-put") else lead.head.ptr
     lead.marked = max(lead.marked, up_to)
 
@@ -190,7 +190,7 @@ def put_marks(lead: Lead) -> Program[bool]:
 
 
 def roll_expired(node: Node, lead: Lead) -> Program[int | None]:
-    """Leave a tail that has wholly expired behind: the new floor, or None."""
+    """Roll a tail that has expired completely; return the new floor, or None."""
     if not keep("floor-not-tail"):
         return lead.head.ptr + 1
     if (yield from change_page(node, lead, (), seal=True)) != OK:
@@ -209,7 +209,7 @@ def write_floor(node: Node, lead: Lead, floor: int) -> Program[bool]:
 
 
 def raise_floor(node: Node, lead: Lead, mine_too: int = 0) -> Program[Lead | None]:
-    """Everything before the leader's page has expired; ``mine_too``: what is in it as well."""
+    """Raise the floor to the leader's page; with ``mine_too`` the messages in that page have expired as well."""
     floor: int | None = lead.page
     if mine_too and lead.count:
         floor = yield from roll_expired(node, lead)
@@ -233,7 +233,7 @@ def raise_floor(node: Node, lead: Lead, mine_too: int = 0) -> Program[Lead | Non
 
 
 def proof(lead: Lead) -> Program[bool]:
-    """Tell whether a current reading of the leader's page shows its last confirmed head."""
+    """Return whether a current read of the leader's page shows its last confirmed head."""
     head = yield from get_head(lead.key, "!")
     return bool(head == lead.head)
 

@@ -1,4 +1,4 @@
-"""A node that is asked for one thing after another; it claims when it must lead and does not know so."""
+"""A node that executes one step after another; it claims if a step needs the lead and the node does not lead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Step = tuple[Any, ...]
 
 
 def alone(node: Node, what: str, more: Sequence[Any]) -> Program[bool]:
-    """Do a step that needs no lead; False: it needs one."""
+    """Do a step that needs no lead; return False if it needs one."""
     match what:
         case "wait":
             yield ("wait", more[0])
@@ -38,7 +38,7 @@ def alone(node: Node, what: str, more: Sequence[Any]) -> Program[bool]:
 
 
 def marks(lead: Lead, stage: str = "all") -> Program[Lead | None]:
-    """Put marks, in one step, or in the stages between which appends are confirmed."""
+    """Put marks in one step, or one stage of it, so that appends are confirmed between the stages."""
     if stage == "gather":
         leading.gather_marks(lead)
     elif stage == "put":

@@ -33,7 +33,7 @@ from tests.model.store import (
 
 
 def part_of(node: Node, lead: Lead, number: int) -> Program[Lead | str]:
-    """Return the hold of a payload log, claimed under the topic leader's epoch, or why not."""
+    """Return the lead of a payload log, claimed with the topic leader's epoch, or the reason why not."""
     if number in lead.payloads:
         return lead.payloads[number]
     part = yield from claim(node, payload(lead.gen, number), lead.head.epoch)
@@ -43,7 +43,7 @@ def part_of(node: Node, lead: Lead, number: int) -> Program[Lead | str]:
 
 
 def store_in(node: Node, lead: Lead, part: Lead, number: int, label: str) -> Program[bool]:
-    """Append to a payload log; tell whether the entry is there."""
+    """Append to a payload log; return whether the entry is there."""
     entry = Entry(new_id(node, part), label, part.head.epoch, None, None, None)
     seal = part.count + 1 >= node.page_entries
     outcome = yield from change_page(node, part, (entry,), seal)
@@ -73,10 +73,10 @@ def store_payload(node: Node, lead: Lead, number: int, label: str) -> Program[Le
 
 
 def is_void(lead: Lead, number: int) -> Program[bool]:
-    """Tell whether a store can't ever be shown: its topic is deleted, its log was open after that."""
+    """Return whether no reader can ever see a store: its topic is deleted, and its log was still open after that."""
     root = yield from get_head(ROOT)
     if root.gen < lead.gen:
-        return False  # From before.
+        return False  # A stale read.
     if root.gen == lead.gen and root.state == "live":
         tail = yield from find_tail(topic(lead.gen), root)
         if tail is None or tail.head is None or tail.head.state != "closed":
@@ -86,7 +86,7 @@ def is_void(lead: Lead, number: int) -> Program[bool]:
 
 
 def seal_once(node: Node, lead: Lead, log: Log, root: Root | None) -> Program[Root | str | None]:
-    """Close a payload log and say so in its root: the root, FENCED, or None: read it again."""
+    """Close a payload log and seal its root; return the root, FENCED, or None: read the root again."""
     if keep("close-at-publish"):
         closed: Head | str | None = yield from close_tail(node, log, root, lead.head.epoch)
         if not isinstance(closed, Head):
@@ -97,7 +97,7 @@ def seal_once(node: Node, lead: Lead, log: Log, root: Root | None) -> Program[Ro
 
 
 def seal_log(node: Node, lead: Lead, log: Log) -> Program[Root | str | None]:
-    """Return the root of a payload log as sealed, published or dropped; FENCED; None: tired."""
+    """Return the sealed, published or dropped root of a payload log; or FENCED; or None: too many stale reads."""
     for _ in range(TRIES):
         root = yield from get_head(root_key(log))
         if isinstance(root, Root) and root.state != "open":
@@ -109,7 +109,7 @@ def seal_log(node: Node, lead: Lead, log: Log) -> Program[Root | str | None]:
 
 
 def is_referred_to(lead: Lead, number: int) -> Program[bool | None]:
-    """Look for the reference in the topic; None: the reading does not count."""
+    """Search for the reference in the topic; None: the read does not count."""
     pages = yield from leaders_reading(lead)
     if pages is None:
         return None
@@ -118,12 +118,12 @@ def is_referred_to(lead: Lead, number: int) -> Program[bool | None]:
 
 
 def refer(node: Node, lead: Lead, root: Root, number: int, label: str) -> Program[Lead | None]:
-    """Append the reference to a sealed log, if it is not there, and say so in the log's root."""
+    """Append the reference to a sealed log, if it is not there, and mark the log's root as published."""
     is_there = yield from is_referred_to(lead, number)
     if is_there is None:
         return None
     if root.at is None or lead.root.floor > root.at + 1:
-        return lead  # The floor is past it: it cannot be known any more.
+        return lead  # The reference may lie below the floor, so the outcome is unknown.
     led: Lead | None = lead
     if not is_there:
         led, ok = yield from append(node, lead, label, ("reference", number), ref=number)
@@ -148,7 +148,7 @@ def publish(node: Node, lead: Lead, number: int, label: str) -> Program[Lead | N
 
 
 def drop(node: Node, lead: Lead, number: int) -> Program[Lead]:
-    """Say so in the root, then let the pages go."""
+    """Mark the root of a published log as dropped, then remove its pages."""
     log = payload(lead.gen, number)
     key = root_key(log)
     root = yield from get_head(key, "!")

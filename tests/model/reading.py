@@ -1,4 +1,4 @@
-"""Readers: any node, from storage alone (5), and a reader of references (12)."""
+"""Readers: any node reads from storage (5); a reader of references (12)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.model.store import ROOT, Log, Program, Root, Row, payload, root_key, 
 
 
 def page_after(root: Root, page: int, row: Row | None) -> Program[int | None]:
-    """Return the page on which a reader goes on, or None: the end."""
+    """Return the reader's next page, or None at the end."""
     if row is None or (row.head.state == "open" and not row.entries):
         if not keep("look-at-the-root"):
             return None
@@ -48,7 +48,7 @@ def reader(begin: int) -> Program[None]:
 
 
 def read_chain(log: Log, page: int) -> Program[tuple[list[Row], bool]]:
-    """Read pages in order: those that are there, and whether the last one is closed."""
+    """Read the existing pages in order; return them, and whether the last one is closed."""
     rows: list[Row] = []
     for _ in range(PAGES_MAX):
         row = yield from read_page(log, page)
@@ -62,7 +62,7 @@ def read_chain(log: Log, page: int) -> Program[tuple[list[Row], bool]]:
 
 
 def read_payloads(gen: int, number: int) -> Program[None]:
-    """Read what a reference names, to a closed page, or until the log is dropped."""
+    """Read the payload log of a reference up to a closed page, or until the log is dropped."""
     log = payload(gen, number)
     for _ in range(TRIES):
         root = yield from get_head(root_key(log))
@@ -79,7 +79,7 @@ def read_payloads(gen: int, number: int) -> Program[None]:
 
 
 def reference_reader() -> Program[None]:
-    """Read the topic, and for each reference in it its payload log."""
+    """Read the topic, and the payload log of each of its references."""
     root = yield from get_head(ROOT)
     if root.state != "live":
         return

@@ -1,7 +1,7 @@
-"""Which clauses of the rules are in force.
+"""The clauses of the rules that are in force.
 
-Every clause that a careless change could drop has a name. The model asks ``keep(name)`` where the clause
-acts. A mutant is a run with one name dropped; with none dropped the rules are as they are meant.
+Every clause has a name. The model calls ``keep(name)`` where the clause acts. A mutant is a run with one name dropped.
+With no name dropped the rules are complete.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _DROPPED: set[str] = set()
 
 
 def keep(clause: str) -> bool:
-    """Tell whether a clause is in force."""
+    """Return whether a clause is in force."""
     return clause not in _DROPPED
 
 
 @contextmanager
 def without(*clauses: str) -> Iterator[None]:
-    """Drop clauses, and only these, for a while."""
+    """Drop exactly these clauses within a ``with`` block."""
     before = set(_DROPPED)
     _DROPPED.clear()
     _DROPPED.update(clauses)

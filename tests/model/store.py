@@ -1,20 +1,20 @@
-"""The store: rows, what a change does to them, what a reading returns.
+"""The store: rows, the effect of a change, the result of a read.
 
-Every row has a head, the one cell that is compared. A page has entries and ``x`` cells beside it; a root,
-the topic's record and a mark have nothing else. All values are immutable, so that states can be hashed.
-Ids are small integers. A call is a tuple, and its first word says which::
+Every row has a head, the only cell that a change compares. A page also has entries and ``x`` cells; a root, the
+topic's record and a mark only have a head. All values are immutable, so that states can be hashed. Ids are small
+integers. A call is a tuple, and its first word is its kind::
 
     ("change", key, expected, new, entries, x)   the one primitive: all cells together, if the head is
                                                  exactly the expected one (None: absent)
-    ("put", rows)            without a condition, for marks
-    ("remove", keys)         rows go for good: payload logs of dead generations
-    ("forget", log)          root and heads of a dropped payload log go, after the margin
-    ("get", key)             a row; of a page the programs look at the head alone, or resolve (rule 2)
+    ("put", rows)            a change without a condition, for marks
+    ("remove", keys)         removes rows for good: payload logs of dead generations
+    ("forget", log)          removes root and heads of a dropped payload log, after the margin
+    ("get", key)             a row; of a page the programs use only the head, except to resolve (rule 2)
     ("cells", key, above, limit)   entries above an id, each with its ``x``, in one piece: (pairs, more)
     ("last", log, low, high)       the last page in a range
     ("heads", log) ("old", generation) ("marks", generation, key)    scans
 
-A word that ends in ``!`` asks for a current answer: readings where the design assumes one.
+A word that ends in ``!`` is a current read, where the design assumes one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Root(NamedTuple):
 
 
 class Head(NamedTuple):
-    """state: open | sealed | packed | closed | gone. Of a packed page no entry can be told from its neighbours."""
+    """state: open | sealed | packed | closed | gone. In a packed page single entries can't be distinguished."""
 
     epoch: int
     owner: int | None
@@ -77,7 +77,7 @@ NONE: frozenset[Any] = frozenset()
 
 
 class Row(NamedTuple):
-    """The head, and what a page has beside it. ``x``: ids that are rolled back."""
+    """The head, and the other cells of a page. ``x``: ids that are rolled back."""
 
     head: Any
     entries: tuple[Entry, ...] = ()
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 Rows = dict[Key, Row]
 Pair = tuple[Entry, bool]
-"""An entry, and whether its ``x`` cell is there: the two lie side by side."""
+"""An entry, and whether its ``x`` cell is there. Both cells are adjacent, so one read returns both."""
 
 GONE = Head(-1, None, "gone", -1, 0, 0, 0, "gone", None)
 ROOT: Key = ("R",)
@@ -115,7 +115,7 @@ def mark_key(gen: int, mark: Any, at: int) -> Key:
 
 
 def too_old(log: Log) -> Key:
-    """Key of the row that stays when a payload log is forgotten."""
+    """Return the key of the row that stays when a payload log is forgotten."""
     return ("OLD", log)
 
 
@@ -135,7 +135,7 @@ START: Rows = {
 }
 
 
-# --- Writes: each changes the rows in place and returns (answer, did anything change) ------------
+# --- Writes: each changes the rows in place and returns (answer, whether a row changed) ----------
 
 
 def same_head(now: Any, expected: Any) -> bool:
@@ -190,12 +190,12 @@ _WRITERS = {"change": _change, "put": _put, "remove": _remove, "forget": _forget
 
 
 def write(rows: Rows, call: Call) -> tuple[bool, bool]:
-    """Apply a write to ``rows``: (answer, whether anything changed)."""
+    """Apply a write to ``rows``; return (answer, whether a row changed)."""
     return _WRITERS[call[0]](rows, call)
 
 
 def keys_of(call: Call) -> list[Key]:
-    """Return the rows that a call writes; of a forgotten log none, for no reading goes back to it."""
+    """Return the keys of the rows that a call writes; none for a forgotten log, because no stale read shows it."""
     if call[0] == "change":
         return [call[1]]
     if call[0] == "put":
@@ -203,7 +203,7 @@ def keys_of(call: Call) -> list[Key]:
     return list(call[1]) if call[0] == "remove" else []
 
 
-# --- Readings ------------------------------------------------------------------------------------
+# --- Reads ---------------------------------------------------------------------------------------
 
 
 def _get(rows: Rows, call: Call) -> Row | None:
@@ -251,5 +251,5 @@ _READERS: dict[str, Callable[[Rows, Call], Any]] = {
 
 
 def read(rows: Rows, call: Call) -> Any:
-    """Return what a reading finds in ``rows``."""
+    """Return the result of a read of ``rows``."""
     return _READERS[call[0].rstrip("!")](rows, call)

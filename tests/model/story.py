@@ -1,4 +1,4 @@
-"""Tell a run step by step, for people."""
+"""Print a run step by step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def change(call: Call) -> str:
 
 
 def told(step: Told) -> str:
-    """Return the line of one step."""
+    """Return one step as a line of text."""
     actor, call, answer, *more = step
     kind = call[0]
     if kind == "ev":
@@ -56,5 +56,5 @@ def told(step: Told) -> str:
         text = f"{kind} {place(call[1])}: {row(answer)}"
     else:
         text = f"{' '.join(map(str, call))}: {answer}"
-    who = actor if isinstance(actor, str) else f"node {actor}"
-    return f"{who:7} {' '.join([text, *(f'({word})' for word in more)])}"
+    name = actor if isinstance(actor, str) else f"node {actor}"
+    return f"{name:7} {' '.join([text, *(f'({word})' for word in more)])}"

@@ -1,4 +1,4 @@
-"""The rules of storage hold in the model; and the model sees it when one of them is dropped."""
+"""The rules of storage keep their promises in the model, and the model finds a violation if a clause is dropped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.model.rules import without
 from tests.model.story import told
 from tests.plugins.seeds import first_seed
 
-# Faults, stale answers, and how many states there are. The last changes with the model: a number that
-# falls without a reason means that stories are not told any more.
+# The numbers of faults, stale answers and states. The number of states changes with the model. If it falls without a
+# reason, the search misses states.
 COMPLETE = {
     ("two", 0, 0): 131_858,
     ("two-late", 1, 0): 17_575,
@@ -59,7 +59,7 @@ NIGHTLY_SECONDS = 100
 
 
 @pytest.mark.parametrize(("name", "faults", "stales"), COMPLETE)
-def test_every_order_of_a_small_configuration_keeps_what_must_hold(
+def test_every_order_of_a_small_configuration_keeps_the_promises(
     name: str, faults: int, stales: int
 ) -> None:
     outcome = complete(name, faults, stales)
@@ -68,19 +68,21 @@ def test_every_order_of_a_small_configuration_keeps_what_must_hold(
     assert outcome.states == COMPLETE[name, faults, stales]
 
 
-def test_they_are_a_million_states() -> None:
+def test_the_searches_cover_a_million_states() -> None:
     assert sum(COMPLETE.values()) >= 1_000_000
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "faults", "stales"), NIGHTLY)
-def test_more_orders_keep_it_as_far_as_time_allows(name: str, faults: int, stales: int) -> None:
+def test_larger_searches_keep_the_promises_within_their_time(
+    name: str, faults: int, stales: int
+) -> None:
     outcome = complete(name, faults, stales, seconds=NIGHTLY_SECONDS)
     assert outcome.violation == "", "\n".join(map(told, outcome.story))
 
 
 @pytest.mark.parametrize("config", RANDOM)
-def test_random_runs_keep_it(config: str) -> None:
+def test_random_runs_keep_the_promises(config: str) -> None:
     seed = first_seed()
     print(f"python -m tests.model --seed {seed} --config {config}")  # noqa: T201 - Shown if it fails.
     found = search([config], seed, seconds=0.4)
@@ -89,7 +91,7 @@ def test_random_runs_keep_it(config: str) -> None:
 
 
 def mutants() -> list[object]:
-    """Return the mutants; those that take long run at night."""
+    """Return the mutants; the slow ones run at night."""
     return [
         pytest.param(
             clause,
@@ -102,16 +104,16 @@ def mutants() -> list[object]:
 
 
 @pytest.mark.parametrize(("clause", "mutant"), mutants())
-def test_without_a_clause_a_story_breaks_it(clause: str, mutant: Mutant) -> None:
+def test_a_search_finds_each_dropped_clause(clause: str, mutant: Mutant) -> None:
     with without(clause):
         if mutant.small:
             violation = complete(mutant.small, 1).violation
         else:
             violation = search(mutant.configs, 1, runs_max=mutant.runs_max).violation
-    assert violation, f"{mutant.does}: nothing breaks within {mutant.runs_max} runs"
+    assert violation, f"{mutant.does}: no violation within {mutant.runs_max} runs"
 
 
-def test_a_violation_of_a_complete_search_is_told_from_its_beginning() -> None:
+def test_a_violation_of_a_complete_search_has_its_whole_story() -> None:
     with without("gone-stays"):
         outcome = complete("gone", 1)
     lines = [told(step) for step in outcome.story]
