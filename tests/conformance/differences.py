@@ -1,8 +1,8 @@
-"""The differences that are meant: ``differences.toml``, read and applied.
+"""Read and apply ``differences.toml``, the list of intended differences from the original.
 
-A request whose answers differ must be covered by one entry that names it and describes both answers in
-every part in which they differ. An entry says where it comes from, and an entry, or a pattern of one,
-that covers nothing is an error: it would hide the next real difference.
+If the two answers to a request differ, one entry must name the request and describe both answers in every part in which
+they differ. Each entry names its source. An entry or pattern that covers no request is an error, because it would hide
+the next real difference.
 """
 
 import re
@@ -30,11 +30,11 @@ class Difference:
     ours: Mapping[str, Part]
 
     def names(self, request: str) -> list[str]:
-        """The patterns of this entry that name a request."""
+        """Return the patterns of this entry that match a request."""
         return [pattern for pattern in self.requests if _fits(pattern, request)]
 
     def explains(self, original: Exchange, ours: Exchange) -> bool:
-        """Whether both answers are as this entry says, and differ in nothing else."""
+        """Return whether this entry describes both answers and all their differences."""
         return (
             {*differing(original.view, ours.view)} <= {*self.original, *self.ours}
             and _are(self.original, original)
@@ -44,13 +44,13 @@ class Difference:
 
 @dataclass(slots=True)
 class Differences:
-    """All entries, and which of their patterns were needed."""
+    """All entries, and the patterns that matched a difference."""
 
     entries: tuple[Difference, ...]
     used: set[tuple[str, str]] = field(default_factory=set)
 
     def explain(self, request: str, original: Exchange, ours: Exchange) -> bool:
-        """Whether the answers are equal, or differ as an entry says."""
+        """Return whether the answers are equal, or an entry describes their difference."""
         if not differing(original.view, ours.view):
             return True
         for entry in self.entries:
@@ -61,7 +61,7 @@ class Differences:
         return False
 
     def unused(self) -> list[str]:
-        """The patterns that no request needed."""
+        """Return the patterns that no request needed."""
         return [
             f"{entry.name}: {pattern}"
             for entry in self.entries
@@ -71,7 +71,7 @@ class Differences:
 
 
 def differing(original: View, ours: View) -> list[str]:
-    """The parts in which two answers differ."""
+    """Return the parts in which two answers differ."""
     return [part for part in View._fields if getattr(original, part) != getattr(ours, part)]
 
 
@@ -89,10 +89,12 @@ def load(path: Path = FILE) -> Differences:
         for entry in entries
     )
     for entry in read:
-        assert {*entry.original} == {*entry.ours}, f"{entry.name}: both sides tell the same parts"
+        assert {*entry.original} == {*entry.ours}, (
+            f"{entry.name}: both sides must have the same parts"
+        )
         unknown = {*entry.original, *entry.ours} - {*View._fields}
-        assert not unknown, f"{entry.name}: there is no {unknown}"
-        assert entry.source.strip(), f"{entry.name}: where does it come from?"
+        assert not unknown, f"{entry.name}: unknown parts {unknown}"
+        assert entry.source.strip(), f"{entry.name}: the source is empty"
     return Differences(read)
 
 

@@ -1,7 +1,7 @@
-"""One connection to a server, on which requests are written byte by byte as a test wants them.
+"""One connection to a server, on which a test writes the exact bytes of its requests.
 
-A library would mend what is being tested: it adds headers, refuses odd methods, hides whether the
-server closed. Answers are parsed by ``http.client``, which is what reads them is not being tested.
+An HTTP library would hide the tested cases: it adds headers, refuses odd methods, and hides whether the server closed
+the connection. ``http.client`` only parses the answers: these tests do not test how answers are read.
 """
 
 import socket
@@ -22,9 +22,9 @@ ANY_ZLIB_FORMAT = 47
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request. ``chunks``, if there are any, are its body, in that framing.
+    """A request. ``chunks``, if given, are its body in chunked framing.
 
-    ``length`` is the header Content-Length: by default the body's, "" for none at all.
+    ``length`` is the header Content-Length: by default the length of the body; "" for no header.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """An answer. ``closed``: the server said that it would close, or did without a word."""
+    """An answer. ``closed``: the server announced that it closes the connection, or closed it."""
 
     status: int
     type: str
@@ -63,9 +63,9 @@ class Received:
 
 
 class Connection:
-    """Keeps one connection alive over many requests, and opens another one when it was closed.
+    """Keeps one connection alive over many requests, and opens a new one after it was closed.
 
-    ``checker`` looks at every answer that came whole.
+    ``checker`` checks every complete answer.
     """
 
     def __init__(self, host: str, port: int, checker: Checker | None = None) -> None:
@@ -88,14 +88,13 @@ class Connection:
         """Send a request and read its answer.
 
         Raises:
-            ConnectionError: the server closed without an answer, on a connection that it had said
-                it would keep.
-            Undocumented: the checker knows of no such answer.
+            ConnectionError: the server closed the connection without an answer.
+            Undocumented: the checker does not allow the answer.
         """
         kept = self._socket is not None
         if self._socket is None:
             self._socket = socket.create_connection(self._address, timeout=TIMEOUT_S)
-        # A server may refuse a large body while it is being sent; its answer is there to be read.
+        # A server may refuse a large body before all of it is sent. Its answer can be read nevertheless.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(sent.bytes_on_the_wire())
         response = HTTPResponse(self._socket, method=sent.method)

@@ -1,13 +1,13 @@
-"""Playing a scenario against one server, and the transcript that two servers' answers are compared by.
+"""Run a scenario against one server, and make the transcript by which two servers are compared.
 
-Ids and times differ between any two runs, so the transcript names them by order of appearance, and
-keeps the relation between them:
+Ids and times differ between two runs. So the transcript names ids by their order of appearance, and keeps the relations
+between them:
 
     r1 r2 ...   row ids of the message table, a name per topic
     p1 p2 ...   row ids of payloads, within their reference's row: r3/p1
     order       all names of a topic in the order of the ids' bytes, at the end of the transcript
 
-JSON is compared as values, and a poll's reply as messages: an array may be cut into blocks anywhere.
+JSON is compared as values, and a poll's reply as messages, because an array may be split into any blocks.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ Properties = dict[str, object] | bytes | None
 
 
 class View(NamedTuple):
-    """What of an answer is compared."""
+    """The compared parts of an answer."""
 
     status: int
     type: str
@@ -57,7 +57,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request of a scenario, its answer, and, where the scenario says it, the right body."""
+    """One request of a scenario, its answer, and the right body if the scenario gives one."""
 
     label: str
     view: View
@@ -66,7 +66,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The answer of a transactional publish: its bytes, which roll it back, and what they say."""
+    """The answer to a transactional publish: its bytes, which a rollback sends back, and their decoded form."""
 
     raw: bytes
     rows: RollbackRange
@@ -97,9 +97,9 @@ class Names:
 
 
 class Script:
-    """A scenario being played. Every method sends one request and keeps the answer.
+    """A scenario in progress. Every request method sends one request and keeps the answer.
 
-    ``first_pointer`` is the write pointer that a scenario calls ``tx(0)``; it is the same at both servers.
+    ``first_pointer`` is the write pointer of ``tx(0)`` in scenarios; it is the same at both servers.
     """
 
     def __init__(self, name: str, connection: Connection, first_pointer: int) -> None:
@@ -112,14 +112,14 @@ class Script:
         self._labels = Counter[str]()
         self._clock = SystemClock()
 
-    # Requests as they are.
+    # Any requests.
 
     def send(self, label: str, sent: Sent) -> Received:
         """Send any request."""
         return self._send(label, sent, _shown)
 
     def path(self, topic: str, action: str = "") -> str:
-        """The path of a topic of this scenario's own namespace, or of one of its actions."""
+        """Return the path of a topic in this scenario's namespace, or of one of its actions."""
         return f"{self._namespace}/topics/{topic}" + (f"/{action}" if action else "")
 
     @property
@@ -153,7 +153,7 @@ class Script:
         return self.publish_raw(topic, body, label=label)
 
     def publish_raw(self, topic: str, body: bytes, *, label: str) -> Published | None:
-        """Publish bytes as they are."""
+        """Publish with these bytes as the body."""
         rows: list[RollbackRange] = []
 
         def show(received: Received) -> str:
@@ -174,7 +174,7 @@ class Script:
         self.send(label, Sent("POST", self.path(topic, "store"), body, AVRO))
 
     def rollback(self, topic: str, published: Published | RollbackRange | None, said: str) -> None:
-        """Roll back what a publish answered, or a range made up; ``said`` names it."""
+        """Roll back a publish by its answer, or a given range; ``said`` names it."""
         assert published is not None, "the publish was not transactional"
         raw = (
             avro.encode_publish_response(published)
@@ -194,7 +194,7 @@ class Script:
         said: str = "",
         right: Sequence[Message] | None = None,
     ) -> list[Message]:
-        """Poll. ``said`` names the start or snapshot; ``right`` is what must come."""
+        """Poll. ``said`` names the start or snapshot; ``right`` are the messages of the right answer."""
         body = avro.encode_poll(Poll(start, inclusive, limit, snapshot))
         parts = [f"poll {topic}", said, "" if inclusive else "exclusive"]
         parts.append("" if limit is None else f"limit {limit}")
@@ -211,7 +211,7 @@ class Script:
         chunks: tuple[bytes, ...] | None = None,
         right: Sequence[Message] | None = None,
     ) -> list[Message]:
-        """Poll with bytes as they are."""
+        """Poll with these bytes as the body."""
         found: list[Message] = []
 
         def show(received: Received) -> str:
@@ -227,10 +227,10 @@ class Script:
         self._send(label, sent, show, expected)
         return found
 
-    # Things to say in requests.
+    # Parts of requests.
 
     def tx(self, number: int) -> int:
-        """The write pointer that the scenario calls ``number``."""
+        """Return the write pointer with this number in the scenario."""
         return self._first_pointer + number
 
     def snapshot(
@@ -242,7 +242,7 @@ class Script:
         in_progress: Sequence[int] = (),
         visibility: Snapshot.Visibility = Snapshot.Visibility.SNAPSHOT,
     ) -> Snapshot:
-        """A snapshot in the scenario's numbers."""
+        """Return a snapshot, given by the scenario's numbers."""
         return Snapshot(
             transaction_id=self.tx(own),
             read_pointer=self.tx(read),
@@ -252,13 +252,13 @@ class Script:
         )
 
     def next_millisecond(self) -> None:
-        """Return when what is published next has a later time than all before."""
-        # Ids may lead the clock by a millisecond after a leader's start.
+        """Wait until the next publish gets a later time than all publishes before."""
+        # Ids may be ahead of the clock by a millisecond after a leader's start.
         now_ms = self._clock.now_ms()
         self._await(lambda: self._clock.now_ms() > now_ms + 2, "the clock to go on")
 
     def expired(self, topic: str) -> None:
-        """Return when the topic has no message that lives. Nothing of it is kept."""
+        """Wait until all messages of the topic have expired. These requests are not in the transcript."""
         sent = Sent("POST", self.path(topic, "poll"), avro.encode_poll(Poll()), AVRO)
         self._await(lambda: self._connection.send(sent).body == b"\0", f"{topic} to expire")
 
@@ -313,10 +313,10 @@ class Script:
         rises = all(a < b for a, b in itertools.pairwise(ids))
         return f"{len(messages)} messages, {digest}, ids {'rise' if rises else 'do not rise'}"
 
-    def _await(self, happened: Callable[[], bool], what: str) -> None:
+    def _await(self, happened: Callable[[], bool], event: str) -> None:
         deadline_ms = self._clock.now_ms() + DEADLINE_MS
         while not happened():
-            assert self._clock.now_ms() < deadline_ms, f"waited {DEADLINE_MS} ms for {what}"
+            assert self._clock.now_ms() < deadline_ms, f"waited {DEADLINE_MS} ms for {event}"
 
 
 def _said(texts: Sequence[str], tx: int | None) -> str:
@@ -327,7 +327,7 @@ def _said(texts: Sequence[str], tx: int | None) -> str:
 
 
 def _messages(body: bytes) -> list[Message]:
-    """Read a reply with another implementation of Avro; it must end where its array ends."""
+    """Read a reply with another implementation of Avro; the reply must end with its array."""
     rest = io.BytesIO(body)
     read = fastavro.schemaless_reader(rest, _POLL_REPLY, None)
     assert isinstance(read, list)
@@ -337,7 +337,7 @@ def _messages(body: bytes) -> list[Message]:
 
 
 def _shown(received: Received) -> str:
-    """A body as text; JSON by its values, in their order."""
+    """Return a body as text; JSON is normalized, with its fields in their order."""
     text = received.body.decode(errors="backslashreplace")
     if received.type == "application/json":
         return json.dumps(json.loads(text))

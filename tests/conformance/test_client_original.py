@@ -1,4 +1,4 @@
-"""The same calls of the client, to CDAP's own server and to this one."""
+"""The client's calls give the same results with CDAP's own server and with this one."""
 
 import asyncio
 import itertools
@@ -70,7 +70,7 @@ async def test_topics_are_administered(client: Client) -> None:
         await client.create_topic("u", {"ttl": "none"})
 
 
-async def test_a_missing_topic_is_named_by_every_call(client: Client) -> None:
+async def test_every_call_raises_topic_not_found_for_a_missing_topic(client: Client) -> None:
     pointer = pointer_now()
     for call in (
         client.topic("no"),
@@ -84,14 +84,14 @@ async def test_a_missing_topic_is_named_by_every_call(client: Client) -> None:
             await call
 
 
-async def test_awaited_publishes_keep_their_order_and_every_byte(
+async def test_concurrent_publishes_keep_their_order_and_payloads(
     client: Client, topic: str
 ) -> None:
     payloads = [b"", b"\x00", b"x" * 100_000, "ü".encode(), *(b"%d" % i for i in range(2000))]
     published = await asyncio.gather(*[client.publish(topic, payload) for payload in payloads])
     messages = await client.poll(topic)
     told = [Published(first_id=m.id, last_id=m.id, count=1) for m in messages]
-    # The original does not tell.
+    # The original returns no ids.
     assert published in (told, [Published()] * len(payloads))
     assert [message.payload for message in messages] == payloads
     ids = [message.id for message in messages]
@@ -128,7 +128,7 @@ async def test_a_transaction_is_published_stored_and_rolled_back(
     assert len(await client.poll(topic)) == 5
 
 
-async def test_tails_page_through_everything_and_see_what_comes(client: Client, topic: str) -> None:
+async def test_a_tail_reads_all_pages_and_new_messages(client: Client, topic: str) -> None:
     await client.publish(topic, [b"%d" % i for i in range(25)])
     pages = TailOptions(follow=False, page_messages_max=7)
     found = [message async for message in client.tail(topic, options=pages)]
@@ -150,7 +150,7 @@ async def test_messages_are_published_later(client: Client, topic: str) -> None:
     assert [m.payload for m in await client.poll(topic)] == [b"%d" % i for i in range(500)]
 
 
-async def test_refusals_have_names(client: Client, topic: str) -> None:
+async def test_refusals_raise_their_exceptions(client: Client, topic: str) -> None:
     with pytest.raises(BadRequest):
         await client.publish(topic, [])
     with pytest.raises(TransactionTooOld):

@@ -1,4 +1,4 @@
-"""The list of differences forgives what it names, no more, and has nothing to spare."""
+"""The list of differences covers exactly the requests and answers that it names, and finds its unused entries."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_equal_answers_need_no_entry() -> None:
     assert explained("any: thing", EQUAL)
 
 
-def test_an_entry_covers_the_requests_that_it_names() -> None:
+def test_an_entry_covers_only_the_requests_that_it_names() -> None:
     assert explained("s: publish t", REFUSED)
     assert explained("s: store", REFUSED)
     assert not explained("s: store t", REFUSED)
@@ -45,12 +45,12 @@ def test_an_entry_covers_no_other_answers(ours: View) -> None:
     assert not explained("s: publish t", ours)
 
 
-def test_what_covers_nothing_is_told() -> None:
+def test_unused_patterns_are_found() -> None:
     differences = Differences((ENTRY,))
     assert len(differences.unused()) == 2
     assert differences.explain("s: store", Exchange("", EQUAL), Exchange("", REFUSED))
     assert differences.unused() == ["it is refused: s: publish*"]
 
 
-def test_every_entry_says_where_it_comes_from() -> None:
+def test_every_entry_has_a_source_and_requests() -> None:
     assert all(entry.source and entry.requests for entry in load().entries)

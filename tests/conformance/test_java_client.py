@@ -32,12 +32,12 @@ def node() -> Iterator[ServedNode]:
 
 @pytest.fixture
 def java(java_client: JavaClient, node: ServedNode) -> JavaTopics:
-    """The Java client's calls, in a namespace of this test's own."""
+    """The Java client's calls, in this test's own namespace."""
     return java_client.at(node.port, namespace=next(NAMESPACES))
 
 
 def pointer_now() -> int:
-    """A write pointer as a transaction service would give it out just now."""
+    """Return a write pointer like the ones that a transaction service gives now."""
     return time.time_ns()
 
 
@@ -68,7 +68,7 @@ def test_topics_are_administered(java: JavaTopics) -> None:
     assert java.get("t") == {"generation": "2", "ttl": "5"}
 
 
-def test_exceptions_have_the_original_s_names(java: JavaTopics) -> None:
+def test_exceptions_have_the_names_of_the_original(java: JavaTopics) -> None:
     missing: tuple[Callable[[], object], ...] = (
         lambda: java.get("no"),
         lambda: java.update("no", ttl="5"),
@@ -102,7 +102,7 @@ def test_messages_are_published_and_fetched(java: JavaTopics) -> None:
     assert ids == sorted(set(ids))
 
 
-def test_fetches_begin_where_they_are_told(java: JavaTopics) -> None:
+def test_fetches_begin_at_the_given_start(java: JavaTopics) -> None:
     java.create("t")
     java.publish("t", *(b"%d" % number for number in range(10)))
     found = list(java.fetch("t"))
@@ -171,7 +171,7 @@ def test_twenty_thousand_messages_in_one_request_keep_their_order(java: JavaTopi
 
 
 def test_a_fetch_may_end_early(java: JavaTopics) -> None:
-    """The client disconnects in the middle of a reply that is larger than all buffers between."""
+    """The client disconnects during a reply that is larger than all buffers between the two sides."""
     java.create("t")
     body = avro.encode_publish_request(PublishRequest(None, [b"x" * 10_000] * 2000))
     path = f"/v1/namespaces/{java.namespace}/topics/t/publish"
@@ -203,7 +203,7 @@ def test_several_clients_at_once(node: ServedNode) -> None:
     assert len(found) == 150
 
 
-def test_old_transactions_are_an_error_with_our_text(java: JavaTopics) -> None:
+def test_an_old_transaction_is_an_error_with_our_message(java: JavaTopics) -> None:
     java.create("t")
     says = "Transaction 7 began more than 90000 seconds ago"
     assert_throws("IOException", lambda: java.publish("t", b"x", write_pointer=7), says=says)
@@ -211,7 +211,7 @@ def test_old_transactions_are_an_error_with_our_text(java: JavaTopics) -> None:
     assert java.fetch("t") == []
 
 
-def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClient) -> None:
+def test_the_client_sees_an_overloaded_broker_as_unavailable(java_client: JavaClient) -> None:
     with ServedNode() as node:
         java = java_client.at(node.port)
         java.create("t")
@@ -227,7 +227,7 @@ def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClie
         assert payloads(java.fetch("t")) == [payload]
 
 
-def test_no_broker_at_all_is_unavailable_to_the_client(java_client: JavaClient) -> None:
+def test_the_client_sees_a_missing_broker_as_unavailable(java_client: JavaClient) -> None:
     with ServedNode() as node:
         port = node.port
     java = java_client.at(port)

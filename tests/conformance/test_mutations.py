@@ -1,7 +1,7 @@
-"""No body, however broken, makes a broker fail or leaves anything behind.
+"""No malformed body makes a broker fail, and a refused body changes nothing.
 
-Mutants go to the handlers as values, and some of them by HTTP. None may get a server error; after each
-refusal the topic must read exactly as before it.
+Mutants go to the handlers as values, and some of them over HTTP. None may get a server error. After each refusal the
+topic must read exactly as before.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ MUTANTS = 100_000
 MUTANTS_DRAWN = 8_000
 MUTANTS_OVER_HTTP = 2_000
 MUTANTS_A_TOPIC = 250
-"""A topic is read in whole after each refusal, so it is not let grow."""
+"""The number of mutants for one topic. The test reads the whole topic after each, so the topic must stay small."""
 TARGET, SETTINGS = "t", "p"
 EVERYTHING = avro.encode_poll(Poll())
 AVRO = {"Content-Type": "avro/binary"}
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def topic_of(mutant: Mutant) -> str:
-    # Properties that happen to be valid would change what publishing to the topic means.
+    # A mutant with valid properties would change the effect of publishes to its topic.
     return SETTINGS if mutant.target is PROPERTIES else TARGET
 
 
@@ -37,7 +37,7 @@ def request(mutant: Mutant) -> tuple[str, str, bytes, dict[str, str]]:
 
 
 class Trial:
-    """Sends mutants to one broker and watches what they leave behind."""
+    """Sends mutants to one broker, and checks their effects."""
 
     def __init__(self, caller: Broker | Http) -> None:
         self.call = caller.call if isinstance(caller, Broker) else caller
@@ -52,7 +52,7 @@ class Trial:
             self._state[topic] = await self._look(topic)
 
     async def _look(self, topic: str) -> bytes:
-        """Return what can be seen of a topic: its messages, or its properties."""
+        """Return the visible state of a topic: its messages, or its properties."""
         if topic == SETTINGS:
             seen = await self._ask("GET", topic_path(topic))
         else:
@@ -74,7 +74,7 @@ class Trial:
     def _outcome(mutant: Mutant, reply: Answered) -> str:
         if reply.status == 200:
             return "done"
-        # What was decoded in whole may still be refused, for the state of the topic or of time.
+        # A completely decoded body may still be refused, because of the topic's state or of the time.
         decoded = reply.status in (409, 422) or reply.headers["Broker-Error"] != "bad_request"
         last = reply.body.decode().find(LAST_FIELDS[mutant.target]) in (0, 12)
         return "refused decoded" if decoded or last else "refused"

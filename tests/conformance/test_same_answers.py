@@ -1,4 +1,4 @@
-"""The same requests to the original's own server and to ours: equal answers, but for a list."""
+"""The original's own server and ours give equal answers to the same requests, except for a list of differences."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 REQUESTS_MIN = 900
 MINUTE_MS = 60_000
 PATHS_OF_THE_ORIGINAL = {"paths_written_otherwise"}
-"""With slashes that no document has and that the original overlooks, as we do."""
+"""Scenarios with paths outside our document: extra slashes, which the original ignores, and so do we."""
 
 Transcripts = tuple[list[Exchange], list[Exchange]]
 
@@ -37,9 +37,9 @@ def differences() -> Differences:
 
 @pytest.fixture(scope="module")
 def played(tms_server: TmsServer, ours: ServedNode) -> Mapping[str, Transcripts]:
-    """Every scenario at both servers, with the same write pointers, which are of a minute ago.
+    """Run every scenario at both servers, with the same write pointers, one minute old.
 
-    Our answers must be such as our OpenAPI document tells of.
+    Our answers must match our OpenAPI document.
     """
     pointer = (time.time_ns() // 1_000_000 - MINUTE_MS) * 1_000_000
 
@@ -63,7 +63,7 @@ def played(tms_server: TmsServer, ours: ServedNode) -> Mapping[str, Transcripts]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_answers_are_equal_but_for_listed_differences(
+def test_answers_are_equal_except_for_listed_differences(
     name: str, played: Mapping[str, Transcripts], differences: Differences
 ) -> None:
     original, ours = played[name]
@@ -77,12 +77,12 @@ def test_answers_are_equal_but_for_listed_differences(
         for theirs, our in zip(original, ours, strict=True)
         if not differences.explain(f"{name}: {theirs.label}", theirs, our)
     ]
-    assert not unexplained, "\n".join(["differences that nobody listed:", *unexplained])
+    assert not unexplained, "\n".join(["differences that are not listed:", *unexplained])
     wrong = [e.label for e in ours if e.expected is not None and e.expected != e.view.body]
-    assert not wrong, f"our answers are not what they must be: {wrong}"
+    assert not wrong, f"our answers differ from the right ones: {wrong}"
 
 
-def test_every_listed_difference_is_there(
+def test_every_listed_difference_occurs(
     played: Mapping[str, Transcripts], differences: Differences
 ) -> None:
     for name, (original, ours) in played.items():

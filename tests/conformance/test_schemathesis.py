@@ -1,7 +1,7 @@
-"""Requests made from the OpenAPI document, by a tool that knows nothing else of us.
+"""Schemathesis makes requests from the OpenAPI document only, and checks our answers.
 
-Each operation gets requests that the document allows and ones that it does not; every answer must be
-one that the document promises, and none a server error. Bodies of Avro are mutants of valid ones.
+Each operation gets requests that the document allows, and requests that it does not. Every answer must match the
+document, and none may be a server error. Avro bodies are mutants of valid bodies.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from tests.kit.serving import Broker, topic_path
 
 EXAMPLES = 15
 ENDLESS = {"events"}
-"""A stream does not end by itself; its own tests look at it."""
+"""Streams, which do not end by themselves. They have their own tests."""
 NOTHING_TO_GET_WRONG = {
     "healthz",
     "metrics",
@@ -50,7 +50,7 @@ NOTHING_TO_GET_WRONG = {
     "readyz",
     "service_status",
 }
-"""Operations without parameters, or whose parameter may be anything."""
+"""Operations without parameters, or with a parameter that may have any value."""
 NEEDS_KNOWLEDGE = {
     "arrow",
     "arrow_as",
@@ -68,8 +68,7 @@ NEEDS_KNOWLEDGE = {
     "show_transaction",
     "store",
 }
-"""Operations that want what no document can say: a live transaction, a snapshot's bytes, a topic,
-a node."""
+"""Operations that need values which no document can give: a live transaction, a snapshot's bytes, a topic, a node."""
 KNOWN = {"namespace": "default", "topic": "t", "node": "1"}
 CHECKS = [
     allow_header_conformance,
@@ -81,7 +80,7 @@ CHECKS = [
     unsupported_method,
 ]
 CHECKS_OF_NOTHING = [check for check in CHECKS if check is not content_type_conformance]
-"""An empty answer has no type; the document can't say that of a status that also has full ones."""
+"""Checks for an empty answer, which has no content type. The document can't say that if a status also has full answers."""
 
 BODIES = [mutant.body for mutant in mutants(7, 2000) if mutant.target.content_type == AVRO]
 schemathesis.openapi.media_type(AVRO, st.sampled_from(BODIES) | st.binary(max_size=60))
@@ -94,13 +93,13 @@ OPERATION_NAMES = sorted(set(OPERATIONS) - ENDLESS)
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A broker in a thread of its own, with a topic of each name that is likely to be tried."""
+    """A broker in its own thread, with topics of the names that the tool is likely to try."""
     started = threading.Event()
     told: dict[str, Any] = {}
 
     async def serve() -> None:
-        # Waiting is short, so that a poll that waits for its longest does not hold the test up.
-        # It sees a cluster, for what can be asked of one.
+        # The longest wait is short, so that waiting polls do not delay the test.
+        # The broker has the view of a cluster, for the operations on clusters.
         clock = SystemClock()
         logs = Logs(MemoryTable(), clock)
         few = FewNodes(Records(logs.resolver), clock)
@@ -139,7 +138,7 @@ def operation(name: str) -> schemathesis.APIOperation:
 
 
 def answers(url: str, name: str, mode: GenerationMode, known: dict[str, str]) -> set[int]:
-    """Send requests made from an operation's entry; return the statuses of the answers."""
+    """Send requests made from an operation's entry in the document; return the statuses of the answers."""
     checker = Checker()
     statuses: set[int] = set()
 
@@ -154,7 +153,7 @@ def answers(url: str, name: str, mode: GenerationMode, known: dict[str, str]) ->
     @given(case=operation(name).as_strategy(generation_mode=mode, path_parameters=known))
     def run(case: Case) -> None:
         if mode is GenerationMode.POSITIVE and "Request-Timeout" in case.headers:
-            # Nearly all that is drawn is shorter than anything takes, and is rightly answered 503.
+            # Nearly all drawn timeouts are too short for any request, and 503 is the right answer to them.
             case.headers["Request-Timeout"] = "30"
         reply = case.call(base_url=url)
         case.validate_response(reply, checks=CHECKS if reply.content else CHECKS_OF_NOTHING)
@@ -168,7 +167,7 @@ def answers(url: str, name: str, mode: GenerationMode, known: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("name", OPERATION_NAMES)
-def test_answers_to_what_is_allowed(url: str, name: str) -> None:
+def test_answers_to_allowed_requests(url: str, name: str) -> None:
     template = SHAPES[name].template
     known = {key: value for key, value in KNOWN.items() if f"{{{key}}}" in template}
     if name in {"create_topic", "delete_topic"}:
@@ -178,10 +177,10 @@ def test_answers_to_what_is_allowed(url: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(OPERATION_NAMES) - NOTHING_TO_GET_WRONG))
-def test_answers_to_what_is_not_allowed(url: str, name: str) -> None:
+def test_answers_to_forbidden_requests(url: str, name: str) -> None:
     assert answers(url, name, GenerationMode.NEGATIVE, {}) - {200}
 
 
-def test_nothing_else_is_left_out() -> None:
+def test_only_endless_operations_are_left_out() -> None:
     assert len(OPERATION_NAMES) == len(OPERATIONS) - len(ENDLESS)
     assert set(OPERATIONS) >= ENDLESS | NOTHING_TO_GET_WRONG

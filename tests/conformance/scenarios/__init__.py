@@ -1,6 +1,6 @@
-"""The requests that are sent to both servers, as scenarios: functions of a script.
+"""The scenarios: functions of a script, which sends the same requests to both servers.
 
-A scenario has a namespace of its own, named as the function. What it is about stands in its first line.
+Each scenario has its own namespace, named like the function.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Polls: starts of every kind, limits, and what a transaction may see."""
+"""Polls: starts of every kind, limits, and the visibility for transactions."""
 
 from broker.model import Snapshot, row_before, timestamp_of
 from tests.conformance.script import Script
@@ -54,7 +54,7 @@ def limits(s: Script) -> None:
         s.poll("t", limit=limit)
 
 
-def what_a_snapshot_sees(s: Script) -> None:
+def visibility_for_a_snapshot(s: Script) -> None:
     s.create("t")
     s.publish("t", "plain")
     for number in (1, 2, 3, 4):
@@ -97,7 +97,7 @@ def ones_own_writes(s: Script) -> None:
 
 
 def holding_back(s: Script) -> None:
-    """An open transaction hides what is behind it, wherever reading begins."""
+    """A transaction in progress hides all messages behind it, wherever a poll begins."""
     s.create("t")
     s.publish("t", "a", tx=1)
     s.publish("t", "open", tx=2)
@@ -158,7 +158,7 @@ SCENARIOS = (
     starts_by_id,
     starts_by_time,
     limits,
-    what_a_snapshot_sees,
+    visibility_for_a_snapshot,
     ones_own_writes,
     holding_back,
     skipped_rows_cost_no_limit,

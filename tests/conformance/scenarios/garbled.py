@@ -1,4 +1,4 @@
-"""Bodies that are broken, of every endpoint that reads one; and that they leave nothing behind."""
+"""Malformed bodies for every endpoint that reads one. They must not change the topic."""
 
 from broker.model import Poll, PublishRequest, RollbackRange, row_id
 from broker.wire import avro
@@ -121,7 +121,7 @@ def broken_snapshots(s: Script) -> None:
 
 
 def snapshots_of_other_versions(s: Script) -> None:
-    """Unknown fields are passed over; missing lists are empty."""
+    """The server skips unknown fields; missing lists are empty."""
     s.create("t")
     s.publish("t", "a", tx=1)
     s.publish("t", "b")

@@ -1,4 +1,4 @@
-"""HTTP itself: paths, methods, types, framing, compression, and connections that stay open."""
+"""HTTP: paths, methods, content types, framing, compression, and connections that stay open."""
 
 from tests.conformance.exchange import Sent
 from tests.conformance.script import AVRO, Script
@@ -90,7 +90,7 @@ def framing(s: Script) -> None:
     s.poll("t")
 
 
-def bodies_nobody_wants(s: Script) -> None:
+def bodies_of_requests_that_need_none(s: Script) -> None:
     s.create("t")
     s.send("show with a body", Sent("GET", s.path("t"), b"body"))
     s.send("list with a body", Sent("GET", s.topics_path, b"body"))
@@ -123,7 +123,7 @@ def connections(s: Script) -> None:
 
 
 def a_large_body(s: Script) -> None:
-    """More than the original takes, less than we do."""
+    """A body above the original's limit and below ours."""
     s.create("t")
     s.publish("t", "x" * 9_000_000)
     s.publish("t", "x" * 11_000_000)
@@ -138,7 +138,7 @@ SCENARIOS = (
     content_types,
     unknown_topics,
     framing,
-    bodies_nobody_wants,
+    bodies_of_requests_that_need_none,
     compression,
     connections,
     a_large_body,

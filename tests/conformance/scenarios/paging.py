@@ -1,6 +1,6 @@
-"""Every resume point, at several widths, over rows of all kinds.
+"""Pages from every message on, with several limits, over rows of all kinds.
 
-What must come is known without asking: the messages above the id, in order, as many as the limit says.
+The right answer is known in advance: the messages above the id, in order, up to the limit.
 """
 
 from broker.model import ROW_ID_BYTES, Message, row_after
@@ -37,7 +37,7 @@ def pages_of_inline_rows(s: Script) -> None:
 
 
 def pages_of_a_mix(s: Script) -> None:
-    """Plain rows, rows of transactions, and stored ones."""
+    """Plain rows, rows of transactions, and stored messages."""
     s.create("t")
     s.store("t", "p0", "p1", tx=1)
     s.publish("t", "m0")
@@ -69,7 +69,7 @@ def pages_within_one_transaction(s: Script) -> None:
 
 
 def from_a_payload_that_is_not_there(s: Script) -> None:
-    """An id between two payloads of a transaction, as one that has been removed would be."""
+    """An id between two payloads of a transaction, like the id of a removed payload."""
     s.create("t")
     s.store("t", "p0", tx=1)
     s.next_millisecond()
@@ -87,7 +87,7 @@ def from_a_payload_that_is_not_there(s: Script) -> None:
 
 
 def from_a_payload_that_expired(s: Script) -> None:
-    """An expired id that points into a transaction, before a later one that was stored earlier."""
+    """An expired id within a transaction, before a later transaction whose payloads were stored earlier."""
     s.create("t", {"ttl": "1"})
     s.store("t", "b0", tx=2)
     s.next_millisecond()

@@ -38,7 +38,7 @@ def many_messages_in_one_request(s: Script) -> None:
 
 
 def large_messages(s: Script) -> None:
-    """Messages around the size of a chunk of a reply."""
+    """Messages with about the size of a reply's chunk."""
     s.create("t")
     for size in (59_000, 59_999, 60_000, 60_001, 130_000, 1_000_000):
         s.publish("t", "x" * size)
@@ -161,7 +161,7 @@ def rolling_back_twice(s: Script) -> None:
         s.poll("t", snapshot=s.snapshot(9), said="as of tx9", right=after)
 
 
-def rolling_back_what_is_not_there(s: Script) -> None:
+def rolling_back_missing_messages(s: Script) -> None:
     s.create("t")
     one = s.publish("t", "a", tx=1)
     assert one is not None
@@ -183,7 +183,7 @@ def rolling_back_what_is_not_there(s: Script) -> None:
 
 
 def rolling_back_by_place(s: Script) -> None:
-    """A range that also holds rows of another transaction, and of none."""
+    """A range that also has rows of another transaction, and rows without a transaction."""
     s.create("t")
     one = s.publish("t", "a", tx=1)
     s.publish("t", "plain")
@@ -226,7 +226,7 @@ SCENARIOS = (
     the_same_reference_twice,
     rolling_back,
     rolling_back_twice,
-    rolling_back_what_is_not_there,
+    rolling_back_missing_messages,
     rolling_back_by_place,
     two_topics,
 )

@@ -1,4 +1,4 @@
-"""Topics themselves: create, show, update, list, delete, and what their properties may be."""
+"""Topics: create, show, update, list, delete, and the allowed properties."""
 
 from tests.conformance.script import Script
 
@@ -38,7 +38,7 @@ def ttl_types(s: Script) -> None:
         s.show(f"t{number}")
 
 
-def properties_that_mean_nothing(s: Script) -> None:
+def properties_without_a_meaning(s: Script) -> None:
     s.create("t", b'{"owner":"me","n":1.50,"big":123456789012345678901234567890,"b":false,"":"x"}')
     s.show("t")
     s.update("t", b'{"Ttl":"x","a b":"\\u00e9\\n","e":1e5,"html":"<&>=\'","quote":"\\""}')
@@ -119,7 +119,7 @@ SCENARIOS = (
     life_of_a_topic,
     ttl_values,
     ttl_types,
-    properties_that_mean_nothing,
+    properties_without_a_meaning,
     generation_as_a_property,
     bodies_of_create,
     names,
