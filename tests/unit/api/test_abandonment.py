@@ -55,7 +55,7 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     assert ended.is_set()
 
 
-async def test_what_is_abandoned_when_the_work_has_ended_cancels_nothing() -> None:
+async def test_abandoning_finished_work_cancels_nothing() -> None:
     abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def work() -> int:

@@ -1,4 +1,4 @@
-"""Batches against what a poll gives out: the same ids and payloads, however they lie in entries."""
+"""Arrow batches have the ids and payloads of a poll, in whichever entries they are stored."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def attributed(table: pa.Table) -> dict[int, Attributes]:
     keys = table.column("key").to_pylist()
     headers = table.column("headers").to_pylist(maps_as_pydicts="strict")
     rows = enumerate(zip(keys, headers, strict=True))
-    assert {} not in headers  # It is null where there is none.
+    assert {} not in headers  # A row without headers has null.
     return {place: (key, some or {}) for place, (key, some) in rows if (key, some) != (None, None)}
 
 
 def entry_of(
     sizes: Sequence[int], form: str, *, is_stored: bool = False, encoded: Sequence[bytes] = ()
 ) -> list[Entry]:
-    """Return entries with payloads of these sizes, as they were made, read, or joined."""
+    """Return entries with payloads of these sizes: new, decoded from storage, or joined."""
     ids = [row_id(1000 + place, place) for place in range(len(sizes))]
     payloads = [bytes([place % 256]) * size for place, size in enumerate(sizes)]
     found = entries_of(1, ids, payloads, Shared(is_stored=is_stored), encoded)
@@ -93,7 +93,7 @@ def runs(draw: st.DrawFn) -> list[Run]:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(runs(), min_size=1, max_size=3))
-def test_batches_have_what_polls_have(several: list[list[Run]]) -> None:
+def test_batches_have_the_rows_of_polls(several: list[list[Run]]) -> None:
     pages = [page_of(each) for each in several]
     table = made(MAKER.stream(), *pages)
     assert rows_of(table) == [row for page in pages for row in polled(page)]
@@ -119,7 +119,7 @@ def test_keys_and_headers_are_columns() -> None:
     assert attributed(table) == {6: kinds[1], 7: kinds[2], 9: kinds[4]}
 
 
-def test_columns_without_attributes_are_the_same_zeros_whatever_their_length() -> None:
+def test_columns_of_any_length_may_have_no_attributes() -> None:
     maker = ArrowMaker()
     for count in (3, 1, 1, 100, 9, 2000):
         page = page_of([(each, 0, each.count, None) for each in entry_of([1] * count, "stored")])
@@ -137,7 +137,7 @@ def test_payloads_of_every_size(size: int, reference: bytes | None) -> None:
 
 
 def test_items_of_one_size_whose_payloads_differ() -> None:
-    """63 bytes behind a length of one, in a payload log, are as long as 52 in the message log."""
+    """An item of 63 payload bytes in a payload log is as long as one of 52 bytes in the message log."""
     reference = row_id(5000, 1)
     (stored,) = entry_of([63], "stored", is_stored=True)
     (inline,) = entry_of([52], "stored")
@@ -159,7 +159,7 @@ def test_a_stream_without_batches_has_its_columns() -> None:
     )
 
 
-def test_large_columns_are_pieces_of_their_own() -> None:
+def test_large_columns_are_separate_pieces() -> None:
     page = page_of([(entry, 0, entry.count, None) for entry in entry_of([1000] * 30, "stored")])
     stream = MAKER.stream()
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_large_columns_are_pieces_of_their_own() -> None:
 
 
 def test_a_batch_is_whole_when_its_pieces_are_sent() -> None:
-    """However small it is: a reader need not wait for the next one."""
+    """That holds for a small batch too, so a reader does not wait for the next one."""
     page = page_of([(entry, 0, entry.count, None) for entry in entry_of([1], "stored")])
     stream = MAKER.stream()
     received = pa.ipc.open_stream(b"".join(stream.batch(page)))
@@ -179,7 +179,9 @@ def test_a_batch_is_whole_when_its_pieces_are_sent() -> None:
 
 
 @pytest.mark.parametrize("missing", ["numpy", "pyarrow"])
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_a_missing_package_for_arrow_is_named(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     without: dict[str, Any] = {missing: None}
     for name, module in without.items():
         monkeypatch.setitem(sys.modules, name, module)

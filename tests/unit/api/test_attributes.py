@@ -1,4 +1,4 @@
-"""Messages with keys, headers and lifetimes, at the HTTP door."""
+"""Messages with keys, headers and lifetimes, over HTTP."""
 
 import json
 from contextlib import aclosing
@@ -42,17 +42,17 @@ def parts(found: list[Message]) -> list[tuple[bytes, bytes | None, dict[str, byt
 A, B = (b"a", b"k", {"kind": b"tick"}), (b"b", None, {})
 
 
-async def test_keys_and_headers_come_back_to_those_that_ask_for_them(broker: Broker) -> None:
+async def test_keys_and_headers_are_returned_on_request(broker: Broker) -> None:
     assert (await publish(broker, TWO)).status == 200
     assert parts(await poll(broker)) == [A, B]
     assert parts(await poll(broker, None)) == [(b"a", None, {}), B]
 
 
-async def test_nothing_is_an_empty_reply(broker: Broker) -> None:
+async def test_a_poll_of_an_empty_topic_has_an_empty_reply(broker: Broker) -> None:
     assert await poll(broker) == []
 
 
-async def test_stored_and_staged_messages_keep_them(broker: Broker) -> None:
+async def test_stored_and_staged_messages_keep_keys_and_headers(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     assert (await publish(broker, TWO._replace(pointer=pointer), STORE)).status == 200
     reference = await publish(broker, PublishRequest(pointer, []))
@@ -76,7 +76,7 @@ async def test_a_long_reply_comes_in_pages(broker: Broker) -> None:
     ]
 
 
-async def test_the_originals_form_says_nothing_of_them(broker: Broker) -> None:
+async def test_the_original_form_leaves_out_keys_and_headers(broker: Broker) -> None:
     await publish(broker, TWO)
     body = avro.encode_poll(Poll())
     reply = await broker.call("POST", POLL, body, AVRO)
@@ -88,7 +88,7 @@ async def test_the_originals_form_says_nothing_of_them(broker: Broker) -> None:
     assert other.body == reply.body
 
 
-async def test_a_message_lives_as_long_as_it_says(broker: Broker) -> None:
+async def test_a_message_may_have_its_own_ttl(broker: Broker) -> None:
     wanted = PublishRequest(None, [b"own", b"request's", b"own"], ttls_s=[60, None, 30])
     await publish(broker, wanted, f"{PUBLISH}?ttl=100")
     page = await broker.call("GET", topic_path("t", "messages"))
@@ -122,7 +122,7 @@ async def test_the_same_key_with_other_headers_is_refused(broker: Broker) -> Non
         (PUBLISH, b"\x02\x02\x02a\x00", "messages: the body ends in the middle of this field"),
     ],
 )
-async def test_what_is_no_such_body_is_refused(
+async def test_a_malformed_body_is_refused(
     broker: Broker, path: str, body: bytes, error: str
 ) -> None:
     reply = await broker.call("POST", path, body, WHOLE)
@@ -130,7 +130,7 @@ async def test_what_is_no_such_body_is_refused(
     assert error in reply.body.decode()
 
 
-async def test_browse_and_events_show_them(broker: Broker) -> None:
+async def test_browse_and_events_show_keys_and_headers(broker: Broker) -> None:
     raw = attributes.encode(b"\xff", {"text": b"x", "raw": b"\xfe"})
     await publish(broker, PublishRequest(None, [b"a", b"b"], attributes=[raw, b""]))
     beside = [

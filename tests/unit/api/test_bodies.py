@@ -33,12 +33,12 @@ def test_known_types(sent: str, kind: BodyType) -> None:
         "multipart/form-data; boundary=x",
     ],
 )
-def test_other_types_are_told_what_to_add(sent: str) -> None:
+def test_other_types_are_refused_with_the_header_to_add(sent: str) -> None:
     with pytest.raises(BadRequest, match='Add the header "Content-Type: avro/binary"'):
         body_type({"Content-Type": sent}, raw=True)
 
 
-def test_one_message_as_it_is_can_only_be_published() -> None:
+def test_a_raw_body_can_only_be_published() -> None:
     with pytest.raises(BadRequest):
         body_type({"Content-Type": "text/plain"})
     with pytest.raises(BadRequest, match="not ''"):
@@ -57,5 +57,5 @@ def test_one_message_as_it_is_can_only_be_published() -> None:
         ("application/json", 7, 7),
     ],
 )
-def test_json_has_a_bound_of_its_own(sent: str, most: int | None, bound: int | None) -> None:
+def test_json_has_its_own_bound(sent: str, most: int | None, bound: int | None) -> None:
     assert bytes_max({"Content-Type": sent}, most) == bound

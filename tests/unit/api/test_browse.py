@@ -25,7 +25,7 @@ async def test_an_empty_topic_has_no_messages(broker: Broker) -> None:
     assert (await broker.call("GET", MESSAGES)).json == {"messages": [], "next": None}
 
 
-async def test_what_a_message_shows(broker: Broker) -> None:
+async def test_the_fields_of_a_browsed_message(broker: Broker) -> None:
     await publish(broker, "grün".encode(), b"\xff" * 1500)
     first, second = (await broker.call("GET", MESSAGES)).json["messages"]
     assert first["payload"] == "grün"
@@ -59,7 +59,7 @@ async def test_pages_follow_one_another(broker: Broker, order: str) -> None:
 async def test_pages_of_whole_payloads_are_bounded_and_lose_nothing(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch, *, is_descending: bool
 ) -> None:
-    """The client asks for whole payloads; a page that would be too large ends before its limit."""
+    """The client asks for whole payloads. A page ends before its limit if it would be too large."""
     monkeypatch.setattr(browse, "PAGE_BYTES_MAX", 5000)
     wanted = [bytes([number]) * 2000 for number in range(7)]
     await publish(broker, *wanted)
@@ -76,7 +76,7 @@ async def test_pages_of_whole_payloads_are_bounded_and_lose_nothing(
     assert got == (wanted[::-1] if is_descending else wanted)
 
 
-async def test_from_and_to_bound_what_is_shown(broker: Broker) -> None:
+async def test_from_and_to_bound_the_page(broker: Broker) -> None:
     await publish(broker, b"0", b"1", b"2")
     entries = (await broker.call("GET", MESSAGES)).json["messages"]
     ids = [entry["id"] for entry in entries]
@@ -101,7 +101,7 @@ async def test_malformed_parameters(broker: Broker, query: str) -> None:
     assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
 
 
-async def test_a_snapshot_tells_what_it_could_consume(broker: Broker) -> None:
+async def test_a_snapshot_marks_consumable_messages(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     await publish(broker, b"open", pointer=pointer)
     await publish(broker, b"plain")

@@ -20,7 +20,9 @@ def parts(found: list[Message]) -> list[tuple[bytes, bytes | None, dict[str, byt
     return [(each.payload, each.key, dict(each.headers)) for each in found]
 
 
-async def test_all_ways_to_publish_and_to_read_have_them(broker: Broker, http: Http) -> None:
+async def test_all_ways_to_publish_and_to_read_keep_keys_and_headers(
+    broker: Broker, http: Http
+) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     async with Client(http.url) as client:
         await client.publish("t", KEYED)
@@ -49,9 +51,7 @@ async def test_all_ways_to_publish_and_to_read_have_them(broker: Broker, http: H
         assert all(row.key is None and not row.headers for row in browsed if row not in shown)
 
 
-async def test_keyed_messages_of_one_moment_travel_together_in_their_order(
-    broker: Broker, http: Http
-) -> None:
+async def test_keyed_messages_sent_together_keep_their_order(broker: Broker, http: Http) -> None:
     async with Client(http.url) as client:
         several = [NewMessage(str(n), key=str(n)) if n % 2 else str(n) for n in range(500)]
         await asyncio.gather(*(client.publish("t", each) for each in several))
@@ -64,7 +64,7 @@ async def test_keyed_messages_of_one_moment_travel_together_in_their_order(
     assert [m.key for m in found] == [n if int(n) % 2 else None for n in numbers]
 
 
-async def test_a_message_may_have_a_lifetime_of_its_own(broker: Broker, http: Http) -> None:
+async def test_a_message_may_have_its_own_lifetime(broker: Broker, http: Http) -> None:
     async with Client(http.url) as client:
         await client.publish("t", [NewMessage("short", ttl_s=60), "topic's"])
         await client.publish("t", [NewMessage("short", ttl_s=60), "call's"], ttl_s=90)
@@ -85,7 +85,7 @@ def _life_s(row: Browsed) -> float:
     return datetime.fromisoformat(row.expires_at).timestamp() - row.timestamp_ms / 1000
 
 
-async def test_what_no_header_can_be_is_refused_before_it_is_sent(http: Http) -> None:
+async def test_an_impossible_header_is_refused_before_it_is_sent(http: Http) -> None:
     async with Client(http.url) as client:
         for headers, text in (
             ({"": "x"}, "a name has 1 to 255 bytes"),
@@ -97,7 +97,7 @@ async def test_what_no_header_can_be_is_refused_before_it_is_sent(http: Http) ->
                 await client.publish_later("t", NewMessage("a", headers=headers))
 
 
-async def test_the_client_that_blocks_has_them_too(http: Http) -> None:
+async def test_the_blocking_client_keeps_keys_and_headers(http: Http) -> None:
     def use() -> None:
         with SyncClient(http.url) as client:
             client.publish("t", "a", key="k", headers=KEYED.headers)

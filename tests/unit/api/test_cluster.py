@@ -62,7 +62,7 @@ def rows(status: Any) -> dict[int, Any]:
         ("DELETE", "/pins/default/t"),
     ],
 )
-async def test_a_standalone_node_is_no_part_of_a_cluster(
+async def test_a_standalone_node_is_not_part_of_a_cluster(
     broker: Broker, method: str, path: str
 ) -> None:
     reply = await broker.call(method, f"/v1/cluster{path}", headers={"Accept": "application/json"})
@@ -72,7 +72,7 @@ async def test_a_standalone_node_is_no_part_of_a_cluster(
     assert reply.json["message"] == "This node is not part of a cluster."
 
 
-async def test_a_node_tells_of_itself(few: FewNodes, member: Broker) -> None:
+async def test_a_node_reports_its_view(few: FewNodes, member: Broker) -> None:
     few.led = {T: 3, TopicId("default", "a"): 1}
     few.slots, few.skew_ms = 341, -12
     few.contact, few.session = Contact.SUSPENDED, None
@@ -92,7 +92,7 @@ async def test_a_node_tells_of_itself(few: FewNodes, member: Broker) -> None:
     assert (await member.call("GET", f"{NODE}?topics=no%20names/t")).status == 400
 
 
-async def test_of_very_many_topics_the_first_are_named_and_any_one_on_demand(
+async def test_the_first_topics_are_named_and_any_one_on_demand(
     few: FewNodes, member: Broker
 ) -> None:
     few.led = {TopicId("ns", f"t{number:05}"): number for number in range(TOPICS_NAMED_MAX + 5)}
@@ -104,10 +104,10 @@ async def test_of_very_many_topics_the_first_are_named_and_any_one_on_demand(
     assert [row["view"]["topics"] for row in seen.values()] == [
         [{"topic": f"ns/t{last:05}", "epoch": last}]
     ] * 3
-    assert (await member.call("GET", f"{NODE}?topics=ns/nobody")).json["topics"] == []
+    assert (await member.call("GET", f"{NODE}?topics=ns/none")).json["topics"] == []
 
 
-async def test_the_status_has_every_nodes_own_word(few: FewNodes, member: Broker) -> None:
+async def test_the_status_has_the_view_of_every_node(few: FewNodes, member: Broker) -> None:
     few.stop(2)
     few.led = {T: 3}
     await drain(few.records, 1)
@@ -137,7 +137,7 @@ async def test_the_status_has_every_nodes_own_word(few: FewNodes, member: Broker
         (b"[]", "the answer came from node None"),
     ],
 )
-async def test_a_node_that_does_not_answer_is_shown_as_such(
+async def test_a_node_that_does_not_answer_is_silent(
     few: FewNodes, member: Broker, wrong: Exception | bytes | None, told: str
 ) -> None:
     few.wrong[few.nodes[1].url] = wrong
@@ -147,7 +147,7 @@ async def test_a_node_that_does_not_answer_is_shown_as_such(
     assert told in seen[1]["problem"]
 
 
-async def test_a_status_is_told_without_storage() -> None:
+async def test_a_status_is_given_without_storage() -> None:
     few = FewNodes(DeafRecords(), SystemClock())
     member = joined(few)
     status = (await member.call("GET", STATUS)).json
@@ -157,7 +157,7 @@ async def test_a_status_is_told_without_storage() -> None:
     await member.close()
 
 
-async def test_a_status_tells_of_pins_that_count_for_nothing(few: FewNodes, member: Broker) -> None:
+async def test_a_status_reports_unreadable_pins(few: FewNodes, member: Broker) -> None:
     await pin(few.records, T, 0)
     await few.records.put_if(b"pin/ns:odd:", None, b"{")
     status = (await member.call("GET", STATUS)).json
@@ -166,7 +166,7 @@ async def test_a_status_tells_of_pins_that_count_for_nothing(few: FewNodes, memb
 
 
 async def test_others_get_less_time_than_the_request_has_left(few: FewNodes) -> None:
-    """A node that never answers does not use up the whole deadline of who asks."""
+    """A node that never answers does not use up the whole deadline of the request."""
     patient = dataclasses.replace(few.view(), answer_s_max=3600.0)
     few.wrong[few.nodes[1].url] = None
     member = Broker(cluster=patient)

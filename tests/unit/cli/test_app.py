@@ -56,7 +56,7 @@ def commands(group, *path):
 ALL = sorted(commands(app.cli))
 
 
-def test_the_commands_are_there():
+def test_the_list_of_commands():
     names = {path[0] for path in ALL}
     assert names == {
         "bench",
@@ -94,7 +94,7 @@ def test_help_shows_examples(path, capsys):
 
 
 WITHOUT_JSON = {("serve",), ("chaos",), ("completion",)}
-"""One runs until it is stopped, one is another program, one writes a program."""
+"""serve runs until it is stopped, chaos is another program, completion writes a shell script."""
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path not in WITHOUT_JSON])
@@ -102,7 +102,7 @@ def test_every_command_can_write_json(path, capsys):
     assert "--json" in run(capsys, *path, "--help")[1]
 
 
-def test_the_version_is_told(capsys):
+def test_version_is_an_option(capsys):
     assert __version__ in run(capsys, "--version")[1]
 
 
@@ -176,7 +176,7 @@ def test_json_behind_two_dashes_is_a_message():
 
 
 @pytest.mark.parametrize("name", ["BROKER_ULR", "BROKER_CONTXT"])
-def test_a_misspelt_variable_is_not_overlooked(name, capsys, monkeypatch):
+def test_a_misspelt_variable_is_an_error(name, capsys, monkeypatch):
     monkeypatch.setenv(name, "http://127.0.0.1:1")
     code, out, err = run(capsys, "poll", "a/b")
     assert (code, out) == (2, "")
@@ -199,7 +199,7 @@ def raising(error):
         (KeyboardInterrupt(), "interrupted", 130),
     ],
 )
-def test_what_was_not_foreseen_is_told_as_unknown(error, code, exit_code, capsys, monkeypatch):
+def test_an_unexpected_error_has_an_unknown_outcome(error, code, exit_code, capsys, monkeypatch):
     monkeypatch.setattr("broker.config.sources.load", raising(error))
     ended, out, err = run(capsys, "config", "--json")
     told = json.loads(err)
@@ -212,19 +212,19 @@ def test_what_was_not_foreseen_is_told_as_unknown(error, code, exit_code, capsys
 
 
 def words_of(advice):
-    """Return the commands that an advice names, as words."""
+    """Yield the words of each command that an advice names."""
     for part in advice.split("broker ")[1:]:
         yield part.split(". ")[0].split("; ")[0].split(", ")[0].splitlines()[0].split()
 
 
 @pytest.mark.parametrize("code", ADVICE)
 @pytest.mark.parametrize("command", ["publish", "topics show", "cluster status", "stats", "tail"])
-def test_advice_is_a_command_that_there_is_and_not_the_one_that_failed(code, command):
+def test_advice_names_an_existing_command_other_than_the_failed_one(code, command):
     kinds = [kind for kind in errors.registry() if kind.code == code]
     given = GivenOptions(command=command, topics=[TopicId("audit", "logins")])
     for kind in kinds:
         if kind is errors.Unavailable:
-            continue  # Which is told of an address, see below.
+            continue  # Its advice depends on the address, see below.
         for words in words_of(problem_of(kind("no"), given).advice):
             assert is_there(app.cli, words), words
             assert " ".join(words[: len(command.split())]) != command
@@ -263,7 +263,7 @@ def is_there(group, words):
         ("http://127.0.0.1:8080", "here", "broker context show here"),
     ],
 )
-def test_a_broker_that_cannot_be_reached_is_one_to_start_at_that_address(url, context, said):
+def test_advice_for_an_unreachable_broker_is_to_start_it_at_that_address(url, context, said):
     target = BrokerTarget(url, "the default", context=context)
     advice = problem_of(errors.Unavailable("down"), GivenOptions(target=target)).advice
     assert said in advice
@@ -289,7 +289,7 @@ def test_a_broker_that_is_not_there_is_4(capsys, command):
     assert json.loads(err)["retriable"] is True
 
 
-def test_the_configuration_is_told_with_its_sources(capsys, tmp_path, monkeypatch):
+def test_the_configuration_is_shown_with_its_sources(capsys, tmp_path, monkeypatch):
     file = tmp_path / "broker.toml"
     file.write_text("[server]\nhost = '127.0.0.2'\n")
     monkeypatch.setenv("BROKER_LIMITS__BODY_BYTES_MAX", "1000")
@@ -304,7 +304,7 @@ def test_the_configuration_is_told_with_its_sources(capsys, tmp_path, monkeypatc
     assert "server.port" in run(capsys, *words)[1]
 
 
-def test_every_key_is_a_flag_of_whoever_reads_the_configuration(capsys):
+def test_every_key_is_a_flag_of_each_command_that_reads_the_configuration(capsys):
     for name in ("serve", "config"):
         flags = {flag for option in app.cli.commands[name].params for flag in option.opts}
         assert {known.flag for known in iter_keys()} <= flags
@@ -316,7 +316,7 @@ def test_every_key_is_a_flag_of_whoever_reads_the_configuration(capsys):
     }
 
 
-def test_a_folder_that_can_not_be_had_is_named(capsys, tmp_path):
+def test_an_unusable_folder_is_named(capsys, tmp_path):
     file = tmp_path / "file"
     file.touch()
     code, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(file))
@@ -324,7 +324,7 @@ def test_a_folder_that_can_not_be_had_is_named(capsys, tmp_path):
     assert f"can't serve on {file}: File exists" in err
 
 
-def test_a_port_that_is_taken_leads_to_another(capsys, tmp_path):
+def test_the_advice_for_a_taken_port_names_another(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = run(capsys, "serve", "--port", str(port), "--data-dir", str(tmp_path / "d"))

@@ -29,7 +29,7 @@ def storage(calls: int, errors: int, success: str | None, failure: str | None) -
         ),
     ],
 )
-def test_how_the_storage_answers(told: dict[str, object], text: str) -> None:
+def test_the_text_about_storage(told: dict[str, object], text: str) -> None:
     assert storage_text(told) == text
 
 
@@ -44,7 +44,7 @@ def test_progress_on_a_terminal_is_one_line(
     assert capsys.readouterr().err == "\rten left\rone     \n"
 
 
-def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     progress = ProgressLine(silent=True)
     progress("half")
     progress.end()

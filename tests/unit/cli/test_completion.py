@@ -13,7 +13,7 @@ def run(capsys, *words):
 
 
 def completed(capsys, monkeypatch, *words):
-    """Return the words that bash would be offered."""
+    """Return the words that bash offers."""
     monkeypatch.setenv("COMP_WORDS", " ".join(("broker", *words)))
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
     assert completion.complete(app.cli, "bash_complete") == 0

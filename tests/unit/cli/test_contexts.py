@@ -33,7 +33,7 @@ def run(capsys, *words):
         (BrokerOptions(url="typed", url_of_environment="u"), "typed", "--url"),
     ],
 )
-def test_what_was_typed_comes_before_the_environment_and_that_before_the_file(asked, url, source):
+def test_options_win_over_the_environment_and_the_environment_over_the_file(asked, url, source):
     found = target(asked, KNOWN)
     assert (found.url, found.source) == (url, source)
 
@@ -44,7 +44,7 @@ def test_without_any_context_the_address_is_the_default():
     )
 
 
-def test_what_belongs_to_a_context_comes_along_and_a_typed_address_has_nothing_of_it():
+def test_a_context_gives_its_own_settings_and_a_typed_address_none():
     found = target(BrokerOptions(context="there"), KNOWN)
     assert (found.ca_file, found.namespace, found.context) == ("ca", "ns", "there")
     assert target(BrokerOptions(url="http://b:1"), KNOWN) == contexts.BrokerTarget(
@@ -62,13 +62,13 @@ def test_what_belongs_to_a_context_comes_along_and_a_typed_address_has_nothing_o
         (BrokerOptions(context_of_environment="x"), "BROKER_CONTEXT: there is no context 'x'"),
     ],
 )
-def test_a_context_that_there_is_not_is_told_with_where_its_name_came_from(asked, said):
+def test_an_unknown_context_is_reported_with_the_source_of_its_name(asked, said):
     with pytest.raises(ConfigError) as refused:
         target(asked, KNOWN)
     assert said in str(refused.value)
 
 
-def test_the_file_is_private_and_put_in_place_at_once(tmp_path, monkeypatch):
+def test_the_file_is_private_and_replaced_atomically(tmp_path, monkeypatch):
     file = tmp_path / "broker" / "contexts.json"
     contexts.save(file, KNOWN)
     assert contexts.load(file) == KNOWN
@@ -149,7 +149,7 @@ def test_contexts_are_added_used_listed_shown_and_removed(capsys, tmp_path):
         ("remove", "a"),
     ],
 )
-def test_what_makes_no_context_is_2(capsys, words, tmp_path):
+def test_an_invalid_context_is_2(capsys, words, tmp_path):
     assert run(capsys, "context", *words)[0] == 2
     assert not (tmp_path / "config").exists()
 

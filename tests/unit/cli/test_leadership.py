@@ -1,4 +1,4 @@
-"""The commands about a cluster, against the handlers: the client is cut short, the rest is shipped."""
+"""The commands about a cluster, against the real handlers; a stub client calls them in this process."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Done(NamedTuple):
 
 
 class Short:
-    """A client whose requests are answered in this process; leaders are told from a list."""
+    """A client whose requests are answered in this process; the answers about leaders come from a list."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -94,7 +94,7 @@ Run = Callable[..., Done]
 
 
 def words(shown: str) -> list[str]:
-    """Return what is shown, but for what time changes."""
+    """Return the shown words, without the uptimes."""
     return sorted(word for word in shown.split() if not UPTIME.fullmatch(word))
 
 
@@ -124,7 +124,7 @@ def test_the_status_is_a_table_with_a_row_for_each_node(short: Short, run: Run) 
     assert len(lines) == 4
 
 
-def test_what_is_not_as_it_should_be_stands_beside_the_table(short: Short, run: Run) -> None:
+def test_problems_are_reported_beside_the_table(short: Short, run: Run) -> None:
     few = short.few
     few.contact = Contact.SUSPENDED
     few.health.failed("no gateway")
@@ -138,7 +138,7 @@ def test_what_is_not_as_it_should_be_stands_beside_the_table(short: Short, run: 
     assert "pinned topics: 1" in err
 
 
-def test_a_narrow_terminal_loses_nothing(
+def test_a_narrow_terminal_shows_all_words(
     short: Short, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short.few.health.succeeded()
@@ -148,9 +148,7 @@ def test_a_narrow_terminal_loses_nothing(
     assert words(narrow) == words(wide)
 
 
-def test_a_pin_that_counts_for_nothing_is_told_beside_those_that_count(
-    short: Short, run: Run
-) -> None:
+def test_an_unreadable_pin_is_reported_beside_the_valid_ones(short: Short, run: Run) -> None:
     few = short.few
     short.loop.run_until_complete(pin(few.records, T, 0))
     short.loop.run_until_complete(few.records.put_if(b"pin/ns:odd:", None, b"{"))
@@ -171,7 +169,7 @@ def test_topics_are_named_on_demand(short: Short, run: Run) -> None:
     assert told["nodes"][0]["view"]["topics"] == [{"topic": "default/t", "epoch": 3}]
 
 
-def test_of_very_many_topics_it_is_told_how_many_are_not_named(short: Short, run: Run) -> None:
+def test_the_status_says_how_many_topics_it_does_not_name(short: Short, run: Run) -> None:
     short.few.led = {TopicId("ns", f"t{number}"): 1 for number in range(TOPICS_NAMED_MAX + 5)}
     short.few.nodes = {0: short.few.nodes[0]}
     assert run("status", "--topics").err == "and 5 more\n"
@@ -201,14 +199,14 @@ def test_drain_and_undrain(short: Short, run: Run) -> None:
     assert run("undrain", "1").err == "node 1 was not drained\n"
 
 
-def test_an_unknown_node_is_1_and_the_live_ones_are_told(run: Run) -> None:
+def test_an_unknown_node_is_1_and_the_live_nodes_are_named(run: Run) -> None:
     for words in (("drain", "7"), ("undrain", "7"), ("move", "default/t", "7")):
         code, _, err = run(*words)
         assert code == 1
         assert "1 at http://node-1:8080" in err
 
 
-def test_drain_waits_until_nothing_is_led_there(short: Short, run: Run) -> None:
+def test_drain_waits_until_the_node_leads_nothing(short: Short, run: Run) -> None:
     few = short.few
     few.led, few.slots = {T: 1, TopicId("a", "b"): 1}, 2
 
@@ -228,7 +226,7 @@ def test_drain_waits_until_nothing_is_led_there(short: Short, run: Run) -> None:
     ]
 
 
-def test_a_drain_is_not_over_while_nobody_can_say(short: Short, run: Run) -> None:
+def test_a_drain_goes_on_while_the_node_does_not_answer(short: Short, run: Run) -> None:
     few = short.few
     few.wrong[few.nodes[1].url] = ConnectionRefusedError("refused")
 
@@ -243,7 +241,7 @@ def test_a_drain_is_not_over_while_nobody_can_say(short: Short, run: Run) -> Non
 
 
 @pytest.mark.slow
-def test_a_wait_has_an_end_that_says_how_far_it_came(short: Short, run: Run) -> None:
+def test_a_wait_that_times_out_reports_its_progress(short: Short, run: Run) -> None:
     short.few.slots = 5
     code, out, err = run("drain", "1", "--wait", "--wait-max", "0.1")
     assert (code, out) == (4, "")

@@ -24,7 +24,7 @@ def test_a_layout_has_places_and_escapes(text, line):
     assert layout_of(text).of_message(MESSAGE) == line
 
 
-def test_what_a_message_lacks_is_empty():
+def test_missing_parts_of_a_message_are_empty():
     plain = Message(MESSAGE.id, b"")
     assert layout_of("[{payload}|{key}|{headers}]").of_message(plain) == b"[||]\n"
     reference = Browsed(MESSAGE.id, 1000, 0, None, "reference", "none", None, None, False, None)
@@ -46,7 +46,7 @@ def test_what_a_message_lacks_is_empty():
         ("\\", "is not an escape"),
     ],
 )
-def test_what_is_no_layout_is_refused_with_what_may_be_written(text, said):
+def test_a_bad_layout_is_refused_with_advice(text, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         layout_of(text)
 

@@ -46,7 +46,7 @@ def test_a_duration_is_seconds_or_has_a_unit(text, seconds):
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "1.5", "0.5s", "1y", "1 d", "9" * 20, "9" * 400 + "d", "²"]
 )
-def test_what_is_no_duration_is_refused(text):
+def test_a_bad_duration_is_refused(text):
     with pytest.raises(ValueError, match=r"not a duration|not a whole number"):
         duration_s(text)
 
@@ -54,7 +54,7 @@ def test_what_is_no_duration_is_refused(text):
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "1y", "h", "-1h", "00" * 19, "0x10", "9" * 400 + "d"]
 )
-def test_what_is_no_place_is_refused_with_what_may_be_written(text):
+def test_a_bad_place_is_refused_with_the_valid_forms(text):
     with pytest.raises(ValueError, match="neither a duration"):
         place_of(text, NOW_MS)
 
@@ -89,7 +89,7 @@ def test_a_last_line_without_an_end_counts():
 
 
 class FailsAfter:
-    """A client whose publishes fail after so many."""
+    """A client whose publishes fail after the first ``count``."""
 
     def __init__(self, count, error):
         self.count, self.error = count, error
@@ -122,9 +122,7 @@ class FailsAfter:
         ),
     ],
 )
-def test_when_a_request_fails_it_is_told_which_lines_are_published(
-    requests, error, told, monkeypatch
-):
+def test_a_failed_request_reports_which_lines_are_published(requests, error, told, monkeypatch):
     monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(requests, error))
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error

@@ -18,7 +18,7 @@ def row(number, kind="inline"):
 
 
 class Browses:
-    """A client whose pages of browsing, newest first, are these."""
+    """A client that browses the given pages, newest first."""
 
     def __init__(self, *pages):
         self.pages = pages
@@ -56,7 +56,7 @@ def test_the_end_is_exclusive():
     assert ends == [True, True, False]
 
 
-def test_there_is_one_start():
+def test_only_one_start_may_be_given():
     Span(since=1, until=2).checked()
     with pytest.raises(click.UsageError, match="--since or --last"):
         Span(since=1, last=2).checked()

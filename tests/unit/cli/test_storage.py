@@ -1,4 +1,4 @@
-"""``broker storage``: against a LevelDB store, and against a gateway of Thrift's own bytes."""
+"""``broker storage`` against a LevelDB store, and against a fake Thrift gateway."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def gateway() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with everything in it, which no test changes."""
+    """A data directory with every kind of data. No test changes it."""
     directory = tmp_path_factory.mktemp("stores") / "data"
 
     async def fill() -> None:
@@ -45,7 +45,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def full_tables(gateway: Served) -> list[str]:
-    """The words for a cluster's store with everything in it."""
+    """The options for a cluster's store with every kind of data."""
     where = where_of(gateway)
     config = HBaseConfig(hbase_gateways=(where,), hbase_regions=1)
 
@@ -89,7 +89,7 @@ async def _copied(full: Path, copy: Path) -> None:
 # Verifying.
 
 
-def test_a_sound_store_is_told_to_be_so(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_store_has_no_problems(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert storage("verify", str(full)) == 0
     said = capsys.readouterr().out
     assert "topics        8\n" in said
@@ -106,7 +106,7 @@ def test_the_configuration_names_the_store(
     assert (report["topics"], report["wrong"], report["problems"]) == (8, 0, [])
 
 
-def test_what_is_wrong_is_told_and_is_the_exit_code(
+def test_problems_are_reported_and_set_the_exit_code(
     full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = damaged(full, tmp_path / "copy")
@@ -124,7 +124,7 @@ def test_a_cluster_is_verified_while_it_may_be_served(
     assert json.loads(capsys.readouterr().out)["topics"] == 8
 
 
-def test_a_store_in_use_is_verified_and_can_be_mended_later(
+def test_a_store_in_use_is_verified_but_not_repaired(
     full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = DirectoryLock(full)
@@ -136,7 +136,7 @@ def test_a_store_in_use_is_verified_and_can_be_mended_later(
     assert "broker serve" not in said
 
 
-def test_where_there_is_no_store_that_is_said(
+def test_a_folder_without_a_store_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert storage("verify", str(tmp_path)) == 1
@@ -146,7 +146,7 @@ def test_where_there_is_no_store_that_is_said(
 # Repairing.
 
 
-def test_a_copy_is_mended_and_what_is_lost_is_told(
+def test_a_copy_is_repaired_and_losses_are_reported(
     full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert storage("repair", str(full), str(tmp_path / "copy")) == 0
@@ -210,9 +210,7 @@ def test_a_payload_log_and_an_older_generation_are_shown(
     assert json.loads(capsys.readouterr().out)["pages"][-1]["state"] == "closed"
 
 
-def test_what_is_not_stored_can_not_be_shown(
-    full: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_topic_without_data_is_an_error(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert storage("show", "check/none", "--dir", str(full)) == 1
     assert "the store has no data of topic check:none" in capsys.readouterr().err
 
@@ -220,7 +218,7 @@ def test_what_is_not_stored_can_not_be_shown(
 # Making tables.
 
 
-def test_the_tables_are_made_and_what_was_done_is_told(
+def test_the_tables_are_created_and_reported(
     gateway: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = where_of(gateway)
@@ -233,7 +231,7 @@ def test_the_tables_are_made_and_what_was_done_is_told(
     assert [each["regions"] for each in made] == [None, 4, 4, 1]
 
 
-def test_tables_that_are_not_as_they_must_be_are_told(
+def test_tables_with_wrong_settings_are_reported(
     gateway: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = where_of(gateway)
@@ -242,14 +240,14 @@ def test_tables_that_are_not_as_they_must_be_are_told(
     assert "problem: broker_messages: its durability" in capsys.readouterr().err
 
 
-def test_without_a_folder_or_a_gateway_it_says_what_is_missing(
+def test_without_a_folder_or_a_gateway_the_missing_option_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert storage("init") == 2
     assert "--hbase-gateways" in capsys.readouterr().err
 
 
-def test_without_hbase_it_can_be_tried_again_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_hbase_init_is_retriable(capsys: pytest.CaptureFixture[str]) -> None:
     assert storage("init", "--hbase-gateways", "127.0.0.1:1", "--hbase-connect", "0.1") == 4
     said = capsys.readouterr().err
     assert "HBase did not create the tables" in said
@@ -283,7 +281,9 @@ def test_a_sweep_that_is_not_whole_exits_with_1(
 
 
 @pytest.mark.parametrize("form", ["json", "wrapped", "list", "thrift"])
-def test_a_snapshot_marks_what_is_invalid(form: str, full: Path, tmp_path: Path, capfd) -> None:
+def test_a_snapshot_marks_invalid_transactions(
+    form: str, full: Path, tmp_path: Path, capfd
+) -> None:
     def entries(*more: str) -> list[dict[str, object]]:
         topic = f"{FULL.namespace}/{FULL.topic}"
         with pytest.raises(SystemExit) as left:
@@ -307,7 +307,7 @@ def test_a_snapshot_marks_what_is_invalid(form: str, full: Path, tmp_path: Path,
     assert after == {**before, pointer: "invalid"}
 
 
-def test_what_is_no_snapshot_is_refused(full: Path, tmp_path: Path, capfd) -> None:
+def test_a_file_that_is_no_snapshot_is_refused(full: Path, tmp_path: Path, capfd) -> None:
     file = tmp_path / "snapshot"
     for text in (b"", b"{}", b"[x]", b"nothing"):
         file.write_bytes(text)

@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_it_says_what_is_tried_why_it_fails_and_for_how_long(capsys):
+def test_a_trouble_names_the_address_the_reason_and_the_time(capsys):
     Teller(URL, None)(Trouble(REFUSED, 29.9))
     told = capsys.readouterr()
     assert told.out == ""
@@ -34,11 +34,11 @@ def test_it_says_what_is_tried_why_it_fails_and_for_how_long(capsys):
         (Trouble(Overloaded("Too much at once."), 29.0), f"{URL}: Too much at once"),
     ],
 )
-def test_each_trouble_is_said_in_words(trouble, text):
+def test_each_trouble_has_a_text(trouble, text):
     assert trouble_text(URL, trouble) == text
 
 
-def test_the_same_is_told_again_only_after_a_while(capsys):
+def test_the_same_trouble_is_repeated_only_after_a_while(capsys):
     clock = Clock()
     teller = Teller(URL, BrokerTarget(URL, "context 'prod'", context="prod"), now=clock)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_the_same_is_told_again_only_after_a_while(capsys):
     assert "busy" in capsys.readouterr().err
 
 
-def test_the_error_that_follows_at_once_is_enough_and_machines_read_no_text(capsys):
+def test_a_last_trouble_and_json_output_print_no_text(capsys):
     Teller(URL, None)(Trouble(REFUSED, 0.5))
     Teller(URL, None, as_json=True)(Trouble(REFUSED, 30))
     assert capsys.readouterr().err == ""

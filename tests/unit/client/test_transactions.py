@@ -1,4 +1,4 @@
-"""The calls of the transaction service: what is sent, what is read, what is sent again."""
+"""The client's calls of the transaction service: their requests, answers and retries."""
 
 import inspect
 import json
@@ -41,7 +41,7 @@ async def test_a_transaction_is_started_and_committed(make_client, transport, in
     assert service.rules.committed == [(1003, {b"a", b"\xff"})]
 
 
-async def test_what_is_sent_is_what_the_interface_says(make_client, transport):
+async def test_each_call_sends_its_documented_request(make_client, transport):
     transport.answer = OverHttp()
     async with make_client() as client:
         service = client.transactions
@@ -62,7 +62,7 @@ async def test_what_is_sent_is_what_the_interface_says(make_client, transport):
     ]
 
 
-async def test_what_is_listed_shown_and_truncated(make_client, transport):
+async def test_transactions_are_listed_shown_and_truncated(make_client, transport):
     async with make_client() as client:
         service = client.transactions
         transport.answer = answer_json({"in_progress": []})
@@ -83,7 +83,7 @@ async def test_what_is_listed_shown_and_truncated(make_client, transport):
     ]
 
 
-async def test_refusals_come_by_name(make_client, transport):
+async def test_refusals_raise_their_named_errors(make_client, transport):
     transport.answer = OverHttp()
     async with make_client() as client:
         service = client.transactions
@@ -113,7 +113,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_only_a_commit_of_unknown_outcome_is_never_sent_again(make_client, transport, name):
+async def test_only_a_commit_of_unknown_outcome_is_not_retried(make_client, transport, name):
     transport.answer = lambda _: UNKNOWN
     async with make_client(deadline_s=0.02) as client:
         with pytest.raises(OutcomeUnknown):
@@ -122,7 +122,7 @@ async def test_only_a_commit_of_unknown_outcome_is_never_sent_again(make_client,
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_what_was_refused_for_now_is_sent_again(make_client, transport, name):
+async def test_a_call_that_is_refused_for_now_is_retried(make_client, transport, name):
     answers = iter([NO_LEADER])
     service = OverHttp()
     service.rules.in_progress[7] = []

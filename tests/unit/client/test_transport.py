@@ -16,7 +16,7 @@ from tests.kit.serving import eventually
 
 TOPIC = TopicId("ns1", "t1")
 TLS = Path(__file__).parents[2] / "data" / "tls"
-"""A certificate for 127.0.0.1 that nothing but these tests trusts."""
+"""A certificate for 127.0.0.1 that only these tests trust."""
 PUBLISH = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
 POLL = protocol.poll(TOPIC, Poll())
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
@@ -47,7 +47,7 @@ async def whole(transport, request):
         return reply.status, b"".join([chunk async for chunk in reply.chunks])
 
 
-async def test_headers_that_are_none_are_refused():
+async def test_headers_with_line_breaks_are_refused():
     for header in (("X-Who", "me\r\nX-Other: you"), ("X\nWho", "me"), ("X-Who", "me\r")):
         with pytest.raises(ValueError, match="line break"):
             HttpTransport(Settings(headers=(header,)))
@@ -69,7 +69,9 @@ async def test_writes_one_after_the_other_share_a_connection(transport, raw_brok
         (3600.0, True, b"300"),
     ],
 )
-async def test_nodes_are_told_when_to_refuse(raw_broker, deadline_s, several, timeout):
+async def test_the_request_timeout_header_follows_the_deadline(
+    raw_broker, deadline_s, several, timeout
+):
     url = f"{raw_broker.url},{raw_broker.url}/" if several else raw_broker.url
     transport = HttpTransport(Settings(url=url, deadline_s=deadline_s))
     await transport.send(PUBLISH, 5)
@@ -79,7 +81,7 @@ async def test_nodes_are_told_when_to_refuse(raw_broker, deadline_s, several, ti
     await transport.close()
 
 
-async def test_writes_at_the_same_time_have_connections_of_their_own_up_to_a_bound(raw_broker):
+async def test_concurrent_writes_use_own_connections_up_to_a_bound(raw_broker):
     transport = HttpTransport(Settings(url=raw_broker.url, connections_max=3))
     replies = await asyncio.gather(*[transport.send(PUBLISH, 5) for _ in range(10)])
     assert [reply.status for reply in replies] == [200] * 10
@@ -141,7 +143,7 @@ async def test_a_silence_within_an_answer_is_unavailable(transport, raw_broker):
             await anext(chunks)
 
 
-async def test_a_reader_that_stands_still_stops_the_broker(transport, raw_broker):
+async def test_a_slow_reader_stops_the_broker(transport, raw_broker):
     size, sent = 64 * 1024 * 1024, []
 
     async def large():
@@ -151,7 +153,9 @@ async def test_a_reader_that_stands_still_stops_the_broker(transport, raw_broker
     raw_broker.answers.append(large)
     async with transport.stream(POLL, 60) as reply:
         (connection,) = transport._reads._busy
-        await eventually(lambda: not connection._transport.is_reading(), lambda: "it reads on")
+        await eventually(
+            lambda: not connection._transport.is_reading(), lambda: "the connection still reads"
+        )
         got = [len(chunk) async for chunk in reply.chunks]
     assert sum(got) == size
     assert got[0] < 1024 * 1024
@@ -173,14 +177,14 @@ async def test_a_read_of_a_client_that_is_closed_meanwhile_is_unavailable(transp
             await anext(chunks)
 
 
-async def test_a_close_wakes_who_reads_an_answer(transport, raw_broker):
+async def test_a_close_wakes_the_reader_of_an_answer(transport, raw_broker):
     raw_broker.answers.append(CHUNKED)
     arrived = asyncio.Event()
 
     async def follow():
         async with transport.stream(POLL, 60) as reply:
             async for _ in reply.chunks:
-                arrived.set()  # And waits for the next piece in the same turn.
+                arrived.set()  # Then it waits for the next piece in the same turn.
 
     following = asyncio.create_task(follow())
     async with asyncio.timeout(10):
@@ -197,12 +201,12 @@ async def test_an_answer_that_has_arrived_whole_is_read_after_a_close(transport,
         assert [chunk async for chunk in reply.chunks] == [b"abc"]
 
 
-async def test_a_close_refuses_who_waits_for_a_connection_to_read_on(raw_broker, silence):
+async def test_a_close_refuses_a_read_that_waits_for_a_connection(raw_broker, silence):
     transport = HttpTransport(Settings(url=raw_broker.url, connections_max=1))
     raw_broker.answers.append(silence)
     reading = asyncio.create_task(whole(transport, POLL))
     await raw_broker.wait_for(1)
-    # In this order: the second has come to wait when the close begins.
+    # In this order: the second read waits when the close begins.
     error, _ = await asyncio.gather(
         whole(transport, POLL), transport.close(), return_exceptions=True
     )
@@ -230,13 +234,13 @@ async def test_a_read_without_an_answer_is_unavailable(transport, raw_broker):
         await whole(transport, POLL)
 
 
-async def test_an_error_of_the_reader_stays_what_it_is(transport):
+async def test_an_error_of_the_reader_is_raised_unchanged(transport):
     with pytest.raises(TimeoutError, match="mine"):
         async with transport.stream(POLL, 5):
             raise TimeoutError("mine")
 
 
-async def test_a_close_ends_what_is_under_way(transport, raw_broker, silence):
+async def test_a_close_ends_requests_in_flight(transport, raw_broker, silence):
     raw_broker.answers.append(silence)
     sending = asyncio.create_task(transport.send(PUBLISH, 60))
     await raw_broker.wait_for(1)
@@ -245,10 +249,10 @@ async def test_a_close_ends_what_is_under_way(transport, raw_broker, silence):
         await sending
 
 
-async def test_nothing_begins_once_a_close_has_begun(transport, raw_broker):
+async def test_no_request_begins_after_a_close_has_begun(transport, raw_broker):
     raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
     assert await whole(transport, POLL) == (200, b"abc")
-    # Each begins in its turn: the first is still connecting, the others come when the close has begun.
+    # They begin in this order: the first still connects, the others come after the close has begun.
     connecting, _, reading, sending = await asyncio.gather(
         transport.connect(TOPIC),
         transport.close(),
@@ -264,7 +268,7 @@ async def test_nothing_begins_once_a_close_has_begun(transport, raw_broker):
     assert len(raw_broker.requests) == 1
 
 
-async def test_where_nobody_listens_nothing_is_sent(raw_broker):
+async def test_without_a_listener_no_request_is_sent(raw_broker):
     url = raw_broker.url
     raw_broker.server.close()
     transport = HttpTransport(Settings(url=url))
@@ -285,9 +289,7 @@ async def test_a_write_that_gets_no_connection_in_time_is_refused(raw_broker, si
             await transport.send(PUBLISH, 0.01)
     assert error.value.outcome == "refused"
     sending.cancel()
-    async with asyncio.timeout(
-        10
-    ):  # Who did not wait for it to the end has not taken the slot along.
+    async with asyncio.timeout(10):  # The refused write has left its slot free.
         assert (await transport.send(PUBLISH, 60)).status == 200
     await transport.close()
 
@@ -309,7 +311,7 @@ async def test_a_write_that_cannot_connect_in_time_is_refused_and_leaves_its_slo
     await transport.close()
 
 
-async def test_what_a_write_has_waited_is_taken_from_the_time_for_its_answer(
+async def test_the_wait_for_a_connection_counts_against_the_deadline_of_a_write(
     raw_broker, monkeypatch
 ):
     given, go_on = [], asyncio.Event()
@@ -348,7 +350,7 @@ async def test_a_read_that_gets_no_connection_in_time_is_unavailable(raw_broker,
     await transport.close()
 
 
-async def test_all_nodes_that_are_asked_for_an_answer_share_the_time(raw_broker, silence):
+async def test_all_nodes_asked_by_one_read_share_its_deadline(raw_broker, silence):
     settings = Settings(url=",".join(f"{raw_broker.url}/{name}" for name in "abc"))
     nodes = NodeDirectory(settings.urls)
     transport = HttpTransport(settings, nodes=nodes)
@@ -358,7 +360,7 @@ async def test_all_nodes_that_are_asked_for_an_answer_share_the_time(raw_broker,
         async with transport.stream(POLL, 0.05):
             pass
     assert len(raw_broker.requests) == 1
-    # The others, for which no time was left, are not taken for lost.
+    # The others had no time left; the client does not count them as lost.
     assert nodes.place(None, asyncio.get_running_loop().time(), [asked]) is not None
     await transport.close()
 
@@ -381,7 +383,7 @@ async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch,
 
     async def unreachable(connection, timeout_s, tls):
         tried.append(timeout_s)
-        raise NotSent("nobody listens")
+        raise NotSent("connection refused")
 
     monkeypatch.setattr(outbound, "open_connection", unreachable)
     transport = HttpTransport(Settings(url="http://a,http://b,http://c", deadline_s=deadline_s))
@@ -392,8 +394,8 @@ async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch,
 
 
 @pytest.fixture
-def nobody_accepts(monkeypatch):
-    """Connecting takes for ever; what is returned is set once somebody tries."""
+def never_connects(monkeypatch):
+    """Let connecting never end. Return an event that is set at the first attempt."""
     tried = asyncio.Event()
 
     async def open_connection(*_):
@@ -404,13 +406,13 @@ def nobody_accepts(monkeypatch):
     return tried
 
 
-async def test_closing_a_client_ends_those_who_wait_for_a_connection(nobody_accepts):
+async def test_closing_a_client_ends_calls_that_wait_for_a_connection(never_connects):
     client = Client("http://127.0.0.1:9", deadline_s=60)
     calls = [
         asyncio.create_task(client.publish("ns1/t1", b"a")),
         asyncio.create_task(client.create_topic("ns1/t2")),
     ]
-    await nobody_accepts.wait()
+    await never_connects.wait()
     async with asyncio.timeout(5):
         await client.close()
         for call in calls:
@@ -419,10 +421,10 @@ async def test_closing_a_client_ends_those_who_wait_for_a_connection(nobody_acce
             assert refused.value.outcome == "refused"
 
 
-async def test_who_is_cancelled_while_it_waits_for_a_connection_is_told_so(nobody_accepts):
+async def test_a_call_that_is_cancelled_while_it_connects_raises_cancelled(never_connects):
     transport = HttpTransport(Settings(url="http://127.0.0.1:9"))
     call = asyncio.create_task(transport.send(PUBLISH, 60))
-    await nobody_accepts.wait()
+    await never_connects.wait()
     call.cancel()
     await transport.close()
     with pytest.raises(asyncio.CancelledError):
@@ -452,19 +454,21 @@ async def test_a_connection_that_is_made_as_its_caller_is_cancelled_is_closed(
 @pytest.mark.parametrize("follow", [True, False])
 async def test_an_answer_may_name_the_node_to_ask_from_now_on(raw_broker, follow):
     raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
-    transport = HttpTransport(Settings(url=raw_broker.url, follow_leaders=follow))
+    settings = Settings(url=raw_broker.url, follow_leaders=follow)
+    nodes = NodeDirectory(settings.urls, follow=follow)
+    transport = HttpTransport(settings, nodes=nodes)
     async with transport.stream(POLL, 60) as reply:
         assert not reply.moved(f"{raw_broker.url};node=1;epoch=7")
         assert not reply.moved("not an address")
         assert reply.moved("http://127.0.0.1:9;node=2") is follow
         assert reply.moved("http://127.0.0.1:9;node=2") is follow
-        transport._nodes.lost("http://127.0.0.1:9", asyncio.get_running_loop().time())
+        nodes.lost("http://127.0.0.1:9", asyncio.get_running_loop().time())
         assert not reply.moved("http://127.0.0.1:9;node=2")
     await transport.close()
 
 
 @pytest.mark.slow
-async def test_an_address_over_https_is_trusted_by_the_certificates_that_are_named():
+async def test_an_https_address_is_trusted_by_the_given_certificates():
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
 

@@ -32,7 +32,7 @@ def test_a_number_that_makes_no_sense_is_refused(name, value):
         Settings(**{name: value})
 
 
-def test_what_may_be_nothing():
+def test_which_settings_may_be_zero():
     assert Settings(retry_delay_min_s=0, retry_delay_max_s=0, idle_s_max=0.0).idle_s_max == 0
     for name in ("deadline_s", "connections_per_topic", "batch_messages_max", "later_attempts_max"):
         for nothing in (0, 0.0):
@@ -40,7 +40,7 @@ def test_what_may_be_nothing():
                 Settings(**{name: nothing})
 
 
-def test_what_to_do_when_the_queue_is_full_is_one_of_three():
+def test_later_on_full_is_one_of_three_words():
     for choice in ("wait", "drop", "raise"):
         assert Settings(later_on_full=choice).later_on_full == choice
     with pytest.raises(ValueError, match="one of wait, drop, raise, not 'block'"):

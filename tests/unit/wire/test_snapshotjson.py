@@ -59,6 +59,6 @@ def test_wrong_parts_are_refused(wrong):
 
 
 @pytest.mark.parametrize("value", [None, 5, [], {}, {"read_pointer": 3}, "", "0a00", "é", "Cg=A"])
-def test_what_is_no_snapshot_is_refused(value):
+def test_json_that_is_no_snapshot_is_refused(value):
     with pytest.raises(BadRequest, match=r"^(snapshot|transaction): "):
         decode_snapshot(value)

@@ -41,18 +41,18 @@ def test_a_merged_histogram_is_that_of_all(some: list[int], others: list[int]) -
     assert merged.summary_ms() == of(some + others).summary_ms()
 
 
-def test_what_no_duration_can_be_is_counted_at_the_ends() -> None:
+def test_impossible_durations_are_counted_at_the_ends() -> None:
     histogram = of([-5, US_MAX * 8])
     assert histogram.percentile_us(1) == 0
     assert histogram.percentile_us(100) == US_MAX
 
 
-def test_of_none_nothing_is_told() -> None:
+def test_an_empty_histogram_has_no_summary() -> None:
     assert Histogram().summary_ms() is None
     assert Histogram().percentile_us(50) is None
 
 
-def test_its_memory_is_bounded_whatever_comes() -> None:
+def test_the_memory_of_a_histogram_is_bounded() -> None:
     assert bucket_of(US_MAX) < 5000
 
 

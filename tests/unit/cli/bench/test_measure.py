@@ -17,7 +17,7 @@ def test_an_interval_has_what_happened_since_the_last_look() -> None:
     assert "p50" not in second.line
 
 
-def test_the_end_tells_of_all_that_was_counted() -> None:
+def test_the_summary_counts_all_intervals() -> None:
     measure = Measure(0.0)
     measure.add(10, 1000, 1000)
     measure.look(1.0)

@@ -1,4 +1,4 @@
-"""The files by which a job that runs is watched and stopped."""
+"""The files with which the CLI watches and stops a running job."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_only_one_process_runs_a_job(control: Control) -> None:
         assert control.is_held
 
 
-def test_a_wish_to_stop_is_for_the_process_that_runs(control: Control) -> None:
+def test_a_stop_request_is_for_the_running_process(control: Control) -> None:
     with control.held():
         assert not control.is_asked_to_stop
         control.ask_to_stop()
@@ -51,7 +51,7 @@ def test_a_wish_to_stop_is_for_the_process_that_runs(control: Control) -> None:
         assert not control.is_asked_to_stop
 
 
-def test_where_no_job_was_run_that_is_said(control: Control) -> None:
+def test_a_missing_status_is_an_error(control: Control) -> None:
     with pytest.raises(click.ClickException, match="has no status of a job"):
         control.read_status()
 

@@ -1,4 +1,4 @@
-"""A job out of a module, and errors that say where to look."""
+"""A job is loaded from a module, and errors name the place of the mistake."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ def test_a_job_or_a_function_that_returns_one_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("jobs_here", "MODULE:NAME"),
         (":job", "MODULE:NAME"),
@@ -58,12 +58,12 @@ def test_a_job_or_a_function_that_returns_one_is_found(name: str) -> None:
         ("jobs_here:broken", r"RuntimeError: no settings \(.*jobs_here.py, line 16\)"),
     ],
 )
-def test_an_error_says_where_to_look(target: str, said: str) -> None:
-    with pytest.raises(click.ClickException, match=said):
+def test_an_error_says_where_to_look(target: str, message: str) -> None:
+    with pytest.raises(click.ClickException, match=message):
         load(target)
 
 
-def test_a_package_that_is_missing_is_told_with_its_extra() -> None:
+def test_a_missing_package_is_reported_with_its_extra() -> None:
     found = missing(ModuleNotFoundError("No module named 'pyspark'", name="pyspark.errors"))
     assert "the package 'pyspark'" in found.message
     assert "pip install 'tms-broker[streams]'" in found.message

@@ -1,4 +1,4 @@
-"""How far a job is, as a line and as tables."""
+"""The progress of a job as a line and as tables."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_a_line_has_all_ends_together() -> None:
         ("died", "the job words died (sink-1): why"),
     ],
 )
-def test_the_head_says_what_became_of_a_job(state: str, said: str) -> None:
+def test_the_head_says_how_a_job_ended(state: str, said: str) -> None:
     assert said in job_table.head(told(state, error="the job words died (sink-1): why"), 4_500)
 
 

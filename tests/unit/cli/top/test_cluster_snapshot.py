@@ -20,7 +20,7 @@ def stats(rate: float, messages: int = 1) -> dict[str, Any]:
 
 
 class Broker:
-    """Stands for a client: what it is asked for is what the test gave it."""
+    """A stub of a client that answers with the given topics and status."""
 
     def __init__(self, topics: dict[str, Any], status: Any) -> None:
         self.settings = Settings(url="http://a:1,http://b:2")
@@ -79,7 +79,9 @@ async def test_the_busiest_topics_come_first_and_those_with_a_problem_before_the
     ]
 
 
-async def test_no_more_than_so_many_topics_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_topics_that_are_asked_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cluster_snapshot, "ASKED_MAX", 3)
     broker = Broker({f"t{n}": stats(n) for n in range(10)}, ALONE)
     found = await taken(broker, rows_max=2)
@@ -107,7 +109,7 @@ async def test_a_node_that_does_not_answer_is_shown_beside_the_others() -> None:
     ]
 
 
-async def test_topics_are_shown_though_nobody_tells_of_nodes() -> None:
+async def test_topics_are_shown_without_a_status_of_nodes() -> None:
     found = await taken(Broker({"t": stats(1)}, Unavailable("no answer")))
     assert [(row.state, row.problem) for row in found.nodes] == [("silent", "no answer")] * 2
     assert [row.topic for row in found.topics] == ["ns/t"]

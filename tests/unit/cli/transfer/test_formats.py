@@ -62,25 +62,27 @@ def test_a_file_without_messages_is_a_file(format_: Format, tmp_path: Path) -> N
     assert list(format_.read(written(format_, tmp_path))) == []
 
 
-def test_what_lies_behind_the_noted_position_is_written_anew(
+def test_bytes_behind_the_recorded_position_are_written_again(
     format_: Format, tmp_path: Path
 ) -> None:
     part = tmp_path / "part"
     begun = format_.append(part, 0, [])
     position = format_.append(part, begun, MESSAGES[:2])
-    format_.append(part, position, MESSAGES[:1])  # And killed before that is noted.
+    format_.append(
+        part, position, MESSAGES[:1]
+    )  # The export is killed before it records that position.
     position = format_.append(part, position, MESSAGES[2:])
     format_.finish(part, position, tmp_path / "file")
     assert contents(list(format_.read(tmp_path / "file"))) == contents(MESSAGES)
 
 
-def test_half_a_chunk_is_written_anew(format_: Format, tmp_path: Path) -> None:
+def test_half_a_chunk_is_written_again(format_: Format, tmp_path: Path) -> None:
     part = tmp_path / "part"
     position = format_.append(part, 0, [])
     position = format_.append(part, position, MESSAGES[:2])
     half = part / f"{position:08}" if part.is_dir() else part
     with half.open("ab") as file:
-        file.write(b"half of what was to c")
+        file.write(b"half of a chunk")
     position = format_.append(part, position, MESSAGES[2:])
     format_.finish(part, position, tmp_path / "file")
     assert contents(list(format_.read(tmp_path / "file"))) == contents(MESSAGES)
@@ -95,7 +97,7 @@ def test_a_damaged_file_is_named_and_never_read_as_a_shorter_one(
         list(format_.read(file))
 
 
-def test_the_format_is_told_by_the_ending_or_by_name() -> None:
+def test_the_format_follows_the_ending_or_the_option() -> None:
     assert format_of(Path("a.JSONL"), None).name == "jsonl"
     assert format_of(Path("a.ndjson"), None).name == "jsonl"
     assert format_of(Path("a.avro"), None).name == "avro"
