@@ -7,7 +7,7 @@ from tests.kit.serving import Broker, Http, listening, topic_path
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    """The interface over memory, with a topic ``t``."""
+    """The HTTP interface over storage in memory, with a topic ``t``."""
     broker = Broker()
     assert (await broker.call("PUT", topic_path("t"))).status == 200
     yield broker
@@ -16,6 +16,6 @@ async def broker() -> AsyncIterator[Broker]:
 
 @pytest.fixture
 async def http(broker: Broker) -> AsyncIterator[Http]:
-    """The same, listening."""
+    """A client of the same broker, which listens on a port."""
     async with listening(broker) as client:
         yield client

@@ -12,12 +12,12 @@ T0 = 1_700_000_000_000.0
 HOUR_MS = 3_600_000
 
 
-def test_without_jumps_the_wall_clock_is_followed() -> None:
+def test_without_jumps_the_guard_follows_the_wall_clock() -> None:
     guard = WallGuard(T0, 1000)
     assert guard.now_ms(T0 + 5000, 6000) == T0 + 5000
 
 
-def test_slewing_is_followed_step_by_step() -> None:
+def test_the_guard_follows_slewing_step_by_step() -> None:
     guard = WallGuard(T0, 0)
     wall = T0
     for second in range(1, 3600):
@@ -27,7 +27,7 @@ def test_slewing_is_followed_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS, JUMP_MS_MIN, -JUMP_MS_MIN])
-def test_a_jump_is_believed_after_a_minute_and_not_before(jump_ms: int) -> None:
+def test_a_jump_counts_after_a_minute_and_not_before(jump_ms: int) -> None:
     guard = WallGuard(T0, 0)
     for boot in range(1000, 1000 + JUMP_BELIEVED_AFTER_MS, 1000):
         assert guard.now_ms(T0 + boot + jump_ms, boot) == T0 + boot, boot
@@ -36,7 +36,7 @@ def test_a_jump_is_believed_after_a_minute_and_not_before(jump_ms: int) -> None:
     assert guard.unsteady_at_ms == boot
 
 
-def test_a_jump_that_goes_back_in_time_was_never_followed() -> None:
+def test_a_jump_that_is_reverted_within_a_minute_never_counts() -> None:
     guard = WallGuard(T0, 0)
     assert guard.now_ms(T0 + HOUR_MS, 30_000) == T0 + 30_000
     assert guard.now_ms(T0 + 59_000, 59_000) == T0 + 59_000
@@ -44,7 +44,7 @@ def test_a_jump_that_goes_back_in_time_was_never_followed() -> None:
     assert guard.unsteady_at_ms == 30_000
 
 
-def test_every_further_jump_has_a_minute_of_its_own() -> None:
+def test_each_later_jump_begins_a_new_minute() -> None:
     guard = WallGuard(T0, 0)
     for boot, jump_ms, shown_ms in [
         (1000, HOUR_MS, 0),
@@ -70,7 +70,7 @@ def test_slewing_goes_on_while_a_jump_is_pending() -> None:
         st.tuples(st.floats(0, 120_000), st.floats(-HOUR_MS, HOUR_MS) | st.just(0.0)), max_size=60
     )
 )
-def test_what_is_shown_is_the_boot_clock_plus_an_offset_that_was_real(
+def test_the_time_is_the_boot_clock_plus_an_offset_that_was_real(
     readings: list[tuple[float, float]],
 ) -> None:
     guard = WallGuard(T0, 0)
@@ -85,7 +85,7 @@ def test_what_is_shown_is_the_boot_clock_plus_an_offset_that_was_real(
         assert guard.unsteady_at_ms <= boot
     for one, two in pairwise(shown):
         if two < one - JUMP_MS_MIN:
-            # What is shorter is drift. Only a jump that was believed leads further back.
+            # A smaller step back is drift. Only a jump that counted leads further back.
             assert guard.unsteady_at_ms > 0
 
 

@@ -7,14 +7,14 @@ ERRORS = [error for error in errors.registry() if error.__module__ == "broker.er
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_an_error_says_what_it_means(error: type[BrokerError]) -> None:
+def test_each_error_has_a_docstring_a_message_and_a_status(error: type[BrokerError]) -> None:
     assert error.__doc__
     assert error("text").message == "text"
     assert 400 <= error.http_status < 600
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_the_branches_keep_their_promise(error: type[BrokerError]) -> None:
+def test_each_base_class_decides_outcome_retry_and_status(error: type[BrokerError]) -> None:
     raised = error("text")
     if isinstance(raised, RequestError):
         assert (raised.outcome, raised.retriable) == ("refused", False)
@@ -27,7 +27,7 @@ def test_the_branches_keep_their_promise(error: type[BrokerError]) -> None:
         assert raised.http_status == 500
 
 
-def test_what_is_not_classified_is_unknown() -> None:
+def test_an_unclassified_error_has_an_unknown_outcome() -> None:
     assert BrokerError.outcome == "unknown"
     assert not BrokerError.retriable
 
@@ -37,13 +37,13 @@ def test_only_a_definite_refusal_is_503() -> None:
     assert OutcomeUnknown.http_status == 500
 
 
-def test_a_full_disk_may_leave_a_request_unknown() -> None:
+def test_a_full_disk_may_leave_the_outcome_of_a_request_unknown() -> None:
     assert (StorageFull("x").outcome, StorageFull("x").retriable) == ("refused", True)
     under_way = StorageFull("x", outcome="unknown")
     assert (under_way.outcome, under_way.retriable) == ("unknown", False)
 
 
-def test_the_stable_codes_are_all_there() -> None:
+def test_the_set_of_error_codes_is_as_promised() -> None:
     promised = (
         "bad_request bad_name topic_not_found topic_exists not_found payloads_sealed "
         "transaction_too_old idempotency_key_reused body_too_large too_many_messages overloaded "
@@ -54,6 +54,6 @@ def test_the_stable_codes_are_all_there() -> None:
     assert {error.code for error in ERRORS} == {*promised.split(), "internal"}
 
 
-def test_a_retry_can_be_told_when() -> None:
+def test_an_error_may_carry_a_retry_time() -> None:
     assert errors.Overloaded("x", retry_after_s=1.5).retry_after_s == 1.5
     assert errors.Overloaded("x").retry_after_s is None

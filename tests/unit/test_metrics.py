@@ -5,7 +5,7 @@ from broker.metrics import CONTENT_TYPE, OK, Metrics
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Read the rendered text as Prometheus does; the labels come without ``node``."""
+    """Parse the rendered text as Prometheus does; leave out the label ``node``."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
@@ -66,7 +66,7 @@ def test_batches_cache_sweeps_and_events_are_counted() -> None:
     assert found["broker_events_total", (("kind", "storage_reopened"),)] == 1
 
 
-def test_a_level_is_asked_when_figures_are_read() -> None:
+def test_a_gauge_is_read_when_the_metrics_are_rendered() -> None:
     metrics, queue = Metrics("7"), [1, 2, 3]
     metrics.watch("queued_requests", "Requests that wait.", lambda: len(queue))
     assert samples(metrics)["broker_queued_requests", ()] == 3
@@ -74,19 +74,19 @@ def test_a_level_is_asked_when_figures_are_read() -> None:
     assert samples(metrics)["broker_queued_requests", ()] == 2
 
 
-def test_a_level_has_one_owner() -> None:
+def test_a_gauge_can_not_be_registered_twice() -> None:
     metrics = Metrics("7")
     metrics.watch("queued_requests", "Requests that wait.", lambda: 0)
     with pytest.raises(ValueError, match="broker_queued_requests"):
         metrics.watch("queued_requests", "Again.", lambda: 0)
 
 
-def test_nodes_of_one_process_do_not_share_figures() -> None:
+def test_nodes_of_one_process_do_not_share_metrics() -> None:
     one, other = Metrics("7", process=True), Metrics("7", process=True)
     one.happened("x")
     assert ("broker_events_total", (("kind", "x"),)) not in samples(other)
     assert ("process_resident_memory_bytes", ()) in samples(other)
 
 
-def test_the_format_is_named() -> None:
+def test_the_content_type_is_plain_text() -> None:
     assert CONTENT_TYPE.startswith("text/plain")

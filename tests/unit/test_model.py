@@ -39,7 +39,7 @@ def test_row_ids_sort_as_their_parts(one: tuple[int, int], two: tuple[int, int])
 
 
 @given(parts)
-def test_before_and_after_are_neighbours(part: tuple[int, int]) -> None:
+def test_row_before_and_row_after_are_inverse(part: tuple[int, int]) -> None:
     row = row_id(*part)
     if row > ROW_ID_MIN:
         assert row_after(row_before(row)) == row
@@ -58,7 +58,7 @@ def test_no_message_id_is_between_one_and_the_id_after_it(
         assert id_after(row + payload_row) == row_after(row) + ROW_ID_MIN
 
 
-def test_the_ends_have_no_neighbours_beyond() -> None:
+def test_the_lowest_and_the_highest_id_have_no_neighbours_beyond() -> None:
     assert id_after(ROW_ID_MAX + ROW_ID_MAX) == ROW_ID_MAX + ROW_ID_MAX
     assert id_after(row_id(1, 1) + ROW_ID_MAX) == row_id(1, 2) + ROW_ID_MIN
     assert row_before(ROW_ID_MIN) == ROW_ID_MIN
@@ -72,7 +72,7 @@ def test_the_first_row_of_a_time_is_clamped(time_ms: int) -> None:
     assert unpack_row_id(first_row_at(time_ms)) == (clamped, 0)
 
 
-def test_the_vector_of_the_original() -> None:
+def test_a_message_id_of_the_original_service_is_read() -> None:
     identifier = row_id(1_480_000_000_000, 1) + ROW_ID_MIN
     assert identifier.hex() == "0000015896dfd000000100000000000000000000"
     assert message_id_from_hex(identifier.hex()) == identifier
@@ -80,13 +80,13 @@ def test_the_vector_of_the_original() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "00", "zz" * 20, "0" * 39, "0" * 42, " " * 40, "0 " * 20])
-def test_what_is_no_message_id_is_refused(text: str) -> None:
+def test_a_text_that_is_no_message_id_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
         message_id_from_hex(text)
 
 
 @pytest.mark.parametrize("name", ["a", "A_9", "_", "x" * 1000])
-def test_names_of_letters_digits_and_underscores(name: str) -> None:
+def test_names_of_letters_digits_and_underscores_are_allowed(name: str) -> None:
     assert check_namespace(name) == name
     assert check_topic(name, name + "-") == TopicId(name, name + "-")
 
@@ -118,7 +118,7 @@ def test_other_names_are_refused(name: str) -> None:
         check_topic(name + "-", "t")
 
 
-def test_a_topic_says_its_name_and_its_life() -> None:
+def test_a_topic_shows_its_name_and_its_ttl() -> None:
     topic = Topic(TopicId("ns", "t"), 1, {}, 2_147_483_647, TransactionUse.OPTIONAL)
     assert str(topic.id) == "ns:t"
     assert topic.ttl_ms == 2_147_483_647_000
@@ -129,7 +129,7 @@ lists = st.lists(pointers, max_size=8)
 
 
 @given(lists, lists, lists, pointers, pointers, st.sampled_from(list(Snapshot.Visibility)))
-def test_a_snapshot_sees_what_the_naive_rules_say(
+def test_a_snapshot_sees_the_pointers_that_the_naive_rules_allow(
     invalids: list[int],
     in_progress: list[int],
     checkpoints: list[int],
@@ -157,7 +157,7 @@ def test_a_snapshot_sees_what_the_naive_rules_say(
         assert snapshot.is_invalid(pointer) is (pointer in invalids)
 
 
-def test_snapshots_are_equal_by_their_parts_and_no_keys() -> None:
+def test_snapshots_compare_by_value_and_are_not_hashable() -> None:
     one = Snapshot(transaction_id=1, read_pointer=1, invalids=[3, 2])
     assert one == Snapshot(transaction_id=1, read_pointer=1, invalids=[2, 3])
     assert one != Snapshot(transaction_id=1, read_pointer=2, invalids=[2, 3])

@@ -37,17 +37,19 @@ def now(late_s: float, *, computed_s: float, waited_s: float = 0.0) -> ClockRead
         (now(0.05, computed_s=0.06, waited_s=0.07), 0.0),
     ],
 )
-def test_only_what_the_process_did_counts_as_held(reading: ClockReading, held: float) -> None:
+def test_only_computing_time_of_this_process_counts_as_held(
+    reading: ClockReading, held: float
+) -> None:
     assert held_s(DUE_S, BEFORE, reading) == pytest.approx(held)
 
 
-def test_a_process_at_rest_is_woken_less_often() -> None:
+def test_the_monitor_of_an_idle_process_ticks_less_often() -> None:
     assert next_tick_s(BEFORE, now(0.0, computed_s=0.0004)) == REST_TICK_S
     assert next_tick_s(BEFORE, now(0.0, computed_s=0.001)) == TICK_S
 
 
 class World:
-    """Clocks that a test sets, and what was told and logged."""
+    """Clocks that a test sets, the reported holds, and the logged lines."""
 
     def __init__(self) -> None:
         self.reading = BEFORE
@@ -71,7 +73,7 @@ def world() -> Iterator[World]:
         yield world
 
 
-async def test_a_tick_measures_from_when_it_was_due(world: World) -> None:
+async def test_a_tick_measures_from_its_due_time(world: World) -> None:
     with Monitor(world.told.append, lambda: world.reading) as monitor:
         for seconds in (TICK_S, TICK_S + 0.03, TICK_S):
             world.pass_by(seconds)
@@ -80,7 +82,7 @@ async def test_a_tick_measures_from_when_it_was_due(world: World) -> None:
     assert world.lines == []
 
 
-async def test_long_holds_are_logged_and_not_often(world: World) -> None:
+async def test_long_holds_are_logged_but_rarely(world: World) -> None:
     with Monitor(world.told.append, lambda: world.reading) as monitor:
         for held_seconds in (0.2, 0.4, 0.3):
             world.pass_by(TICK_S + held_seconds)
@@ -92,7 +94,7 @@ async def test_long_holds_are_logged_and_not_often(world: World) -> None:
     assert [(line["longest_s"], line["times"]) for line in world.lines] == [(0.2, 1), (0.4, 2)]
 
 
-async def test_what_computes_on_the_loop_is_found() -> None:
+async def test_a_computation_on_the_loop_is_measured() -> None:
     told: list[float] = []
     ticked = asyncio.Event()
 
@@ -110,11 +112,11 @@ async def test_what_computes_on_the_loop_is_found() -> None:
         ticked.clear()
         await ticked.wait()
     clocks.close()
-    # A machine that has other things to do makes it wait, which may count for less, never for more.
+    # On a busy machine the thread also waits: then less time counts, never more.
     assert told[0] > 0.1
 
 
-async def test_the_clocks_are_those_of_this_thread() -> None:
+async def test_the_clocks_measure_this_thread() -> None:
     clocks = MachineClocks()
     before = clocks()
     thread = threading.Thread(target=sum, args=(range(200_000),))
@@ -128,7 +130,7 @@ async def test_the_clocks_are_those_of_this_thread() -> None:
     clocks.close()
 
 
-def test_the_figure_is_shown() -> None:
+def test_the_held_time_is_a_histogram() -> None:
     metrics = Metrics("7")
     metrics.loop_held(0.0201)
     shown = metrics.render().decode()

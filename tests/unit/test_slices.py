@@ -1,4 +1,4 @@
-"""Long work in slices: other work goes on between them, and all long work shares one slice at a time."""
+"""Long work runs in slices: other work runs between them, and only one slice runs at a time."""
 
 import asyncio
 import threading
@@ -40,10 +40,10 @@ async def test_work_within_its_slice_is_not_interrupted() -> None:
         await mine.go_on()
         assert seen == ["other"]
         time.now_s += 1
-        assert mine.is_over, "the next slice ends, too"
+        assert mine.is_over, "the next slice ends as well"
 
 
-async def test_a_round_of_the_loop_has_one_slice_however_many_work() -> None:
+async def test_a_round_of_the_loop_has_one_slice_of_all_long_work() -> None:
     loop = asyncio.get_running_loop()
     done: list[str] = []
     most = 0
@@ -101,7 +101,7 @@ async def test_short_work_that_takes_long_does_not_stop_long_work() -> None:
     assert done == list("aaa")
 
 
-async def test_who_was_cancelled_holds_up_nobody() -> None:
+async def test_cancelled_work_does_not_delay_other_work() -> None:
     done: list[str] = []
     first, second = (asyncio.ensure_future(_work(name, 3, done)) for name in "ab")
     await settle(1)
@@ -113,7 +113,7 @@ async def test_who_was_cancelled_holds_up_nobody() -> None:
     ].__class__ is asyncio.CancelledError
 
 
-def test_where_time_is_virtual_no_slice_ends() -> None:
+def test_no_slice_ends_in_virtual_time() -> None:
     async def main(_: asyncio.AbstractEventLoop) -> bool:
         mine = Slice()
         for _step in range(1000):
@@ -123,7 +123,7 @@ def test_where_time_is_virtual_no_slice_ends() -> None:
     assert simulate(main) is False
 
 
-async def test_work_aside_is_done_in_one_thread_and_the_loop_goes_on() -> None:
+async def test_aside_runs_work_in_one_thread_while_the_loop_goes_on() -> None:
     loop_thread = threading.get_ident()
     goes_on = threading.Event()
     threads: list[int] = []
@@ -140,7 +140,7 @@ async def test_work_aside_is_done_in_one_thread_and_the_loop_goes_on() -> None:
     assert loop_thread not in threads
 
 
-def test_work_aside_is_done_at_once_where_time_is_virtual() -> None:
+def test_aside_runs_work_at_once_in_virtual_time() -> None:
     async def main(_: object) -> None:
         assert await aside(lambda: 7) == 7
         with pytest.raises(ZeroDivisionError):

@@ -3,7 +3,7 @@ from itertools import count
 from broker.storage.call_health import CallHealth, StorageHealth
 
 
-def test_calls_are_counted_as_they_end() -> None:
+def test_calls_are_counted_when_they_end() -> None:
     health = CallHealth(count(100).__next__)
     assert health.so_far == StorageHealth(0, 0, None, None, None)
     health.succeeded()
@@ -13,7 +13,7 @@ def test_calls_are_counted_as_they_end() -> None:
     assert health.so_far == StorageHealth(3, 1, 102, 101, "no gateway answers")
 
 
-def test_an_end_is_counted_by_its_kind() -> None:
+def test_only_failures_of_storage_count_as_failed_calls() -> None:
     health = CallHealth(count(100).__next__)
     health.ended(None, None)
     health.ended("cancelled", None)

@@ -1,4 +1,7 @@
-"""A check finds nothing in a healthy store with everything in it, and each damage that is done to one."""
+"""A check of a store finds no problem in a healthy store, and finds each kind of damage.
+
+The healthy store has every kind of row and entry. Each damage is done to a copy of it.
+"""
 
 import asyncio
 import copy
@@ -65,7 +68,7 @@ def logs(table: MemoryTable) -> Logs:
     return Logs(table, StillClock(), bounds=BOUNDS)
 
 
-async def test_nothing_is_wrong_with_a_healthy_store(logs: Logs) -> None:
+async def test_a_check_finds_no_problem_in_a_healthy_store(logs: Logs) -> None:
     told: list[CheckProgress] = []
     report = await verify(logs, told.append)
     assert report.problems == []
@@ -76,7 +79,9 @@ async def test_nothing_is_wrong_with_a_healthy_store(logs: Logs) -> None:
     assert [each.bytes for each in told] == sorted(each.bytes for each in told)
 
 
-async def test_the_healthy_store_has_everything_in_it(table: MemoryTable, logs: Logs) -> None:
+async def test_the_healthy_store_has_every_kind_of_row_and_entry(
+    table: MemoryTable, logs: Logs
+) -> None:
     states = {heads.decode(row.head.value).state for _, row in pages(table, Space.MESSAGES)}
     assert states == set(PageState)
     found = {roots.decode(row.head.value).state for row in root_rows(table)}
@@ -87,7 +92,7 @@ async def test_the_healthy_store_has_everything_in_it(table: MemoryTable, logs: 
     assert any(entry.is_reference for entry in stored)
 
 
-# What lies in a table in memory.
+# Reading the rows of a table in memory.
 
 
 def cells(row: MemoryRow) -> list[tuple[bytes, bytes]]:
@@ -116,7 +121,7 @@ def root_rows(table: MemoryTable) -> list[Any]:
 
 
 class Store:
-    """A store to be damaged."""
+    """A store that a test damages."""
 
     def __init__(self, table: MemoryTable) -> None:
         self.table = table
@@ -153,7 +158,7 @@ class Store:
         set_head(row, entries.checked(body[:8] + value))
 
     def entry(self, place: int, wanted: Callable[[Entry], bool]) -> tuple[MemoryRow, Entry]:
-        """Return an entry of a page at or behind a place, and the page."""
+        """Return the first wanted entry from a page on, with the row of its page."""
         for at in range(place, 20):
             _, row = self.page(at)
             for entry in entries_in(cells(row)):
@@ -162,7 +167,7 @@ class Store:
         raise AssertionError("there is none")
 
     def replace(self, row: MemoryRow, old: Entry, **fields: Any) -> None:
-        """Replace an entry by one with other fields."""
+        """Replace an entry by a copy with some fields changed."""
         new = entries.decode(entries.encode(old))
         for name, value in fields.items():
             setattr(new, name, value)
@@ -518,13 +523,17 @@ async def test_each_damage_is_found(
     assert any(wanted in line for line in report.problems), report.problems
 
 
-async def test_a_mark_whose_window_has_passed_may_be_gone(table: MemoryTable, logs: Logs) -> None:
+async def test_a_missing_mark_is_no_problem_after_its_window(
+    table: MemoryTable, logs: Logs
+) -> None:
     lost_mark(Store(table))
     assert not (await verify(logs)).is_sound
     assert (await verify(logs, window_ms=10)).is_sound
 
 
-async def test_problems_are_counted_and_the_first_are_kept(table: MemoryTable, logs: Logs) -> None:
+async def test_all_problems_are_counted_and_the_first_are_kept(
+    table: MemoryTable, logs: Logs
+) -> None:
     for number in range(PROBLEMS_MAX + 5):
         unknown_row(Space.MESSAGES, bytes(4) + b"q%d" % number)(Store(table))
     report = await verify(logs)
@@ -532,11 +541,11 @@ async def test_problems_are_counted_and_the_first_are_kept(table: MemoryTable, l
     assert dataclasses.asdict(report)["wrong"] == PROBLEMS_MAX + 5
 
 
-# Where others write meanwhile.
+# Checks while other tasks write.
 
 
 class Yielding(MemoryTable):
-    """Lets others have a turn before every reading."""
+    """Lets other tasks run before every read."""
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
         await settle(1)
@@ -575,7 +584,7 @@ async def _keep_writing(filler: Filler, rounds: int) -> None:
     hold.end()
 
 
-async def test_what_changes_while_it_is_read_is_not_wrong() -> None:
+async def test_changes_during_a_check_are_no_problems() -> None:
     table = Yielding(is_alone=False)
     filler = Filler(Logs(table, StillClock(), bounds=BOUNDS))
     await filler.fill()

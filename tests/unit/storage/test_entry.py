@@ -100,7 +100,7 @@ def test_an_entry_comes_back_as_it_was(given_, marks):
 
 
 @given(made(), st.data())
-def test_a_changed_byte_is_noticed(given_, data):
+def test_a_changed_byte_is_found(given_, data):
     value = bytearray(encode(given_[2][0]))
     place = data.draw(st.integers(0, len(value) - 1))
     value[place] ^= data.draw(st.integers(1, 255))
@@ -109,7 +109,7 @@ def test_a_changed_byte_is_noticed(given_, data):
 
 
 @given(made(), st.data())
-def test_a_value_that_is_cut_off_is_noticed(given_, data):
+def test_a_truncated_value_is_found(given_, data):
     value = encode(given_[2][0])
     with pytest.raises(StorageCorrupt):
         decode(value[: data.draw(st.integers(0, len(value) - 1))])
@@ -142,14 +142,14 @@ def test_a_stub_keeps_the_header(given_, marks):
 
 
 @given(made(payload_max=6000))
-def test_an_entry_has_so_many_bytes_or_one_message(given_):
+def test_an_entry_has_limited_bytes_or_one_message(given_):
     for entry in given_[2]:
         assert entry.count == 1 or entry.content_bytes <= ENTRY_BYTES_MAX
     for entry, following in pairwise(given_[2]):
-        # None is smaller than it must be.
-        start, end = following._starts[0], following._end(0)
-        first = sum(ITEM_BYTES + len(each) for _, each in following.attributes(0, 1))
-        assert entry.content_bytes + end - start + first > ENTRY_BYTES_MAX
+        # Each entry is full: the first message of the next one does not fit in.
+        first = following.run_bytes(0, 1)
+        first += sum(ITEM_BYTES + len(each) for _, each in following.attributes(0, 1))
+        assert entry.content_bytes + first > ENTRY_BYTES_MAX
 
 
 def test_a_message_larger_than_an_entry_is_alone():
@@ -163,15 +163,15 @@ def test_a_message_larger_than_an_entry_is_alone():
         ids[1],
         ids[1],
     )
-    assert encode(large) == encode(found[1]), "read as a view, it is the same entry"
+    assert encode(large) == encode(found[1]), "an entry that was read as a view is the same"
     assert large.payload_view(0) == large.payload(0)
 
 
-# Places, against a model.
+# Places, compared with a model.
 
 
 @given(made(), ROWS)
-def test_places(given_, row):
+def test_places_match_a_model(given_, row):
     for entry in given_[2]:
         ids = entry.ids()
         for wanted in (row, *ids[:3], *map(row_after, ids[:3]), *map(row_before, ids[-3:])):
@@ -180,7 +180,7 @@ def test_places(given_, row):
 
 
 @given(made(), st.data())
-def test_runs_and_limits(given_, data):
+def test_runs_and_byte_limits_match_a_model(given_, data):
     entry = given_[2][0]
     first = data.draw(st.integers(0, entry.count - 1))
     stop = data.draw(st.integers(first + 1, entry.count))
@@ -226,7 +226,7 @@ def test_part_of_an_entry_has_its_attributes(given_, data):
 
 
 @given(st.lists(ATTRIBUTES, min_size=1, max_size=30), st.data())
-def test_attributes_that_are_cut_off_are_noticed(given_, data):
+def test_truncated_attributes_are_found(given_, data):
     section = attributed.pack(given_)
     whole = {section[:size] for size in _ends(section)}
     cut = section[: data.draw(st.integers(0, len(section)))]
@@ -246,7 +246,7 @@ def _ends(section):
 
 
 @given(st.lists(made(), min_size=1, max_size=4), ROWS)
-def test_columns_sort_by_last_id_and_a_rolled_cell_stands_behind_its_entry(given_, row):
+def test_columns_sort_by_last_id_and_a_rolled_cell_follows_its_entry(given_, row):
     every = {entry.last: entry for _, _, found in given_ for entry in found}
     columns = sorted(
         column
@@ -269,7 +269,7 @@ def test_columns_sort_by_last_id_and_a_rolled_cell_stands_behind_its_entry(given
         assert (column >= column_from(row)) == (entry.last >= row)
 
 
-# What was rolled back.
+# Rollbacks.
 
 
 RANGES = st.lists(st.tuples(ROWS, ROWS).map(lambda ends: (min(ends), max(ends))), max_size=8)
@@ -286,19 +286,19 @@ def test_merged_ranges_have_the_same_ids(ranges, rows):
 
 
 @given(RANGES.filter(bool), st.data())
-def test_a_damaged_rolled_cell_is_noticed(ranges, data):
+def test_a_damaged_rolled_cell_is_found(ranges, data):
     value = bytearray(encode_rolled(ranges))
     value[data.draw(st.integers(0, len(value) - 1))] ^= 0x40
     with pytest.raises(StorageCorrupt):
         decode_rolled(bytes(value))
 
 
-def test_a_rolled_cell_of_a_wrong_length_is_noticed():
+def test_a_rolled_cell_of_a_wrong_length_is_found():
     with pytest.raises(StorageCorrupt):
         decode_rolled(entries.checked(b"abc"))
 
 
-def test_entries_come_with_what_was_rolled_back_of_them():
+def test_entries_are_read_with_their_rollbacks():
     one, two = (entries_of(1, [row_id(n, 0)], [b"x"], Shared(pointer=n))[0] for n in (1, 2))
     ranges = ((one.first, one.last),)
     cells = [
@@ -311,13 +311,13 @@ def test_entries_come_with_what_was_rolled_back_of_them():
     assert [entry.last for entry in entries_in(cells[1:])] == [two.last]
 
 
-def test_an_entry_in_anothers_column_is_noticed():
+def test_an_entry_in_the_column_of_another_is_found():
     one, two = (entries_of(1, [row_id(n, 0)], [b"x"])[0] for n in (1, 2))
     with pytest.raises(StorageCorrupt, match="another last id"):
         list(entries_in([(one.column, encode(two))]))
 
 
-# Bytes of today, which every later release reads.
+# Stored bytes that every later release must read.
 
 
 def samples():
@@ -343,14 +343,14 @@ def attributed_samples():
     return [plain, tied, stored]
 
 
-def test_bytes_of_format_2_are_read_and_written_as_ever():
+def test_bytes_of_format_2_stay_readable_and_unchanged():
     lines = [bytes.fromhex(line) for line in ATTRIBUTED.read_text().split()]
     assert [line[0] for line in lines] == [2] * len(lines)
     assert [encode(entry) for entry in attributed_samples()] == lines
     assert [parts(decode(line)) for line in lines] == [parts(e) for e in attributed_samples()]
 
 
-def test_bytes_of_format_1_are_read_and_written_as_ever():
+def test_bytes_of_format_1_stay_readable_and_unchanged():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(entry) for entry in samples()] == lines[: len(samples())]
     assert [parts(decode(line)) for line in lines[:-1]] == [parts(entry) for entry in samples()]

@@ -48,12 +48,12 @@ def test_a_head_comes_back_as_it_was(head):
 
 
 @given(HEADS, HEADS)
-def test_heads_that_differ_have_other_bytes(one, other):
+def test_different_heads_have_different_bytes(one, other):
     assert (encode(one) == encode(other)) == (one == other)
 
 
 @given(HEADS, st.data())
-def test_a_changed_byte_is_noticed(head, data):
+def test_a_changed_byte_is_found(head, data):
     value = bytearray(encode(head))
     value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(StorageCorrupt):
@@ -61,7 +61,7 @@ def test_a_changed_byte_is_noticed(head, data):
 
 
 @given(HEADS, st.data())
-def test_a_value_that_is_cut_off_is_noticed(head, data):
+def test_a_truncated_value_is_found(head, data):
     value = encode(head)
     with pytest.raises(StorageCorrupt):
         decode(value[: data.draw(st.integers(0, len(value) - 1))])
@@ -74,13 +74,13 @@ def test_another_format_is_refused():
 
 
 @given(HEADS, TOKENS)
-def test_what_a_claim_keeps(head, token):
+def test_a_claim_changes_only_epoch_owner_and_token(head, token):
     claimed = taken(head, 9, "me", token)
     assert claimed == head._replace(epoch=9, owner="me", token=token)
 
 
 @given(HEADS, ROWS, TOKENS)
-def test_a_page_goes_on_counting_where_the_one_before_ended(before, key, token):
+def test_a_page_continues_the_counts_of_the_page_before(before, key, token):
     head = following(before, key, 9, "me", token)
     kept = ("pointer", "total", "bytes", "edits", "marked")
     assert [getattr(head, name) for name in kept] == [getattr(before, name) for name in kept]
@@ -118,7 +118,7 @@ OTHER = b"oth" * 4
         (NEW._replace(state=PageState.GONE), None, ChangeVerdict.UNKNOWN),
     ],
 )
-def test_every_verdict(seen, entry_epoch, verdict):
+def test_the_verdict_of_each_seen_head(seen, entry_epoch, verdict):
     assert judged(seen, entry_epoch, OLD, NEW) is verdict
 
 
@@ -141,7 +141,7 @@ def samples():
     return [first_page(bytes(10), 1, "n1", bytes(12)), rich, rich._replace(state=PageState.GONE)]
 
 
-def test_bytes_of_format_1_are_read_and_written_as_ever():
+def test_bytes_of_format_1_stay_readable_and_unchanged():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(head) for head in samples()] == lines
     assert [decode(line) for line in lines] == samples()

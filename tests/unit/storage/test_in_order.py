@@ -1,4 +1,4 @@
-"""Appends that are sent behind each other, where the table keeps their order."""
+"""Several appends in flight at once, on a table that keeps their order."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from tests.kit.contract.log_bench import KEY, Bench
 
 
 class InOrder(MemoryTable):
-    """Makes changes in the order of asking, each when it is let through."""
+    """Applies changes in the order of the calls. A test lets each change through."""
 
     keeps_order = True
 
@@ -43,8 +43,8 @@ def bench() -> Bench:
     return Bench(table, TopicId("ns", "t"), one, other)
 
 
-async def two_under_way(bench: Bench, hold, **named):
-    """Begin two appends; return them and the turns of their changes."""
+async def two_in_flight(bench: Bench, hold, **named):
+    """Begin two appends; return them, and the futures that let their changes through."""
     bench.table.held = []
     appends = [asyncio.ensure_future(bench.publish(hold, **named)) for _ in "12"]
     await settle()
@@ -53,9 +53,9 @@ async def two_under_way(bench: Bench, hold, **named):
     return appends, turns
 
 
-async def test_both_are_under_way_and_confirmed_in_order(bench) -> None:
+async def test_two_appends_are_in_flight_and_confirmed_in_order(bench) -> None:
     hold = await bench.claim()
-    (one, two), turns = await two_under_way(bench, hold)
+    (one, two), turns = await two_in_flight(bench, hold)
     assert hold.is_busy
     turns[0].set_result(None)
     first = await one
@@ -67,9 +67,9 @@ async def test_both_are_under_way_and_confirmed_in_order(bench) -> None:
     assert (hold.head.total, hold.is_busy) == (2, False)
 
 
-async def test_behind_one_that_is_refused_nothing_is_written(bench) -> None:
+async def test_after_a_refused_append_the_next_one_is_not_written(bench) -> None:
     hold = await bench.claim()
-    (one, two), turns = await two_under_way(bench, hold)
+    (one, two), turns = await two_in_flight(bench, hold)
     turns[0].set_result(StorageFull("full"))
     with pytest.raises(StorageFull):
         await one
@@ -80,9 +80,9 @@ async def test_behind_one_that_is_refused_nothing_is_written(bench) -> None:
     assert await bench.read() == []
 
 
-async def test_behind_a_claim_of_another_both_are_refused(bench) -> None:
+async def test_after_a_claim_of_another_node_both_appends_are_refused(bench) -> None:
     hold = await bench.claim()
-    (one, two), turns = await two_under_way(bench, hold)
+    (one, two), turns = await two_in_flight(bench, hold)
     other = await bench.claim(bench.other, "other")
     for turn in turns:
         turn.set_result(None)
@@ -93,9 +93,9 @@ async def test_behind_a_claim_of_another_both_are_refused(bench) -> None:
     assert await bench.publish(other) == await bench.read()
 
 
-async def test_a_change_of_the_head_alone_waits_for_both(bench) -> None:
+async def test_a_handoff_waits_for_both_appends(bench) -> None:
     hold = await bench.claim()
-    (one, two), turns = await two_under_way(bench, hold)
+    (one, two), turns = await two_in_flight(bench, hold)
     handing = asyncio.ensure_future(hold.hand_off())
     await settle()
     for turn in turns:
@@ -105,7 +105,7 @@ async def test_a_change_of_the_head_alone_waits_for_both(bench) -> None:
     assert await bench.read() == rows
 
 
-async def test_marks_under_way_keep_marked_where_it_is(bench) -> None:
+async def test_an_append_with_marks_in_flight_keeps_marked_unchanged(bench) -> None:
     hold = await bench.claim()
     marked = hold.head.marked
     bench.table.held = []
@@ -120,7 +120,7 @@ async def test_marks_under_way_keep_marked_where_it_is(bench) -> None:
     assert hold.head.marked == marked
 
 
-async def test_one_that_fills_the_page_is_rolled_before_the_next(bench) -> None:
+async def test_the_log_rolls_a_full_page_before_the_next_append(bench) -> None:
     hold = await bench.claim()
     rows = [
         row

@@ -29,7 +29,7 @@ def test_all_generations_share_one_root():
 
 
 @given(st.integers(1, (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
-def test_a_payload_log_is_known_by_the_key_of_its_root(generation, number):
+def test_the_key_of_a_root_names_its_payload_log(generation, number):
     log = LogId(TOPIC, generation, number)
     assert keys.payload_log_of_root(TOPIC, keys.root_key(log)) == log
     assert keys.is_root(keys.root_key(log))
@@ -44,13 +44,13 @@ def test_roots_of_payload_logs_sort_by_their_numbers(one, other):
 
 
 @given(st.binary(min_size=1, max_size=4), st.binary(max_size=6))
-def test_a_prefix_ends_right_behind_what_begins_with_it(prefix, key):
+def test_prefix_end_bounds_exactly_the_keys_with_the_prefix(prefix, key):
     end = keys.prefix_end(prefix)
     inside = prefix <= key and (not end or key < end)
     assert inside == key.startswith(prefix)
 
 
 @pytest.mark.parametrize("other", ["note", "notes2", "notes-", "n"])
-def test_no_topics_keys_begin_with_anothers_prefix(other):
+def test_no_topic_prefix_begins_with_the_prefix_of_another(other):
     assert not keys.topic_prefix(TopicId("default", other)).startswith(keys.topic_prefix(TOPIC))
     assert not keys.topic_prefix(TOPIC).startswith(keys.topic_prefix(TopicId("default", other)))

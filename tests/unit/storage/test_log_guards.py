@@ -1,4 +1,7 @@
-"""Clauses that random runs meet too rarely, each shown by a story and by its mutant."""
+"""Rare cases of the log's rules. Each has a test of the rule, and most have one with its mutant.
+
+Random runs meet these cases too rarely, so each test scripts one order of events.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,9 +12,8 @@ from typing_extensions import override
 from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_after
-from broker.storage import entry as entries
 from broker.storage import sweep
-from broker.storage.entry import PLAIN, Shared
+from broker.storage.entry import Shared
 from broker.storage.hold import LogHold
 from broker.storage.keys import page_key, root_key
 from broker.storage.log import Deleted, Logs
@@ -28,14 +30,14 @@ Meanwhile = Callable[[], Awaitable[None]]
 
 
 class StoryTable(MemoryTable):
-    """A table at which something happens before or after one change that a test waits for."""
+    """A table in memory that runs a test's function before, after or instead of a chosen change."""
 
     def __init__(self) -> None:
         super().__init__(is_alone=False)
         self.stories: list[tuple[str, Callable[[bytes, dict], bool], Meanwhile]] = []
 
     def on(self, when: str, is_it: Callable[[bytes, dict], bool], story: Meanwhile) -> None:
-        """Tell ``story`` ``when`` ("before", "after", "instead of") the next change that ``is_it``."""
+        """Run ``story`` "before", "after" or "instead of" (``when``) the next change that ``is_it``."""
         self.stories.append((when, is_it, story))
 
     @override
@@ -74,7 +76,7 @@ async def not_sent() -> None:
     raise NotWritten("refused")
 
 
-# A page that is gone says nothing of what was in it.
+# A page that is gone proves nothing about its former entries.
 
 
 async def outcome_of_an_append_to_a_page_that_goes(bench: Bench) -> BrokerError:
@@ -97,12 +99,12 @@ async def test_an_append_to_a_page_that_is_gone_is_unknown(bench):
     assert isinstance(await outcome_of_an_append_to_a_page_that_goes(bench), OutcomeUnknown)
 
 
-async def test_gone_is_unknown_is_needed(bench):
+async def test_without_gone_is_unknown_such_an_append_seems_refused(bench):
     with mutants.in_force("gone-is-unknown"):
         assert isinstance(await outcome_of_an_append_to_a_page_that_goes(bench), Fenced)
 
 
-# A page that was packed has no cell of an entry that was joined with others.
+# A packed page does not have the cell of an entry that was joined with others.
 
 
 async def outcome_of_an_append_to_a_page_that_is_packed(bench: Bench) -> BrokerError:
@@ -127,16 +129,16 @@ async def test_an_append_to_a_page_that_was_packed_is_unknown(bench):
     assert isinstance(await outcome_of_an_append_to_a_page_that_is_packed(bench), OutcomeUnknown)
 
 
-async def test_packed_is_unknown_is_needed(bench):
+async def test_without_packed_is_unknown_such_an_append_seems_refused(bench):
     with mutants.in_force("packed-is-unknown"):
         assert isinstance(await outcome_of_an_append_to_a_page_that_is_packed(bench), Fenced)
 
 
-# A root that could be changed is the root as it is now.
+# A successful change of the root proves that the read root is current.
 
 
 async def floors_after_a_claim(bench: Bench) -> tuple[bytes, bytes]:
-    """Return the floor as a new holder believes it, and as it is."""
+    """Return the floor that a new holder knows, and the stored floor."""
     hold = await bench.claim()
     for _ in range(6):
         await bench.publish(hold)
@@ -151,22 +153,22 @@ async def floors_after_a_claim(bench: Bench) -> tuple[bytes, bytes]:
     return second.root.floor, stored.floor
 
 
-async def test_a_claim_knows_the_floor_as_it_is(bench):
+async def test_a_claim_reads_the_current_floor(bench):
     believed, stored = await floors_after_a_claim(bench)
     assert believed == stored > ROW_ID_MIN
 
 
 @pytest.mark.parametrize("name", ["own-after-link", "link-every-claim"])
-async def test_the_link_of_every_claim_is_needed(bench, name):
+async def test_without_the_link_of_every_claim_the_floor_is_stale(bench, name):
     with mutants.in_force(name):
         believed, stored = await floors_after_a_claim(bench)
     assert believed < stored
 
 
-# What a hostile reading found.
+# Cases that a review of the code found.
 
 
-async def test_what_was_perhaps_sent_is_not_told_as_not_done(bench):
+async def test_a_write_that_was_perhaps_sent_is_not_reported_as_refused(bench):
     hold = await bench.claim()
     bench.table.on("after", has_entries, no_answer)
 
@@ -187,7 +189,7 @@ async def test_what_was_perhaps_sent_is_not_told_as_not_done(bench):
     assert (await bench.read())[-1:] == rows
 
 
-async def test_what_was_certainly_not_sent_lets_the_hold_go_on(bench):
+async def test_after_a_write_that_was_not_sent_the_hold_goes_on(bench):
     hold = await bench.claim()
     bench.table.on("instead of", has_entries, not_sent)
     with pytest.raises(Unavailable):
@@ -196,7 +198,7 @@ async def test_what_was_certainly_not_sent_lets_the_hold_go_on(bench):
     assert await bench.read() == rows
 
 
-async def test_a_page_that_was_sealed_and_not_rolled_ends_the_hold(bench):
+async def test_a_failed_roll_after_a_seal_ends_the_hold(bench):
     hold = await bench.claim()
     await bench.publish(hold)
     bench.table.on("instead of", lambda row, _: row.endswith(hold.head.next), not_sent)
@@ -208,7 +210,7 @@ async def test_a_page_that_was_sealed_and_not_rolled_ends_the_hold(bench):
     assert second.page == row_after(hold.pointer)
 
 
-async def test_two_rollbacks_of_a_sealed_page_don_t_lose_each_other(bench):
+async def test_two_concurrent_rollbacks_of_a_sealed_page_both_count(bench):
     hold = await bench.claim()
     mine = await bench.publish(hold, 6, Shared(pointer=7))
     for _ in range(4):
@@ -224,7 +226,7 @@ async def test_two_rollbacks_of_a_sealed_page_don_t_lose_each_other(bench):
 
 
 @pytest.mark.slow
-async def test_two_holds_of_one_epoch_don_t_take_each_others_entry_for_theirs(bench):
+async def test_a_hold_does_not_take_an_entry_of_its_epoch_for_its_own(bench):
     topic = await bench.claim()
     payloads = PayloadLogs(bench.one, "one")
     first = await payloads.open(topic, 7)
@@ -241,7 +243,7 @@ async def test_two_holds_of_one_epoch_don_t_take_each_others_entry_for_theirs(be
     assert [row[1] for row in await bench.rows(log=second.log)] == [b"second"]
 
 
-async def test_a_stub_of_my_entry_is_mine(bench):
+async def test_a_stub_shows_that_the_append_of_its_entry_was_done(bench):
     hold = await bench.claim()
 
     async def meanwhile() -> None:
@@ -256,7 +258,7 @@ async def test_a_stub_of_my_entry_is_mine(bench):
     assert await bench.read() == []
 
 
-async def test_a_deletion_whose_root_changed_meanwhile_is_finished_all_the_same(bench):
+async def test_a_deletion_completes_although_the_root_changes_meanwhile(bench):
     hold = await bench.claim()
     for _ in range(5):
         await bench.publish(hold)
@@ -264,7 +266,7 @@ async def test_a_deletion_whose_root_changed_meanwhile_is_finished_all_the_same(
     await bench.other.close_tail(bench.log, await bench.one.root(bench.log), "other")
 
     async def meanwhile() -> None:
-        # The former leader does not know yet, and its root is the one that is stored.
+        # The former leader does not know of the deletion yet, and its root is still the stored one.
         await hold.raise_floor(hold.page)
 
     bench.table.on("before", lambda row, _: row == root_key(bench.log), meanwhile)
@@ -275,33 +277,31 @@ async def test_a_deletion_whose_root_changed_meanwhile_is_finished_all_the_same(
     assert (await bench.claim()).epoch > hold.epoch
 
 
-async def test_what_is_published_while_a_tail_expires_stays_above_the_floor(bench):
+async def test_a_message_published_while_the_tail_expires_stays_above_the_floor(bench):
     hold = await bench.claim()
     await bench.publish(hold)
     bound = row_after(hold.pointer)
+    raising: list[asyncio.Future[None]] = []
 
-    await hold._turn.acquire()
-    raising = asyncio.ensure_future(sweep.raise_floor(hold, bound))
-    while not hold._turn._waiters:
-        await settle(1)
-    ids = bench.ids(1)
-    added = bench.entries(hold, ids, PLAIN)
-    cells = {each.column: entries.encode(each) for each in added}
-    await hold._change_page(hold._appended(added, 1, 0), cells, added)
-    hold._turn.release()
-    await raising
+    async def meanwhile() -> None:
+        raising.append(asyncio.ensure_future(sweep.raise_floor(hold, bound)))
+        await settle()
+
+    bench.table.on("before", has_entries, meanwhile)
+    ids = await bench.publish(hold)
+    await raising[0]
     await bench.clear(hold)
     assert (await bench.read())[-1:] == ids
 
 
-async def test_a_handoff_of_a_hold_that_is_done_says_so(bench):
+async def test_the_handoff_of_a_hold_that_is_done_returns_false(bench):
     hold = await bench.claim()
     await bench.publish(hold, key=b"k" * 16)
     hold.end()
     assert not await hold.hand_off()
 
 
-async def test_marks_of_a_hold_that_is_done_are_not_waited_for(bench):
+async def test_flushing_marks_of_a_hold_that_is_done_is_refused(bench):
     hold: LogHold = await bench.claim()
     await bench.publish(hold, key=b"k" * 16)
     hold.end()
@@ -309,11 +309,11 @@ async def test_marks_of_a_hold_that_is_done_are_not_waited_for(bench):
         await hold.marks.flush()
 
 
-# A page that is there, or was, is not made again.
+# A page that exists, or existed, is not created again.
 
 
-async def outcome_of_a_late_make(bench: Bench, *, is_dead: bool) -> str:
-    """Let the make of a page be applied once more when it was swept; return what its maker is told."""
+async def outcome_of_a_late_creation(bench: Bench, *, is_dead: bool) -> str:
+    """Repeat the creation of a page after the page was swept; return the outcome of its creator's append."""
     makes: list[tuple] = []
     change = bench.table.change
 
@@ -345,13 +345,13 @@ async def outcome_of_a_late_make(bench: Bench, *, is_dead: bool) -> str:
 
 
 @pytest.mark.parametrize("is_dead", [False, True])
-async def test_a_late_make_of_a_page_that_is_gone_fails(bench, is_dead):
-    assert await outcome_of_a_late_make(bench, is_dead=is_dead) == "OutcomeUnknown"
+async def test_a_late_creation_of_a_page_that_is_gone_fails(bench, is_dead):
+    assert await outcome_of_a_late_creation(bench, is_dead=is_dead) == "OutcomeUnknown"
 
 
 @pytest.mark.parametrize(
     ("name", "is_dead"), [("gone-stays", False), ("dead-generations-stay", True)]
 )
-async def test_heads_that_stay_are_needed(bench, name, is_dead):
+async def test_without_heads_that_stay_a_late_creation_succeeds(bench, name, is_dead):
     with mutants.in_force(name):
-        assert await outcome_of_a_late_make(bench, is_dead=is_dead) == "acknowledged"
+        assert await outcome_of_a_late_creation(bench, is_dead=is_dead) == "acknowledged"

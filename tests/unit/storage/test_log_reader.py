@@ -14,7 +14,7 @@ from tests.kit.bench import HookedTable
 LOG = LogId(TopicId("ns", "t"), 1)
 
 
-async def test_an_entry_whose_page_goes_while_it_is_read_is_not_shown_without_its_rollback() -> (
+async def test_an_entry_on_a_page_that_goes_during_a_read_is_not_shown_without_its_rollback() -> (
     None
 ):
     table = HookedTable(MemoryTable())

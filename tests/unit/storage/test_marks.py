@@ -12,22 +12,28 @@ from broker.storage.marks import Marks, MarksBefore, decode_mark, encode_mark, m
 from broker.storage.memory.table import MemoryTable
 from broker.storage.resolve import Resolver
 from broker.storage.table import WriteUnknown
+from tests.kit.bench import settle
 
 LOG = LogId(TopicId("ns", "t"), 1)
 
 
 class Table(MemoryTable):
-    """Counts puts; while ``failing``, none is answered."""
+    """Counts puts. A test can make them fail, or hold them up."""
 
     def __init__(self):
         super().__init__()
         self.puts = 0
         self.failing = False
+        self.begun = asyncio.Event()
+        self.may_put = asyncio.Event()
+        self.may_put.set()
 
     async def put(self, space, heads):
         self.puts += 1
         if self.failing:
             raise WriteUnknown("lost")
+        self.begun.set()
+        await self.may_put.wait()
         await super().put(space, heads)
 
 
@@ -62,20 +68,20 @@ def key(number):
     return b"%016d" % number
 
 
-def test_a_mark_comes_back_from_its_row():
+def test_a_mark_survives_its_row():
     mark = Mark(3, key(1), row_id(1, 1), row_id(2, 2), b"h" * 32)
     assert decode_mark(mark_key(LOG, mark), encode_mark(mark)) == mark
     with pytest.raises(StorageCorrupt):
         decode_mark(mark_key(LOG, mark), encode_mark(mark)[:-1] + b"?")
 
 
-async def test_marked_rises_with_every_append_while_none_is_pending(marks):
+async def test_marked_rises_with_every_append_while_no_mark_is_pending(marks):
     assert confirm(marks, entry(1)) == row_id(1, 0)
     assert confirm(marks, entry(2)) == row_id(2, 0)
     assert marks.marked == row_id(2, 0)
 
 
-async def test_marked_stands_while_one_is_pending_and_rises_when_it_is_put(marks):
+async def test_marked_waits_for_a_pending_mark_and_rises_when_it_is_put(marks):
     confirm(marks, entry(1))
     assert confirm(marks, entry(2, key(2))) == row_id(1, 0)
     assert confirm(marks, entry(3)) == row_id(1, 0)
@@ -95,24 +101,31 @@ async def test_marks_are_put_together(marks, table):
         assert [mark.first for mark in await marks.find(1, key(number))] == [row_id(number, 0)]
 
 
-async def test_so_many_are_put_without_being_asked_for(marks, table):
+async def test_a_full_batch_of_marks_is_put_without_a_flush(marks, monkeypatch):
+    monkeypatch.setattr(module, "PUT_AFTER_S", 3600)
     for number in range(1, module.PUT_AT + 1):
         confirm(marks, entry(number, key(number)))
-    await marks._putting
-    assert marks.marked == row_id(module.PUT_AT, 0)
+    async with asyncio.timeout(10):
+        while marks.marked != row_id(module.PUT_AT, 0):
+            await settle()
 
 
-async def test_what_comes_while_others_are_put_stays_pending(marks, table):
+async def test_a_mark_that_arrives_during_a_put_stays_pending(marks, table):
     confirm(marks, entry(1, key(1)))
-    putting = asyncio.ensure_future(marks.flush())
-    confirm(marks, entry(2, key(2)))
-    marks._put_soon()
-    confirm(marks, entry(3, key(1)))
-    await putting
-    assert await marks.find(1, key(1)) == [*entry(1, key(1)).marks, *entry(3, key(1)).marks]
-    assert marks.marked >= row_id(2, 0)
+    table.may_put.clear()
+    flushing = asyncio.ensure_future(marks.flush())
+    await table.begun.wait()
+    confirm(marks, entry(2, key(1)))
+    table.failing = True
+    table.may_put.set()
+    with pytest.raises(Unavailable):
+        await flushing
+    assert marks.marked == row_id(1, 0), "the first put is done, the second one has failed"
+    assert await marks.find(1, key(1)) == [*entry(1, key(1)).marks, *entry(2, key(1)).marks]
+    table.failing = False
     await marks.flush()
-    assert marks._pending == {}
+    assert marks.marked == row_id(2, 0)
+    marks.close()
 
 
 async def test_rows_that_are_not_put_stay_pending(marks, table):
@@ -148,7 +161,7 @@ async def test_the_last_marks_of_a_key_that_has_many_are_found(marks):
     assert found == [row_id(number, 0) for number in range(50, 150)]
 
 
-async def test_a_sweep_leaves_what_is_above_marked_or_in_its_window(marks, resolver):
+async def test_a_sweep_keeps_marks_above_marked_and_marks_in_their_window(marks, resolver):
     for number in range(1, 10):
         confirm(marks, entry(number, key(number)))
     await marks.flush()

@@ -22,7 +22,7 @@ MANY = 1 << 60
 
 
 class Filled:
-    """A log of small pages, and what was put into it: ids, and how many messages each stands for."""
+    """A log of small pages, with all its ids and how many messages each id stands for."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -56,7 +56,7 @@ class Filled:
             self.weights += [weight] * count
 
     async def shrink(self) -> None:
-        """Raise the floor to some page."""
+        """Raise the floor to a random page, and clear the pages below."""
         bound = self.chance.choice(self.ids)
         await sweep.raise_floor(self.hold, bound)
         while (await sweep.clear_below_floor(self.logs.resolver, self.hold, 2))[1]:
@@ -64,7 +64,7 @@ class Filled:
         self.gone = sum(each < self.hold.root.floor for each in self.ids)
 
     def count(self, row: RowId) -> int:
-        """How many messages were published up to an id, by looking at all."""
+        """Return how many messages were published up to an id, by a full count."""
         return sum(self.weights[: max(bisect_right(self.ids, row), self.gone)])
 
 
@@ -73,7 +73,7 @@ async def log(drawn_seed: int) -> Filled:
     return await Filled(drawn_seed).begin()
 
 
-async def test_an_empty_log_has_nothing(log: Filled) -> None:
+async def test_an_empty_log_counts_no_messages(log: Filled) -> None:
     for numbering in (Numbering(log.logs, LOG), Numbering(log.logs, LOG._replace(generation=2))):
         await numbering.refresh()
         assert (numbering.tail, numbering.all, numbering.size) == (ROW_ID_MIN, LogCount(), 0)
@@ -81,7 +81,7 @@ async def test_an_empty_log_has_nothing(log: Filled) -> None:
         assert await numbering.seek(LogCount(5, 5)) == ROW_ID_MIN
 
 
-async def test_every_id_has_the_number_that_counting_gives(log: Filled) -> None:
+async def test_the_number_of_each_id_equals_a_full_count(log: Filled) -> None:
     numbering = Numbering(log.logs, LOG)
     for step in range(6):
         await log.grow(log.chance.randint(0, 12))
@@ -112,7 +112,7 @@ async def test_the_last_id_up_to_a_number_is_found(log: Filled) -> None:
         assert row == (log.ids[log.gone + fitting - 1] if fitting else numbering.floor), most
 
 
-async def test_bytes_bound_too(log: Filled) -> None:
+async def test_a_limit_of_bytes_is_kept(log: Filled) -> None:
     await log.grow(30)
     numbering = Numbering(log.logs, LOG)
     await numbering.refresh()
@@ -124,11 +124,11 @@ async def test_bytes_bound_too(log: Filled) -> None:
         assert most * 0.9 - len(PAYLOAD) <= size <= most * 1.1
 
 
-async def test_a_page_that_can_not_be_read_to_its_end_is_not_counted(log: Filled) -> None:
+async def test_a_page_that_can_not_be_read_is_unavailable(log: Filled) -> None:
     await log.grow(12)
     numbering = Numbering(log.logs, LOG)
     await numbering.refresh()
-    pages = numbering._pages
+    pages = [page for page, _ in await log.hold.chain(ROW_ID_MIN, ROW_ID_MAX)]
 
     async def nothing(*_: object, **__: object) -> dict[str, object]:
         return {}
@@ -145,12 +145,12 @@ async def test_heads_are_read_once_and_entries_only_at_the_edges(log: Filled) ->
     calls = log.table.calls
     calls.clear()
     await numbering.refresh()
-    assert calls == ["get", "get"]
+    assert calls == ["get", "get"], "the root and the head of the tail"
     row = log.ids[len(log.ids) // 2]
     await numbering.count(row)
     calls.clear()
     await numbering.count(row)
-    assert len(calls) <= 2, "the one entry that the id lies in"
+    assert len(calls) <= 2, "only the entry with the id is read"
 
 
 async def test_the_next_message_is_found(log: Filled) -> None:
@@ -164,7 +164,7 @@ async def test_the_next_message_is_found(log: Filled) -> None:
         assert await numbering.next_id(row) == (behind[0] if behind else numbering.tail)
 
 
-async def test_what_has_gone_is_counted_by_the_heads_that_stay(log: Filled) -> None:
+async def test_the_heads_that_stay_count_the_messages_that_are_gone(log: Filled) -> None:
     await log.grow(40)
     await log.shrink()
     numbering = Numbering(log.logs, LOG)

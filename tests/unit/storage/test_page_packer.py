@@ -1,4 +1,4 @@
-"""Packing: what is joined, what stays, and readers that are under way meanwhile."""
+"""Packing of pages: which entries are joined, which stay, and how readers continue meanwhile."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ def entry(
 
 
 def packed(*added: Entry) -> list[Entry]:
-    """Return the entries of a page once it is packed."""
+    """Pack a page with these entries; return its entries after that."""
     changes = Packed()
     cells = {each.column: entries.encode(each) for each in added}
     for column, value in cells.items():
@@ -58,7 +58,7 @@ def packed(*added: Entry) -> list[Entry]:
     return found
 
 
-def test_neighbours_become_one_with_their_marks() -> None:
+def test_neighbouring_entries_are_joined_with_their_marks() -> None:
     key = Mark(1, b"k" * 16, row_id(1, 0), row_id(1, 0), b"h" * 32)
     one, two, three = entry(1), entry(2, count=3), entry(3)
     one.marks, three.marks = (key,), (key._replace(first=row_id(3, 0)),)
@@ -67,7 +67,7 @@ def test_neighbours_become_one_with_their_marks() -> None:
     assert found.marks == (*one.marks, *three.marks)
 
 
-def test_what_is_judged_and_other_epochs_stay_apart() -> None:
+def test_transactional_entries_and_other_epochs_are_not_joined() -> None:
     found = packed(
         entry(1), entry(2), entry(3, shared=TIED), entry(4), entry(5, epoch=2), entry(6, epoch=2)
     )
@@ -79,13 +79,13 @@ def test_what_is_judged_and_other_epochs_stay_apart() -> None:
     ]
 
 
-def test_an_entry_grows_to_its_bound_and_no_further() -> None:
+def test_a_joined_entry_stays_within_its_limit() -> None:
     found = packed(*(entry(at, size=1000) for at in range(100)))
     assert len(found) > 5
     assert max(len(each.items) for each in found) <= entries.ENTRY_BYTES_MAX
 
 
-def test_attributes_are_kept_and_count() -> None:
+def test_attributes_are_kept_and_count_towards_the_limit() -> None:
     (found,) = packed(entry(1), entry(2, count=3, attributes=[b"", b"a", b"bc"]), entry(3))
     assert found.attributes(0, 5) == [(2, b"a"), (3, b"bc")]
     several = packed(*(entry(at, attributes=[bytes([at]) * 1000]) for at in range(1, 100)))
@@ -109,12 +109,12 @@ def test_small_entries_are_gathered_with_their_attributes(*, is_checked: bool) -
     assert attributes_of([found]) == attributes_of(added)
 
 
-def test_damage_is_told() -> None:
+def test_damage_is_reported() -> None:
     with pytest.raises(StorageCorrupt):
         Packed().take(entry(1).column, b"x" * 60)
 
 
-def test_part_of_an_entry_is_what_lies_between() -> None:
+def test_a_part_of_an_entry_has_the_messages_between_two_ids() -> None:
     whole = packed_of([entry(1), entry(2, count=4), entry(3)])
     ids = whole.ids()
     for after in (ROW_ID_MIN, *ids[:-1]):
@@ -134,7 +134,7 @@ def bench() -> Bench:
 
 
 async def filled(bench: Bench) -> list:
-    """Fill a page, and begin another."""
+    """Fill a page and begin another one; return all rows."""
     hold = await bench.claim()
     for _ in range(5):
         await bench.publish(hold)
@@ -150,7 +150,7 @@ async def pack_first(bench: Bench) -> bool:
 
 
 @pytest.mark.parametrize("before", range(14))
-async def test_a_reader_goes_on_through_a_page_that_is_packed_meanwhile(bench, before) -> None:
+async def test_a_reader_continues_while_its_page_is_packed(bench, before) -> None:
     rows = await filled(bench)
     reader = bench.other.reader(bench.log, ROW_ID_MIN)
     found: list[Entry] = []
@@ -163,7 +163,7 @@ async def test_a_reader_goes_on_through_a_page_that_is_packed_meanwhile(bench, b
 
 
 @pytest.mark.parametrize("before", range(14))
-async def test_a_reader_goes_back_through_a_page_that_is_packed_meanwhile(bench, before) -> None:
+async def test_a_backward_reader_continues_while_its_page_is_packed(bench, before) -> None:
     ids = [row[0] for row in await filled(bench)]
     reader = bench.other.reader(bench.log, ROW_ID_MIN)
     found = []
@@ -191,7 +191,7 @@ async def test_a_full_page_of_small_entries_is_packed_once_it_is_sealed(bench) -
 @pytest.mark.parametrize(
     "bounds", [PageBounds(cells_max=8, packed_from=9), PageBounds(bytes_max=9000)]
 )
-async def test_few_or_large_entries_are_left_as_they_are(bench, bounds) -> None:
+async def test_a_page_of_few_or_large_entries_is_not_packed(bench, bounds) -> None:
     bench.one.bounds = bounds
     hold = await bench.claim()
     while hold.page == ROW_ID_MIN:
@@ -201,7 +201,7 @@ async def test_few_or_large_entries_are_left_as_they_are(bench, bounds) -> None:
     assert head.state is PageState.SEALED
 
 
-async def test_where_the_table_is_not_alone_nothing_is_packed() -> None:
+async def test_a_table_that_is_not_alone_is_not_packed() -> None:
     table = MemoryTable(is_alone=False)
     logs = Logs(table, SystemClock(), bounds=PageBounds(cells_max=4, packed_from=2))
     bench = Bench(table, TopicId("ns", "t"), logs, logs)

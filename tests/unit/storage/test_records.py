@@ -40,7 +40,7 @@ def records(table):
     return Records(Resolver(table, SystemClock(), call_s=0.05), nonce)
 
 
-async def test_a_put_whose_answer_is_lost_is_found_out(records, table):
+async def test_a_put_whose_answer_is_lost_still_returns_its_version(records, table):
     table.errors = [("after", WriteUnknown("lost"))]
     version = await records.put_if(b"k", None, b"v")
     assert (await records.get(b"k")) == Record(b"v", version)
@@ -62,14 +62,14 @@ async def test_a_put_that_is_never_answered_is_unknown(records, table):
         await records.put_if(b"k", None, b"v")
 
 
-async def test_the_same_value_again_is_another_version(records):
+async def test_a_put_of_the_same_value_makes_a_new_version(records):
     one = await records.put_if(b"k", None, b"v")
     other = await records.put_if(b"k", one, b"v")
     assert one != other
     assert await records.put_if(b"k", one, b"w") is None
 
 
-async def test_a_damaged_record_is_noticed(records, table):
+async def test_a_damaged_record_is_found(records, table):
     await records.put_if(b"k", None, b"v")
     cell = (await table.get(Space.RECORDS, b"k", [HEAD]))[HEAD]
     await table.put(Space.RECORDS, {b"k": cell.value[:-1] + b"?"})
@@ -77,7 +77,7 @@ async def test_a_damaged_record_is_noticed(records, table):
         await records.get(b"k")
 
 
-async def test_a_prefix_is_scanned_in_pieces(records, monkeypatch):
+async def test_a_prefix_is_scanned_in_several_calls(records, monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
     for number in range(10):
         await records.put_if(b"a/%d" % number, None, b"%d" % number)
@@ -88,7 +88,7 @@ async def test_a_prefix_is_scanned_in_pieces(records, monkeypatch):
     assert len(await records.scan_prefix(b"")) == 12
 
 
-async def test_pages_of_long_records_have_fewer(records, monkeypatch):
+async def test_pages_of_long_records_have_fewer_records(records, monkeypatch):
     monkeypatch.setattr(module, "ROWS_AT_FIRST", 4)
     monkeypatch.setattr(module, "BYTES_AT_ONCE", 2000)
     for number in range(20):
@@ -96,4 +96,4 @@ async def test_pages_of_long_records_have_fewer(records, monkeypatch):
     pages = [[key for key, _ in page] async for page in records.pages(b"a/")]
     assert [key for page in pages for key in page] == [b"a/%02d" % number for number in range(20)]
     assert [len(page) for page in pages[:4]] == [4, 2, 2, 2]
-    assert len(pages) < 8, "of short ones more"
+    assert len(pages) < 8, "a page of short records has more of them"

@@ -21,7 +21,7 @@ SAME_EPOCH = entries_of(5, [row_id(2, 0)], [b"another"])[0]
 
 
 class Scripted:
-    """A table that answers as told, the last answer again and again."""
+    """A table with scripted answers. It repeats the last one."""
 
     is_alone = keeps_order = False
 
@@ -53,7 +53,7 @@ def shown(head, entry=None):
 
 
 def append(changes, gets=()):
-    """Return what an append ends with, and the calls it made."""
+    """Return the verdict or the error of an append, and its calls of the table."""
     table = Scripted(changes, gets)
 
     async def run(loop):
@@ -63,7 +63,7 @@ def append(changes, gets=()):
 
     try:
         return simulate(run), table.calls
-    except Exception as error:  # noqa: BLE001 - What it ends with.
+    except Exception as error:  # noqa: BLE001 - Any error is a result here.
         return error, table.calls
 
 
@@ -90,41 +90,41 @@ NO_ANSWER, NOT_SENT = WriteUnknown("lost"), NotWritten("refused")
         ([NO_ANSWER], ChangeVerdict.UNKNOWN),
     ],
 )
-def test_what_a_reading_tells(doubt, gets, verdict):
+def test_the_verdict_of_a_read_after_a_doubtful_append(doubt, gets, verdict):
     assert append([doubt], gets)[0] is verdict
 
 
-def test_true_is_certain():
+def test_an_append_answered_with_true_is_applied():
     verdict, calls = append([True])
     assert (verdict, len(calls)) == (ChangeVerdict.APPLIED, 1)
 
 
-def test_a_change_that_is_not_applied_yet_is_repeated_byte_for_byte():
+def test_an_unapplied_change_is_repeated_byte_for_byte():
     verdict, calls = append([NO_ANSWER, False, NOT_SENT, True], [shown(OLD)])
     changes = [call for call in calls if call[0] == "change"]
     assert (verdict, len(changes)) == (ChangeVerdict.APPLIED, 4)
     assert all(call == changes[0] for call in changes)
 
 
-def test_a_change_that_is_never_applied_yet_is_unknown_at_the_deadline():
+def test_a_change_that_is_never_applied_is_unknown_at_the_deadline():
     assert append([NO_ANSWER], [shown(OLD)])[0] is ChangeVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("refusal", [NOT_SENT, Unavailable("busy")])
-def test_the_first_refusal_is_certain(refusal):
+def test_a_refusal_of_the_first_try_is_certain(refusal):
     error, calls = append([refusal])
     assert isinstance(error, Unavailable)
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("refusal", [NOT_SENT, Unavailable("busy")])
-def test_a_refusal_after_doubt_is_not(refusal):
+def test_a_refusal_after_an_unanswered_try_is_not_certain(refusal):
     assert append([NO_ANSWER, refusal], [shown(OLD), shown(NEW, MINE)])[0] is ChangeVerdict.APPLIED
     assert append([NO_ANSWER, refusal], [shown(OLD)])[0] is ChangeVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("error", [StorageFull("full"), StorageCorrupt("bad")])
-def test_errors_that_know_more_are_final(error):
+def test_a_full_or_corrupt_storage_is_final(error):
     assert append([error])[0] is error
 
 
@@ -137,7 +137,7 @@ def swap(changes, gets=(), expected=b"old", **more):
 
     try:
         return simulate(run), table.calls
-    except Exception as error:  # noqa: BLE001 - What it ends with.
+    except Exception as error:  # noqa: BLE001 - Any error is a result here.
         return error, table.calls
 
 
@@ -152,21 +152,21 @@ def swap(changes, gets=(), expected=b"old", **more):
         ([NO_ANSWER, True], [NO_ANSWER, {HEAD: Cell(b"old")}], b"old", True),
     ],
 )
-def test_changes_of_a_head_alone(changes, gets, expected, outcome):
+def test_the_outcome_of_a_swap(changes, gets, expected, outcome):
     assert swap(changes, gets, expected)[0] is outcome
 
 
-def test_a_change_of_a_head_whose_outcome_stays_open():
+def test_a_swap_without_a_known_outcome_raises():
     assert isinstance(swap([NO_ANSWER], [NO_ANSWER])[0], OutcomeUnknown)
     assert isinstance(swap([NOT_SENT])[0], Unavailable)
 
 
-def test_a_swap_hands_on_what_else_changes():
+def test_a_swap_passes_puts_deletes_and_clear_to_the_table():
     _, calls = swap([True], puts={b"ex": b"1"}, deletes=[b"e1"], clear=True)
     assert calls == [("change", b"row", b"old", {HEAD: b"new", b"ex": b"1"}, (b"e1",), True)]
 
 
-def test_readings_are_repeated_until_the_deadline():
+def test_reads_are_repeated_until_the_deadline():
     table = Scripted([], [NO_ANSWER, NOT_SENT, {HEAD: Cell(b"v")}])
     found = simulate(lambda loop: Resolver(table, VirtualClock(loop)).head(Space.MESSAGES, b"r"))
     assert found == Cell(b"v")
@@ -182,7 +182,7 @@ def test_tokens_rise_within_a_hold_and_differ_between_holds():
     assert all(one.is_mine(token) and not other.is_mine(token) for token in mine)
 
 
-def test_whose_an_entry_is():
+def test_an_entry_shows_the_epoch_of_its_writer():
     mine = entries.encode(MINE)
     tied = entries_of(5, [row_id(2, 0)], [random.Random(1).randbytes(9)], Shared(lifetime_ms=1))[0]
     assert epoch_of(mine, mine, 5) == 5

@@ -33,7 +33,7 @@ def test_a_root_comes_back_as_it_was(root):
 
 
 @given(ROOTS, st.data())
-def test_a_changed_byte_is_noticed(root, data):
+def test_a_changed_byte_is_found(root, data):
     value = bytearray(encode(root))
     value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(StorageCorrupt):
@@ -41,7 +41,7 @@ def test_a_changed_byte_is_noticed(root, data):
 
 
 @given(ROOTS, st.data())
-def test_a_value_of_another_length_is_noticed(root, data):
+def test_a_value_of_another_length_is_found(root, data):
     value = encode(root)
     with pytest.raises(StorageCorrupt):
         decode(value[: data.draw(st.integers(0, len(value) - 1))])
@@ -50,7 +50,7 @@ def test_a_value_of_another_length_is_noticed(root, data):
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\x09more"])
-def test_a_value_without_a_state_is_noticed(value):
+def test_a_value_without_a_state_is_found(value):
     with pytest.raises(StorageCorrupt):
         state_of(value)
 
@@ -62,7 +62,7 @@ def test_another_format_is_refused():
 
 
 @given(ROOTS, ROWS)
-def test_a_link_changes_page_and_epoch_alone(root, page):
+def test_a_link_changes_only_page_and_epoch(root, page):
     assert linked(root, page, 9) == root._replace(page=page, epoch=9)
 
 
@@ -82,7 +82,7 @@ def samples():
     return [Root(1, RootState.LIVE), rich]
 
 
-def test_bytes_of_format_1_are_read_and_written_as_ever():
+def test_bytes_of_format_1_stay_readable_and_unchanged():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(root) for root in samples()] == lines
     assert [decode(line) for line in lines] == samples()

@@ -9,7 +9,7 @@ from tests.kit.bench import settle
 
 
 class Source:
-    """Counts the reads that began; each is answered by its number when it is let go."""
+    """Keeps the reads that began. A test answers each of them."""
 
     def __init__(self) -> None:
         self.begun: list[asyncio.Future[int]] = []
@@ -20,7 +20,7 @@ class Source:
         return await answer
 
 
-async def test_a_read_begins_after_everybody_who_shares_it_has_asked() -> None:
+async def test_a_shared_read_begins_after_all_its_callers_have_asked() -> None:
     source = Source()
     shared = SharedRead(source.read)
     asked = []
@@ -30,7 +30,7 @@ async def test_a_read_begins_after_everybody_who_shares_it_has_asked() -> None:
     assert len(source.begun) == AT_ONCE
     late = [asyncio.ensure_future(shared()) for _ in range(3)]
     await settle()
-    assert len(source.begun) == AT_ONCE, "no more at once"
+    assert len(source.begun) == AT_ONCE, "no more reads are in flight at once"
     source.begun[0].set_result(0)
     await settle()
     assert len(source.begun) == AT_ONCE + 1
@@ -40,7 +40,7 @@ async def test_a_read_begins_after_everybody_who_shares_it_has_asked() -> None:
     assert await asyncio.gather(*late) == [2] * 3
 
 
-async def test_who_leaves_takes_nothing_from_the_others_and_an_error_is_everybodys() -> None:
+async def test_a_cancelled_caller_ends_no_shared_read_and_all_callers_get_its_error() -> None:
     source = Source()
     shared = SharedRead(source.read)
     tasks = [asyncio.ensure_future(shared()) for _ in range(3)]
