@@ -1,4 +1,4 @@
-"""A gateway of thriftpy2's own bytes on a real socket, over tables in memory."""
+"""A fake HBase gateway on a real socket, over tables in memory. thriftpy2 encodes its bytes."""
 
 # ruff: noqa: N802  The method names are Thrift's.
 
@@ -59,12 +59,12 @@ def message(api: str, kind: int, struct: Any) -> bytes:
 
 
 class FakeHBase:
-    """What a gateway answers.
+    """The handler of a gateway's calls.
 
     Attributes:
-        calls: the names of what was asked.
-        sent: bytes of values that gets gave away.
-        endings: what to do instead of the next checked changes, each given a function that does it.
+        calls: the names of the calls for rows.
+        sent: how many bytes of values the gets have answered.
+        endings: functions that replace the next checked changes. Each gets a function that applies the change.
     """
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class FakeHBase:
         return []
 
     def row(self, table: bytes, key: bytes) -> MemoryRow:
-        """Return what is stored."""
+        """Return a stored row."""
         return self.rows[table].get(key)
 
 
@@ -221,7 +221,7 @@ def _length_of(cell: Cell) -> Cell:
 
 
 def _result(row: bytes, cells: dict[bytes, Cell]) -> Any:
-    # As HBase: in the order of families and columns, and with what the broker does not know.
+    # As HBase: in the order of families and columns, with a field that the broker does not use.
     values = [
         IDL.TColumnValue(
             family=b"h" if name == HEAD else b"e",
@@ -236,7 +236,7 @@ def _result(row: bytes, cells: dict[bytes, Cell]) -> Any:
 
 
 class Served(socketserver.ThreadingTCPServer):
-    """Counts connections and can close them all."""
+    """The server of the fake. It keeps its connections and can close them all."""
 
     allow_reuse_address = True
 
@@ -257,7 +257,7 @@ class Served(socketserver.ThreadingTCPServer):
 
 
 class Conversation(socketserver.BaseRequestHandler):
-    """One connection: a call and its answer, again and again."""
+    """One connection: the server reads a call and answers it, until the connection ends."""
 
     def handle(self) -> None:
         self.request.settimeout(DEADLINE_S)
@@ -268,12 +268,12 @@ class Conversation(socketserver.BaseRequestHandler):
         try:
             while True:
                 processor.process(protocol, protocol)
-        except Exception:  # noqa: BLE001 - The connection is over, whatever the reason.
+        except Exception:  # noqa: BLE001 - Any error ends the connection.
             self.request.close()
 
 
 class OneAtATime:
-    """The calls of a handler, one after the other, whichever thread makes them."""
+    """Passes calls of all threads to a handler, one after the other."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
@@ -289,7 +289,7 @@ class OneAtATime:
 
 @contextmanager
 def serving(port: int = 0) -> Iterator[Served]:
-    """Serve in a thread."""
+    """Run a server in a thread."""
     with Served(port) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -1,4 +1,4 @@
-"""One connection: answers in pieces, cut, late, and what nobody asked for."""
+"""One connection to a gateway: answers in pieces, truncated, late, and unsolicited."""
 
 import asyncio
 import socket
@@ -67,7 +67,7 @@ async def test_one_request_after_the_other(bench: Bench) -> None:
     assert not bench.left
 
 
-async def test_pieces_make_an_answer(bench: Bench) -> None:
+async def test_an_answer_may_arrive_in_pieces(bench: Bench) -> None:
     ended = bench.ask()
     received = asyncio.Event()
     data_received = bench.line.data_received
@@ -86,7 +86,7 @@ async def test_pieces_make_an_answer(bench: Bench) -> None:
     assert (await told(ended))[1] == b"k"
 
 
-async def test_a_large_answer_is_not_read_again_with_each_piece(
+async def test_a_large_answer_is_not_parsed_again_with_each_piece(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
@@ -99,7 +99,7 @@ async def test_a_large_answer_is_not_read_again_with_each_piece(
     assert len(tries) <= 3
 
 
-async def test_a_request_that_the_socket_can_not_hold_is_sent_whole(bench: Bench) -> None:
+async def test_a_request_larger_than_the_sockets_buffer_is_sent_whole(bench: Bench) -> None:
     request = bytes(range(256)) * (1 << 14)
     ended = bench.ask(request)
     arrived = bytearray()
@@ -111,14 +111,14 @@ async def test_a_request_that_the_socket_can_not_hold_is_sent_whole(bench: Bench
     assert await told(ended) is True
 
 
-async def test_an_answer_to_half_a_request_is_none(bench: Bench) -> None:
+async def test_an_answer_before_the_request_was_sent_ends_the_line(bench: Bench) -> None:
     ended = bench.ask(bytes(1 << 22))
     await bench.send(TRUE)
     assert isinstance(await told(ended), LineCut)
     await bench.over()
 
 
-async def test_the_end_of_the_stream_ends_it(bench: Bench) -> None:
+async def test_the_end_of_the_stream_ends_the_line(bench: Bench) -> None:
     ended = bench.ask()
     await bench.send(ROW[:-1])
     bench.theirs.close()
@@ -127,31 +127,31 @@ async def test_the_end_of_the_stream_ends_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"\0" * 9, TRUE + TRUE])
-async def test_what_is_no_answer_ends_it(bench: Bench, answer: bytes) -> None:
+async def test_bytes_that_are_no_answer_end_the_line(bench: Bench, answer: bytes) -> None:
     ended = bench.ask()
     await bench.send(answer)
     assert isinstance(await told(ended), thrift.NotThrift)
     await bench.over()
 
 
-async def test_what_the_gateway_tells_does_not_end_it(bench: Bench) -> None:
+async def test_an_error_of_the_gateway_does_not_end_the_line(bench: Bench) -> None:
     ended = bench.ask()
     await bench.send(reply("get", io=IDL.TIOError(message="no")))
     assert isinstance(await told(ended), thrift.GatewayError)
     assert bench.line.is_silent()
 
 
-async def test_silence_ends_it(bench: Bench) -> None:
+async def test_a_missing_answer_ends_the_line(bench: Bench) -> None:
     assert isinstance(await told(bench.ask(answer_s=0.01)), TimeoutError)
     await bench.over()
 
 
-async def test_a_later_request_has_its_own_time(bench: Bench) -> None:
+async def test_each_request_has_its_own_deadline(bench: Bench) -> None:
     first = bench.ask(answer_s=0.05)
     await bench.send(TRUE)
     assert await told(first) is True
     second = bench.ask(answer_s=DEADLINE_S)
-    bench.line._check_deadline()  # As at the moment at which the first was due.
+    await asyncio.sleep(0.06)  # The deadline of the first request passes.
     assert not second.done()
     await bench.send(TRUE)
     assert await told(second) is True
@@ -159,16 +159,18 @@ async def test_a_later_request_has_its_own_time(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["the end", "an answer"])
-async def test_what_comes_between_calls_ends_it(bench: Bench, how: str) -> None:
+async def test_unsolicited_bytes_or_an_end_between_calls_end_the_line(
+    bench: Bench, how: str
+) -> None:
     if how == "the end":
         bench.theirs.close()
     else:
         await bench.send(TRUE)
-    assert not bench.line.is_silent(), "before the loop has seen it"
+    assert not bench.line.is_silent(), "the line sees it before the event loop does"
     await bench.over()
 
 
-async def test_who_ends_it_ends_the_request(bench: Bench) -> None:
+async def test_ending_the_line_ends_its_request(bench: Bench) -> None:
     ended = bench.ask()
     bench.line.end()
     assert isinstance(await told(ended), LineCut)

@@ -1,4 +1,4 @@
-"""What is put together here are thriftpy2's own bytes."""
+"""The encoded requests equal the bytes that thriftpy2 writes."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_heads(table: bytes, heads: dict[bytes, bytes]) -> None:
         assert request == encode("putMultiple", table, made)
 
 
-def test_heads_are_cut_into_calls_in_order() -> None:
+def test_many_heads_are_split_into_calls_in_order() -> None:
     heads = {b"%05d" % n: bytes(100_000) for n in range(50)}
     calls = list(requests.put_heads(b"t", heads, FSYNC))
     assert 4 <= len(calls) <= 6
@@ -81,7 +81,7 @@ def test_heads_are_cut_into_calls_in_order() -> None:
     assert list(requests.put_heads(b"t", {}, FSYNC)) == []
 
 
-def test_a_head_over_the_bound_has_a_call_of_its_own() -> None:
+def test_a_head_over_the_limit_has_a_call_of_its_own() -> None:
     large = bytes(2 * requests.FRAME_BYTES_MAX)
     calls = list(requests.put_heads(b"t", {b"-a-": b"1", b"-b-": large, b"-c-": b"3"}, FSYNC))
     rows = [[row for row in (b"-a-", b"-b-", b"-c-") if row in call] for call in calls]

@@ -1,4 +1,4 @@
-"""Making the tables and looking at them, against a gateway of thriftpy2's own bytes."""
+"""Creating and checking the tables, with the fake gateway."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ def test_names() -> None:
     assert Schema("prod", "b_").name_of(Space.RECORDS) == "prod:b_records"
 
 
-def test_all_keys_of_a_topic_have_one_salt_and_topics_have_many() -> None:
+def test_all_keys_of_a_topic_share_a_salt_and_topics_spread_over_many() -> None:
     assert salt_of(b"ns:t:") == salt_of(b"ns:t:\0\0\0\1rest:of:it") == b"\xdd"
     assert len({salt_of(b"ns:t%d:" % n) for n in range(2000)}) > 200
     with pytest.raises(ValueError, match="not found"):
         salt_of(b"ns:t")
 
 
-async def test_what_is_missing_is_made_and_the_second_time_nothing(bench: Bench) -> None:
+async def test_init_creates_the_missing_tables_and_a_second_init_creates_none(bench: Bench) -> None:
     admin = HBaseAdmin(bench.gateways, Schema("prod", "b_"))
     names = ["prod:b_messages", "prod:b_payloads", "prod:b_records"]
     with pytest.raises(Unavailable, match=f"no table {', '.join(names)}. .*broker storage init"):
@@ -69,7 +69,7 @@ async def test_what_is_missing_is_made_and_the_second_time_nothing(bench: Bench)
     ("durability", "thrift"),
     [(Durability.FSYNC, IDL.TDurability.FSYNC_WAL), (Durability.FLUSHED, IDL.TDurability.SYNC_WAL)],
 )
-async def test_a_table_is_made_as_it_must_be(
+async def test_tables_are_created_with_the_required_settings(
     bench: Bench, durability: Durability, thrift: int
 ) -> None:
     await HBaseAdmin(bench.gateways, Schema(durability=durability)).init(1)
@@ -123,9 +123,7 @@ def new_format(descriptor: Any) -> None:
         (old_format, "data of format 1"),
     ],
 )
-async def test_a_table_that_is_not_as_it_must_be_is_told(
-    bench: Bench, harm: Any, told: str
-) -> None:
+async def test_a_table_with_wrong_settings_is_reported(bench: Bench, harm: Any, told: str) -> None:
     admin = HBaseAdmin(bench.gateways, Schema())
     await admin.init(2)
     harm(bench.server.hbase.descriptors[b"default", b"broker_payloads"][0])
@@ -136,9 +134,7 @@ async def test_a_table_that_is_not_as_it_must_be_is_told(
 
 
 @pytest.mark.parametrize(("harm", "found"), [(old_format, 1), (new_format, 5)])
-async def test_another_format_is_refused_with_what_to_do(
-    bench: Bench, harm: Any, found: int
-) -> None:
+async def test_another_format_is_refused_with_advice(bench: Bench, harm: Any, found: int) -> None:
     admin = HBaseAdmin(bench.gateways, Schema())
     await admin.init(2)
     harm(bench.server.hbase.descriptors[b"default", b"broker_messages"][0])
@@ -148,7 +144,7 @@ async def test_another_format_is_refused_with_what_to_do(
     assert "another hbase_table_prefix" in caught.value.message
 
 
-async def test_old_tables_of_which_some_are_missing_are_refused_for_their_format(
+async def test_old_tables_are_refused_for_their_format_although_one_is_missing(
     bench: Bench,
 ) -> None:
     admin = HBaseAdmin(bench.gateways, Schema())

@@ -1,4 +1,4 @@
-"""Opening the table by the configuration. tests/contract runs it against HBase itself."""
+"""Opening the table by the configuration, with the fake gateway. tests/contract uses HBase itself."""
 
 import socket
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ def config(server: Served) -> HBaseConfig:
     return HBaseConfig(hbase_gateways=(f"{host}:{port}",), hbase_regions=3)
 
 
-async def test_without_tables_it_says_what_to_run(server: Served) -> None:
+async def test_without_tables_the_error_names_the_command_to_run(server: Served) -> None:
     with pytest.raises(Unavailable, match=r"broker_messages, .*broker storage init"):
         await open_hbase(config(server), SystemClock())
 
 
-async def test_with_its_tables_it_opens_and_each_call_is_told_of(server: Served) -> None:
+async def test_with_its_tables_it_opens_and_each_call_is_observed(server: Served) -> None:
     assert [made.regions for made in await init_hbase(config(server))] == [None, 3, 3, 1]
     calls: list[CallOutcome] = []
     table = await open_hbase(config(server), SystemClock(), calls.append)
@@ -43,7 +43,7 @@ async def test_with_its_tables_it_opens_and_each_call_is_told_of(server: Served)
     ]
 
 
-async def test_a_gateway_that_can_not_tell_yet_is_asked_again(server: Served) -> None:
+async def test_a_gateway_that_is_not_ready_is_asked_again(server: Served) -> None:
     await init_hbase(config(server))
     exists, asked = server.hbase.tableExists, []
 
@@ -60,16 +60,16 @@ async def test_a_gateway_that_can_not_tell_yet_is_asked_again(server: Served) ->
 
 
 @pytest.mark.slow
-async def test_nobody_there_is_unavailable() -> None:
+async def test_without_any_gateway_opening_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    nobody = HBaseConfig(
+    unreachable = HBaseConfig(
         hbase_gateways=(f"127.0.0.1:{port}",), hbase_call_s=0.2, hbase_connect_s=0.1
     )
     with pytest.raises(Unavailable, match="no gateway"):
-        await open_hbase(nobody, SystemClock())
+        await open_hbase(unreachable, SystemClock())
     with pytest.raises(Unavailable, match="no gateway"):
-        await init_hbase(nobody)
+        await init_hbase(unreachable)
 
 
 def test_the_configuration_names_the_tables() -> None:

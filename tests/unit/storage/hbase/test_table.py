@@ -1,4 +1,4 @@
-"""The port over a gateway of thriftpy2's own bytes. tests/contract takes the same suite to HBase itself."""
+"""The table port over the fake gateway. tests/contract runs the same suite with HBase itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -69,10 +69,10 @@ async def test_a_change_and_a_get_are_one_call_each(table: HBaseTable, hbase: Fa
     await table.get(M, ROW, [HEAD, column(1)])
     assert hbase.calls == ["change"] * 3 + ["get"]
     assert await table.get(M, ROW, []) == {}
-    assert len(hbase.calls) == 4, "nothing asked for nothing"
+    assert len(hbase.calls) == 4, "a get of no columns makes no call"
 
 
-async def test_what_was_done_without_an_answer_is_unknown(
+async def test_a_change_without_an_answer_is_unknown_although_it_was_done(
     table: HBaseTable, hbase: FakeHBase
 ) -> None:
     def lose(apply):
@@ -85,7 +85,7 @@ async def test_what_was_done_without_an_answer_is_unknown(
     assert (await table.get(M, ROW, [HEAD]))[HEAD].value == b"1"
 
 
-async def test_what_is_too_large_is_not_sent(
+async def test_too_large_cells_and_changes_are_not_sent(
     table: HBaseTable, hbase: FakeHBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CELL_BYTES_MAX", 100)
@@ -104,7 +104,7 @@ async def test_what_is_too_large_is_not_sent(
     assert len(hbase.calls) == calls
 
 
-# How much is read for what is asked.
+# How much a read transfers.
 
 
 async def fill(table: HBaseTable, sizes: list[int], row: bytes = ROW) -> None:
@@ -121,7 +121,7 @@ async def test_full_entries_are_read_in_one_call(table: HBaseTable, hbase: FakeH
     assert hbase.sent <= (1 << 20) + (32 << 10)
 
 
-async def test_small_entries_are_asked_for_again_and_then_known(
+async def test_small_entries_take_more_calls_only_for_the_first_read(
     table: HBaseTable, hbase: FakeHBase
 ) -> None:
     await fill(table, [300] * 4000)
@@ -132,7 +132,9 @@ async def test_small_entries_are_asked_for_again_and_then_known(
         assert len(hbase.calls) == gets
 
 
-async def test_large_entries_are_read_too_far_once(table: HBaseTable, hbase: FakeHBase) -> None:
+async def test_only_the_first_read_of_large_entries_reads_too_far(
+    table: HBaseTable, hbase: FakeHBase
+) -> None:
     await fill(table, [1 << 20] * 8)
     first, seen, sent = b"e", 0, []
     more = True
@@ -146,7 +148,9 @@ async def test_large_entries_are_read_too_far_once(table: HBaseTable, hbase: Fak
     assert sent == [8, *[1] * 7, 0]
 
 
-async def test_backwards_only_what_is_wanted_is_read(table: HBaseTable, hbase: FakeHBase) -> None:
+async def test_a_reverse_read_reads_only_the_wanted_values(
+    table: HBaseTable, hbase: FakeHBase
+) -> None:
     await fill(table, [1000] * 3000)
     hbase.sent = 0
     found = await table.cells(M, ROW, b"e", b"f", cells_max=20, bytes_max=1 << 20, reverse=True)
@@ -156,7 +160,7 @@ async def test_backwards_only_what_is_wanted_is_read(table: HBaseTable, hbase: F
 
 
 @pytest.mark.parametrize("limits", [(2, 1 << 20), (9, 2500)])
-async def test_backwards_the_limits_hold_whatever_comes_between(
+async def test_a_reverse_read_keeps_its_limits_despite_concurrent_changes(
     table: HBaseTable, hbase: FakeHBase, limits: tuple[int, int]
 ) -> None:
     await fill(table, [1000] * 5)
@@ -169,7 +173,7 @@ async def test_backwards_the_limits_hold_whatever_comes_between(
     assert found.more
 
 
-async def test_backwards_a_clear_between_leaves_nothing_to_read(
+async def test_a_reverse_read_during_a_clear_returns_no_cells(
     table: HBaseTable, hbase: FakeHBase
 ) -> None:
     await fill(table, [1000] * 5)
@@ -179,7 +183,7 @@ async def test_backwards_a_clear_between_leaves_nothing_to_read(
 
 
 def put_between(hbase: FakeHBase, puts: dict[bytes, bytes], *, clear: bool = False) -> None:
-    """Make a change after the next get."""
+    """Change the row right after the next get."""
     get = hbase.get
 
     def once(name, asked):
@@ -194,7 +198,7 @@ def put_between(hbase: FakeHBase, puts: dict[bytes, bytes], *, clear: bool = Fal
 # Writes of many calls.
 
 
-async def test_marks_are_cut_into_calls(
+async def test_many_marks_are_split_into_calls(
     table: HBaseTable, hbase: FakeHBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.requests, "FRAME_BYTES_MAX", 10_000)
@@ -209,8 +213,8 @@ async def test_marks_are_cut_into_calls(
     assert await table.scan(M, b"n:t:", b"n:t:\xff", limit=99) == []
 
 
-async def test_only_the_whole_of_a_write_is_certainly_not_sent(
-    table: HBaseTable, monkeypatch: pytest.MonkeyPatch
+async def test_a_write_is_certainly_not_sent_only_if_its_first_call_failed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DELETES_MAX", 1)
     asked = []
@@ -221,7 +225,9 @@ async def test_only_the_whole_of_a_write_is_certainly_not_sent(
             raise NotWritten("no gateway")
         return []
 
-    monkeypatch.setattr(table._gateways, "ask", refuse)
+    gateways = Gateways([served.address])
+    monkeypatch.setattr(gateways, "ask", refuse)
+    table = HBaseTable(gateways, Schema())
     refused = {1}
     with pytest.raises(NotWritten):
         await table.delete(M, [b"n:t:1", b"n:t:2"])
@@ -230,14 +236,14 @@ async def test_only_the_whole_of_a_write_is_certainly_not_sent(
         await table.delete(M, [b"n:t:1", b"n:t:2"])
 
 
-async def test_rows_that_were_not_deleted_are_told(table: HBaseTable, hbase: FakeHBase) -> None:
+async def test_rows_that_were_not_deleted_are_reported(table: HBaseTable, hbase: FakeHBase) -> None:
     hbase.deleteMultiple = lambda name, deletes: deletes[:1]
     with pytest.raises(WriteUnknown, match="1 rows"):
         await table.delete(M, [b"n:t:1", b"n:t:2"])
 
 
 @pytest.mark.slow
-async def test_changes_of_many_topics_are_under_way_at_once(
+async def test_changes_of_many_topics_are_in_flight_at_once(
     table: HBaseTable, hbase: FakeHBase
 ) -> None:
     rows = [b"ns:topic%d:page" % n for n in range(40)]

@@ -1,4 +1,4 @@
-"""Answers are read as thriftpy2 wrote them, and only when they are whole."""
+"""Decoding of answers that thriftpy2 wrote: only whole answers are decoded."""
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("api", ANSWERS)
-def test_an_answer_says_what_was_answered(api: str) -> None:
+def test_an_answer_is_decoded_to_its_value(api: str) -> None:
     answer, value = ANSWERS[api]
     assert thrift.answer(answer) == value
 
@@ -59,13 +59,13 @@ def test_an_answer_is_whole_at_its_last_byte_and_not_before(api: str) -> None:
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.integers(-(1 << 63), (1 << 63) - 1))
-def test_cells_of_any_bytes(column: bytes, value: bytes, ms: int) -> None:
+def test_cells_may_have_any_bytes(column: bytes, value: bytes, ms: int) -> None:
     cell = IDL.TColumnValue(family=b"h", qualifier=column, value=value, timestamp=ms)
     answer = reply("get", success=IDL.TResult(columnValues=[cell]))
     assert thrift.answer(answer) == {2: [{1: b"h", 2: column, 3: value, 4: ms}]}
 
 
-def test_what_hbase_tells_is_the_first_line_of_it() -> None:
+def test_an_error_of_hbase_is_the_first_line_of_its_message() -> None:
     told = IDL.TIOError(message="java.io.IOException: no\n\tat Some.java:1", canRetry=True)
     with pytest.raises(GatewayError, match=r"^java.io.IOException: no$") as caught:
         thrift.answer(reply("putMultiple", io=told))
@@ -74,7 +74,7 @@ def test_what_hbase_tells_is_the_first_line_of_it() -> None:
         thrift.answer(reply("putMultiple", io=IDL.TIOError()))
 
 
-def test_what_the_gateway_itself_tells() -> None:
+def test_an_error_of_the_gateway_itself_is_told_apart() -> None:
     error = TApplicationException(TApplicationException.INTERNAL_ERROR, "Internal error")
     with pytest.raises(GatewayError, match="Internal error") as caught:
         thrift.answer(message("get", TMessageType.EXCEPTION, error))
@@ -90,13 +90,13 @@ def test_what_the_gateway_itself_tells() -> None:
         ANSWERS["put"][0][:4] + b"\xff" * 20,  # A name of -1 bytes.
     ],
 )
-def test_what_is_no_answer_is_not_waited_for(answer: bytes) -> None:
+def test_bytes_that_are_no_answer_are_refused_at_once(answer: bytes) -> None:
     with pytest.raises(NotThrift):
         thrift.answer(answer)
 
 
 @pytest.mark.parametrize("value", [b"value", b"k"])
-def test_a_length_below_zero_is_not_waited_for(value: bytes) -> None:
+def test_a_length_below_zero_is_refused_at_once(value: bytes) -> None:
     cell = IDL.TColumnValue(family=b"e", qualifier=b"c", value=b"value")
     whole = reply("get", success=IDL.TResult(row=b"k", columnValues=[cell]))
     length = len(value).to_bytes(4, "big") + value

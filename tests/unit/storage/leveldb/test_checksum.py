@@ -30,12 +30,12 @@ def test_known_checksums(data: bytes, crc: int) -> None:
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 127, 128, 129, 1000, 4096, 32761])
-def test_every_length_agrees_with_the_definition(size: int) -> None:
+def test_the_checksum_of_every_length_matches_the_definition(size: int) -> None:
     data = random.Random(size).randbytes(size)
     assert crc32c(data) == byte_by_byte(data)
 
 
-def test_leveldb_masks_what_it_stores() -> None:
+def test_stored_checksums_are_masked() -> None:
     # crc32c_test.cc: the mask is a rotation and a constant.
     assert masked_crc32c(b"foo") != crc32c(b"foo")
     rotated = (masked_crc32c(b"foo") - 0xA282EAD8) & 0xFFFFFFFF

@@ -1,13 +1,16 @@
 import asyncio
+import threading
 
 from broker.errors import Unavailable
 from broker.storage.leveldb.compaction import BYTES_MIN, LINGER_S, PAGES_MAX, Compaction, stretches
+from tests.kit.bench import settle
 
 
 class FakeDatabase:
     def __init__(self, *sizes: int) -> None:
         self.sizes = list(sizes)
         self.compacted: list[tuple[bytes, bytes]] = []
+        self.is_last = threading.Event()
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
         return self.sizes.pop(0)
@@ -15,6 +18,7 @@ class FakeDatabase:
     def compact(self, start: bytes, stop: bytes) -> None:
         self.compacted.append((start, stop))
         if not self.sizes:
+            self.is_last.set()
             raise Unavailable("the disk is gone")
 
 
@@ -22,7 +26,7 @@ def page(log: bytes, number: int) -> bytes:
     return log + number.to_bytes(10, "big")
 
 
-def test_a_stretch_is_of_one_log_and_bounded() -> None:
+def test_a_stretch_has_pages_of_one_log_and_a_limited_length() -> None:
     one, other = ([page(log, n) for n in range(PAGES_MAX + 1)] for log in (b"log", b"other"))
     assert list(stretches(one + other)) == [
         (one[0], one[-2]),
@@ -33,7 +37,7 @@ def test_a_stretch_is_of_one_log_and_bounded() -> None:
     assert list(stretches([])) == []
 
 
-async def test_after_each_merge_comes_a_pause_and_small_stretches_are_left() -> None:
+async def test_a_pause_follows_each_merge_and_small_stretches_are_not_merged() -> None:
     pauses: list[float] = []
 
     async def pause(seconds: float) -> None:
@@ -42,18 +46,18 @@ async def test_after_each_merge_comes_a_pause_and_small_stretches_are_left() -> 
     database = FakeDatabase(BYTES_MIN, BYTES_MIN - 1, BYTES_MIN)
     compaction = Compaction(database, pause)
     compaction.gone([])
-    assert compaction._task is None
+    await settle()
+    assert pauses == [], "there is nothing to merge"
     pages = [page(log, 1) for log in (b"a", b"b", b"c")]
     compaction.gone(pages)
-    assert compaction._task is not None
-    await compaction._task
+    assert await asyncio.to_thread(database.is_last.wait, 20)
+    await compaction.close()
     assert database.compacted == [(pages[0], pages[0] + b"\xff"), (pages[2], pages[2] + b"\xff")]
     assert pauses[0] == LINGER_S
     assert len(pauses) == 2  # The last merge failed.
-    await compaction.close()
 
 
-async def test_a_close_ends_the_waiting() -> None:
+async def test_a_close_ends_the_pause() -> None:
     database, pausing = FakeDatabase(), asyncio.Event()
 
     async def pause(_: float) -> None:

@@ -33,7 +33,7 @@ def test_keys_come_in_order_and_in_bounds(database: Database) -> None:
     assert database.get_all([b"b2", b"a1"]) == [None, b"value of a1"]
 
 
-def test_in_reverse_the_bounds_are_the_same(database: Database) -> None:
+def test_a_reverse_range_has_the_same_bounds(database: Database) -> None:
     put(database, b"a1", b"a3", b"a2", b"b1")
 
     def keys(first: bytes, last: bytes, most: int = 9) -> list[bytes]:
@@ -46,7 +46,7 @@ def test_in_reverse_the_bounds_are_the_same(database: Database) -> None:
     assert keys(b"a4", b"b") == []
 
 
-def test_behind_a_large_value_there_may_be_more(database: Database) -> None:
+def test_after_a_large_value_a_read_reports_whether_there_is_more(database: Database) -> None:
     batch, large = database.batch(), bytes(1 << 20)
     for key in (b"a1", b"a2", b"b1"):
         batch.put(key, large)
@@ -65,7 +65,7 @@ def test_behind_a_large_value_there_may_be_more(database: Database) -> None:
         assert not more(b"a2", b"a9", reverse=reverse)
 
 
-def test_opening_anew_waits_for_reads_and_reads_wait_for_it(database: Database) -> None:
+def test_a_reopening_waits_for_reads_in_progress(database: Database) -> None:
     put(database, b"a1")
     inside, may_end, reopened = threading.Event(), threading.Event(), threading.Event()
 
@@ -109,13 +109,13 @@ def test_a_closed_database_is_unavailable(database: Database) -> None:
     database.close()
 
 
-def test_no_database_is_made_where_none_is_expected(tmp_path: Path) -> None:
+def test_opening_without_create_makes_no_database(tmp_path: Path) -> None:
     with pytest.raises((StorageCorrupt, Unavailable)):
         Database(tmp_path / "db", Options(), create=False, was_clean=False)
     assert not (tmp_path / "db" / "CURRENT").exists()
 
 
-def test_a_store_is_made_once_and_recognised(tmp_path: Path) -> None:
+def test_a_second_opening_uses_the_same_store(tmp_path: Path) -> None:
     for _ in range(2):
         lock, database = open_directory(tmp_path / "data", Options())
         value = database.get(FORMAT_KEY)
@@ -136,7 +136,7 @@ def test_files_of_two_stores_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one" / "IDENTITY").replace(tmp_path / "other" / "IDENTITY")
     with pytest.raises(StorageCorrupt, match="belong to different stores"):
         open_directory(tmp_path / "other", Options())
-    # The lock was given back: a second attempt meets the same, not a store in use.
+    # The failed opening released its lock: a second one meets the same error, not a store in use.
     with pytest.raises(StorageCorrupt, match="belong to different stores"):
         open_directory(tmp_path / "other", Options())
 
@@ -153,7 +153,7 @@ def test_a_store_that_lost_its_format_row_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manifest", [None, b"", bytes(50), b"MANIFEST"])
-def test_a_store_whose_making_was_cut_short_is_made_again(
+def test_a_store_whose_creation_was_interrupted_is_created_again(
     tmp_path: Path, manifest: bytes | None
 ) -> None:
     files.prepare(tmp_path)

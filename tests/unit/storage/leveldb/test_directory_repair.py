@@ -1,4 +1,4 @@
-"""A closed store is looked at without being changed, and mended as a copy."""
+"""Checking a store does not change it, and repairing it makes a copy."""
 
 import json
 import random
@@ -47,7 +47,9 @@ def changed(directory: Path, key: bytes, value: bytes | None) -> None:
     database.close()
 
 
-async def test_nothing_is_wrong_and_nothing_changes(directory: Path) -> None:
+async def test_a_check_of_a_healthy_store_finds_no_problem_and_changes_no_file(
+    directory: Path,
+) -> None:
     before = contents(directory)
     report = await verify_directory(directory)
     assert report.problems == []
@@ -55,7 +57,7 @@ async def test_nothing_is_wrong_and_nothing_changes(directory: Path) -> None:
     assert contents(directory) == before
 
 
-async def test_a_copy_shows_what_is_there(directory: Path) -> None:
+async def test_a_copy_has_the_contents_of_the_store(directory: Path) -> None:
     before = contents(directory)
     async with opened_copy(directory) as table:
         root = await Logs(table, StillClock()).root(LOG)
@@ -64,7 +66,7 @@ async def test_a_copy_shows_what_is_there(directory: Path) -> None:
     assert contents(directory) == before
 
 
-async def test_a_store_is_looked_at_while_it_is_served(directory: Path) -> None:
+async def test_a_store_is_checked_while_a_broker_serves_it(directory: Path) -> None:
     closed = await verify_directory(directory)
     table = await open_table(directory)
     await table.put(Space.RECORDS, {b"another": checked(b"record")})
@@ -77,7 +79,7 @@ async def test_a_store_is_looked_at_while_it_is_served(directory: Path) -> None:
     assert not [name for name in contents(directory) if name.startswith("check-")]
 
 
-async def test_a_served_store_without_a_manifest_is_told(directory: Path) -> None:
+async def test_a_missing_manifest_of_a_served_store_is_reported(directory: Path) -> None:
     lock = files.DirectoryLock(directory)
     (directory / "db" / "CURRENT").unlink()
     [problem] = (await verify_directory(directory)).problems
@@ -88,21 +90,21 @@ async def test_a_served_store_without_a_manifest_is_told(directory: Path) -> Non
     lock.close()
 
 
-async def test_a_store_in_use_is_not_mended(directory: Path) -> None:
+async def test_a_store_in_use_is_not_repaired(directory: Path) -> None:
     lock = files.DirectoryLock(directory)
     with pytest.raises(Unavailable, match="in use"):
         await repair(directory, directory / "copy")
     lock.close()
 
 
-async def test_where_there_is_none_it_says_so(tmp_path: Path) -> None:
+async def test_a_directory_without_a_store_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no store in"):
         await verify_directory(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no store in"):
         await repair(tmp_path, tmp_path / "copy")
 
 
-async def test_a_store_of_another_format_is_told_with_what_to_do(directory: Path) -> None:
+async def test_a_store_of_another_format_is_reported_with_advice(directory: Path) -> None:
     identity = json.loads((directory / "IDENTITY").read_text())
     (directory / "IDENTITY").write_text(json.dumps({**identity, "format": 1}))
     [problem] = (await verify_directory(directory)).problems
@@ -138,7 +140,7 @@ async def test_a_store_of_another_format_is_told_with_what_to_do(directory: Path
         (head_key(Space.MESSAGES, root_key(LOG)), None, "a topic without a root"),
     ],
 )
-async def test_what_nothing_leads_to_is_found(
+async def test_rows_without_their_record_root_or_head_are_found(
     directory: Path, key: bytes, value: bytes | None, wanted: str
 ) -> None:
     changed(directory, key, value)
@@ -146,7 +148,9 @@ async def test_what_nothing_leads_to_is_found(
     assert any(wanted in line for line in report.problems), report.problems
 
 
-async def test_what_is_lost_is_told_of_the_mended_copy(directory: Path, tmp_path: Path) -> None:
+async def test_the_report_of_a_repaired_copy_names_the_losses(
+    directory: Path, tmp_path: Path
+) -> None:
     database = plyvel.DB(str(directory / "db"))
     database.compact_range()
     database.close()
@@ -165,7 +169,9 @@ async def test_what_is_lost_is_told_of_the_mended_copy(directory: Path, tmp_path
     await opened.close()
 
 
-async def test_a_healthy_store_is_the_same_when_mended(directory: Path, tmp_path: Path) -> None:
+async def test_the_repaired_copy_of_a_healthy_store_is_sound(
+    directory: Path, tmp_path: Path
+) -> None:
     report = await repair(directory, tmp_path / "mended")
     assert report.problems == []
     assert report.topics == 8
@@ -173,7 +179,7 @@ async def test_a_healthy_store_is_the_same_when_mended(directory: Path, tmp_path
         await repair(directory, tmp_path / "mended")
 
 
-async def test_files_that_are_not_as_they_were_left_are_told(directory: Path) -> None:
+async def test_files_that_changed_after_the_last_close_are_reported(directory: Path) -> None:
     [log] = (directory / "db").glob("*.log")
     log.write_bytes(log.read_bytes()[:-3])
     report = await verify_directory(directory)

@@ -37,14 +37,14 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """The usual one, by which anyone may read what is made."""
+    """The usual umask: every user may read new files."""
     before = os.umask(0o022)
     yield
     os.umask(before)
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_new_directory_and_its_files_are_for_one_user_alone(tmp_path: Path) -> None:
+def test_a_new_directory_and_its_files_are_private(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "data"
     files.make_private(directory)
     lock = files.DirectoryLock(directory)
@@ -55,7 +55,7 @@ def test_a_new_directory_and_its_files_are_for_one_user_alone(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("umask")
-def test_an_earlier_directory_is_tightened_if_it_is_the_stores_alone(store: Path) -> None:
+def test_an_existing_directory_becomes_private_if_it_has_only_the_stores_files(store: Path) -> None:
     store.chmod(0o775)
     (store / "IDENTITY.new").touch()
     (store / "check-left-behind").mkdir()
@@ -67,7 +67,7 @@ def test_an_earlier_directory_is_tightened_if_it_is_the_stores_alone(store: Path
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_directory_that_is_shared_stays_as_it_is(
+def test_the_mode_of_a_shared_directory_does_not_change(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.chmod(0o755)
@@ -81,11 +81,11 @@ def test_a_directory_that_is_shared_stays_as_it_is(
     assert mode(store) == 0o755
 
 
-def test_what_a_clean_close_left_is_accepted(store: Path) -> None:
+def test_a_cleanly_closed_store_is_accepted(store: Path) -> None:
     assert files.prepare(store).complete
     assert files.mark_open(store)
     (store / "db" / "000005.log").write_bytes(b"longer or shorter")
-    assert files.prepare(store).complete  # After a crash there is no telling the right sizes.
+    assert files.prepare(store).complete  # After a crash the right sizes are not known.
     assert not files.mark_open(store)
 
 
@@ -106,7 +106,7 @@ def test_what_a_clean_close_left_is_accepted(store: Path) -> None:
         ("db/000005.log", None, "000005.log is missing; at the last close it had 70"),
     ],
 )
-def test_damage_is_named_and_nothing_is_changed(
+def test_damage_is_named_and_no_file_changes(
     store: Path, name: str, content: str | None, named: str
 ) -> None:
     if content is None:
@@ -120,7 +120,7 @@ def test_damage_is_named_and_nothing_is_changed(
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
 
 
-def test_a_missing_database_is_not_made_anew(store: Path) -> None:
+def test_a_missing_database_is_not_created_again(store: Path) -> None:
     for path in (store / "db").iterdir():
         path.unlink()
     with pytest.raises(StorageCorrupt, match="missing or empty"):
@@ -142,7 +142,7 @@ def test_another_format_is_refused_with_advice(store: Path, version: int, advice
     assert (store / "CLEAN").exists()
 
 
-def test_one_lock_at_a_time(tmp_path: Path) -> None:
+def test_a_second_lock_of_a_directory_is_refused(tmp_path: Path) -> None:
     lock = files.DirectoryLock(tmp_path)
     with pytest.raises(Unavailable, match=f"in use by another process .pid {os.getpid()}."):
         files.DirectoryLock(tmp_path)
@@ -150,6 +150,6 @@ def test_one_lock_at_a_time(tmp_path: Path) -> None:
     files.DirectoryLock(tmp_path).close()
 
 
-def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+def test_a_probe_leaves_no_file(tmp_path: Path) -> None:
     files.probe(tmp_path, 3 << 20)
     assert list(tmp_path.iterdir()) == []

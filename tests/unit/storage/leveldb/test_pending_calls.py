@@ -6,7 +6,7 @@ import pytest
 from broker.storage.leveldb.pending_calls import Pending, WriteResult
 
 
-async def test_answers_come_in_the_order_of_their_telling() -> None:
+async def test_answers_arrive_in_the_order_in_which_the_thread_gives_them() -> None:
     pending = Pending(3600.0, TimeoutError)
     order: list[str] = []
     one, other = pending.add(), pending.add()
@@ -28,7 +28,7 @@ async def test_answers_come_in_the_order_of_their_telling() -> None:
     assert order[:1] == ["a"]
 
 
-async def test_a_cancelled_call_is_answered_to_no_caller() -> None:
+async def test_the_answer_of_a_cancelled_call_is_dropped() -> None:
     pending = Pending(3600.0, TimeoutError)
     call = pending.add()
     call.cancel()
@@ -37,7 +37,7 @@ async def test_a_cancelled_call_is_answered_to_no_caller() -> None:
     pending.close()
 
 
-async def test_all_that_wait_are_given_up_when_nothing_is_answered() -> None:
+async def test_all_waiting_calls_fail_when_no_answer_arrives_in_time() -> None:
     pending = Pending(0.01, lambda: TimeoutError("hung"))
     calls = [pending.add(), pending.add()]
     for answer in await asyncio.gather(*calls, return_exceptions=True):
@@ -49,7 +49,7 @@ async def test_all_that_wait_are_given_up_when_nothing_is_answered() -> None:
     pending.close()
 
 
-async def test_after_the_loop_is_closed_nothing_is_told() -> None:
+async def test_answers_after_the_loop_is_closed_are_dropped() -> None:
     pending = await asyncio.to_thread(lambda: asyncio.run(_made()))
     pending.tell([])
 

@@ -7,7 +7,7 @@ from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.leveldb.read_threads import Readers
 
 
-async def test_an_error_is_its_callers_and_the_thread_goes_on() -> None:
+async def test_the_caller_gets_an_error_and_the_thread_goes_on() -> None:
     def fail() -> None:
         raise StorageCorrupt("a block")
 
@@ -20,7 +20,7 @@ async def test_an_error_is_its_callers_and_the_thread_goes_on() -> None:
     assert await asyncio.to_thread(readers.join)
 
 
-async def test_a_read_that_hangs_is_given_up() -> None:
+async def test_a_read_that_hangs_fails_after_its_deadline() -> None:
     readers, may_end = Readers(deadline_s=0.01), threading.Event()
     with pytest.raises(Unavailable, match="no read has ended"):
         await readers.read(lambda: may_end.wait(20))

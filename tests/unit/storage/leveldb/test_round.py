@@ -12,7 +12,7 @@ ROW = b"ns:topic:\x00\x00\x00\x01"
 SPACE = Space.MESSAGES
 
 
-def wish(
+def request(
     expected: bytes | None, head: bytes, *columns: bytes, clear: bool = False
 ) -> ChangeRequest:
     return ChangeRequest(
@@ -25,38 +25,40 @@ def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "db", Options(), create=True, was_clean=False)
 
 
-def test_a_change_sees_the_heads_of_those_before_it(database: Database) -> None:
+def test_a_change_sees_the_heads_of_earlier_changes_in_its_round(database: Database) -> None:
     round_ = Round(database, RecentHeads())
-    assert round_.change(wish(None, b"1"))
-    assert not round_.change(wish(None, b"1"))
-    assert round_.change(wish(b"1", b"2"))
+    assert round_.change(request(None, b"1"))
+    assert not round_.change(request(None, b"1"))
+    assert round_.change(request(b"1", b"2"))
     round_.put(SPACE, {ROW: b"3"})
-    assert not round_.change(wish(b"2", b"4"))
-    assert round_.change(wish(b"3", b"4"))
+    assert not round_.change(request(b"2", b"4"))
+    assert round_.change(request(b"3", b"4"))
     round_.delete(SPACE, [ROW])
-    assert round_.change(wish(None, b"5"))
+    assert round_.change(request(None, b"5"))
     assert database.get(head_key(SPACE, ROW)) is None
     round_.batch.write()
     assert database.get(head_key(SPACE, ROW)) == b"5"
 
 
-def test_a_refused_change_adds_nothing(database: Database) -> None:
+def test_a_refused_change_adds_no_write(database: Database) -> None:
     round_ = Round(database, RecentHeads())
-    assert not round_.change(wish(b"another", b"1", b"e1"))
+    assert not round_.change(request(b"another", b"1", b"e1"))
     assert round_.is_empty
 
 
 @pytest.mark.parametrize("how", ["clear", "delete"])
-def test_cells_that_this_round_puts_are_cleared_by_the_next(database: Database, how: str) -> None:
+def test_cells_that_a_round_puts_are_cleared_only_in_the_next_round(
+    database: Database, how: str
+) -> None:
     def remove(round_: Round) -> None:
         if how == "clear":
-            assert round_.change(wish(b"1", b"2", b"e2", clear=True))
+            assert round_.change(request(b"1", b"2", b"e2", clear=True))
         else:
             round_.delete(SPACE, [b"other", ROW])
 
     recent = RecentHeads()
     round_ = Round(database, recent)
-    assert round_.change(wish(None, b"1", b"e1"))
+    assert round_.change(request(None, b"1", b"e1"))
     before = round_.batch.approximate_size()
     with pytest.raises(Postponed):
         remove(round_)
@@ -73,30 +75,30 @@ def test_cells_that_this_round_puts_are_cleared_by_the_next(database: Database, 
 def test_a_recent_head_is_not_read_again(database: Database) -> None:
     recent = RecentHeads()
     round_ = Round(database, recent)
-    assert round_.change(wish(None, b"1"))
-    assert recent.get(head_key(SPACE, ROW)) is None  # Not before it is on disk.
+    assert round_.change(request(None, b"1"))
+    assert recent.get(head_key(SPACE, ROW)) is None  # It is not on disk yet.
     round_.batch.write()
     round_.confirm()
     assert recent.get(head_key(SPACE, ROW)) == b"1"
     unread = Mock(spec=Database)
-    assert Round(unread, recent).change(wish(b"1", b"2"))
+    assert Round(unread, recent).change(request(b"1", b"2"))
     unread.get.assert_not_called()
 
 
-def test_heads_of_an_index_are_not_kept(database: Database) -> None:
+def test_recent_heads_do_not_keep_heads_of_an_index(database: Database) -> None:
     recent = RecentHeads()
     for put in (False, True):
         round_ = Round(database, recent)
         if put:
             round_.put(SPACE, {ROW: b"2"})
         else:
-            assert round_.change(wish(None, b"1"))
+            assert round_.change(request(None, b"1"))
         round_.batch.write()
         round_.confirm()
         assert recent.get(head_key(SPACE, ROW)) == (None if put else b"1")
 
 
-def test_recent_heads_are_bounded() -> None:
+def test_recent_heads_have_limits() -> None:
     recent = RecentHeads(heads_max=2, bytes_max=10)
     for key in (b"a", b"b", b"a", b"c"):
         recent.remember(key, key)

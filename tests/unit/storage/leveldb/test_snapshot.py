@@ -38,7 +38,7 @@ def is_linked(path: Path) -> bool:
     ("copied", "left_out"),
     [
         (snapshot.copy_closed, {"900000.ldb"}),
-        # To close any descriptor of LOCK would end LevelDB's lock in a process that has both.
+        # A process that closes any descriptor of LOCK loses LevelDB's lock on it.
         (snapshot.copy_served, {"900000.ldb", "LOCK", "LOG", "LOG.old"}),
     ],
 )
@@ -54,7 +54,7 @@ def test_tables_that_the_manifest_names_are_linked_and_the_rest_is_copied(
         assert is_linked(path) is (path.suffix == ".ldb")
 
 
-def test_a_copy_may_share_nothing(database: Path) -> None:
+def test_copy_all_shares_no_file(database: Path) -> None:
     snapshot.copy_all(database.parent, database.parent / "copy")
     copy = database.parent / "copy" / files.DATABASE
     assert {path.name for path in copy.iterdir()} == {path.name for path in database.iterdir()}
@@ -111,47 +111,48 @@ def numbers_in(target: Path) -> dict[int, list[int]]:
     }
 
 
-def test_what_is_merged_meanwhile_is_in_the_copy(
+def test_a_write_that_is_merged_during_a_copy_is_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, database = snapshot._manifest, tmp_path / files.DATABASE
-    served = Database(database, SMALL, create=True, was_clean=True)
-    written = 0
+    served = Database(tmp_path / files.DATABASE, SMALL, create=True, was_clean=True)
+    copyfile, copied = shutil.copyfile, list[Path]()
 
-    def manifest(source: Path) -> tuple[str, bytes]:
-        nonlocal written
-        found = read(source)
-        if not written:  # Its log goes after it was read, and a table that it does not name comes.
+    def merge_first(path: Path, copy: Path) -> None:
+        copied.append(path)
+        if len(copied) == 1:  # LevelDB replaces the log by a table that the read manifest lacks.
             batch = served.batch()
             batch.put(b"r\0" + bytes(4), b"value")
             batch.write()
-            written += 1
             served.compact(b"", b"\xff")
-        return found
+        copyfile(path, copy)
 
-    monkeypatch.setattr(snapshot, "_manifest", manifest)
+    monkeypatch.setattr("shutil.copyfile", merge_first)
     snapshot.copy_served(tmp_path, tmp_path / "copy")
     served.close()
+    assert len(copied) > 1
     assert numbers_in(tmp_path / "copy")[0] == [0]
 
 
-def test_files_that_change_all_the_time_can_be_copied_later(
+def test_a_copy_of_files_that_change_all_the_time_is_unavailable(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, edits = snapshot._manifest, iter(range(10 * snapshot.TRIES))
+    tries = 0
 
-    def manifest(source: Path) -> tuple[str, bytes]:
-        name, _ = read(source)
-        return f"{name}{next(edits)}", b""
+    def begin_another_manifest(_: Path, __: Path) -> None:
+        nonlocal tries
+        tries += 1
+        name = f"MANIFEST-{900_000 + tries}"
+        (database / name).touch()
+        (database / "CURRENT").write_text(f"{name}\n")
 
-    monkeypatch.setattr(snapshot, "_manifest", manifest)
+    monkeypatch.setattr("shutil.copyfile", begin_another_manifest)
     with pytest.raises(Unavailable, match="try again"):
         snapshot.copy_served(database.parent, database.parent / "copy")
-    assert next(edits) == 2 * snapshot.TRIES
+    assert tries == snapshot.TRIES
     assert not list((database.parent / "copy").iterdir())
 
 
-def test_a_file_that_goes_meanwhile_makes_it_begin_again(
+def test_a_copy_begins_again_if_a_file_goes_meanwhile(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (log,) = database.glob("*.log")
@@ -170,16 +171,16 @@ def test_a_file_that_goes_meanwhile_makes_it_begin_again(
     assert copied.read_bytes() == log.read_bytes()
 
 
-def test_a_log_that_begins_while_the_one_before_is_copied_is_left_out(
+def test_a_log_that_begins_during_a_copy_is_left_out(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = snapshot._link_tables
+    copyfile = shutil.copyfile
 
-    def begin_another(source: Path, copy: Path, edits: bytes) -> None:
-        link(source, copy, edits)
-        (source / "900001.log").write_bytes(b"behind what is copied of the log before")
+    def begin_another(path: Path, copy: Path) -> None:
+        (database / "900001.log").write_bytes(b"writes after those of the copied log")
+        copyfile(path, copy)
 
-    monkeypatch.setattr(snapshot, "_link_tables", begin_another)
+    monkeypatch.setattr("shutil.copyfile", begin_another)
     (log,) = database.glob("*.log")
     snapshot.copy_served(database.parent, database.parent / "copy")
     copied = (database.parent / "copy" / files.DATABASE).glob("*.log")
@@ -187,7 +188,7 @@ def test_a_log_that_begins_while_the_one_before_is_copied_is_left_out(
 
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*"])
-def test_what_leveldb_never_removes_is_damage(database: Path, pattern: str) -> None:
+def test_a_missing_manifest_or_current_file_is_damage(database: Path, pattern: str) -> None:
     (path,) = database.glob(pattern)
     path.unlink()
     with pytest.raises(StorageCorrupt, match=f"db/{path.name} is missing"):

@@ -1,4 +1,4 @@
-"""Real logs and manifests of LevelDB, as power cuts and failing disks leave them."""
+"""Mending real logs and manifests of LevelDB after simulated power cuts and disk faults."""
 
 import itertools
 import random
@@ -43,7 +43,7 @@ def ends(log: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_what_leveldb_wrote_is_sound(tmp_path: Path, sizes: list[int]) -> None:
+def test_a_log_that_leveldb_wrote_is_sound(tmp_path: Path, sizes: list[int]) -> None:
     log = write(tmp_path / "db", sizes)
     assert len(ends(log)) == len(sizes) + 1
     assert all(
@@ -54,7 +54,7 @@ def test_what_leveldb_wrote_is_sound(tmp_path: Path, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_a_scrambled_end_is_cut_where_the_last_synced_write_ended(
+def test_a_scrambled_end_is_cut_after_the_last_synced_write(
     tmp_path: Path, sizes: list[int]
 ) -> None:
     data = write(tmp_path / "db", sizes).read_bytes()
@@ -65,7 +65,7 @@ def test_a_scrambled_end_is_cut_where_the_last_synced_write_ended(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_leveldb_opens_what_was_mended(tmp_path: Path, seed: int) -> None:
+def test_leveldb_opens_a_mended_log(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     sizes = [chance.choice([50, 3000, 30_000, 90_000]) for _ in range(6)]
     log = write(tmp_path / "db", sizes)
@@ -153,7 +153,7 @@ def test_after_a_clean_close_nothing_is_cut(tmp_path: Path) -> None:
     assert log.read_bytes() == before
 
 
-def test_a_log_that_was_just_begun_hides_no_other(tmp_path: Path) -> None:
+def test_the_last_log_with_writes_is_mended_although_a_new_one_is_empty(tmp_path: Path) -> None:
     log = write(tmp_path / "db", [100, 5000])
     synced = ends(log)[-2]
     log.write_bytes(log.read_bytes()[:synced] + bytes(5000))
@@ -161,7 +161,7 @@ def test_a_log_that_was_just_begun_hides_no_other(tmp_path: Path) -> None:
     assert torn_tail.mend(tmp_path / "db", may_cut=True) == [log.name]
 
 
-def test_only_garbage_leaves_an_empty_log(tmp_path: Path) -> None:
+def test_a_log_of_garbage_is_cut_to_an_empty_log(tmp_path: Path) -> None:
     log = write(tmp_path / "db", [100])
     log.write_bytes(random.Random(3).randbytes(100_000))
     assert torn_tail.mend(tmp_path / "db", may_cut=True) == [log.name]
@@ -209,7 +209,7 @@ def test_the_last_edit_may_be_unsynced_while_its_log_is_there(tmp_path: Path) ->
     assert numbers_in(copy) == [0, 1, 2, 3]
 
 
-def test_an_edit_whose_log_is_gone_was_synced_so_its_damage_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_edit_whose_log_is_gone_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "db", [30_000] * 20, write_buffer_size=100_000)
     manifest = manifest_of(tmp_path / "db")
     data = manifest.read_bytes()
@@ -231,5 +231,5 @@ def test_a_damaged_edit_before_others_is_refused(tmp_path: Path) -> None:
         torn_tail.mend(tmp_path / "db", may_cut=True)
 
 
-def test_where_there_is_no_database_there_is_nothing_to_mend(tmp_path: Path) -> None:
+def test_a_missing_database_needs_no_mending(tmp_path: Path) -> None:
     assert torn_tail.mend(tmp_path / "db", may_cut=True) == []

@@ -12,7 +12,7 @@ NEVER_S = 3600.0
 
 
 class FakeBatch:
-    """Collects what a round puts; its writing can be held up and can fail."""
+    """Collects the puts of a round. A test can hold up its write and make it fail."""
 
     def __init__(self, database: "FakeDatabase") -> None:
         self._database = database
@@ -92,7 +92,7 @@ def refusing(error: Exception) -> Apply:
 
 
 async def hold_up(database: FakeDatabase, writer: Writer) -> asyncio.Future[bytes]:
-    """Let a first write hang, so that what follows waits together."""
+    """Let a first write hang, so that the next changes wait for one round."""
     database.may_write.clear()
     database.writing.clear()
     first = writer.submit(putting(b"first"))
@@ -100,7 +100,7 @@ async def hold_up(database: FakeDatabase, writer: Writer) -> asyncio.Future[byte
     return first
 
 
-async def test_what_waits_shares_one_write(database: FakeDatabase, writer: Writer) -> None:
+async def test_waiting_changes_share_one_write(database: FakeDatabase, writer: Writer) -> None:
     first = await hold_up(database, writer)
     others = [writer.submit(putting(b"%d" % number)) for number in range(5)]
     database.may_write.set()
@@ -112,12 +112,12 @@ async def test_what_waits_shares_one_write(database: FakeDatabase, writer: Write
     ]
 
 
-async def test_nothing_to_write_is_not_written(database: FakeDatabase, writer: Writer) -> None:
+async def test_a_change_without_puts_makes_no_write(database: FakeDatabase, writer: Writer) -> None:
     assert await writer.submit(lambda _: "answer") == "answer"
     assert database.written == []
 
 
-async def test_a_round_is_bounded(database: FakeDatabase, writer: Writer) -> None:
+async def test_a_round_has_a_limit_of_bytes(database: FakeDatabase, writer: Writer) -> None:
     first = await hold_up(database, writer)
     large = bytes(ROUND_BYTES_MAX // 2)
     others = [writer.submit(putting(b"%d" % number, large)) for number in range(5)]
@@ -131,7 +131,7 @@ async def test_a_round_is_bounded(database: FakeDatabase, writer: Writer) -> Non
     ]
 
 
-async def test_a_refusal_is_its_callers_alone(database: FakeDatabase, writer: Writer) -> None:
+async def test_a_refusal_concerns_only_its_caller(database: FakeDatabase, writer: Writer) -> None:
     first = await hold_up(database, writer)
     results = [
         writer.submit(putting(b"a")),
@@ -148,7 +148,7 @@ async def test_a_refusal_is_its_callers_alone(database: FakeDatabase, writer: Wr
     assert set(database.written[-1].puts) == {b"a", b"b"}
 
 
-async def test_after_an_error_nothing_is_written_until_opened_anew(
+async def test_after_a_write_error_all_changes_are_refused_until_the_database_is_reopened(
     database: FakeDatabase, writer: Writer
 ) -> None:
     database.error = OSError(28, "No space left on device")
@@ -177,15 +177,19 @@ async def test_after_an_error_nothing_is_written_until_opened_anew(
     assert [set(batch.puts) for batch in database.written] == [{b"b"}]
 
 
-async def test_nothing_of_before_an_error_is_written_after_it(database: FakeDatabase) -> None:
+async def test_changes_submitted_before_a_write_error_is_known_are_not_written_after_it(
+    database: FakeDatabase,
+) -> None:
     writer = Writer(database, probe_interval_s=0.0, deadline_s=NEVER_S)
     database.error = OSError(5, "Input/output error")
     first = await hold_up(database, writer)
     waiting = writer.submit(putting(b"waiting"))
     database.may_write.set()
-    # The event loop stands still here: it is not told of the error before the database is open anew.
+    # The event loop is blocked here: it does not learn of the error before the database is reopened.
     assert database.is_open_anew.wait(20)
-    untold = writer._enqueue(putting(b"untold"))
+    while writer.failure is not None:
+        threading.Event().wait(0.001)
+    untold = writer.submit(putting(b"untold"))
     with pytest.raises(StorageFull, match="Input/output"):
         await first
     for future in (waiting, untold):
@@ -198,7 +202,7 @@ async def test_nothing_of_before_an_error_is_written_after_it(database: FakeData
     await writer.close()
 
 
-async def test_a_change_that_must_see_the_round_on_disk_waits_for_the_next(
+async def test_a_postponed_change_runs_in_the_next_round_in_order(
     database: FakeDatabase, writer: Writer
 ) -> None:
     def postponed_once(round_: Round) -> bytes:
@@ -214,7 +218,9 @@ async def test_a_change_that_must_see_the_round_on_disk_waits_for_the_next(
     assert [set(batch.puts) for batch in database.written] == [{b"first"}, {b"a"}, {b"b", b"c"}]
 
 
-async def test_a_store_that_opens_damaged_says_so(database: FakeDatabase, writer: Writer) -> None:
+async def test_a_store_that_reopens_damaged_refuses_changes_as_corrupt(
+    database: FakeDatabase, writer: Writer
+) -> None:
     database.error = OSError(5, "Input/output error")
     with pytest.raises(StorageFull):
         await writer.submit(putting(b"a"))
@@ -225,7 +231,7 @@ async def test_a_store_that_opens_damaged_says_so(database: FakeDatabase, writer
 
 
 @pytest.mark.slow
-async def test_a_write_that_hangs_is_given_up(database: FakeDatabase) -> None:
+async def test_a_write_that_hangs_is_unknown_after_its_deadline(database: FakeDatabase) -> None:
     writer = Writer(database, probe_interval_s=NEVER_S, deadline_s=0.3)
     first = await hold_up(database, writer)
     with pytest.raises(OutcomeUnknown, match="not ended"):
@@ -240,7 +246,7 @@ async def test_a_write_that_hangs_is_given_up(database: FakeDatabase) -> None:
 
 
 @pytest.mark.slow
-async def test_what_waits_behind_a_hung_write_is_never_written(database: FakeDatabase) -> None:
+async def test_changes_that_wait_for_a_hung_write_are_never_written(database: FakeDatabase) -> None:
     writer = Writer(database, probe_interval_s=NEVER_S, deadline_s=0.3)
     first = await hold_up(database, writer)
     waiting = writer.submit(putting(b"waiting"))
@@ -253,14 +259,14 @@ async def test_what_waits_behind_a_hung_write_is_never_written(database: FakeDat
     await writer.close()
 
 
-async def test_closing_writes_what_waits(database: FakeDatabase, writer: Writer) -> None:
+async def test_closing_writes_the_waiting_changes(database: FakeDatabase, writer: Writer) -> None:
     first = await hold_up(database, writer)
     last = writer.submit(putting(b"last"))
     closing = asyncio.ensure_future(writer.close())
     database.may_write.set()
     await asyncio.gather(first, last, closing)
     assert set(database.written[-1].puts) == {b"last"}
-    await writer.close()  # Closing again waits for nothing.
+    await writer.close()  # A second close returns at once.
     with pytest.raises(Unavailable, match="closed"):
         writer.submit(putting(b"later"))
 

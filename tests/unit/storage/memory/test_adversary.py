@@ -1,4 +1,4 @@
-"""Each behaviour of the adversary, alone and certain; and all of them from one seed."""
+"""The adversary table: each behaviour alone and certain, and all of them from one seed."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ ROOT = b"ns:t:\0\0\0\0c"
 
 
 def run(story, *always, table=None, assumed=None, seed=1, **bias):
-    """Tell a story with these behaviours certain and all others impossible."""
+    """Run a story; the behaviours ``always`` are certain, and all others do not happen."""
 
     async def main(loop):
         chosen = bias_of(*always, **bias)
@@ -34,13 +34,13 @@ def bias_of(*always, **bias):
 
 
 async def head_of(table, row=PAGE, space=MESSAGES):
-    """Return the present head, past all misbehaviour."""
+    """Return the current head, without any misbehaviour."""
     head = table.table.spaces[space].get(row).head
     return None if head is None else head.value
 
 
 async def grow(table, heads, row=PAGE, space=MESSAGES, columns=(b"e%d",)):
-    """Change a row's head one by one, each with a cell of its own; calmly."""
+    """Change a row's head several times, each with a new cell, without any misbehaviour."""
     bias, table.bias = table.bias, CALM
     for head in heads:
         before = await head_of(table, row, space)
@@ -49,7 +49,7 @@ async def grow(table, heads, row=PAGE, space=MESSAGES, columns=(b"e%d",)):
     table.bias = bias
 
 
-def test_calm_it_does_what_it_says():
+def test_a_calm_adversary_is_a_correct_table():
     async def story(table):
         assert await table.change(MESSAGES, PAGE, None, {HEAD: b"1", b"e1": b"1"})
         assert not await table.change(MESSAGES, PAGE, None, {HEAD: b"2"})
@@ -62,7 +62,7 @@ def test_calm_it_does_what_it_says():
     run(story)
 
 
-def test_refused_is_not_done():
+def test_a_refused_call_is_not_done():
     async def story(table):
         with pytest.raises(NotWritten):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
@@ -75,7 +75,7 @@ def test_refused_is_not_done():
     run(story, "refused")
 
 
-def test_slow_is_done_late_and_answered_then():
+def test_a_slow_call_is_done_late_and_answered_after_that():
     async def story(table):
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -89,7 +89,7 @@ def test_slow_is_done_late_and_answered_then():
     run(story, "slow", delay_ms=0.0, late_ms=60_000.0)
 
 
-def test_a_late_write_is_an_error_and_comes():
+def test_a_late_write_raises_and_is_made_later():
     async def story(table):
         with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
@@ -104,7 +104,7 @@ def test_a_late_write_is_an_error_and_comes():
     run(story, "late_write")
 
 
-def test_a_repeat_meets_its_own_late_write_and_only_one_is_made():
+def test_a_late_write_and_its_repeat_are_made_only_once():
     async def story(table):
         await grow(table, [1])
         with pytest.raises(WriteUnknown):
@@ -119,7 +119,7 @@ def test_a_repeat_meets_its_own_late_write_and_only_one_is_made():
     run(story, "late_write", late_ms=60_000.0)
 
 
-def test_a_late_make_comes_after_its_page_is_gone():
+def test_a_late_creation_may_arrive_after_its_page_is_gone():
     async def story(table):
         with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"late", b"e1": b"late"})
@@ -134,7 +134,7 @@ def test_a_late_make_comes_after_its_page_is_gone():
     run(story, "late_write", late_make_ms=60_000.0)
 
 
-def test_never_is_an_error_and_nothing_else():
+def test_a_write_of_kind_never_raises_and_is_not_made():
     async def story(table):
         with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
@@ -144,7 +144,7 @@ def test_never_is_an_error_and_nothing_else():
     run(story, "never")
 
 
-def test_a_lost_answer_is_an_error_and_done():
+def test_a_write_whose_answer_is_lost_raises_and_is_made():
     async def story(table):
         with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
@@ -165,7 +165,7 @@ def test_a_write_may_be_made_twice():
     run(story, "again", late_make_ms=60_000.0)
 
 
-def test_a_lie_is_false_of_what_was_made():
+def test_a_lie_answers_false_for_a_change_that_was_made():
     async def story(table):
         assert await table.change(MESSAGES, PAGE, None, {HEAD: b"1"}) is False
         assert await head_of(table) == b"1"
@@ -175,7 +175,7 @@ def test_a_lie_is_false_of_what_was_made():
     run(story, "lie")
 
 
-def test_false_may_come_from_an_older_state():
+def test_a_change_may_be_refused_by_an_older_state():
     async def story(table):
         assert await table.change(MESSAGES, PAGE, None, {HEAD: b"1"}), "it has no past"
         assert await table.change(MESSAGES, PAGE, b"1", {HEAD: b"2"}) is False
@@ -186,7 +186,7 @@ def test_false_may_come_from_an_older_state():
 
 
 @pytest.mark.parametrize("is_put", [True, False])
-def test_a_part_of_the_rows_is_an_error(is_put):
+def test_a_write_of_only_some_rows_raises(is_put):
     async def story(table):
         rows = {b"a": b"1", b"b": b"1", b"c": b"1"}
         if not is_put:
@@ -201,7 +201,7 @@ def test_a_part_of_the_rows_is_an_error(is_put):
     run(story, "partial")
 
 
-def test_a_reading_may_get_no_answer():
+def test_a_read_may_get_no_answer():
     async def story(table):
         for reading in (
             table.get(MESSAGES, PAGE, [HEAD]),
@@ -215,7 +215,7 @@ def test_a_reading_may_get_no_answer():
     run(story, "no_answer")
 
 
-def test_a_page_is_read_in_pieces():
+def test_a_read_of_a_page_may_be_short():
     async def story(table):
         await grow(table, [1, 2, 3])
         found = await table.cells(MESSAGES, PAGE, b"e", b"f", cells_max=9, bytes_max=999)
@@ -227,7 +227,7 @@ def test_a_page_is_read_in_pieces():
 
 
 async def shown(table, reading, times=60):
-    """Return all different answers of many equal readings."""
+    """Return all different answers of many equal reads."""
     return {repr(await reading(table)) for _ in range(times)}
 
 
@@ -248,7 +248,7 @@ CURRENT = {
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reading_may_be_old(reading):
+def test_a_read_may_be_stale(reading):
     async def story(table):
         await grow(table, [1, 2, 3])
         assert len(await shown(table, READINGS[reading])) > 1
@@ -259,7 +259,7 @@ def test_a_reading_may_be_old(reading):
 
 @pytest.mark.parametrize("reading", CURRENT)
 @pytest.mark.parametrize("is_assumed", [True, False])
-def test_what_must_be_current_is_so_if_that_is_assumed(reading, is_assumed):
+def test_heads_and_indexes_are_current_if_that_is_assumed(reading, is_assumed):
     async def story(table):
         for row, space in ((PAGE, MESSAGES), (ROOT, MESSAGES), (b"a", RECORDS)):
             await grow(table, [1, 2, 3], row, space)
@@ -271,7 +271,7 @@ def test_what_must_be_current_is_so_if_that_is_assumed(reading, is_assumed):
     run(story, "old_answer", assumed=assumed)
 
 
-def test_a_store_that_a_process_has_to_itself_is_current():
+def test_reads_of_a_store_that_is_alone_are_current():
     async def story(table):
         await grow(table, [1, 2, 3])
         for reading in READINGS.values():
@@ -281,7 +281,7 @@ def test_a_store_that_a_process_has_to_itself_is_current():
     run(story, "old_answer", "old_false", table=MemoryTable(is_alone=True))
 
 
-def test_an_old_answer_is_a_state_that_was():
+def test_a_stale_read_shows_a_former_state():
     async def story(table):
         await grow(table, range(1, 7))
         states = [[b"e%d" % n for n in range(1, last + 1)] for last in range(7)]
@@ -291,7 +291,7 @@ def test_an_old_answer_is_a_state_that_was():
     run(story, "old_answer")
 
 
-def test_rows_are_old_each_on_its_own_and_rows_that_went_are_there_again():
+def test_each_row_of_a_scan_may_be_stale_by_itself_and_deleted_rows_may_appear():
     async def story(table):
         rows = [PAGE + b"%d" % n for n in range(3)]
         for row in rows:
@@ -314,7 +314,7 @@ def test_rows_are_old_each_on_its_own_and_rows_that_went_are_there_again():
 
 
 @pytest.mark.parametrize("column", [b"xe%d", b"e%dx"])
-def test_nothing_is_shown_from_before_a_rollback(column):
+def test_no_read_shows_a_state_before_a_rollback(column):
     async def story(table):
         await grow(table, [1, 2])
         await grow(table, [3], columns=(column,))
@@ -327,7 +327,7 @@ def test_nothing_is_shown_from_before_a_rollback(column):
     run(story, "old_answer")
 
 
-def test_the_past_is_bounded():
+def test_the_past_has_limits():
     async def story(table):
         await grow(table, range(1, 40))
         answers = await shown(table, READINGS["get"], 200)
@@ -339,7 +339,7 @@ def test_the_past_is_bounded():
     run(story, "old_answer")
 
 
-def test_marks_do_not_push_pages_out_of_the_past():
+def test_puts_of_marks_do_not_end_the_past_of_pages():
     async def story(table):
         await grow(table, [1, 2])
         table.bias = CALM
@@ -350,7 +350,7 @@ def test_marks_do_not_push_pages_out_of_the_past():
     run(story, "old_answer")
 
 
-def test_a_caller_that_is_killed_has_sent_its_write_or_not():
+def test_a_write_of_a_cancelled_caller_is_made_or_not():
     outcomes = Counter()
 
     async def story(table):
@@ -370,7 +370,7 @@ def test_a_caller_that_is_killed_has_sent_its_write_or_not():
     assert outcomes[b"1"] > 0
 
 
-def test_clocks_are_wrong_from_the_start_each_topic_has_one():
+def test_the_clock_of_each_topics_server_may_be_wrong():
     async def story(table):
         seen = set()
         for n in range(20):
@@ -401,7 +401,7 @@ def test_writes_to_one_space_may_be_slow():
 
 
 def hostile(seed):
-    """Change two rows many times; return what happened and what was seen."""
+    """Change two rows many times; return the answers, the last head and the counts of behaviours."""
     seen = []
 
     async def story(table):
@@ -424,12 +424,12 @@ def hostile(seed):
     return seen
 
 
-def test_by_its_usual_bias_all_of_it_happens():
+def test_with_the_usual_bias_every_behaviour_happens():
     [*_, (_, happened)] = hostile(7)
     expected = "refused slow late_writes never lost_answers again lies old_falses partial no_answers old_rows short"
     assert set(expected.split()) <= dict(happened).keys()
 
 
-def test_one_seed_is_one_story():
+def test_one_seed_gives_one_history():
     assert hostile(5) == hostile(5)
     assert hostile(5) != hostile(6)

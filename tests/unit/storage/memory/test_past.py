@@ -25,7 +25,7 @@ class Kept:
         self.past.note(MESSAGES, row, undo, puts)
 
     def older(self, row: bytes = ROW) -> set[bytes | None]:
-        """Return the heads of all older states that many askings show."""
+        """Return the heads of all older states that many reads show."""
         heads = set()
         for _ in range(200):
             older = self.past.older(MESSAGES, row, self.rows.get(row), self.chance)
@@ -41,7 +41,7 @@ def test_a_row_that_never_changed_has_no_past():
     assert list(kept.past.heads(MESSAGES, ROW)) == []
 
 
-def test_older_states_are_those_before_the_last_changes():
+def test_the_last_changes_leave_older_states():
     kept = Kept()
     kept.change(1)
     kept.change(2)
@@ -64,7 +64,7 @@ def test_a_rollback_ends_the_past(column):
     assert kept.older() == {b"3"}
 
 
-def test_the_rows_that_changed_last_are_remembered():
+def test_only_the_rows_that_changed_last_have_a_past():
     kept = Kept()
     for number in range(ROWS_MAX + 5):
         kept.change(number, row=b"%04d" % number)

@@ -1,4 +1,4 @@
-"""Rows, and the way back through their states."""
+"""Rows in memory, and their older states by undo records."""
 
 import random
 
@@ -32,14 +32,14 @@ def test_undos_lead_back_through_every_state():
         assert older.columns(b"", b"\xff") == sorted(set(states[-steps]) - {HEAD})
 
 
-def test_an_older_state_is_a_row_of_its_own():
+def test_an_older_state_does_not_change_its_row():
     row = MemoryRow()
     row.set(b"e1", Cell(b"1"))
     older = row.before([{b"e1": None}])
     assert (older.columns(b"", b"\xff"), row.columns(b"", b"\xff")) == ([], [b"e1"])
 
 
-def test_an_absent_row_is_empty_and_asking_for_it_makes_none():
+def test_reading_an_absent_row_does_not_create_it():
     rows = RowSpace()
     assert rows.get(ROW).get([HEAD, b"e1"]) == {}
     assert rows.change(ROW, b"1", {HEAD: b"2"}, [], None, clear=True) is None

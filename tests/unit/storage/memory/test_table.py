@@ -1,4 +1,4 @@
-"""What the table in memory does beyond the contract: it is strict, and its clock is given."""
+"""The table in memory beyond its contract: it refuses wrong calls, and a test sets its clock."""
 
 import pytest
 
@@ -19,14 +19,12 @@ ROW = b"ns:t:\0\0\0\1page"
         (b"0", {HEAD: b"1", b"e1": b"1"}, [b"e1"]),
     ],
 )
-async def test_a_change_that_the_port_does_not_allow_is_the_callers_mistake(
-    expected, puts, deletes
-):
+async def test_a_change_that_the_port_does_not_allow_raises(expected, puts, deletes):
     with pytest.raises(ValueError, match="head"):
         await MemoryTable().change(MESSAGES, ROW, expected, puts, deletes)
 
 
-async def test_one_call_names_rows_of_one_topic():
+async def test_rows_of_two_topics_in_one_call_raise():
     table, other = MemoryTable(), ROW.replace(b":t:", b":u:")
     with pytest.raises(ValueError, match="belong to one topic"):
         await table.scan(MESSAGES, ROW, other, limit=1)
@@ -38,7 +36,7 @@ async def test_one_call_names_rows_of_one_topic():
     assert len(await table.scan(Space.RECORDS, b"", b"\xff", limit=9)) == 2
 
 
-def test_a_key_without_a_topic_is_told():
+def test_a_key_without_a_topic_raises():
     assert topic_of(ROW) == b"ns:t:"
     assert topic_of(b"ns:t:") == b"ns:t:"
     with pytest.raises(ValueError, match="unpack"):
