@@ -127,8 +127,9 @@ async def test_a_connection_that_the_gateway_closed_is_not_used(
     served: Served, gateways: Gateways
 ) -> None:
     assert await ask(gateways)
+    (line,) = gateways._lines
     served.close_connections()
-    await asyncio.sleep(0.05)  # The end of the stream arrives.
+    await asyncio.wait_for(line.closed, DEADLINE_S)
     assert await ask(gateways)
     assert len(served.open) == 2
 
@@ -144,9 +145,10 @@ async def test_a_connection_with_unsolicited_bytes_is_not_used(
     served: Served, gateways: Gateways
 ) -> None:
     assert await ask(gateways)
+    (line,) = gateways._lines
     (theirs,) = served.open
     theirs.sendall(TRUE)
-    await asyncio.sleep(0.05)  # The bytes arrive.
+    await asyncio.wait_for(line.closed, DEADLINE_S)
     assert await ask(gateways)
     assert len(served.open) == 2
 
@@ -341,8 +343,8 @@ async def test_a_call_waits_until_a_gateway_is_up_again() -> None:
         place = served.address
     async with opened(place, connect_s=DEADLINE_S) as gateways:
         waiting = asyncio.create_task(ask(gateways))
-        await asyncio.sleep(0.05)  # The first connection is refused meanwhile.
-        assert not waiting.done()
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        assert not done, "the first connection is refused meanwhile"
         with serving(place.port):
             assert await waiting
 
