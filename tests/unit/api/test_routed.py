@@ -1,17 +1,20 @@
-"""What stands around handlers in a cluster. How nodes answer together is in tests/unit/routing."""
+"""How requests reach the handlers of a cluster's nodes. How nodes answer together is in tests/unit/routing."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import gc
 
 import pytest
 
 from broker.api.routed import KINDS
 from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS
-from broker.errors import NoLeader, Overloaded
-from broker.http.reply import EMPTY, EMPTY_REPLAYED
+from broker.config.sections import LimitsConfig
 from broker.model import PublishRequest, RollbackRange
 from broker.routing.decisions import RepeatEffect
+from broker.storage.table import Space
+from broker.testing.virtual_time import pass_time
+from broker.topics.topic_state import TopicState
 from broker.wire import avro
-from tests.kit.ring import Ring, request_lost, ring_of
+from tests.kit.http_cluster import JSON, HttpCluster, on_cluster
 from tests.kit.serving import topic_path
 
 PUBLISH = topic_path("t", "publish")
@@ -22,14 +25,6 @@ BODIES = {
     "store": (avro.encode_publish_request(PublishRequest(1 << 62, [b"a"])), AVRO),
     "rollback": (avro.encode_publish_response(RollbackRange(5, bytes(10), bytes(10))), AVRO),
 }
-
-
-@pytest.fixture
-async def ring() -> AsyncIterator[Ring]:
-    """Two nodes that listen, with a topic ``t``, led by the first."""
-    async with ring_of(2) as ring:
-        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
-        yield ring
 
 
 def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
@@ -60,30 +55,51 @@ def test_only_what_is_harmless_is_sent_twice() -> None:
     assert {name for name, kind in KINDS.items() if kind is RepeatEffect.KEYED} == keyed
 
 
-async def test_a_leader_tells_its_epoch_in_every_answer(ring: Ring) -> None:
-    unclaimed = await ring.nodes[0].http("GET", topic_path("t"))
+@on_cluster(nodes=2)
+async def test_a_leader_tells_its_epoch_in_every_answer(cluster: HttpCluster) -> None:
+    unclaimed = await cluster(0, "GET", topic_path("t"))
     assert "Broker-Leader" not in unclaimed.headers
-    first = await ring.nodes[0].http("POST", PUBLISH, b"a", {**TEXT, "Idempotency-Key": "k"})
-    again = await ring.nodes[0].http("POST", PUBLISH, b"a", {**TEXT, "Idempotency-Key": "k"})
-    shown = await ring.nodes[0].http("GET", topic_path("t"))
-    polled = await ring.nodes[0].http(
-        "POST", topic_path("t", "poll"), b"{}", {"Content-Type": "application/json"}
-    )
-    leader = f"{ring.infos[0].url};node=0;epoch=1"
+    first = await cluster.publish(0, "a", Idempotency_Key="k")
+    again = await cluster.publish(0, "a", Idempotency_Key="k")
+    shown = await cluster(0, "GET", topic_path("t"))
+    polled = await cluster(0, "POST", topic_path("t", "poll"), b"{}", JSON)
+    leader = f"{cluster.url(0)};node=0;epoch=1"
     assert {r.headers["Broker-Leader"] for r in (first, again, shown, polled)} == {leader}
     assert again.headers["Idempotency-Replayed"] == "true"
-    # The replies that all nodes share know of no leader.
-    assert not EMPTY.headers
-    assert len(EMPTY_REPLAYED.headers) == 1
+
+
+@on_cluster(nodes=2)
+async def test_topics_of_one_node_have_their_own_epochs(cluster: HttpCluster) -> None:
+    """All stores have the same empty reply, but for its headers."""
+    for to in (1, 0):
+        await cluster.publish(0, "a")
+        await cluster.lead(to)
+    await cluster(0, "PUT", topic_path("u"))
+    await cluster(0, "PUT", "/v1/cluster/pins/default/u", b'{"node": "0"}', JSON)
+    await pass_time(2.0)
+    pointer = cluster.sim.clock.now_ms() * 1_000_000
+    body = avro.encode_publish_request(PublishRequest(pointer, [b"a"]))
+    for topic in ("t", "u"):
+        await cluster(0, "POST", topic_path(topic, "publish"), b"a", TEXT)
+    replies = [
+        await cluster(0, "POST", topic_path(topic, "store"), body, AVRO)
+        for topic in ("t", "u", "t")
+    ]
+    assert {reply.body for reply in replies} == {b""}
+    epochs = [reply.headers["Broker-Leader"].rpartition("=")[2] for reply in replies]
+    assert epochs == ["3", "1", "3"]
 
 
 @pytest.mark.parametrize("kind", ["avro/binary", "application/json"])
-async def test_every_node_tells_what_a_publish_made(ring: Ring, kind: str) -> None:
+@on_cluster(nodes=2)
+async def test_every_node_tells_the_ids_of_published_messages(
+    cluster: HttpCluster, kind: str
+) -> None:
     body = b'["a", "b"]' if kind == "application/json" else bytes.fromhex("02040261026200")
     replies = [
-        await node.http("POST", PUBLISH, body, {"Content-Type": kind}) for node in ring.nodes
+        await cluster(node, "POST", PUBLISH, body, {"Content-Type": kind}) for node in (0, 1)
     ]
-    page = await ring.nodes[1].http("GET", topic_path("t", "messages"))
+    page = await cluster(1, "GET", topic_path("t", "messages"))
     ids = [message["id"] for message in page.json["messages"]]
     for number, reply in enumerate(replies):
         first, last = ids[2 * number], ids[2 * number + 1]
@@ -93,93 +109,67 @@ async def test_every_node_tells_what_a_publish_made(ring: Ring, kind: str) -> No
             assert (reply.json["first_id"], reply.json["last_id"]) == (first, last)
 
 
-async def test_a_refusal_that_another_look_can_mend_is_not_the_answer(ring, monkeypatch) -> None:
-    topics, asked = ring.nodes[0].topics, []
-    real = topics.publish
-
-    async def publish(*arguments):
-        asked.append(arguments)
-        if len(asked) == 1:
-            raise NoLeader("not yet")
-        return await real(*arguments)
-
-    monkeypatch.setattr(topics, "publish", publish)
-    assert (await ring.nodes[0].http("POST", PUBLISH, b"a", TEXT)).status == 200
-    assert len(asked) == 2
-
-
-async def test_any_other_refusal_is(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def publish(*_):
-        raise Overloaded("full")
-
-    monkeypatch.setattr(ring.nodes[0].topics, "publish", publish)
-    for node in ring.nodes:
-        reply = await node.http("POST", PUBLISH, b"a", TEXT)
-        assert (reply.status, reply.headers["Broker-Error"]) == (503, "overloaded")
+@on_cluster(nodes=2)
+async def test_a_node_that_led_until_now_forwards_its_requests(cluster: HttpCluster) -> None:
+    await cluster.publish(0, "a")
+    cluster.machines[0].pause()
+    asking = asyncio.ensure_future(cluster.publish(0, "b"))
+    assert (await cluster.publish(1, "c")).status == 200
+    await cluster.lead(1)
+    cluster.machines[0].resume()
+    reply = await asking
+    assert (reply.status, reply.headers["Broker-Leader"]) == (
+        200,
+        f"{cluster.url(1)};node=1;epoch=2",
+    )
+    assert await cluster.payloads(1) == ["a", "c", "b"]
 
 
-async def test_a_doubt_is_settled_here_if_the_topic_came_here(ring: Ring) -> None:
-    await ring.nodes[1].http("POST", PUBLISH, b"first", TEXT)
-
-    async def done_but_lost(send):
-        await send()
-        await ring.move(1)
-        return await request_lost(send)
-
-    ring.nodes[1].peers.hooks.append(done_but_lost)
-    reply = await ring.nodes[1].http("POST", PUBLISH, b"a", TEXT)
-    assert (reply.status, reply.headers["Idempotency-Replayed"]) == (200, "true")
-    page = await ring.nodes[1].http("GET", topic_path("t", "messages"))
-    assert [message["payload"] for message in page.json["messages"]] == ["first", "a"]
+@on_cluster(nodes=2, limits=LimitsConfig(queued_requests_max=1))
+async def test_a_leader_without_room_refuses_requests_at_any_node(cluster: HttpCluster) -> None:
+    await cluster.publish(1, "a")
+    cluster.sim.table.slow_s = dict.fromkeys(Space, 1.0)
+    for node in (0, 1):
+        asking = [asyncio.ensure_future(cluster.publish(node, "b")) for _ in range(8)]
+        replies = await asyncio.gather(*asking)
+        refused = [reply.headers["Broker-Error"] for reply in replies if reply.status == 503]
+        assert refused
+        assert set(refused) == {"overloaded"}
 
 
-async def test_before_its_leader_is_claimed_a_topic_is_not_read_by_who_will_claim_it(
-    ring, monkeypatch
-) -> None:
-    topics, read = ring.nodes[0].topics, []
+@on_cluster(nodes=2)
+async def test_names_without_a_topic_leave_nothing_in_memory(cluster: HttpCluster) -> None:
+    def states() -> int:
+        gc.collect()
+        return sum(isinstance(each, TopicState) for each in gc.get_objects())
 
-    def noting(owner, name: str) -> None:
-        real = getattr(owner, name)
-
-        async def noted(*arguments):
-            read.append(name)
-            return await real(*arguments)
-
-        monkeypatch.setattr(owner, name, noted)
-
-    noting(ring.records, "get")
-    noting(topics.around.logs, "look")
-    assert (await ring.nodes[0].http("POST", PUBLISH, b"a", TEXT)).status == 200
-    # Which generation to claim; the claim; what the leader before may have changed until then.
-    assert read == ["get", "look", "get"]
-
-
-async def test_names_that_are_no_topics_leave_nothing_behind(ring: Ring) -> None:
-    known = set(ring.nodes[0].topics.leaders.states)
+    await cluster.publish(0, "a")
+    before = states()
     for number in range(20):
         for operation in ("publish", "store", "rollback"):
-            reply = await ring.nodes[number % 2].http(
-                "POST", topic_path(f"no{number}", operation), *BODIES[operation]
+            reply = await cluster(
+                number % 2, "POST", topic_path(f"no{number}", operation), *BODIES[operation]
             )
             assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
-    assert [set(node.topics.leaders.states) for node in ring.nodes] == [known, set()]
+    assert states() == before
 
 
 @pytest.mark.parametrize("query", ["?ttl=0", "?ttl=604801", "?tll=1"])
-async def test_what_no_leader_would_take_is_refused_by_the_first_one(ring: Ring, query) -> None:
-    for node in ring.nodes:
-        reply = await node.http("POST", PUBLISH + query, b"a", TEXT)
+@on_cluster(nodes=2)
+async def test_every_node_refuses_bad_parameters(cluster: HttpCluster, query: str) -> None:
+    for node in (0, 1):
+        reply = await cluster(node, "POST", PUBLISH + query, b"a", TEXT)
         assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
 
 
-async def test_a_purge_through_any_node_holds_at_every_node(ring: Ring) -> None:
-    text = {"Content-Type": "text/plain"}
-    await ring.nodes[0].http("POST", topic_path("t", "publish"), b"old", text)
-    purged = await ring.nodes[1].http("POST", topic_path("t", "purge?before=now"))
+@on_cluster(nodes=2)
+async def test_a_purge_through_any_node_holds_at_every_node(cluster: HttpCluster) -> None:
+    await cluster.publish(0, "old")
+    purged = await cluster(1, "POST", topic_path("t", "purge?before=now"))
     assert purged.status == 200
-    await ring.nodes[1].http("POST", topic_path("t", "publish"), b"new", text)
-    for node in ring.nodes:
-        page = (await node.http("GET", topic_path("t", "messages"))).json
+    await cluster.publish(1, "new")
+    for node in (0, 1):
+        page = (await cluster(node, "GET", topic_path("t", "messages"))).json
         assert [row["payload"] for row in page["messages"]] == ["new"]
-        shown = (await node.http("GET", topic_path("t"))).json
+        shown = (await cluster(node, "GET", topic_path("t"))).json
         assert shown["purged_ms"] == str(purged.json["purged_ms"])
