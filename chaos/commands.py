@@ -96,7 +96,11 @@ def _plan_options(command: Command) -> Command:
                 "allows, '' is none. See: chaos nemeses",
             ),
             click.option(
-                "--minutes", default=5.0, show_default=True, type=click.FloatRange(min=0.1)
+                "--minutes",
+                default=5.0,
+                show_default=True,
+                type=click.FloatRange(min=0.1),
+                help="How long the workloads run.",
             ),
             click.option(
                 "--seed", default=1, show_default=True, help="The seed of all random choices."
@@ -136,9 +140,19 @@ def _own_cluster_options(command: Command) -> Command:
     """Add the options of a cluster that the run starts."""
     for option in reversed(
         (
-            click.option("--nodes", default=3, show_default=True, type=click.IntRange(min=1)),
             click.option(
-                "--zookeepers", default="1", show_default=True, type=click.Choice(["1", "3"])
+                "--nodes",
+                default=3,
+                show_default=True,
+                type=click.IntRange(min=1),
+                help="Number of nodes, without the spare one.",
+            ),
+            click.option(
+                "--zookeepers",
+                default="1",
+                show_default=True,
+                type=click.Choice(["1", "3"]),
+                help="Number of ZooKeeper servers.",
             ),
             click.option(
                 "--hbase",

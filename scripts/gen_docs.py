@@ -16,6 +16,7 @@ from broker.http.budget import DEFAULTS, BudgetKind
 from broker.testing.mutants import MUTANTS
 from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
 from chaos.cases import CASES, Case
+from scripts.reference_pages import client_page, commands_page
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = "<!-- Made by scripts/gen_docs.py (make docs): change the code, not this page. -->\n"
@@ -45,7 +46,8 @@ body_bytes_max = 1048576
 _ERRORS_HEAD = """
 # Errors
 
-Each code links to its meaning and the remedy.
+Each code links to its meaning and the remedy. The classes are in `broker.errors`; the Python client raises the class of the
+code that it gets. `Fenced` and `NotLeader` do not leave the nodes.
 
 A request that names `application/json` or `avro/json` in `Accept`, or has that content type, gets errors as
 `{"code", "message", "retriable", "outcome"}`. All other requests get the message as plain text.
@@ -54,8 +56,8 @@ A request that names `application/json` or `avro/json` in `Accept`, or has that 
 * *Unknown*: the request may have been done or not.
 * *Retriable*: the same request, sent again unchanged, is both safe and useful.
 
-| code | status | outcome | retriable | meaning |
-|---|---|---|---|---|
+| code | class | status | outcome | retriable | meaning |
+|---|---|---|---|---|---|
 """
 
 _BUDGETS_HEAD = """
@@ -238,7 +240,7 @@ def _error_row(error: type[BrokerError]) -> str:
     retriable = "yes" if error.retriable else "no"
     meaning = _first_line(error)
     code = f"[`{error.code}`](../guides/troubleshooting.md#{error.code})"
-    return f"| {code} | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
+    return f"| {code} | `{error.__name__}` | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
 
 
 def budgets_page() -> str:
@@ -285,6 +287,8 @@ def _code(text: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/config.md": config_page,
     "docs/reference/errors.md": errors_page,
+    "docs/reference/commands.md": lambda: MADE + commands_page(),
+    "docs/reference/client.md": lambda: MADE + client_page(),
     "docs/reference/budgets.md": budgets_page,
     "docs/internals/guards.md": guards_page,
     "docs/reference/failure-cases.md": cases_page,
