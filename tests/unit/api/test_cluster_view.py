@@ -18,7 +18,7 @@ PLAIN = {"Content-Type": "text/plain"}
 
 
 class Parts:
-    """What a node is made of, as far as its view asks for it."""
+    """The parts of a node that its view of the cluster uses."""
 
     def __init__(self, broker: Broker) -> None:
         self.membership: Any = None
@@ -63,7 +63,7 @@ async def test_a_node_that_has_not_joined_says_so(parts: Parts) -> None:
             asked()
 
 
-async def test_what_is_asked_of_whom(broker: Broker, parts: Parts) -> None:
+async def test_the_view_asks_coordination_and_membership(broker: Broker, parts: Parts) -> None:
     parts.join()
     broker.topics.leaders.claims.clocks.skew_ms = -4
     view = parts.view
@@ -91,7 +91,7 @@ async def test_another_node_is_asked(parts: Parts) -> None:
         (HttpAnswer(503, {}, b"later"), "status 503"),
     ],
 )
-async def test_no_answer_of_another_node_is_told(
+async def test_a_failed_request_to_another_node_is_unavailable(
     parts: Parts, answer: HttpAnswer | Exception, told: str
 ) -> None:
     parts.answer = answer
@@ -99,7 +99,7 @@ async def test_no_answer_of_another_node_is_told(
         await parts.view.ask("http://a:1", "/v1/cluster/node", 2.0)
 
 
-async def test_led_is_what_is_held(broker: Broker) -> None:
+async def test_a_node_leads_the_topics_whose_logs_it_holds(broker: Broker) -> None:
     leaders = broker.topics.leaders
     assert leaders.epochs() == {}
     published = await broker.call("POST", topic_path("t", "publish"), b"x", PLAIN)

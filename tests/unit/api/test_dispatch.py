@@ -16,7 +16,7 @@ from broker.http.request import PathNames
 from tests.kit.serving import Broker, Http, topic_path
 
 
-async def test_every_handler_stands_behind_authorize() -> None:
+async def test_every_handler_is_authorized_first() -> None:
     asked: list[tuple[str | None, Action, PathNames]] = []
 
     def refuse(principal: str | None, action: Action, names: PathNames) -> None:
@@ -35,7 +35,7 @@ async def test_every_handler_stands_behind_authorize() -> None:
     await broker.close()
 
 
-async def test_the_unexpected_is_unknown_and_logged_once(
+async def test_an_unexpected_error_is_unknown_and_logged_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: object) -> None:
@@ -49,7 +49,7 @@ async def test_the_unexpected_is_unknown_and_logged_once(
     assert [line["event"] for line in lines] == ["unexpected error"]
 
 
-async def test_a_connection_that_was_cut_to_make_room_is_no_surprise(
+async def test_a_connection_that_was_cut_to_make_room_is_no_error(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: object) -> None:
@@ -62,7 +62,7 @@ async def test_a_connection_that_was_cut_to_make_room_is_no_surprise(
     assert [line["log_level"] for line in lines] in ([], ["debug"])
 
 
-async def test_corrupt_storage_is_told_and_logged(
+async def test_corrupt_storage_is_reported_and_logged(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: object) -> None:
@@ -84,7 +84,7 @@ def every_level() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("every_level")
-async def test_what_is_refused_is_found_by_the_request_s_id(broker: Broker, http: Http) -> None:
+async def test_a_refusal_is_logged_with_the_requests_id(broker: Broker, http: Http) -> None:
     with capture_logs() as lines:
         await http("GET", topic_path("no"), headers={"X-Request-Id": "mine-1"})
         await http("GET", "/no/such/path", headers={"X-Request-Id": "mine-2"})

@@ -1,7 +1,7 @@
 from tests.kit.serving import Broker
 
 
-async def test_what_the_original_answers(broker: Broker) -> None:
+async def test_ping_and_status_answer_as_the_original(broker: Broker) -> None:
     ping = await broker.call("GET", "/ping")
     assert (ping.status, ping.body) == (200, b"OK.\n")
     status = await broker.call("GET", "/v3/system/services/messaging.service/status")

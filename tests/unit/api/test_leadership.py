@@ -3,7 +3,7 @@ from tests.kit.serving import Broker, Http, topic_path
 LEADER = topic_path("t", "leader")
 
 
-async def test_a_node_that_stands_alone_leads_everything(http: Http) -> None:
+async def test_a_standalone_node_leads_every_topic(http: Http) -> None:
     before = await http("GET", LEADER)
     assert before.json == {"node": None, "url": http.url, "epoch": None}
     await http("POST", topic_path("t", "publish"), b"a", {"Content-Type": "text/plain"})

@@ -1,4 +1,4 @@
-"""Long lists and large messages as JSON: the same text as in one go, in pieces that are never large."""
+"""Long lists and large messages are written as JSON in small pieces, with the same text as in one step."""
 
 import base64
 import json
@@ -64,7 +64,7 @@ def test_a_long_list_is_the_same_json_in_pieces(form: str, count: int) -> None:
     assert json.loads(written(FORMS[form], some[:half], [], some[half:])) == whole
 
 
-def test_no_step_takes_more_than_some_messages() -> None:
+def test_each_step_encodes_a_bounded_number_of_messages() -> None:
     asked: list[int] = []
 
     def together(messages: Any) -> bytes:
@@ -90,7 +90,7 @@ def test_a_large_event_is_the_same_in_pieces(payload: str) -> None:
 
 
 async def _answer(broker: Broker, target: str) -> tuple[Any, int]:
-    """Return what a request is answered with, and in how many pieces."""
+    """Return the answer to a request, and the number of its pieces."""
     answer = await broker.dispatch.call("GET", target, CIMultiDict())
     assert isinstance(answer, ChunkedReply)
     pieces = [bytes(piece) async for piece in answer.chunks]

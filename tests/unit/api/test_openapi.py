@@ -30,7 +30,7 @@ async def test_every_route_is_documented_and_every_operation_is_served(broker: B
     assert set(OPERATIONS) == {shape.name for shape in SHAPES}
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_has_a_target() -> None:
     document = make_document()
     references = {part.split('"')[0] for part in json.dumps(document).split('"$ref": "')[1:]}
     assert references
@@ -73,7 +73,7 @@ def test_a_ttl_in_words_is_allowed_up_to_the_longest(ttl_s: int) -> None:
 
 
 @pytest.mark.parametrize("most", [10, 99, 109, 2147])
-def test_a_pattern_of_decimals_takes_exactly_them(most: int) -> None:
+def test_a_pattern_of_decimals_accepts_exactly_its_range(most: int) -> None:
     pattern = re.compile(decimals_up_to(most))
     taken = [number for number in range(10 * most) if pattern.search(str(number))]
     assert taken == list(range(1, most + 1))
@@ -104,14 +104,14 @@ SHOWN = b'{"ttl": "1", "generation": "1"}'
         ("GET", "/unknown", Answered(200, GOOD, b"{}")),
     ],
 )
-def test_the_checker_finds_what_is_not_documented(
+def test_the_checker_refuses_undocumented_replies(
     method: str, target: str, reply: Answered
 ) -> None:
     with pytest.raises(Undocumented):
         Checker().check(method, target, reply)
 
 
-def test_the_checker_takes_what_is_documented() -> None:
+def test_the_checker_accepts_documented_replies() -> None:
     checker = Checker()
     checker.check("GET", topic_path("t"), Answered(200, GOOD, SHOWN))
     assert checker.checked == 1

@@ -19,7 +19,7 @@ def test_a_cut_never_goes_through_a_character() -> None:
 
 
 @given(st.binary(max_size=40), st.integers(1, 50))
-def test_what_is_shown_is_a_prefix(payload: bytes, bytes_max: int) -> None:
+def test_the_shown_text_is_a_prefix(payload: bytes, bytes_max: int) -> None:
     encoding, text, truncated = shown(payload, bytes_max)
     told = text.encode() if encoding == "text" else base64.b64decode(text)
     assert payload.startswith(told)

@@ -22,7 +22,7 @@ PIN = f"{PINS}/default/t"
 
 
 class LostAnswers(MemoryRecords):
-    """Nobody ever hears what became of draining a node."""
+    """Records that lose the answer of each drain."""
 
     @override
     async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
@@ -70,7 +70,7 @@ async def test_a_node_is_drained_and_undrained(few: FewNodes, member: Broker) ->
     assert (await read_placement(few.records)).drained == set()
 
 
-async def test_a_drained_node_may_lead_again_before_it_lives(few: FewNodes, member: Broker) -> None:
+async def test_a_dead_node_can_be_undrained(few: FewNodes, member: Broker) -> None:
     await drain(few.records, 9)
     told = (await drained(member, 9, "undrain")).json
     assert told == {"node": 9, "url": None, "drained": False, "changed": True}
@@ -81,7 +81,7 @@ async def test_a_drained_node_may_lead_again_before_it_lives(few: FewNodes, memb
     "node", ["7", "0001", "99999999999999999999", "http%3A%2F%2Felsewhere", "x"]
 )
 @pytest.mark.parametrize("action", ["drain", "undrain"])
-async def test_an_unknown_node_is_told_which_there_are(
+async def test_an_unknown_node_is_refused_with_the_live_ones(
     few: FewNodes, member: Broker, node: str, action: str
 ) -> None:
     reply = await drained(member, node, action)
@@ -101,7 +101,7 @@ async def test_the_last_node_that_leads_is_not_drained(few: FewNodes, member: Br
     assert (await drained(member, 0)).status == 200
 
 
-async def test_a_topic_is_pinned_moved_and_let_go(few: FewNodes, member: Broker) -> None:
+async def test_a_topic_is_pinned_moved_and_unpinned(few: FewNodes, member: Broker) -> None:
     told = {"topic": "default/t", "node": 1, "url": few.nodes[1].url}
     assert (await pinned(member, 1)).json == {**told, "changed": True}
     assert (await pinned(member, few.nodes[1].url)).json == {**told, "changed": False}
@@ -146,7 +146,7 @@ async def test_a_topic_that_another_node_deleted_gets_no_pin(few: FewNodes, memb
     await other.close()
 
 
-async def test_a_pin_on_a_node_that_died_is_shown_as_such(few: FewNodes, member: Broker) -> None:
+async def test_a_pin_on_a_dead_node_is_shown(few: FewNodes, member: Broker) -> None:
     await pin(few.records, T, 9)
     assert (await member.call("GET", PINS)).json["pins"][0]["lives"] is False
 
@@ -154,13 +154,15 @@ async def test_a_pin_on_a_node_that_died_is_shown_as_such(few: FewNodes, member:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[1]", b"{}", b'{"node": null}', b'{"node": true}', b'{"node": 1.5}']
 )
-async def test_a_body_that_names_no_node(few: FewNodes, member: Broker, body: bytes) -> None:
+async def test_a_body_that_names_no_node_is_refused(
+    few: FewNodes, member: Broker, body: bytes
+) -> None:
     reply = await member.call("PUT", PIN, body)
     assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
     assert few.hints == []
 
 
-async def test_all_nodes_are_told_of_a_change_that_nobody_is_sure_of() -> None:
+async def test_all_nodes_hear_of_a_change_of_unknown_outcome() -> None:
     few = FewNodes(LostAnswers(), SystemClock())
     member = joined(few)
     reply = await drained(member, 1)

@@ -45,7 +45,7 @@ async def test_an_empty_topic_answers_one_zero(broker: Broker) -> None:
     assert as_json.body == b"[]"
 
 
-async def test_polls_read_what_was_published(broker: Broker) -> None:
+async def test_polls_read_published_messages(broker: Broker) -> None:
     await broker.call("POST", PUBLISH, TWO, AVRO)
     both = messages(await poll(broker, Poll()))
     assert [m.payload for m in both] == [b"a", b"b"]
@@ -84,7 +84,9 @@ async def test_as_many_polls_wait_as_the_configuration_says() -> None:
         refused = await http("POST", f"{POLL}?wait=20", body, AVRO)
         assert (refused.status, refused.headers["Broker-Error"]) == (503, "overloaded")
         assert "Retry-After" in refused.headers
-        assert (await http("POST", POLL, body, AVRO)).status == 200, "that does not wait"
+        assert (await http("POST", POLL, body, AVRO)).status == 200, (
+            "a poll without a wait is not counted"
+        )
         await http("POST", PUBLISH, TWO, AVRO)
         assert [message.payload for message in messages(await waiting)] == [b"a", b"b"]
     await broker.close()
@@ -115,7 +117,7 @@ async def test_pointers_of_a_snapshot_are_counted_while_a_poll_waits(broker: Bro
     assert budgets.held[BudgetKind.ITEMS] == 10_000 // 8
 
 
-async def test_polls_in_the_json_of_people(broker: Broker) -> None:
+async def test_polls_in_plain_json(broker: Broker) -> None:
     await broker.call("POST", PUBLISH, json.dumps(["café", {"base64": "/w=="}]).encode(), JSON)
     reply = await broker.call("POST", POLL, b"{}", JSON)
     assert reply.headers["Content-Type"] == "application/json"
@@ -144,7 +146,7 @@ async def test_polls_in_the_json_of_people(broker: Broker) -> None:
     assert await polled(start=text["timestamp_ms"] + 60_000) == []
 
 
-async def test_polls_in_json_take_the_snapshots_that_browsing_does(broker: Broker) -> None:
+async def test_polls_in_json_take_the_same_snapshots_as_browsing(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     held = json.dumps({"messages": ["held"], "write_pointer": pointer}).encode()
     await broker.call("POST", PUBLISH, held, JSON)
@@ -245,14 +247,12 @@ async def test_a_waiting_poll_is_woken_by_the_commit(broker: Broker) -> None:
         assert [m.payload for m in messages(await waiting)][:1] == [b"a"]
 
 
-async def test_a_wait_that_ends_names_the_transaction_that_blocks(broker: Broker) -> None:
+async def test_a_wait_that_ends_names_the_blocking_transaction(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     body = avro.encode_publish_request(PublishRequest(pointer, [b"held"]))
     await broker.call("POST", PUBLISH, body, AVRO)
     snapshot = Snapshot(transaction_id=pointer + 1, read_pointer=pointer - 1, in_progress=[pointer])
-    async with asyncio.timeout(
-        30
-    ):  # It is told at once: whatever comes, this snapshot shows no more.
+    async with asyncio.timeout(30):  # The answer comes at once: this snapshot can show no more.
         reply = await poll(broker, Poll(snapshot=snapshot), "?wait=60")
     assert reply.body == b"\x00"
     assert reply.headers["Broker-Blocked-By"] == str(pointer)
@@ -278,7 +278,7 @@ async def test_topics_that_are_not_there(broker: Broker) -> None:
     assert told.json["code"] == "topic_not_found"
 
 
-async def test_an_open_message_holds_up_only_whoever_begins_at_it(broker: Broker) -> None:
+async def test_an_open_message_blocks_only_polls_that_begin_at_it(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     for body in (PublishRequest(pointer, [b"open"]), PublishRequest(None, [b"plain"])):
         await broker.call("POST", PUBLISH, avro.encode_publish_request(body), AVRO)

@@ -31,13 +31,13 @@ async def payloads(broker: Broker, topic: str = "t") -> list[str | None]:
     return [message["payload"] for message in page.json["messages"]]
 
 
-async def test_a_publish_without_a_transaction_answers_nothing(broker: Broker) -> None:
+async def test_a_publish_without_a_transaction_has_an_empty_answer(broker: Broker) -> None:
     reply = await broker.call("POST", PUBLISH, TWO, AVRO)
     assert (reply.status, reply.body, reply.headers.get("Content-Type")) == (200, b"", None)
     assert await payloads(broker) == ["a", "b"]
 
 
-async def test_every_publish_tells_the_ids_that_consumers_see(broker: Broker) -> None:
+async def test_every_publish_answers_with_the_ids_that_consumers_see(broker: Broker) -> None:
     for kind, body in (
         ("avro/binary", TWO),
         ("avro/json", b'{"messages": ["a", "b"]}'),
@@ -58,7 +58,7 @@ async def test_every_publish_tells_the_ids_that_consumers_see(broker: Broker) ->
 
 
 async def test_the_answer_of_a_plain_publish_has_one_head(http: Http) -> None:
-    """The head that is put together for it is the one that its headers say."""
+    """The prepared head of the answer equals the head made from its headers."""
     reply = await http("POST", PUBLISH, TWO, AVRO)
     assert int(reply.headers["Content-Length"]) == 0
     assert (reply.headers["Broker-Count"], len(reply.headers["Broker-Last-Id"])) == ("2", 40)
@@ -69,7 +69,7 @@ async def test_the_answer_of_a_plain_publish_has_one_head(http: Http) -> None:
     assert sorted(plain.with_headers(more).head.splitlines()) == sorted(told.head.splitlines())
 
 
-async def test_publish_in_the_json_of_people(broker: Broker) -> None:
+async def test_publish_in_plain_json(broker: Broker) -> None:
     messages = ["café", "日本", {"base64": "/w=="}, {"value": "x"}, {"value": {"base64": "AA=="}}]
     body = json.dumps({"messages": messages, "write_pointer": None}, ensure_ascii=False).encode()
     assert (await broker.call("POST", PUBLISH, body, JSON)).json["count"] == 5
@@ -85,7 +85,7 @@ async def test_a_list_or_one_message_is_a_publish_too(broker: Broker, body: str)
     assert await payloads(broker) == ["x"]
 
 
-async def test_keys_headers_and_lifetimes_in_the_json_of_people(broker: Broker) -> None:
+async def test_keys_headers_and_lifetimes_in_plain_json(broker: Broker) -> None:
     whole = {"value": "c", "key": "k", "headers": {"é": "ü", "raw": {"base64": "/w=="}}, "ttl": 60}
     messages = ["a", {"value": "b", "key": {"base64": "/w=="}, "headers": {}, "ttl": None}, whole]
     pointer = pointer_now(broker)
@@ -104,12 +104,12 @@ async def test_keys_headers_and_lifetimes_in_the_json_of_people(broker: Broker) 
     lives = [row["expires_at"] for row in page.json["messages"] if row["kind"] != "reference"]
     for first, second, third in (lives[:3], lives[3:]):
         assert first == second > third
-    # Avro's JSON is the original's, and has no place for them.
+    # Avro's JSON is the original's form; it has no keys and headers.
     avro_json = (await broker.call("POST", topic_path("t", "poll"), b"{}", AVRO_JSON)).json
     assert [set(message) for message in avro_json] == [{"id", "payload"}] * 6
 
 
-async def test_a_key_of_a_message_is_part_of_the_body_that_is_repeated(broker: Broker) -> None:
+async def test_a_message_key_is_part_of_an_idempotent_body(broker: Broker) -> None:
     keyed = {**JSON, "Idempotency-Key": "k-1"}
     body = b'{"value": "a", "key": "k"}'
     assert not (await broker.call("POST", PUBLISH, body, keyed)).json["replayed"]
@@ -126,7 +126,7 @@ async def test_a_message_lives_no_longer_than_its_topic(broker: Broker) -> None:
     assert await payloads(broker) == []
 
 
-async def test_a_transaction_in_the_json_of_people(broker: Broker) -> None:
+async def test_a_transaction_in_plain_json(broker: Broker) -> None:
     pointer = pointer_now(broker)
     body = json.dumps({"messages": ["a", "b"], "write_pointer": pointer}).encode()
     reply = await broker.call("POST", PUBLISH, body, JSON)
@@ -201,7 +201,7 @@ async def test_a_transaction_in_the_json_of_people(broker: Broker) -> None:
         ({"value": "x", "ttl": "60"}, "the message.ttl: must be whole seconds"),
     ],
 )
-async def test_json_of_people_that_is_refused(broker: Broker, value: object, told: str) -> None:
+async def test_malformed_plain_json_is_refused(broker: Broker, value: object, told: str) -> None:
     for action in (PUBLISH, STORE):
         reply = await broker.call("POST", action, json.dumps(value).encode(), JSON)
         assert (reply.status, reply.json["code"]) == (400, "bad_request")
@@ -222,20 +222,20 @@ async def test_json_of_people_that_is_refused(broker: Broker, value: object, tol
         b"[" * 100_000,
     ],
 )
-async def test_what_is_no_json_is_refused(broker: Broker, body: bytes) -> None:
+async def test_invalid_json_is_refused(broker: Broker, body: bytes) -> None:
     reply = await broker.call("POST", PUBLISH, body, JSON)
     assert (reply.status, reply.json["code"]) == (400, "bad_request")
     assert reply.json["message"].startswith("The body ")
 
 
 @pytest.mark.slow
-async def test_as_many_messages_in_json_as_a_request_may_have(broker: Broker) -> None:
+async def test_the_number_of_messages_in_json_is_bounded(broker: Broker) -> None:
     many = [f"{number}, and {{more}} of [it]" for number in range(100_000)]
     reply = await broker.call("POST", PUBLISH, json.dumps(many).encode(), JSON)
     assert reply.json["count"] == 100_000
     one_more = await broker.call("POST", PUBLISH, json.dumps([*many, ""]).encode(), JSON)
     assert (one_more.status, one_more.json["code"]) == (413, "too_many_messages")
-    # Small texts that would become large values are refused before they do.
+    # Small texts that decode to large values are refused before they are decoded.
     body = b"[" + b'{"value":""},' * 900_000 + b'""]'
     endless = await broker.call("POST", PUBLISH, body, JSON)
     assert (endless.status, endless.json["code"]) == (413, "too_many_messages")
@@ -283,20 +283,20 @@ async def test_missing_pointer_in_json_is_none(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream"])
-async def test_a_body_as_it_is_is_one_message(broker: Broker, kind: str) -> None:
+async def test_a_raw_body_is_one_message(broker: Broker, kind: str) -> None:
     body = "ein ganzer Satz, mit Umlauten: äöü".encode()
     reply = await broker.call("POST", PUBLISH, body, {"Content-Type": kind})
     assert (reply.status, reply.json["count"]) == (200, 1)
     assert await payloads(broker) == [body.decode()]
 
 
-async def test_a_transactional_publish_answers_what_its_rollback_needs(broker: Broker) -> None:
+async def test_a_transactional_publish_answers_with_its_rollback(broker: Broker) -> None:
     pointer = pointer_now(broker)
     body = encode_publish_request(PublishRequest(pointer, [b"m2"]))
     reply = await broker.call("POST", PUBLISH, body, AVRO)
     assert reply.headers["Content-Type"] == "avro/binary"
     assert decode_publish_response(reply.body).pointer == pointer
-    # The type of a rollback's body is not looked at, as in the original.
+    # Like the original, a rollback ignores the type of its body.
     for headers in ({}, {"Content-Type": "text/html"}, AVRO):
         rolled = await broker.call("POST", ROLLBACK, reply.body, headers)
         assert (rolled.status, rolled.body) == (200, b"")

@@ -1,4 +1,4 @@
-"""``Request-Timeout``: how long a request may take is its sender's to say."""
+"""``Request-Timeout``: the sender limits the time of its request."""
 
 import asyncio
 
@@ -17,14 +17,14 @@ TEXT = {"Content-Type": "text/plain"}
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "301", "nan", ""])
-async def test_what_is_no_time_is_refused(http: Http, text: str) -> None:
+async def test_an_invalid_request_timeout_is_refused(http: Http, text: str) -> None:
     reply = await http("POST", PUBLISH, b"a", {**TEXT, "Request-Timeout": text})
     assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
     page = await http("GET", topic_path("t", "messages"))
     assert page.json["messages"] == []
 
 
-async def test_no_request_takes_longer_than_half_of_what_its_key_is_remembered(monkeypatch) -> None:
+async def test_no_request_takes_longer_than_half_of_the_idempotency_window(monkeypatch) -> None:
     config = Config(topics=TopicsConfig(idempotency_window_s=60.0))
     broker = Broker(config)
     await broker.call("PUT", topic_path("t"))
@@ -48,11 +48,11 @@ async def test_no_request_takes_longer_than_half_of_what_its_key_is_remembered(m
     [
         {"Request-Timeout": "0.05"},
         {"Request-Timeout": "0.05", "Idempotency-Key": "k"},
-        {},  # Then it is what the node's configuration says.
+        {},  # The node's configuration sets the limit.
         {"Idempotency-Key": "k"},
     ],
 )
-async def test_a_publish_that_waits_past_its_time_is_refused_then_and_never_stored(headers) -> None:
+async def test_a_publish_that_waits_past_its_timeout_is_refused_and_never_stored(headers) -> None:
     clock = SystemClock()
     table = HookedTable(MemoryTable())
     logs = Logs(table, clock)
@@ -66,7 +66,7 @@ async def test_a_publish_that_waits_past_its_time_is_refused_then_and_never_stor
         table.on("append", gate.before)
         ahead = asyncio.create_task(http("POST", PUBLISH, b"ahead", patient))
         await gate.reached.wait()
-        async with asyncio.timeout(30):  # Storage says nothing before it was answered.
+        async with asyncio.timeout(30):  # The reply comes while storage is still blocked.
             reply = await http("POST", PUBLISH, b"late", {**TEXT, **headers})
         assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
         gate.open()

@@ -1,4 +1,4 @@
-"""Polls whose leader says nothing: the node that took them reads storage. In virtual time."""
+"""A node answers a poll from storage if the leader is silent. In virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_S = 30.0
 
 
 class SilentNodes:
-    """Other nodes that take what is sent and answer nothing."""
+    """Other nodes that take requests and never answer."""
 
     def __init__(self) -> None:
         self.patience_s: list[float] = []
@@ -50,7 +50,7 @@ class SilentNodes:
 
 
 class Far:
-    """A node that leads nothing, and the polls that it takes."""
+    """A node that leads no topic, and the polls that it takes."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = VirtualClock(loop)
@@ -78,7 +78,7 @@ class Far:
         return Topics(around, self.records)
 
     async def stored(self, *payloads: bytes) -> None:
-        """Let the leader store messages, and say nothing more."""
+        """Let the leader store messages, and then stay silent."""
         leader = self._topics(LEADER)
         await leader.create(TOPIC, {"ttl": "600"})
         if payloads:
@@ -109,7 +109,7 @@ def virtually(main: Callable[[Far], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0, 20, 26.9, 27, 30, 60])
-def test_a_poll_is_answered_from_storage_however_long_it_waits(wait_s: float) -> None:
+def test_a_poll_of_any_wait_is_answered_from_storage(wait_s: float) -> None:
     async def main(far: Far) -> None:
         await far.stored(b"a")
         assert await far.poll(f"wait={wait_s}") == [b"a"]
@@ -129,7 +129,7 @@ def test_a_wait_that_a_silent_leader_used_up_does_not_begin_again_at_storage(wai
     virtually(main)
 
 
-def test_a_poll_that_does_not_wait_is_answered_in_the_time_that_it_has() -> None:
+def test_a_poll_that_does_not_wait_is_answered_before_its_deadline() -> None:
     async def main(far: Far) -> None:
         await far.stored(b"a")
         assert await far.poll("", within_s=2.0) == [b"a"]
@@ -138,7 +138,7 @@ def test_a_poll_that_does_not_wait_is_answered_in_the_time_that_it_has() -> None
     virtually(main)
 
 
-def test_a_poll_that_waits_has_its_wait_beside_what_it_has() -> None:
+def test_a_long_polls_wait_extends_its_deadline() -> None:
     async def main(far: Far) -> None:
         await far.stored(b"a")
         assert await far.poll("wait=20", within_s=2.0) == [b"a"]

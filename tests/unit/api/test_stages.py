@@ -1,4 +1,4 @@
-"""Stages and producers' numbers as requests."""
+"""Stages and producers' numbers over HTTP."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_new_stage_says_when_its_life_ends(broker: Broker) -> None:
     assert reply.json["stage"].isdecimal()
 
 
-async def test_in_a_transaction_the_answer_is_what_a_rollback_needs(broker: Broker) -> None:
+async def test_in_a_transaction_the_answer_serves_for_a_rollback(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     reply = await publish(broker, await begun(broker, b"a"), write_pointer=pointer)
     assert reply.json["write_pointer"] == pointer
@@ -139,7 +139,7 @@ async def test_a_number_is_published_once(broker: Broker) -> None:
     assert await payloads(broker) == ["0", "1", "5"]
 
 
-async def test_a_number_counts_for_messages_and_stages_alike(broker: Broker) -> None:
+async def test_a_producers_number_counts_for_messages_and_stages(broker: Broker) -> None:
     await broker.call("POST", PUBLISH, b"a", numbered(3))
     stage = await begun(broker, b"b")
     again = await publish(broker, stage, headers=numbered(3) | JSON)

@@ -29,7 +29,7 @@ async def test_a_range_of_a_topic(broker: Broker) -> None:
     assert (await broker.call("GET", topic_path("no", "range"))).status == 404
 
 
-async def test_how_many_messages_lie_behind_an_id(broker: Broker) -> None:
+async def test_the_lag_behind_an_id(broker: Broker) -> None:
     lag, text = topic_path("t", "lag"), {"Content-Type": "text/plain"}
     start = bytes(20).hex()
     assert (await broker.call("GET", f"{lag}?after={start}")).json["messages"] == 0

@@ -19,7 +19,7 @@ def test_moments_are_written_in_utc_with_milliseconds() -> None:
 
 
 @given(st.integers(0, 253_402_300_799_999))
-def test_what_is_written_is_read_back(time_ms: int) -> None:
+def test_a_written_moment_is_read_back(time_ms: int) -> None:
     assert parse_moment(rfc3339(time_ms)) == time_ms
 
 
@@ -52,7 +52,7 @@ def test_forms_of_one_moment(text: str) -> None:
         "2025-11-20T12:00:00.Z",
     ],
 )
-def test_what_is_no_moment_is_malformed(text: str) -> None:
+def test_an_invalid_moment_is_malformed(text: str) -> None:
     with pytest.raises(BadRequest):
         parse_moment(text)
 

@@ -35,7 +35,7 @@ async def test_create_show_update_delete(broker: Broker) -> None:
     assert (await broker.call("GET", path)).json == {"generation": "2", "ttl": "7"}
 
 
-async def test_a_purge_removes_what_was_published_before_a_moment(broker: Broker) -> None:
+async def test_a_purge_removes_messages_published_before_a_moment(broker: Broker) -> None:
     publish, purge = topic_path("t", "publish"), topic_path("t", "purge")
     text = {"Content-Type": "text/plain"}
     await broker.call("POST", publish, b"old", text)
@@ -48,7 +48,7 @@ async def test_a_purge_removes_what_was_published_before_a_moment(broker: Broker
     await broker.call("POST", publish, b"new", text)
     page = (await broker.call("GET", topic_path("t", "messages"))).json
     assert [row["payload"] for row in page["messages"]] == ["new"]
-    # What was shown may come back with other properties; the broker keeps its own.
+    # A client may send the shown properties back; the broker keeps its own.
     sent = b'{"ttl": 9, "generation": "1", "purged_ms": "0"}'
     assert (await broker.call("PUT", topic_path("t", "properties"), sent)).status == 200
     assert (await broker.call("GET", topic_path("t"))).json["purged_ms"] == str(moment_ms)
@@ -56,7 +56,7 @@ async def test_a_purge_removes_what_was_published_before_a_moment(broker: Broker
     assert (refused.status, b"belongs to the broker" in refused.body) == (400, True)
 
 
-async def test_now_is_when_a_request_came_to_its_first_node(broker: Broker) -> None:
+async def test_now_is_the_time_at_the_first_node_of_a_request(broker: Broker) -> None:
     asked: list[str] = []
 
     async def purge(request: Request) -> Answer:

@@ -61,7 +61,7 @@ async def test_a_transaction_commits_and_is_visible(broker: Broker) -> None:
     await broker.close()
 
 
-async def test_the_same_as_tephras_bytes(broker: Broker) -> None:
+async def test_transactions_as_tephras_bytes(broker: Broker) -> None:
     accept = {"Accept": "application/x-thrift"}
     reply = await broker.call("POST", PATH, b"", accept)
     snapshot = decode_transaction(reply.body)
@@ -70,7 +70,7 @@ async def test_the_same_as_tephras_bytes(broker: Broker) -> None:
     assert list(decode_transaction(reply.body).in_progress) == [snapshot.transaction_id]
 
 
-async def test_what_ends_otherwise(broker: Broker) -> None:
+async def test_transactions_end_by_abort_or_as_invalid(broker: Broker) -> None:
     aborted, invalid = (await begun(broker))["transaction_id"], await begun(broker)
     assert (await call(broker, "POST", f"/{aborted}/abort")).json == {}
     assert (await call(broker, "POST", f"/{aborted}/abort")).json == {}
@@ -113,7 +113,7 @@ async def test_what_ends_otherwise(broker: Broker) -> None:
         ("/truncate", {"ids": ["1"]}),
     ],
 )
-async def test_what_is_malformed_is_refused(broker: Broker, path: str, sent: Any) -> None:
+async def test_malformed_calls_are_refused(broker: Broker, path: str, sent: Any) -> None:
     reply = await call(broker, "POST", path, sent)
     assert (reply.status, reply.json["outcome"]) == (400, "refused")
 
@@ -127,7 +127,7 @@ async def test_a_change_set_is_bounded(broker: Broker) -> None:
         assert (reply.status, reply.json["code"]) == (413, "changes_too_large")
 
 
-async def test_the_journal_is_no_topic_of_anybodys(broker: Broker) -> None:
+async def test_the_journal_is_not_reachable_as_a_topic(broker: Broker) -> None:
     await begun(broker)
     assert (await broker.call("GET", "/v1/namespaces")).json == ["default"]
     for path in ("/v1/namespaces/*/topics", "/v1/namespaces/%2A/topics/transactions"):
@@ -139,7 +139,9 @@ async def test_the_journal_is_no_topic_of_anybodys(broker: Broker) -> None:
     ("role", "topics", "transactions"),
     [(Role.ALL, 200, 200), (Role.TOPICS, 200, 404), (Role.TRANSACTIONS, 404, 200)],
 )
-async def test_a_node_serves_what_its_role_says(role: Role, topics: int, transactions: int) -> None:
+async def test_a_node_serves_the_requests_of_its_role(
+    role: Role, topics: int, transactions: int
+) -> None:
     broker = Broker(Config(server=ServerConfig(role=role)))
     told = await call(broker, "POST")
     assert told.status == transactions

@@ -10,6 +10,6 @@ def test_an_address_is_taken_apart():
 
 
 @pytest.mark.parametrize("url", ["h:8080", "ftp://h", "http://", "/path", ""])
-def test_what_is_no_address_is_refused(url):
+def test_an_invalid_address_is_refused(url):
     with pytest.raises(ValueError, match="http://host:port"):
         Address.of(url)

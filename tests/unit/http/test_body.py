@@ -1,4 +1,4 @@
-"""Bodies over the wire: what is read, what is refused, and what is held meanwhile."""
+"""Bodies over real sockets: which are read, which are refused, and how much is held meanwhile."""
 
 import gzip
 import zlib
@@ -69,7 +69,7 @@ async def test_chunks_over_the_bound_are_refused(broker: Broker) -> None:
     assert await published(broker) == []
 
 
-async def test_a_client_that_waits_for_it_is_told_to_go_on(broker: Broker) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(broker: Broker) -> None:
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(HEAD + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
         assert await raw.line() == b"HTTP/1.1 100 Continue\r\n"
@@ -79,7 +79,7 @@ async def test_a_client_that_waits_for_it_is_told_to_go_on(broker: Broker) -> No
 
 
 @pytest.mark.slow
-async def test_a_body_that_stands_still_is_given_up(broker: Broker) -> None:
+async def test_a_stalled_body_is_refused(broker: Broker) -> None:
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(HEAD + b"Content-Length: 3\r\n\r\na")
         reply = await raw.reply()
@@ -94,7 +94,7 @@ async def test_bad_chunks_are_malformed(broker: Broker, bad: bytes) -> None:
         assert (await raw.reply()).status == 400
 
 
-async def test_a_client_that_goes_in_the_middle_leaves_nothing(broker: Broker) -> None:
+async def test_a_client_that_leaves_in_the_middle_publishes_nothing(broker: Broker) -> None:
     async with listening(broker) as http:
         async with RawHttp(http.port) as raw:
             await raw.send(HEAD + b"Content-Length: 3\r\n\r\na")
@@ -143,7 +143,7 @@ async def test_codings_in_several_lines_count_together(broker: Broker) -> None:
     ],
     ids=["no gzip", "cut", "too large", "bomb", "deflate", "br", "gzip twice", "gzip and br"],
 )
-async def test_what_is_not_unpacked(
+async def test_bodies_that_are_not_unpacked_are_refused(
     broker: Broker, encoding: str, body: bytes, status: int
 ) -> None:
     async with listening(broker) as http:
@@ -152,7 +152,7 @@ async def test_what_is_not_unpacked(
     assert await published(broker) == []
 
 
-async def test_a_client_that_waits_for_it_is_not_told_to_go_on_with_too_much(
+async def test_a_too_large_body_gets_no_100_continue(
     broker: Broker,
 ) -> None:
     async with listening(broker) as http, RawHttp(http.port) as raw:
@@ -160,7 +160,7 @@ async def test_a_client_that_waits_for_it_is_not_told_to_go_on_with_too_much(
         assert (await raw.line()).startswith(b"HTTP/1.1 413 ")
 
 
-async def test_where_no_messages_are_sent_a_body_is_small() -> None:
+async def test_requests_without_messages_have_small_bodies() -> None:
     broker = Broker()
     async with listening(broker) as http, RawHttp(http.port) as raw:
         path = topic_path("t")
@@ -194,8 +194,8 @@ async def test_of_too_many_bodies_the_largest_holder_is_cut(broker: Broker) -> N
     assert await published(broker) == [50_000, 100_000]
 
 
-async def test_bodies_that_lack_their_last_byte_keep_no_publish_out(broker: Broker) -> None:
-    """Two connections hold as much as their caller may; a publish by the same caller goes on all the same."""
+async def test_unfinished_bodies_do_not_block_a_publish(broker: Broker) -> None:
+    """Two connections hold as much as their caller may; a publish of the same caller still succeeds."""
     broker.server.budgets = Budgets({BudgetKind.BODY_BYTES: Bounds(250_000, 410_000, 500_000)})
     packed = gzip.compress(bytes(200_000))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
@@ -209,7 +209,7 @@ async def test_bodies_that_lack_their_last_byte_keep_no_publish_out(broker: Brok
     assert await published(broker) == [50_000]
 
 
-async def test_a_small_bound_holds_for_a_body_that_is_there_in_whole() -> None:
+async def test_a_small_bound_holds_for_a_body_that_arrives_at_once() -> None:
     tight = Broker(Config(limits=LimitsConfig(body_bytes_max=3, body_inflated_bytes_max=3)))
     async with listening(tight) as http:
         assert (await http("POST", PUBLISH, b"abcd", TEXT)).status == 413

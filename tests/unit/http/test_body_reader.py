@@ -1,4 +1,4 @@
-"""The reader of bodies by itself: what it holds, where it works, and how long it waits."""
+"""The reader of bodies alone: how much it holds, in which thread it works, and how long it waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GZIP = {"Content-Encoding": "gzip"}
 
 
 def came(*pieces: bytes, ends: bool = True) -> Content:
-    """Return a body of which these pieces have come; without an end it never does."""
+    """Return a body whose pieces have arrived. Without ``ends`` it never ends."""
     content = Content(None, lambda: None)
     for piece in pieces:
         content.add(piece)
@@ -35,7 +35,7 @@ def came(*pieces: bytes, ends: bool = True) -> Content:
 
 
 class Watched(Hold):
-    """A request's hold whose height is noted."""
+    """A request's hold that records its amount after each change."""
 
     __slots__ = ("_sent",)
 
@@ -49,18 +49,18 @@ class Watched(Hold):
 
 
 class Sent:
-    """Bodies that come to a reader, and what is held for them."""
+    """Bodies sent to a reader, and the amount held for them."""
 
     def __init__(self, connection_bytes_max: int = 192 * MIB) -> None:
         self.reader = BodyReader(Config())
         bounds = Bounds(connection_bytes_max, 1024 * MIB, 1024 * MIB)
         self.budgets = Budgets({BODY: bounds})
         self.heights: list[int] = []
-        """How much was held after each piece."""
+        """The amount held after each piece."""
         self.hold = Watched(self)
 
     async def read(self, *pieces: bytes, gzipped: bool = False, most: int | None = None) -> bytes:
-        """Read a body that comes in pieces."""
+        """Read a body that arrives in pieces."""
         headers = GZIP if gzipped else {}
         return await self.reader.read(came(*pieces), headers, self.hold, most)
 
@@ -71,7 +71,7 @@ class Sent:
 
 @pytest.fixture
 def sent() -> Iterator[Sent]:
-    """A reader with the bounds of every day."""
+    """A reader with the default bounds."""
     sent = Sent()
     yield sent
     sent.reader.close()
@@ -82,7 +82,7 @@ def cut(body: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_000, 5 * MIB, 40 * MIB])
-async def test_a_body_is_what_was_sent_and_held_once(sent: Sent, size: int) -> None:
+async def test_a_body_is_read_whole_and_held_once(sent: Sent, size: int) -> None:
     body = random.Random(size).randbytes(size)
     assert await sent.read(*cut(body, 300_000)) == body
     assert sent.held == size
@@ -97,7 +97,7 @@ async def test_an_inflated_body_is_held_as_inflated(sent: Sent, size: int) -> No
     assert sent.held == len(body)
 
 
-async def test_a_bomb_is_counted_before_it_goes_off() -> None:
+async def test_a_gzip_bomb_is_refused_before_it_is_inflated() -> None:
     sent = Sent(connection_bytes_max=2 * MIB)
     with pytest.raises(BodyTooLarge, match="body_bytes"):
         await sent.read(gzip.compress(bytes(50 * MIB)), gzipped=True)
@@ -105,7 +105,7 @@ async def test_a_bomb_is_counted_before_it_goes_off() -> None:
     assert sent.held == 0
 
 
-async def test_nothing_is_kept_of_a_body_past_its_own_bound(sent: Sent) -> None:
+async def test_nothing_is_held_of_a_body_past_its_bound(sent: Sent) -> None:
     bomb = gzip.compress(bytes(5 * MIB))
     with pytest.raises(BodyTooLarge, match="4,194,304"):
         await sent.read(bomb, gzipped=True, most=4 * MIB)
@@ -145,7 +145,7 @@ async def test_a_body_of_just_its_bound_passes(sent: Sent) -> None:
     ],
     ids=["small", "bomb", "large", "members"],
 )
-async def test_what_takes_long_goes_to_the_threads_for_it(
+async def test_long_inflating_runs_in_its_own_threads(
     sent: Sent, monkeypatch: pytest.MonkeyPatch, packed: bytes, threads: set[str]
 ) -> None:
     seen: list[str] = []
@@ -179,7 +179,7 @@ async def test_too_many_members_are_refused(sent: Sent) -> None:
         (10**18, {}),
     ],
 )
-def test_what_its_headers_tell_is_refused_before_it_comes(
+def test_a_body_is_refused_by_its_headers_before_it_arrives(
     sent: Sent, told: int | None, headers: dict[str, str]
 ) -> None:
     with pytest.raises(BrokerError):
@@ -187,7 +187,7 @@ def test_what_its_headers_tell_is_refused_before_it_comes(
 
 
 @pytest.mark.parametrize("encoding", ["", "identity", "gzip", "X-GZIP", "identity, gzip", ","])
-def test_what_is_read_passes_its_headers(sent: Sent, encoding: str) -> None:
+def test_a_readable_body_passes_the_check_of_headers(sent: Sent, encoding: str) -> None:
     sent.reader.check_told(64 * MIB, {"Content-Encoding": encoding})
 
 
@@ -198,7 +198,7 @@ def test_a_length_over_the_bound_of_the_route_is_refused(sent: Sent) -> None:
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that only a test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""Budgets: what is full is given up by its largest holder, never by the one that comes next."""
+"""Budgets: when one is full, its largest holder is cut, never the newcomer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BODY = BudgetKind.BODY_BYTES
 
 
 class Client:
-    """A connection that remembers by what it was cut."""
+    """A connection that records which budgets cut it."""
 
     def __init__(self, budgets: Budgets, address: str) -> None:
         self.cut_by: list[BudgetKind] = []
@@ -54,7 +54,7 @@ def test_the_largest_holder_is_refused_when_it_asks_itself(budgets: Budgets) -> 
     assert budgets.held[BODY] == 75
 
 
-def test_of_a_full_node_the_caller_that_holds_most_makes_room(budgets: Budgets) -> None:
+def test_on_a_full_node_the_caller_that_holds_most_is_cut(budgets: Budgets) -> None:
     attackers = [Client(budgets, "attacker") for _ in range(2)]
     for attacker in attackers:
         attacker.account.take(BODY, 40)

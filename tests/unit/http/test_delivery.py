@@ -1,13 +1,13 @@
 import asyncio
 import gzip
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from typing import cast
 
 import pytest
 
+from broker.api.router import Router
 from broker.config.sections import Config, ServerConfig
 from broker.errors import Unavailable
-from broker.http import delivery
 from broker.http.budget import Hold
 from broker.http.delivery import Outgoing, ReaderStalled, SlowReaderLimits, accepts_gzip
 from broker.http.inbound import Connection
@@ -65,16 +65,16 @@ async def raw_poll(raw: RawHttp, *headers: str, version: str = "1.1") -> None:
         ("", False),
     ],
 )
-def test_who_accepts_gzip(sent: str, accepted: bool) -> None:
+def test_which_headers_accept_gzip(sent: str, accepted: bool) -> None:
     assert accepts_gzip({"Accept-Encoding": sent}) is accepted
 
 
-def test_without_the_header_nobody_does() -> None:
+def test_without_the_header_gzip_is_not_accepted() -> None:
     assert not accepts_gzip({})
 
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate, gzip", "deflate", "gzip;q=0", "identity"])
-async def test_large_replies_are_packed_for_those_who_accept_gzip(
+async def test_large_replies_are_packed_for_clients_that_accept_gzip(
     full: Broker, accepted: str
 ) -> None:
     async with listening(full) as http, RawHttp(http.port) as raw:
@@ -137,7 +137,7 @@ async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> Non
 
 
 class Dripping:
-    """A connection whose reader takes so many bytes each time that one waits for it."""
+    """A connection whose reader takes ``takes`` bytes at each wait."""
 
     def __init__(self, unsent: int, takes: int) -> None:
         self.unsent_bytes = unsent
@@ -160,7 +160,7 @@ class Dripping:
 
 
 @pytest.mark.parametrize(("takes", "cut"), [(0, True), (999, True), (1000, False)])
-async def test_a_reader_that_takes_next_to_nothing_is_cut(takes: int, cut: bool) -> None:
+async def test_a_reader_below_the_lowest_rate_is_cut(takes: int, cut: bool) -> None:
     dripping = Dripping(50_000, takes)
     slow = SlowReaderLimits(stall_s=10, bytes_a_second_min=100)
     out = Outgoing(cast("Connection", dripping), "HEAD", {}, b"", Hold(None), slow)
@@ -182,40 +182,44 @@ def failing(answers: list[bytes | Exception]) -> ChunkedReply:
     return ChunkedReply(chunks(), "avro/binary")
 
 
-async def serve_stream(broker: Broker, answers: list[bytes | Exception]) -> None:
-    """Let polls answer this stream."""
+def serve_stream(broker: Broker, answers: list[bytes | Exception]) -> None:
+    """Answer polls with this stream."""
+
+    serve_polls(broker, lambda: failing(answers))
+
+
+def serve_polls(broker: Broker, make: Callable[[], ChunkedReply]) -> None:
+    """Answer polls with the replies that ``make`` returns."""
 
     async def handler(_: Request) -> ChunkedReply:
-        return failing(answers)
+        return make()
 
-    router = broker.dispatch.router
-    router._kept.clear()
-    for _, methods in router._shapes:
-        for method, route in methods.items():
-            if route.name == "poll":
-                methods[method] = route._replace(handler=handler)
+    routes = broker.dispatch.router.routes
+    broker.dispatch.router = Router(
+        [route._replace(handler=handler) if route.name == "poll" else route for route in routes]
+    )
 
 
 @pytest.mark.parametrize("error", [Unavailable("stale"), ZeroDivisionError("surprise")])
-async def test_what_fails_after_the_status_is_told_by_the_missing_end(
+async def test_a_failure_after_the_status_leaves_the_body_without_its_end(
     broker: Broker, error: Exception
 ) -> None:
-    await serve_stream(broker, [b"block", error])
+    serve_stream(broker, [b"block", error])
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw_poll(raw)
         with pytest.raises(asyncio.IncompleteReadError):
             await raw.reply()
 
 
-async def test_what_fails_before_the_status_is_an_ordinary_error(broker: Broker) -> None:
-    await serve_stream(broker, [Unavailable("stale")])
+async def test_a_failure_before_the_status_is_an_ordinary_error(broker: Broker) -> None:
+    serve_stream(broker, [Unavailable("stale")])
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw_poll(raw)
         reply = await raw.reply()
         assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
 
 
-async def test_a_reader_that_goes_ends_the_maker_of_the_chunks(broker: Broker) -> None:
+async def test_a_reader_that_leaves_ends_the_generator_of_chunks(broker: Broker) -> None:
     ended = asyncio.Event()
 
     async def endless() -> AsyncGenerator[bytes, None]:
@@ -225,14 +229,7 @@ async def test_a_reader_that_goes_ends_the_maker_of_the_chunks(broker: Broker) -
         finally:
             ended.set()
 
-    async def handler(_: Request) -> ChunkedReply:
-        return ChunkedReply(endless(), "avro/binary")
-
-    await serve_stream(broker, [])
-    for _, methods in broker.dispatch.router._shapes:
-        for method, route in methods.items():
-            if route.name == "poll":
-                methods[method] = route._replace(handler=handler)
+    serve_polls(broker, lambda: ChunkedReply(endless(), "avro/binary"))
     async with listening(broker) as http:
         async with RawHttp(http.port) as raw:
             await raw_poll(raw)
@@ -241,12 +238,23 @@ async def test_a_reader_that_goes_ends_the_maker_of_the_chunks(broker: Broker) -
             await ended.wait()
 
 
-async def test_packing_gives_every_block_out_at_once() -> None:
-    async def blocks() -> AsyncIterator[bytes]:
-        for _ in range(3):
-            yield b"y" * 5000
+async def test_every_packed_block_is_sent_at_once(broker: Broker) -> None:
+    go_on = asyncio.Event()
 
-    packer = delivery.zlib.compressobj(1, wbits=31)
-    pieces = [piece async for piece in delivery._compressed(b"x" * 5000, blocks(), packer)]
-    assert len(pieces) == 5
-    assert gzip.decompress(b"".join(pieces)) == b"x" * 5000 + b"y" * 15_000
+    async def blocks() -> AsyncGenerator[bytes, None]:
+        for letter in (b"x", b"y"):
+            yield letter * 5000
+        await go_on.wait()
+        yield b"z" * 5000
+
+    serve_polls(broker, lambda: ChunkedReply(blocks(), "avro/binary"))
+    packed = {**AVRO, "Accept-Encoding": "gzip"}
+    async with (
+        asyncio.timeout(30),
+        listening(broker) as http,
+        http.session.post(http.url + POLL, data=EVERYTHING, headers=packed) as reply,
+    ):
+        assert reply.headers["Content-Encoding"] == "gzip"
+        assert await reply.content.readexactly(10_000) == b"x" * 5000 + b"y" * 5000
+        go_on.set()
+        assert await reply.content.read() == b"z" * 5000

@@ -121,7 +121,7 @@ def outcome(body: bytes) -> object:
     ],
 )
 @pytest.mark.usefixtures("narrow")
-def test_what_is_no_json_is_refused(body):
+def test_text_that_is_no_json_is_refused(body):
     with pytest.raises(BadRequest, match=r"^The body "):
         read(body)
 

@@ -91,7 +91,7 @@ def test_values_are_counted(body, count):
         b"[" * 5000,
     ],
 )
-def test_what_is_no_json_is_refused(body):
+def test_text_that_is_no_json_is_refused(body):
     with pytest.raises(BadRequest):
         parse(body)
 
