@@ -54,7 +54,7 @@ check: lint ## Check format, style and types, and run the unit tests, within a m
 test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
 	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)
 
-test-all: setup-dev test-servers lint ## Run every test, also those of an hour.
+test-all: setup-dev test-servers lint ## Run every test, also the nightly ones: more than an hour.
 	@$(BIN)/python -m pytest -n 2 --timeout=3600 $(ARGS)
 
 # What is compiled is kept: else every worker and every process that a test starts compiles all of it anew.
