@@ -20,7 +20,7 @@ from typing import NamedTuple
 from benchmarks import occupancy, peers, prepared
 from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench, Side, say
-from benchmarks.load import Load, connect, drive
+from benchmarks.load import connect, drive
 
 STORED, NEW = "bench-f", "bench-f-new"
 FULL, EMPTY = "full topic", "empty topic"
@@ -75,12 +75,8 @@ async def measure(bench: Bench) -> Question:
 async def _side(bench: Bench, name: str, unit: str, make: _Make, filled: _Filled) -> Side:
     async with bench.awake(filled.server):
         lanes = await make(filled)
-    run = partial(_load, filled.server.port, lanes)
+    run = partial(drive, filled.server.port, lanes, 1)
     return Side(name=name, run=run, server=filled.server, unit=unit)
-
-
-async def _load(port: int, lanes: list[list[bytes]], seconds: float) -> Load:
-    return await drive(port, lanes, units=1, seconds=seconds)
 
 
 async def _publishing(filled: _Filled) -> list[list[bytes]]:

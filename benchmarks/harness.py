@@ -232,6 +232,11 @@ def p50_ms(latencies_ns: Sequence[int]) -> float:
     return percentile(sorted(latencies_ns), 0.50) / 1e6
 
 
+def p50_of(load: Load) -> float:
+    """Return the p50 of a load in ms."""
+    return p50_ms(load.latencies_ns)
+
+
 def not_measured(question: Question, name: str, unit: str, why: str) -> Series:
     """Put a side into the question that could not be measured."""
     series = Series(name=name, unit=unit, absent=why)

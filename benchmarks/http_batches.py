@@ -51,7 +51,7 @@ async def measure(bench: Bench) -> Question:
         sides.append(
             Side(
                 name=name,
-                run=partial(_load, server.port, lanes),
+                run=partial(drive, server.port, lanes, MESSAGES),
                 server=server,
                 warm_s=bench.plan.cdap_warm_s if name == CDAP else None,
                 count_syncs=True,
@@ -73,10 +73,6 @@ async def measure(bench: Bench) -> Question:
 
 def _plyvel_name(rows: int) -> str:
     return f"plyvel, {rows:,} rows a sync"
-
-
-async def _load(port: int, lanes: list[list[bytes]], seconds: float) -> Load:
-    return await drive(port, lanes, units=MESSAGES, seconds=seconds)
 
 
 async def _plyvel(rows: int, topics: int, seconds: float) -> Load:

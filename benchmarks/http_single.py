@@ -7,7 +7,7 @@ from functools import partial
 from benchmarks import peers, prepared
 from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench, Side, not_measured
-from benchmarks.load import Load, drive
+from benchmarks.load import drive
 
 CONNECTIONS = 64
 TOPIC = "bench-b"
@@ -36,7 +36,7 @@ async def measure(bench: Bench) -> Question:
         sides.append(
             Side(
                 name=name,
-                run=partial(_load, server.port, lanes),
+                run=partial(drive, server.port, lanes, 1),
                 server=server,
                 warm_s=bench.plan.cdap_warm_s if name == CDAP else None,
                 count_syncs=name != BARE,
@@ -47,7 +47,3 @@ async def measure(bench: Bench) -> Question:
     question.ratios.append(compare(ours, question.named(CDAP), must=0.6, aim=0.85))
     question.ratios.append(compare(ours, question.named(BARE)))
     return question
-
-
-async def _load(port: int, lanes: list[list[bytes]], seconds: float) -> Load:
-    return await drive(port, lanes, units=1, seconds=seconds)

@@ -260,7 +260,7 @@ async def ask(port: int, request: bytes) -> bytes:
         wire.close()
 
 
-async def drive(port: int, lanes: Sequence[Sequence[bytes]], *, units: int, seconds: float) -> Load:
+async def drive(port: int, lanes: Sequence[Sequence[bytes]], units: int, seconds: float) -> Load:
     """Send requests for ``seconds``, on one connection for each lane, one request after the other.
 
     One request counts as ``units``. Answers after the deadline are awaited, but not counted.

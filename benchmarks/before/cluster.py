@@ -25,7 +25,7 @@ from benchmarks.cluster import failover, pauses
 from benchmarks.cluster.__main__ import PLAN, QUICK
 from benchmarks.cluster.ground import Ground, publishes
 from benchmarks.figures import Question, Run, Series, judged
-from benchmarks.harness import Bench, Side, p50_ms, say
+from benchmarks.harness import Bench, Side, p50_of, say
 from benchmarks.load import Load, ask, connect, drive
 from benchmarks.polls import decoded
 from broker.local import LocalCluster, Member, Sizes
@@ -126,7 +126,7 @@ async def _rates(bench: Bench, grounds: Grounds) -> Question:
                 name=named(side, case),
                 run=partial(publishes, ground.nodes[0].port, led[side][:topics], messages),
                 unit="ms" if topics == 1 else "msg/s",
-                figure=_p50 if topics == 1 else None,
+                figure=p50_of if topics == 1 else None,
                 warm_s=3.0,
             )
             for side, ground in grounds.by_side.items()
@@ -142,10 +142,6 @@ async def _rates(bench: Bench, grounds: Grounds) -> Question:
     related(question, READ, must=0.15, at_most=True)
     related(question, SMALL_READ, must=1.0, at_most=True)
     return question
-
-
-def _p50(load: Load) -> float:
-    return p50_ms(load.latencies_ns)
 
 
 async def _costs(
@@ -189,7 +185,7 @@ async def _reads(bench: Bench, question: Question, grounds: Grounds, case: str, 
         starts = ids[: count - PAGE : max(1, (count - PAGE) // 64)]
         lane = [prepared.poll(topic, start=start, limit=PAGE) for start in starts]
         run = partial(_polled, node.port, lane)
-        sides.append(Side(name=named(side, case), run=run, unit="ms", figure=_p50, warm_s=3.0))
+        sides.append(Side(name=named(side, case), run=run, unit="ms", figure=p50_of, warm_s=3.0))
     await bench.measure(question, sides)
 
 

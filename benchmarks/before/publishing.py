@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks import client_publish, http_batches, http_single, prepared
 from benchmarks.before.sides import BEFORE, NOW, both, named, related
 from benchmarks.figures import Question
-from benchmarks.harness import Bench, Side, p50_ms
+from benchmarks.harness import Bench, Side, p50_of
 from benchmarks.latency import Meter
-from benchmarks.load import Load, drive
+from benchmarks.load import drive
 from benchmarks.peers import OurServer
 
 ONE, HUNDRED = "one message a request", "100 a request"
@@ -61,7 +61,7 @@ async def _rates(
     sides = [
         Side(
             name=named(side, case),
-            run=partial(_load, servers[side].port, lanes, units),
+            run=partial(drive, servers[side].port, lanes, units),
             server=servers[side],
         )
         for side in (NOW, BEFORE)
@@ -75,14 +75,6 @@ async def _latency(bench: Bench, question: Question, servers: Mapping[str, OurSe
     for side, server in servers.items():
         meter = Meter(server.port)
         sides.append(
-            Side(name=named(side, LONE), run=meter.run, server=server, unit="ms", figure=_p50)
+            Side(name=named(side, LONE), run=meter.run, server=server, unit="ms", figure=p50_of)
         )
     await bench.measure(question, sides)
-
-
-def _p50(load: Load) -> float:
-    return p50_ms(load.latencies_ns)
-
-
-async def _load(port: int, lanes: Sequence[Sequence[bytes]], units: int, seconds: float) -> Load:
-    return await drive(port, lanes, units=units, seconds=seconds)

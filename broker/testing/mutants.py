@@ -15,7 +15,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from broker.errors import BrokerError, StorageCorrupt
 from broker.model import ROW_ID_MAX, RowId, row_after
@@ -43,24 +43,7 @@ from broker.testing import (
     mutants_tephra,
     mutants_transactions,
 )
-
-Swap = Callable[[Any], Any]
-"""Takes the product's function, and returns its replacement."""
-
-
-class Mutant(NamedTuple):
-    """One guard dropped.
-
-    ``owner`` and ``attribute`` name the replaced function. ``plan`` names the random runs of tests/kit/logs that find
-    the mutant; None: its own test finds it.
-    """
-
-    does: str
-    owner: Any
-    attribute: str
-    swap: Swap
-    plan: str | None = None
-
+from broker.testing.mutants_routes import Mutant, Swap
 
 # Changes and their verdicts.
 
@@ -354,11 +337,11 @@ def _epochs_over_generations(next_head: Any) -> Any:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    **{name: Mutant(*above) for name, above in mutants_routes.MUTANTS.items()},
-    **{name: Mutant(*above) for name, above in mutants_cleanup.MUTANTS.items()},
-    **{name: Mutant(*above) for name, above in mutants_journal.MUTANTS.items()},
-    **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
-    **{name: Mutant(*above) for name, above in mutants_tephra.MUTANTS.items()},
+    **mutants_routes.MUTANTS,
+    **mutants_cleanup.MUTANTS,
+    **mutants_journal.MUTANTS,
+    **mutants_transactions.MUTANTS,
+    **mutants_tephra.MUTANTS,
     "exact-head": Mutant(
         "a change compares only epoch and state of the head",
         RowSpace,

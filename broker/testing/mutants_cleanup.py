@@ -8,7 +8,7 @@ from typing import Any, Final
 from broker.model import POINTERS_PER_MS, ROW_ID_MIN, Snapshot, TopicId
 from broker.storage.head import Head
 from broker.storage.hold import LogHold
-from broker.testing.mutants_routes import Above
+from broker.testing.mutants_routes import Mutant
 from broker.topics import settlement
 from broker.topics.leader import TopicLeader
 from broker.topics.settlement import SettlingRecord, SettlingWork, SnapshotView
@@ -87,53 +87,53 @@ def _end_inverting(_: Any) -> Any:
     return mutant
 
 
-MUTANTS: Final[Mapping[str, Above]] = {
-    "prune-before-sweep": Above(
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "prune-before-sweep": Mutant(
         "pruning removes pointers that no pass has covered in all topics",
         prune,
         "unpassed_of",
         _prune_before_sweep,
     ),
-    "in-progress-below-the-bound": Above(
+    "in-progress-below-the-bound": Mutant(
         "the clean-up ignores transactions in progress",
         settlement,
         "_below_in_progress",
         _in_progress_below_the_bound,
     ),
-    "settled-by-age": Above(
+    "settled-by-age": Mutant(
         "an invalid transaction counts as settled at once, without its longest life and the margin",
         settlement,
         "_settled_by_age",
         _settled_by_age,
     ),
-    "announce": Above(
+    "announce": Mutant(
         "a leader does not ask which transactions it must refuse",
         TopicLeader,
         "learn_refused",
         _announce,
     ),
-    "refuse": Above(
+    "refuse": Mutant(
         "a leader still publishes under write pointers that its pass has covered",
         LogWriter,
         "refuse_below",
         _refuse,
     ),
-    "fingerprint": Above(
+    "fingerprint": Mutant(
         "a pass counts though other transactions were invalid then",
         settlement,
         "counts",
         _fingerprint,
     ),
-    "own-generation": Above(
+    "own-generation": Mutant(
         "a pass of an earlier generation counts", settlement, "counts", _own_generation
     ),
-    "let-go": Above(
+    "let-go": Mutant(
         "the clean-up skips a topic though its last leader did not hand it over",
         settlement,
         "has_nothing",
         _let_go,
     ),
-    "end-inverting": Above(
+    "end-inverting": Mutant(
         "a pass ends without a change of its own head",
         LogHold,
         "end_inverting",

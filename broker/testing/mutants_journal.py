@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.testing.mutants_routes import Above
+from broker.testing.mutants_routes import Mutant
 from broker.topics.write import Write
 from broker.transactions import manager
 from broker.transactions.journal import LedState
@@ -57,38 +57,38 @@ def _floor_at_the_begin(write_snapshot: Any) -> Any:
     return mutant
 
 
-MUTANTS: Final[Mapping[str, Above]] = {
-    "answer-before-durable": Above(
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "answer-before-durable": Mutant(
         "the leader of the journal answers before its edit is on disk",
         LedState,
         "_on_disk",
         _answer_before_durable,
     ),
-    "edits-not-carried": Above(
+    "edits-not-carried": Mutant(
         "the next leader stores edits that were not stored",
         Write,
         "may_be_carried",
         _edits_not_carried,
     ),
-    "nothing-behind-a-failed-edit": Above(
+    "nothing-behind-a-failed-edit": Mutant(
         "the leader stores edits that depend on a failed edit",
         LedState,
         "_landed",
         _nothing_behind_a_failed_edit,
     ),
-    "time-outs": Above(
+    "time-outs": Mutant(
         "transactions stay in progress after their time-out",
         manager,
         "expire",
         _time_outs,
     ),
-    "read-proof": Above(
+    "read-proof": Mutant(
         "the leader answers requests that change nothing from memory",
         LedState,
         "_is_so",
         _read_proof,
     ),
-    "floor-at-the-begin": Above(
+    "floor-at-the-begin": Mutant(
         "the floor of the journal rises to the end of a snapshot, not to its begin",
         LedState,
         "write_snapshot",

@@ -29,14 +29,22 @@ from broker.topics.retention import Sweeper
 from broker.topics.stored_payloads import StoredPayloads
 from broker.topics.topic_reader import TopicReading
 
+Swap = Callable[[Any], Any]
+"""Takes the product's function, and returns its replacement."""
 
-class Above(NamedTuple):
-    """One check dropped: ``swap`` makes the replacement for ``attribute`` of ``owner``."""
+
+class Mutant(NamedTuple):
+    """One guard dropped.
+
+    ``owner`` and ``attribute`` name the replaced function. ``plan`` names the random runs of tests/kit/logs that find
+    the mutant; None: its own test finds it.
+    """
 
     does: str
     owner: Any
     attribute: str
-    swap: Callable[[Any], Any]
+    swap: Swap
+    plan: str | None = None
 
 
 def _nothing(_: Any) -> Any:
@@ -126,78 +134,78 @@ def _letter_once(_: Any) -> Any:
     return mutant
 
 
-MUTANTS: Final[Mapping[str, Above]] = {
-    "id-claim": Above(
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "id-claim": Mutant(
         "a node goes on under an instance id that another node has claimed",
         instances,
         "check_incarnation",
         _nothing,
     ),
-    "lane-order": Above(
+    "lane-order": Mutant(
         "a leader takes forwarded requests in any order, and late ones too",
         ReceivedLanes,
         "judge",
         _lane_order,
     ),
-    "deadline": Above(
+    "deadline": Mutant(
         "a leader gives a forwarded request its full time, without the time that it was in flight",
         deadlines,
         "from_the_wire",
         _deadline,
     ),
-    "sweep-margin": Above(
+    "sweep-margin": Mutant(
         "a sweep removes messages as soon as they have expired by its own clock",
         Sweeper,
         "_margin_ms",
         _sweep_margin,
     ),
-    "clock": Above(
+    "clock": Mutant(
         "a node whose clock is far off still leads and reads",
         ClockComparison,
         "_is_off",
         _clock,
     ),
-    "ids-rise": Above("ids come from the clock alone", RowIds, "_start", _ids_rise),
-    "dedupe": Above(
+    "ids-rise": Mutant("ids come from the clock alone", RowIds, "_start", _ids_rise),
+    "dedupe": Mutant(
         "a leader looks up an idempotency key neither in memory nor in storage",
         KeyedLog,
         "_find_answer",
         _nothing,
     ),
-    "producer-number": Above(
+    "producer-number": Mutant(
         "a leader looks up a producer's last number neither in memory nor in storage",
         Producers,
         "_last_answer",
         _nothing,
     ),
-    "store-proof": Above(
+    "store-proof": Mutant(
         "a leader acknowledges a store without a proof that it leads",
         StoredPayloads,
         "_confirm",
         _nothing,
     ),
-    "look-for-the-reference": Above(
+    "look-for-the-reference": Mutant(
         "a leader appends the reference of a sealed payload log again",
         References,
         "_find_references",
         _none_of_them,
     ),
-    "closed-reference": Above(
+    "closed-reference": Mutant(
         "a reader of a reference ends in a page that is not closed",
         PayloadReader,
         "_update_ended",
         _closed_reference,
     ),
-    "cursor-version": Above(
+    "cursor-version": Mutant(
         "a put of a cursor ignores the expected version", Cursors, "put", _cursor_version
     ),
-    "letter-once": Above(
+    "letter-once": Mutant(
         "a dead letter has another idempotency key at each retry",
         dead_letters,
         "key_of",
         _letter_once,
     ),
-    "whole-range": Above(
+    "whole-range": Mutant(
         "a bulk read ends at the end of storage, though its range goes on",
         TopicReading,
         "_is_complete",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.model import Snapshot
-from broker.testing.mutants_routes import Above
+from broker.testing.mutants_routes import Mutant
 from broker.transactions import tephra_commits
 from broker.transactions.tephra_commits import Commits
 
@@ -33,20 +33,20 @@ def _joined(_: Any) -> Any:
     return mutant
 
 
-MUTANTS: Final[Mapping[str, Above]] = {
-    "not-heard": Above(
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "not-heard": Mutant(
         "the server forgets a commit of Tephra's client whose answer was lost",
         Commits,
         "not_heard",
         _not_heard,
     ),
-    "in-doubt-again": Above(
+    "in-doubt-again": Mutant(
         "the server takes a commit with an unknown outcome for refused while it is in progress",
         tephra_commits,
         "is_in_progress",
         _commits_again,
     ),
-    "one-commit": Above(
+    "one-commit": Mutant(
         "a repeated commit of Tephra's client does not join the one in flight",
         Commits,
         "commit",

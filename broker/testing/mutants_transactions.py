@@ -12,7 +12,7 @@ from broker.client.transaction_fate import TransactionFate
 from broker.client.transaction_undo import Undo
 from broker.errors import RequestError
 from broker.model import Snapshot
-from broker.testing.mutants_routes import Above
+from broker.testing.mutants_routes import Mutant
 
 
 def _unknown_publish(rollback: Any) -> Any:
@@ -55,32 +55,32 @@ def _publisher_last(participants: Any) -> Any:
     return property(mutant)
 
 
-MUTANTS: Final[Mapping[str, Above]] = {
-    "unknown-publish": Above(
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "unknown-publish": Mutant(
         "the client takes a publish without an answer for undone",
         Undo,
         "rollback",
         _unknown_publish,
     ),
-    "unknown-commit": Above(
+    "unknown-commit": Mutant(
         "the client takes a commit without an answer for a refused one",
         transaction_commit,
         "is_refusal",
         _unknown_commit,
     ),
-    "second-commit": Above(
+    "second-commit": Mutant(
         "the client takes the answer *not in progress* for a refusal of the commit",
         transaction_commit,
         "is_refusal",
         _second_commit,
     ),
-    "unheard-pointer": Above(
+    "unheard-pointer": Mutant(
         "the client takes a write pointer that a snapshot does not know for committed",
         transaction_fate,
         "fate",
         _unheard_pointer,
     ),
-    "publisher-last": Above(
+    "publisher-last": Mutant(
         "the publisher persists before the other participants",
         TransactionContext,
         "participants",
