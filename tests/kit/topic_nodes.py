@@ -34,6 +34,7 @@ from broker.testing.simulation.node import Machine, SimGround
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
 from broker.testing.virtual_time import pass_time
+from broker.topics.retention import SweepReport
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
 from broker.topics.topics import Topics
 from tests.kit.bench import LIFE_S, HookedTable
@@ -48,6 +49,8 @@ BELIEVED_S = 61.0
 SWEEP = SweepConfig(sweep_interval_s=1e6, sweep_margin_s=0.0, sweep_rest_s=0.0)
 """A node sweeps only when a test tells it to, and removes what has expired at once."""
 
+LONGEST_S = 600.0
+"""A test that takes longer waits for an event that does not come."""
 TOPICS = TopicsConfig(transaction_life_max_s=LIFE_S)
 
 
@@ -115,15 +118,24 @@ class TopicNode:
         return self._cluster.client("test", node=self.machine.url, deadline_s=deadline_s)
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run work in the node's process: it ends with the process."""
+        """Run work in the node's process: it ends with the process, and uses its machine's network."""
         assert self.machine.process is not None, "the node does not run"
         return await self.machine.process.begin(work)
+
+    async def sweep(self) -> SweepReport:
+        """Sweep every topic that the node should lead."""
+        assert self.machine.node is not None, "the node does not run"
+        return await self.run(self.machine.node.sweep())
 
     async def publish(
         self, topic: TopicId, *payloads: bytes, options: PublishOptions = NO_OPTIONS
     ) -> PublishedIds:
         """Publish at this node's topics."""
-        return await self.topics.publish(topic, PublishRequest(None, payloads), options)
+
+        async def publish() -> PublishedIds:
+            return await self.topics.publish(topic, PublishRequest(None, payloads), options)
+
+        return await self.run(publish())
 
     def begin_publish(self, topic: TopicId, payload: bytes) -> asyncio.Future[PublishedIds]:
         """Begin to publish at this node's topics."""
@@ -133,8 +145,12 @@ class TopicNode:
         self, topic: TopicId, poll: Poll | None = None, *, anywhere: bool = False
     ) -> list[Message]:
         """Return all messages of a poll of this node's topics."""
-        stream = await self.topics.poll(topic, poll or Poll(), anywhere=anywhere)
-        return [message async for messages in stream.messages() for message in messages]
+
+        async def read() -> list[Message]:
+            stream = await self.topics.poll(topic, poll or Poll(), anywhere=anywhere)
+            return [message async for messages in stream.messages() for message in messages]
+
+        return await self.run(read())
 
     async def payloads(self, topic: TopicId, poll: Poll | None = None) -> list[bytes]:
         """Return the payloads of all messages of a poll of this node's topics."""
@@ -234,7 +250,8 @@ def on_nodes(
             async def main(_: SimLoop, trace: Trace) -> None:
                 cluster = TopicCluster(count, trace, **sections)
                 await cluster.start()
-                await test(cluster, *args, **kwargs)
+                async with asyncio.timeout(LONGEST_S):
+                    await test(cluster, *args, **kwargs)
                 await cluster.end()
 
             in_world(1, main)

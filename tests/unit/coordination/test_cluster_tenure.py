@@ -359,6 +359,39 @@ async def test_a_fenced_node_reads_the_placement_at_once() -> None:
     assert two.tenure.place(topic).here
 
 
+async def test_after_a_fencing_the_coordinator_is_asked_for_the_lease_before_the_next_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The session may be over, and the node not know it."""
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    hold, asked = one.session.hold, 0
+
+    async def noted(resource: str, deadline: float) -> Any:
+        lease = await hold(resource, deadline)
+        verify = lease.verify
+
+        async def verified() -> bool:
+            nonlocal asked
+            asked += 1
+            return await verify()
+
+        monkeypatch.setattr(lease, "verify", verified)
+        return lease
+
+    monkeypatch.setattr(one.session, "hold", noted)
+    await one.claim(topic)
+    await world.logs.claim(LogId(topic, 1), two.me.incarnation)
+    assert asked == 0
+    one.tenure.fenced(topic)
+    await one.claim(topic)
+    assert asked == 1
+    await world.logs.claim(LogId(topic, 1), two.me.incarnation)
+    await one.claim(topic)
+    assert asked == 1, "one answer counts until the next fencing"
+
+
 async def test_fencings_of_very_many_topics_take_bounded_memory() -> None:
     world = World()
     (one,) = await world.nodes(1)

@@ -10,7 +10,6 @@ import pytest
 
 from broker.testing.virtual_time import VirtualLoop
 from tests.kit.bench import Bench
-from tests.kit.many import Cluster
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
@@ -25,10 +24,3 @@ async def bench() -> AsyncIterator[Bench]:
     made = Bench()
     yield made
     await made.topics.close()
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    made = Cluster()
-    yield made
-    await made.close()

@@ -516,6 +516,16 @@ async def test_a_claim_that_never_succeeds_ends_at_the_deadline(bench: Bench) ->
     assert bench.clock.monotonic() <= deadline
 
 
+async def test_a_request_without_a_deadline_has_that_of_the_settings(bench: Bench) -> None:
+    bench.restart(request_deadline_s=3.0)
+    await bench.create()
+    bench.table.on("make", *[failing(Unavailable("down"))] * 1000)
+    began = bench.clock.monotonic()
+    with pytest.raises(NoLeader):
+        await bench.publish(b"m")
+    assert 2 < bench.clock.monotonic() - began <= 3
+
+
 async def test_a_log_of_a_newer_generation_than_its_record_is_no_endless_loop(
     bench: Bench,
 ) -> None:

@@ -64,6 +64,26 @@ async def test_without_the_proof_it_is_not(cluster: TopicCluster) -> None:
 
 
 @on_nodes(2)
+async def test_a_poll_goes_by_a_changed_lifetime(cluster: TopicCluster) -> None:
+    home, other = await deposed(cluster)
+    await other.topics.update(TOPIC, {"ttl": "1"})
+    await pass_time(1.1)
+    assert home.leads(TOPIC), "it does not know yet"
+    assert await home.payloads(TOPIC) == []
+
+
+@on_nodes(2)
+async def test_a_poll_shows_the_present_end(cluster: TopicCluster) -> None:
+    home, other = await deposed(cluster)
+    await other.publish(TOPIC, b"second")
+    assert home.leads(TOPIC), "it does not know yet"
+    with in_force("proof"):
+        assert await home.payloads(TOPIC) == [b"first"]
+    assert await home.payloads(TOPIC) == [b"first", b"second"]
+    assert not home.leads(TOPIC)
+
+
+@on_nodes(2)
 async def test_a_topic_that_was_deleted_is_not_found(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.delete(TOPIC)
