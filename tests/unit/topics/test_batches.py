@@ -70,7 +70,7 @@ def shared(entry: Entry) -> tuple[int | None, int | None, int | None]:
 
 
 @given(st.lists(st.one_of(PLAIN, SPECIAL), min_size=1, max_size=8))
-def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]) -> None:
+def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, Any]]) -> None:
     async def main(loop: VirtualLoop) -> None:
         writes = [write_of(loop, **each) for each in asked]
         made = batch(writes)
@@ -114,7 +114,7 @@ def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]
     simulate(main)
 
 
-def test_neighbours_that_any_consumer_takes_share_an_entry() -> None:
+def test_neighbouring_plain_requests_share_an_entry() -> None:
     async def main(loop: VirtualLoop) -> None:
         asked: list[dict[str, Any]] = [{}, {}, {"lifetime_ms": 1}, {"lifetime_ms": 1}, {}]
         writes = [Write(loop.create_future(), [b"a", b"b"], **each) for each in asked]
@@ -139,7 +139,7 @@ def test_a_run_of_one_lifetime_is_an_entry() -> None:
     simulate(main)
 
 
-def test_many_bytes_are_several_entries_and_a_key_is_in_the_last() -> None:
+def test_a_large_request_has_several_entries_and_its_key_is_in_the_last() -> None:
     async def main(loop: VirtualLoop) -> None:
         payloads = [bytes(ENTRY_BYTES_MAX // 2 + 1)] * 3
         made = batch([Write(loop.create_future(), payloads, key=(b"k" * 16, b"b" * 32))])
@@ -148,7 +148,7 @@ def test_many_bytes_are_several_entries_and_a_key_is_in_the_last() -> None:
     simulate(main)
 
 
-def test_a_reference_tells_for_how_many_messages_it_stands() -> None:
+def test_a_reference_counts_the_messages_of_its_payload_log() -> None:
     async def main(loop: VirtualLoop) -> None:
         write = Write(loop.create_future(), None, 9)
         write.refer([(9, 70_000)])
@@ -159,7 +159,7 @@ def test_a_reference_tells_for_how_many_messages_it_stands() -> None:
     simulate(main)
 
 
-def test_who_has_an_answer_already_keeps_it() -> None:
+def test_a_request_that_is_already_answered_keeps_its_answer() -> None:
     async def main(loop: VirtualLoop) -> None:
         writes = [Write(loop.create_future(), [b"a"]) for _ in range(3)]
         writes[0].future.cancel()

@@ -45,7 +45,7 @@ async def whole(bench: Bench, query: BrowseQuery) -> list[BrowseEntry]:
             query = query._replace(start=page.next)
 
 
-async def test_everything_that_lives_is_shown_as_what_it_is(filled: Bench) -> None:
+async def test_a_browse_shows_every_live_message_with_its_state(filled: Bench) -> None:
     entries = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
     none, published = TransactionState.NONE, TransactionState.PUBLISHED
     assert [(e.payload, e.kind, e.tx_state, e.pointer) for e in entries] == [
@@ -65,7 +65,7 @@ async def test_everything_that_lives_is_shown_as_what_it_is(filled: Bench) -> No
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 11, 12, 13, 10_000])
 @pytest.mark.parametrize("descending", [False, True])
-async def test_pages_of_every_size_are_the_whole(
+async def test_pages_of_every_size_add_up_to_the_whole(
     filled: Bench, limit: int, descending: bool
 ) -> None:
     everything = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
@@ -97,7 +97,7 @@ async def test_times_are_starts_of_milliseconds(filled: Bench) -> None:
     assert (await filled.topics.browse(TOPIC, BrowseQuery(at_ms, at_ms))).entries == []
 
 
-async def test_a_snapshot_adds_what_its_consumer_may_see(filled: Bench) -> None:
+async def test_a_snapshot_marks_the_messages_that_its_consumer_may_see(filled: Bench) -> None:
     snapshot = Snapshot(transaction_id=100, read_pointer=60, in_progress=[50], invalids=[42])
     query = BrowseQuery(snapshot=snapshot)
     everything = await whole(filled, query)
@@ -113,7 +113,7 @@ async def test_a_snapshot_adds_what_its_consumer_may_see(filled: Bench) -> None:
         (b"open", False),
         (b"z", False),
     ]
-    # Wherever a page lies, what holds its consumer may lie before it.
+    # The message that holds the consumer may lie before any page.
     for limit in (1, 3):
         assert await whole(filled, query._replace(limit=limit)) == everything
         reverse = await whole(filled, query._replace(limit=limit, descending=True))
@@ -122,7 +122,7 @@ async def test_a_snapshot_adds_what_its_consumer_may_see(filled: Bench) -> None:
     assert last.consumable is False
 
 
-async def test_what_holds_is_looked_for_where_it_can_be(bench: Bench) -> None:
+async def test_the_search_for_an_open_transaction_skips_older_messages(bench: Bench) -> None:
     await bench.create(ttl_s=10**7)
     for _ in range(3):
         await bench.publish(*[b"old"] * 10)
@@ -142,11 +142,11 @@ async def test_what_holds_is_looked_for_where_it_can_be(bench: Bench) -> None:
     bench.table.on("cells", cells, cells, cells)
     (newest,) = (await bench.topics.browse(TOPIC, query)).entries
     assert newest.consumable is False
-    # The search looks at the transaction and behind it, not at what is older than the snapshot.
+    # The search reads the transaction and later messages, not messages older than the snapshot.
     assert scanned[-1] == 2
 
 
-async def test_expiry_is_the_last_millisecond_of_a_life(filled: Bench) -> None:
+async def test_expires_at_is_the_last_millisecond_of_a_life(filled: Bench) -> None:
     published = await filled.publish(b"short", options=PublishOptions(ttl_s=3))
     (entry,) = (
         await filled.topics.browse(TOPIC, BrowseQuery(start=published.first + bytes(10)))
@@ -154,14 +154,14 @@ async def test_expiry_is_the_last_millisecond_of_a_life(filled: Bench) -> None:
     assert entry.expires_at_ms == int.from_bytes(published.first[:8], "big") + 3000
 
 
-async def test_looking_consumes_nothing(filled: Bench) -> None:
+async def test_a_browse_consumes_no_message(filled: Bench) -> None:
     before = await filled.poll()
     await whole(filled, BrowseQuery(limit=2))
     assert await filled.poll() == before
 
 
 async def test_messages_whose_own_lives_were_ended_are_not_shown(bench: Bench) -> None:
-    """A stub of them is left, in a page with others: a browse that ends behind it goes by it."""
+    """The sweep leaves a stub of them in a page with others. A browse passes the stub."""
     bench.restart(sweep_margin_ms=0)
     await bench.create(ttl_s=1000)
     gone = await bench.publish(b"one", b"two", options=PublishOptions(ttl_s=1))
@@ -177,7 +177,7 @@ async def test_messages_whose_own_lives_were_ended_are_not_shown(bench: Bench) -
         assert {e.payload for e in await whole(bench, query)} <= {b"kept"}
 
 
-async def test_a_browse_from_the_end_is_not_misled_by_how_a_payload_log_was_before(
+async def test_a_stale_read_of_a_payload_log_does_not_mislead_a_reverse_browse(
     bench: Bench,
 ) -> None:
     bench.memory.is_alone = False

@@ -1,4 +1,4 @@
-"""Bulk reads against the same model as polls, and in a store that answers from before."""
+"""Bulk reads, compared with the same model as polls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def latest(bench: Bench) -> MessageId:
 def wanted_of(
     rows: list[Shown], after: MessageId | None, through: MessageId, snapshot: Snapshot | None
 ) -> list[Message]:
-    """Return what a poll by the model gives, as far as the range goes."""
+    """Return the messages of a poll by the model, within the range."""
     if after is None:
         poll = Poll(snapshot=snapshot)
     elif after[10:] == ROW_ID_MIN:
@@ -75,7 +75,7 @@ async def check_all(bench: Bench, rows: list[Shown], snapshot: Snapshot | None) 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
-def test_every_range_has_what_the_model_says(
+def test_every_range_equals_the_model(
     wanted: list[tuple[str, object, str | None]],
 ) -> None:
     async def main(_: VirtualLoop) -> None:
@@ -120,7 +120,7 @@ async def test_parts_of_a_range_are_the_whole(full: Bench) -> None:
     assert numbers(got) == list(range(83))
 
 
-async def test_a_batch_has_about_so_many_bytes(
+async def test_a_batch_has_a_limited_number_of_bytes(
     full: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (service, streams):
@@ -134,7 +134,7 @@ async def test_a_batch_has_about_so_many_bytes(
     assert max(sizes) < 300 + 30, "one message more at most"
 
 
-async def test_what_comes_later_is_no_part_of_it(full: Bench) -> None:
+async def test_later_messages_are_not_part_of_a_range(full: Bench) -> None:
     end = await latest(full)
     stream = await full.topics.rows(TOPIC, None, end)
     await full.publish(b"100")
@@ -142,7 +142,7 @@ async def test_what_comes_later_is_no_part_of_it(full: Bench) -> None:
     assert stream.blocked_by is None
 
 
-async def test_nothing_lies_in_an_empty_range(full: Bench) -> None:
+async def test_an_empty_range_has_no_messages(full: Bench) -> None:
     end = await latest(full)
     assert await read(full.topics, end, end) == []
     assert await read(full.topics, end, bytes(20)) == []
@@ -165,7 +165,7 @@ async def test_a_topic_without_messages_has_an_empty_range(bench: Bench) -> None
         await bench.topics.rows(TopicId("no", "topic"), None, bytes(20))
 
 
-async def test_what_has_expired_is_left_out_and_nothing_else(full: Bench) -> None:
+async def test_only_expired_messages_are_left_out(full: Bench) -> None:
     old = await latest(full)
     await full.pass_ms(1_000_000)
     await full.publish(b"new", options=PublishOptions(ttl_s=100))
@@ -197,7 +197,7 @@ async def test_a_transaction_reads_up_to_the_message_that_holds_it(full: Bench) 
     assert numbers(got) == [*range(100), 101]
 
 
-async def test_a_bulk_read_by_a_clock_that_was_not_compared_is_refused(
+async def test_a_bulk_read_is_refused_if_the_clock_is_off(
     full: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def compare(**_: object) -> None:
@@ -207,11 +207,3 @@ async def test_a_bulk_read_by_a_clock_that_was_not_compared_is_refused(
     monkeypatch.setattr(full.topics.leaders.claims.clocks, "compare", compare)
     with pytest.raises(ClockSkew):
         await read(full.topics, None, end)
-
-
-async def test_a_page_that_is_given_out_is_not_held_on_to(full: Bench) -> None:
-    stream = await full.topics.rows(TOPIC, None, await latest(full))
-    assert await stream.next() is not None
-    assert stream._first is None
-    assert stream._reading._runs == []
-    assert await stream.next() is None

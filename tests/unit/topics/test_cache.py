@@ -35,7 +35,7 @@ class Log:
 
 
 def read(cache: TopicCache, after: bytes, through: bytes) -> list[tuple[bytes, bytes]]:
-    """The messages that a reader takes in (after, through]."""
+    """Return the messages that a reader takes in (after, through]."""
     found: list[tuple[bytes, bytes]] = []
     for entry in cache.entries(after, through):
         places = range(entry.place_after(after), entry.place_after(through))
@@ -58,7 +58,7 @@ batches = st.lists(
 
 @settings(max_examples=50)
 @given(batches, st.integers(0, 60_000), st.data())
-def test_what_the_cache_covers_is_what_was_committed(
+def test_the_cache_returns_exactly_the_committed_messages_of_its_range(
     kinds: list[list[tuple[str, int]]], bytes_max: int, data: st.DataObject
 ) -> None:
     budget = CacheBudget(bytes_max)
@@ -83,7 +83,7 @@ def test_what_the_cache_covers_is_what_was_committed(
     assert not cache.covers(START, None) or cache.pointer == START
 
 
-def test_without_room_nothing_is_kept() -> None:
+def test_a_cache_without_room_keeps_no_entries() -> None:
     cache = TopicCache(CacheBudget(0), START)
     log = Log()
     cache.add(log.batch(("plain", 3)))
@@ -114,7 +114,7 @@ def test_small_plain_entries_are_joined_for_all_readers() -> None:
     assert read(cache, START, cache.pointer) == log.all
 
 
-def test_what_was_rolled_back_is_told_by_its_entry() -> None:
+def test_an_entry_shows_which_messages_are_rolled_back() -> None:
     cache = TopicCache(CacheBudget(1 << 20), START)
     log = Log()
     cache.add(log.batch(("tx", 5), ("plain", 2), ("reference", 1)))
@@ -129,7 +129,7 @@ def test_what_was_rolled_back_is_told_by_its_entry() -> None:
     assert told == [False, True, True, True, False, False, False, False]
 
 
-def test_nothing_below_the_floor_is_given() -> None:
+def test_the_cache_returns_no_entry_below_the_floor() -> None:
     cache = TopicCache(CacheBudget(1 << 20), START)
     log = Log()
     cache.add(log.batch(("plain", 5), ("tx", 5)))

@@ -1,4 +1,4 @@
-"""Polls over real topics against a naive model: messages in id order, every start, every width."""
+"""Polls of real topics, compared with a naive model: messages in id order, every start, every width."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FATES |= {"rolled back": (VISIBLE, True)}
 
 @dataclass
 class Shown:
-    """A row of the message log and what it gives; ``is_inline`` rows give one message."""
+    """A row of the message log and its messages; ``is_inline`` rows have one message."""
 
     row: bytes
     pointer: int | None
@@ -57,7 +57,7 @@ def expected(rows: list[Shown], poll: Poll) -> list[Message]:
 
 
 def beside(payload: bytes) -> tuple[bytes | None, dict[str, bytes]]:
-    """Return the key and the headers of a message, which some have."""
+    """Return the key and the headers of a message; some messages have none."""
     return {0: (None, {}), 1: (payload, {}), 2: (None, {"n": payload})}[int(payload) % 3]
 
 
@@ -67,7 +67,7 @@ def request_of(pointer: int | None, payloads: list[bytes]) -> PublishRequest:
 
 
 class Log:
-    """Makes rows of every kind, and remembers what they are."""
+    """Publishes rows of every kind, and keeps the expected rows."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -143,7 +143,7 @@ async def make(bench: Bench, wanted: list[tuple[str, object, str | None]]) -> li
 
 
 def places(rows: list[Shown]) -> list[bytes]:
-    """Every id, every row as an id, and what lies just beside them."""
+    """Return every id, every row as an id, and the ids right before and after them."""
     ids = {message.id for row in rows for message in row.messages}
     ids |= {row.row + ROW_ID_MIN for row in rows}
     beside = {(int.from_bytes(i, "big") + d).to_bytes(20, "big") for i in ids for d in (-1, 1)}
@@ -170,7 +170,7 @@ async def check_all(bench: Bench, rows: list[Shown], snapshot: Snapshot | None) 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
-def test_every_start_and_every_width_read_what_the_model_says(
+def test_every_start_and_every_width_equal_the_model(
     wanted: list[tuple[str, object, str | None]],
 ) -> None:
     async def main(_: VirtualLoop) -> None:
@@ -190,7 +190,7 @@ def test_every_start_and_every_width_read_what_the_model_says(
 
 @pytest.mark.parametrize("cached", [True, False])
 class TestDefectsOfTheOriginal:
-    """F1 to F6: what its fetch algorithm loses or stalls on."""
+    """F1 to F6: the cases in which the original's fetch algorithm loses messages or stalls."""
 
     async def read_by(self, bench: Bench, width: int, cached: bool) -> list[bytes]:
         got: list[bytes] = []
@@ -261,7 +261,7 @@ class TestDefectsOfTheOriginal:
         assert await self.read_by(bench, 1, cached) == [b"m"]
 
 
-async def test_a_limit_of_nothing_gives_nothing(bench: Bench) -> None:
+async def test_a_limit_of_0_gives_no_messages(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"m")
     assert await bench.poll(Poll(limit=0)) == []
@@ -279,7 +279,7 @@ async def test_a_poll_without_limit_ends_at_the_pointer_of_its_start(bench: Benc
     assert got == [b"before"] * 5
 
 
-async def test_the_cap_of_the_node_bounds_every_poll(bench: Bench) -> None:
+async def test_the_limit_of_the_node_applies_to_every_poll(bench: Bench) -> None:
     bench.restart(poll_messages_max=3)
     await bench.create()
     await bench.publish(*[b"m"] * 5)
@@ -325,7 +325,7 @@ async def test_large_attributes_are_no_large_page(bench: Bench) -> None:
         bench.forget_cache()
 
 
-async def test_what_a_message_may_have_is_bounded_with_its_attributes(bench: Bench) -> None:
+async def test_the_size_limit_of_a_message_counts_its_attributes(bench: Bench) -> None:
     await bench.create()
     bytes_max = bench.logs.entry_bytes_max
     key = attributes.encode(b"k" * 100, {})
@@ -338,7 +338,7 @@ async def test_what_a_message_may_have_is_bounded_with_its_attributes(bench: Ben
                 await bench.topics.publish(TOPIC, wanted)
 
 
-async def test_a_message_may_live_as_long_as_its_topic_lets_it(bench: Bench) -> None:
+async def test_a_message_may_live_at_most_as_long_as_its_topics_ttl(bench: Bench) -> None:
     await bench.create(ttl_s=100)
     for ttl_s in (0, -1, 101):
         for call in (bench.topics.publish, bench.topics.store):
@@ -366,7 +366,7 @@ async def test_many_stored_payloads_are_no_large_page(bench: Bench) -> None:
     assert len(await bench.poll()) == 3000
 
 
-async def test_reading_goes_on_in_storage_when_the_cache_lets_go_meanwhile(bench: Bench) -> None:
+async def test_a_read_continues_in_storage_when_the_cache_drops_its_entries(bench: Bench) -> None:
     await bench.create()
     payload = bytes(100_000)
     for number in range(30):
@@ -379,7 +379,7 @@ async def test_reading_goes_on_in_storage_when_the_cache_lets_go_meanwhile(bench
     assert got == list(range(30))
 
 
-async def test_a_reader_does_not_pass_what_storage_has_and_the_cache_has_not_yet(
+async def test_a_reader_does_not_skip_a_stored_batch_that_the_cache_lacks(
     bench: Bench,
 ) -> None:
     bench.restart(page_rows_max=2)
@@ -390,7 +390,7 @@ async def test_a_reader_does_not_pass_what_storage_has_and_the_cache_has_not_yet
     bench.table.on("append", told.after)
     publishing = asyncio.ensure_future(bench.publish(b"5"))
     await told.reached.wait()
-    # Storage has the batch; its leader will be told in a moment, and shows it then.
+    # Storage has the batch. The leader shows it only after the answer arrives.
     seen = await bench.poll()
     assert [message.payload for message in seen] == [b"1", b"2", b"3", b"4"]
     told.open()
@@ -398,10 +398,10 @@ async def test_a_reader_does_not_pass_what_storage_has_and_the_cache_has_not_yet
     assert await bench.payloads(Poll(seen[-1].id, inclusive=False)) == [b"5"]
 
 
-async def test_a_consumer_that_begins_among_messages_whose_own_lives_were_ended(
+async def test_a_consumer_may_begin_at_messages_that_expired_by_their_own_ttl(
     bench: Bench,
 ) -> None:
-    """A stub of them is left; the consumer began behind a reference's payload, or what might be one."""
+    """The sweep leaves a stub of them. The consumer begins after an id that may be a reference's payload."""
     bench.restart(sweep_margin_ms=0)
     await bench.create(ttl_s=1000)
     gone = await bench.publish(b"one", b"two", options=PublishOptions(ttl_s=1))

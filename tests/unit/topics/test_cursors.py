@@ -1,4 +1,4 @@
-"""Named cursors where storage does not say what it did, where nodes race, and where topics end."""
+"""Named cursors: puts of unknown outcome, races of nodes, and topics that are deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_another_node(bench: Bench) -> Cursors:
 
 
 async def two_readers_move_one_cursor(bench: Bench) -> MessageId | None:
-    """Let two readers of one cursor each write a place; return where it is. Raises CursorMoved: one is told."""
+    """Let two readers of one cursor each put a place; return the last one. Raises CursorMoved for one of them."""
     topic, mine, others = await bench.create(), bench.topics.cursors, of_another_node(bench)
     made = await mine.put(topic, "c", None, None, "")
     await others.put(topic, "c", LATER, made.version, "other")
@@ -33,7 +33,7 @@ async def two_readers_move_one_cursor(bench: Bench) -> MessageId | None:
     return (await mine.get(topic, "c")).after
 
 
-async def test_a_reader_that_lost_a_race_moves_nothing(bench: Bench) -> None:
+async def test_a_reader_that_lost_a_race_does_not_move_the_cursor(bench: Bench) -> None:
     with pytest.raises(CursorMoved):
         await two_readers_move_one_cursor(bench)
 
@@ -43,7 +43,7 @@ async def test_without_its_version_a_put_moves_a_cursor_back(bench: Bench) -> No
         assert await two_readers_move_one_cursor(bench) == PLACE < LATER
 
 
-async def test_a_race_between_reading_and_writing_is_lost_by_one(bench: Bench) -> None:
+async def test_one_of_two_concurrent_puts_is_refused(bench: Bench) -> None:
     topic, gate = await bench.create(), Gate()
     made = await bench.topics.cursors.put(topic, "c", None, None, "")
     bench.table.on("record", gate.before)
@@ -63,7 +63,9 @@ async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
     with pytest.raises(OutcomeUnknown):
         await cursors.put(topic, "c", PLACE, made.version, "mine")
     moved = await cursors.put(topic, "c", PLACE, made.version, "mine")
-    bench.table.on("record", done_but(WriteUnknown("x")))  # The store reads, and finds out.
+    bench.table.on(
+        "record", done_but(WriteUnknown("x"))
+    )  # The store reads again, and finds the put.
     assert (await cursors.put(topic, "c", LATER, moved.version, "mine")).after == LATER
 
 
@@ -95,13 +97,13 @@ async def test_a_cursor_that_is_deleted_meanwhile_is_gone(bench: Bench) -> None:
         await late
     with pytest.raises(NotFound):
         await cursors.get(topic, "c")
-    # A new one of the name is another one.
+    # A new cursor of the same name is another cursor.
     await others.put(topic, "c", LATER, None, "")
     with pytest.raises(CursorMoved):
         await cursors.put(topic, "c", PLACE, made.version, "")
 
 
-async def test_the_bound_holds_where_nodes_create_at_once(bench: Bench) -> None:
+async def test_the_limit_holds_when_nodes_create_cursors_at_once(bench: Bench) -> None:
     bench.restart(cursors_max=1)
     topic, gate = await bench.create(), Gate()
     bench.table.on("record", gate.before)
@@ -133,7 +135,7 @@ async def test_the_sweeper_removes_the_cursors_of_topics_that_are_gone(bench: Be
 
 
 @pytest.mark.parametrize("value", [b"{", b"[]", json.dumps({"after": "x"}).encode()])
-async def test_a_record_that_is_no_cursor_is_told(bench: Bench, value: bytes) -> None:
+async def test_a_record_that_is_no_cursor_is_corrupt(bench: Bench, value: bytes) -> None:
     topic, cursors = await bench.create(), bench.topics.cursors
     await cursors.put(topic, "c", None, None, "")
     _, key = await records_of(bench)

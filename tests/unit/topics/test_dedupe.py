@@ -28,7 +28,7 @@ def answer(number: int) -> KeyedOutcome:
 def test_a_key_within_its_window_is_known_or_is_looked_up(
     puts: list[tuple[int, int]], keys_max: int
 ) -> None:
-    # The bound is on memory, never on the window.
+    # The limit applies to memory, never to the window.
     memory = AnsweredKeys(claimed_ms=0, window_ms=WINDOW_MS, keys_max=keys_max)
     now_ms = 0.0
     truth: dict[bytes, tuple[float, KeyedOutcome]] = {}
@@ -42,16 +42,16 @@ def test_a_key_within_its_window_is_known_or_is_looked_up(
         if memory.get(key, now_ms) is None:
             truth[key] = (now_ms, answer(int(now_ms)))
             memory.put(key, truth[key][1], now_ms)
-            assert len(memory._answers) <= keys_max
+            assert sum(memory.get(each, now_ms) is not None for each in truth) <= keys_max
 
 
-def test_after_a_window_without_loss_nothing_is_looked_up() -> None:
+def test_after_a_full_window_in_memory_no_key_is_looked_up() -> None:
     memory = AnsweredKeys(claimed_ms=0, window_ms=WINDOW_MS, keys_max=10)
     assert memory.must_look_up(WINDOW_MS)
     assert not memory.must_look_up(WINDOW_MS + 1)
 
 
-async def test_the_same_key_is_answered_as_before_and_stores_nothing(bench: Bench) -> None:
+async def test_the_same_key_gets_the_same_answer_and_stores_no_message(bench: Bench) -> None:
     await bench.create()
     first = await bench.publish(b"a", b"b", options=K)
     again = await bench.publish(b"a", b"b", options=K)
@@ -72,7 +72,7 @@ async def test_another_body_under_the_key_is_refused(bench: Bench, payloads: lis
     assert await bench.payloads() == [b"a"]
 
 
-async def test_whoever_comes_while_the_key_is_under_way_joins_it(bench: Bench) -> None:
+async def test_a_request_whose_key_is_in_flight_joins_it(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
@@ -88,7 +88,7 @@ async def test_whoever_comes_while_the_key_is_under_way_joins_it(bench: Bench) -
     assert await bench.payloads() == [b"first", b"a"]
 
 
-async def test_the_work_goes_on_when_the_first_caller_leaves(bench: Bench) -> None:
+async def test_a_keyed_publish_completes_although_its_first_caller_leaves(bench: Bench) -> None:
     await bench.create()
     gate = Gate()
     bench.table.on("append", gate.before)
@@ -124,9 +124,7 @@ async def test_a_fresh_key_that_is_known_in_memory_is_not_written_again(bench: B
 
 
 @pytest.mark.parametrize("off", [-1, 1])
-async def test_a_request_that_is_meant_for_another_epoch_is_not_done(
-    bench: Bench, off: int
-) -> None:
+async def test_a_request_for_another_epoch_is_refused(bench: Bench, off: int) -> None:
     await bench.create()
     await bench.publish(b"a")
     epoch = bench.leader().epoch
@@ -158,10 +156,8 @@ async def test_after_its_window_a_key_is_new(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("by_clock", [True, False])
-async def test_a_key_that_is_stored_counts_as_long_as_it_is_there(
-    bench: Bench, *, by_clock: bool
-) -> None:
-    """Whatever the clock did meanwhile: only a sweep makes the key a new one."""
+async def test_a_stored_key_counts_until_it_is_swept(bench: Bench, *, by_clock: bool) -> None:
+    """No clock decides whether a key is known: only a sweep removes it."""
     bench.restart(sweep_margin_ms=0)
     await bench.create(ttl_s=10**8)
     first = await bench.publish(b"a", options=K)
@@ -215,7 +211,7 @@ async def test_a_fenced_keyed_request_is_stored_once_by_the_next_leader(bench: B
     assert await bench.payloads() == [b"first", b"a"]
 
 
-async def test_a_key_is_its_topics_and_a_stores_key_its_payload_logs(bench: Bench) -> None:
+async def test_a_key_belongs_to_its_topic_or_its_payload_log(bench: Bench) -> None:
     other = TOPIC._replace(topic="other")
     await bench.create()
     await bench.create(other)
@@ -226,7 +222,7 @@ async def test_a_key_is_its_topics_and_a_stores_key_its_payload_logs(bench: Benc
     assert (await bench.stored(5, b"c", options=K)).replayed
 
 
-async def test_a_keyed_store_is_repeated_as_it_was_also_after_its_publish(bench: Bench) -> None:
+async def test_a_keyed_store_is_replayed_also_after_its_publish(bench: Bench) -> None:
     await bench.create()
     first = await bench.stored(5, b"p", options=K)
     assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
@@ -243,7 +239,7 @@ async def test_a_keyed_store_is_repeated_as_it_was_also_after_its_publish(bench:
     assert await bench.payloads() == [b"p"]
 
 
-async def test_a_key_on_a_reference_is_a_key_like_others(bench: Bench) -> None:
+async def test_a_key_of_a_reference_counts_as_any_other_key(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"p")
     first = await bench.publish(pointer=5, options=K)
@@ -264,7 +260,7 @@ async def test_a_refused_key_may_be_used_again(bench: Bench) -> None:
     assert not (await bench.publish(b"b", options=K)).replayed
 
 
-async def test_without_its_guard_a_key_does_nothing(bench: Bench) -> None:
+async def test_without_its_guard_a_repeated_key_publishes_twice(bench: Bench) -> None:
     await bench.create()
     with in_force("dedupe"):
         for _ in range(2):

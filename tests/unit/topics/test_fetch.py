@@ -31,7 +31,7 @@ from broker.topics.fetch import (
 
 
 def topic_of(ttl_ms: int, purged_ms: int = 0) -> Topic:
-    """A topic whose ttl is given in ms, for tests of single milliseconds."""
+    """Return a topic whose ttl is given in ms, for tests of single milliseconds."""
 
     class Fine(Topic):
         @property
@@ -46,7 +46,7 @@ OLDEST = first_row_at(0)
 
 
 @given(rows, rows)
-def test_an_exclusive_start_is_that_id(row: bytes, payload: bytes) -> None:
+def test_an_exclusive_start_begins_after_its_id(row: bytes, payload: bytes) -> None:
     start = start_of(Poll(row + payload, inclusive=False), OLDEST)
     assert start == FetchStart(row_before(row), row, payload, inline=False)
 
@@ -64,7 +64,7 @@ def test_an_inclusive_start_at_a_payload_takes_it(row: bytes, payload: bytes) ->
     assert not start.inline
 
 
-def test_an_id_that_has_expired_starts_at_the_oldest_that_lives() -> None:
+def test_an_expired_id_starts_at_the_oldest_live_message() -> None:
     bound = first_row_at(5000)
     identifier = row_id(4999, 7) + row_id(123, 4)
     assert start_of(Poll(identifier, inclusive=False), bound) == FetchStart(row_before(bound))
@@ -76,7 +76,7 @@ def test_an_id_at_the_bound_is_followed() -> None:
 
 
 @given(st.integers(-(1 << 63), 1 << 70), st.integers(0, 1 << 44))
-def test_a_time_starts_at_its_millisecond_or_at_the_oldest_that_lives(
+def test_a_time_starts_at_its_millisecond_or_at_the_oldest_live_message(
     time_ms: int, bound_ms: int
 ) -> None:
     start = start_of(Poll(time_ms), first_row_at(bound_ms))
@@ -94,13 +94,15 @@ def test_the_longest_ttl_does_not_overflow(ttl_s: int) -> None:
 
 
 @given(rows, st.integers(0, 1 << 44), st.integers(1, 1 << 32))
-def test_the_bound_and_the_judgement_of_one_row_agree(row: bytes, now_ms: int, ttl_ms: int) -> None:
+def test_the_oldest_live_id_agrees_with_the_check_of_each_row(
+    row: bytes, now_ms: int, ttl_ms: int
+) -> None:
     topic = topic_of(ttl_ms)
     assert (row >= oldest_live(topic, now_ms)) is lives(topic, row, None, now_ms)
 
 
 @given(rows, st.integers(0, 1 << 44), st.integers(0, 1 << 44), st.none() | st.integers(1, 1 << 32))
-def test_what_was_published_before_a_purge_lives_no_longer_and_the_rest_as_ever(
+def test_a_purge_ends_only_messages_published_before_it(
     row: bytes, now_ms: int, purged_ms: int, lifetime_ms: int | None
 ) -> None:
     purged, never = topic_of(10**9, purged_ms), topic_of(10**9)

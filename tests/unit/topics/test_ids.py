@@ -18,8 +18,8 @@ def ids_from(first_ms: int = T0, *, lead_ms_max: int = 1000, instance: int | Non
 
 steps = st.lists(
     st.tuples(
-        st.integers(-HOUR_MS, HOUR_MS),  # Where the wall clock is, from T0.
-        st.floats(0, 2000),  # What the monotonic clock moves.
+        st.integers(-HOUR_MS, HOUR_MS),  # The wall clock, from T0.
+        st.floats(0, 2000),  # The step of the monotonic clock.
         st.one_of(st.integers(1, 600), st.sampled_from([65_535, 65_537])),
     ),
     max_size=12,
@@ -29,7 +29,7 @@ steps = st.lists(
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(steps, st.sampled_from([None, 0, 7, 255]), st.integers(-HOUR_MS, HOUR_MS))
-def test_ids_rise_whatever_the_clock_does(
+def test_ids_rise_for_every_movement_of_the_clock(
     moves: list[tuple[int, float, int]], instance: int | None, log_ms: int
 ) -> None:
     first_ms = first_timestamp_ms(T0, T0 + log_ms)
@@ -73,7 +73,7 @@ def test_many_in_one_request_stay_in_order(count: int, instance: int | None) -> 
     assert taken == sorted(taken)
 
 
-def test_every_instance_has_keys_of_its_own() -> None:
+def test_the_ids_of_instances_are_disjoint() -> None:
     seen: set[bytes] = set()
     for instance in (0, 1, 254, 255):
         taken = ids_from(instance=instance).take(1000, T0, 0)
@@ -81,7 +81,7 @@ def test_every_instance_has_keys_of_its_own() -> None:
         seen.update(taken)
 
 
-def test_ids_lead_the_clock_by_a_bound_and_then_wait() -> None:
+def test_ids_lead_the_clock_by_a_limit_and_then_wait() -> None:
     ids = ids_from(instance=0, lead_ms_max=10)
     ids.take(256 * 11, T0, 0)  # Milliseconds T0 to T0 + 10.
     assert ids.ahead_ms(T0) == 11
@@ -91,7 +91,7 @@ def test_ids_lead_the_clock_by_a_bound_and_then_wait() -> None:
     assert unpack_row_id(ids.take(1, T0, 1.0)[0])[0] == T0 + 11
 
 
-def test_what_was_refused_has_taken_nothing() -> None:
+def test_a_refused_request_takes_no_ids() -> None:
     ids = ids_from(instance=0, lead_ms_max=1)
     first = ids.take(300, T0, 0)
     with pytest.raises(LeadExceeded):
@@ -99,7 +99,7 @@ def test_what_was_refused_has_taken_nothing() -> None:
     assert ids.take(1, T0, 0)[0] > first[-1]
 
 
-def test_a_request_that_alone_is_over_the_bound_waits_but_not_for_ever() -> None:
+def test_a_request_that_alone_is_over_the_limit_is_taken_when_the_ids_do_not_lead() -> None:
     ids = ids_from(instance=0, lead_ms_max=10)
     ids.take(1, T0, 0)
     huge = 256 * 100
@@ -121,7 +121,7 @@ def test_a_log_far_ahead_is_followed_and_advances_with_the_monotonic_clock() -> 
     ids.take(256 * 200, T0, 700)
 
 
-def test_a_clock_that_comes_back_does_not_go_below_what_was_given() -> None:
+def test_after_a_clock_steps_back_ids_still_rise() -> None:
     ids = ids_from()
     ahead = ids.take(1, T0 + HOUR_MS, 10)[0]
     back = ids.take(1, T0, 20)[0]

@@ -1,4 +1,4 @@
-"""The clean-up of what invalid transactions published, and pruning: no pruned pointer is ever seen."""
+"""The clean-up of messages of invalid transactions, and pruning: no message of a pruned pointer is seen."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class World:
         await self.bench.publish(str(pointer).encode(), pointer=pointer, topic=topic)
 
     async def shown(self, snapshot: Snapshot | None = None, topic: TopicId = TOPIC) -> list[str]:
-        """Return what a consumer is shown, from the cache and from storage, who must show the same."""
+        """Return the messages that a consumer is shown. The cache and storage must show the same."""
         poll = Poll(snapshot=snapshot or self.model.look(self.now_ms))
         cached = await self.bench.payloads(poll, topic)
         self.bench.forget_cache()
@@ -119,7 +119,7 @@ async def invalid_one(world: World, ttl_s: int = 10 * LIFE_S) -> int:
     return pointer
 
 
-async def test_a_pass_hides_what_invalid_transactions_published_and_nothing_else(
+async def test_a_pass_hides_exactly_the_messages_of_invalid_transactions(
     world: World,
 ) -> None:
     pointer = await invalid_one(world)
@@ -130,11 +130,11 @@ async def test_a_pass_hides_what_invalid_transactions_published_and_nothing_else
     shown = await world.shown()
     assert str(pointer) not in shown
     assert len(shown) == 7
-    # Whoever asks for all without a transaction is still shown all.
+    # A poll without a transaction still shows all messages.
     assert len(await world.bench.payloads()) == 9
 
 
-async def test_what_was_stored_and_published_is_hidden_too(world: World) -> None:
+async def test_stored_messages_of_invalid_transactions_are_hidden_too(world: World) -> None:
     await world.bench.create(ttl_s=10 * LIFE_S)
     pointer = world.begin()
     await world.bench.stored(pointer, b"stored")
@@ -149,7 +149,9 @@ async def test_what_was_stored_and_published_is_hidden_too(world: World) -> None
     assert await world.shown() == []
 
 
-async def test_nothing_new_means_no_reading_and_no_writing(world: World) -> None:
+async def test_a_pass_without_new_invalid_transactions_reads_and_writes_nothing(
+    world: World,
+) -> None:
     await invalid_one(world)
     await world.sweeper.sweep()
     world.bench.table.calls.clear()
@@ -169,7 +171,7 @@ async def test_a_later_pass_reads_only_pages_that_can_have_its_pointers(world: W
         await world.publish(None)
     world.bench.table.calls.clear()
     assert (await world.sweeper.sweep()).inverted == 1
-    # The page with the pointer, and the open one and those that were not looked at while they were.
+    # The page with the pointer, the open page, and the pages that were open at the pass before.
     assert world.bench.table.calls.count("columns") <= 5
     world.restart()
     await world.bench.pass_ms(settlement.PASS_EVERY_MS)
@@ -181,7 +183,7 @@ async def test_a_later_pass_reads_only_pages_that_can_have_its_pointers(world: W
     assert not {str(pointer), str(later)} & set(await world.shown())
 
 
-async def test_a_topic_that_was_let_go_is_not_claimed_for_what_it_can_not_have(
+async def test_a_released_topic_is_not_claimed_for_later_transactions(
     world: World,
 ) -> None:
     await invalid_one(world)
@@ -197,13 +199,13 @@ async def test_a_topic_that_was_let_go_is_not_claimed_for_what_it_can_not_have(
     plan, removed = await world.pruning.prune()
     assert plan.prunable[-1] == elsewhere
     assert removed == 2
-    # Whoever leads it next reads the announcement, whatever its clock says.
+    # The next leader reads the announcement, so its clock does not matter.
     world.bench.clock.step(-2 * SETTLED_MS)
     with pytest.raises(TransactionTooOld):
         await world.publish(elsewhere)
 
 
-async def test_a_service_that_is_down_means_no_clean_up_and_nothing_else(world: World) -> None:
+async def test_without_the_transaction_service_only_the_clean_up_waits(world: World) -> None:
     await invalid_one(world)
     world.is_down = True
     report = await world.sweeper.sweep()
@@ -213,7 +215,7 @@ async def test_a_service_that_is_down_means_no_clean_up_and_nothing_else(world: 
     assert (await world.sweeper.sweep()).inverted == 1
 
 
-async def test_a_pass_that_breaks_off_is_no_pass(world: World) -> None:
+async def test_a_pass_that_fails_does_not_count(world: World) -> None:
     pointer = await invalid_one(world)
     world.bench.table.on("rolled", *[failing(NotWritten("gone"))] * 10_000)
     report = await world.sweeper.sweep()
@@ -228,7 +230,7 @@ async def test_a_pass_that_breaks_off_is_no_pass(world: World) -> None:
     assert str(pointer) not in await world.shown()
 
 
-# Why not more is pruned.
+# The reasons why a plan prunes no more.
 
 
 async def test_a_plan_names_the_topic_that_was_not_passed(world: World) -> None:
@@ -254,7 +256,7 @@ async def test_a_topic_that_was_created_anew_is_passed_anew(world: World) -> Non
     assert plan.unpassed.generation == 2
 
 
-async def test_a_plan_names_what_is_in_progress_or_when_the_oldest_is_settled(world: World) -> None:
+async def test_a_plan_names_the_transaction_in_progress_or_the_settling_time(world: World) -> None:
     await world.bench.create()
     older = world.begin(10 * SETTLED_MS)
     pointer = world.begin()
@@ -272,7 +274,7 @@ async def test_a_plan_names_what_is_in_progress_or_when_the_oldest_is_settled(wo
     assert list((await world.pruning.plan()).prunable) == [pointer]
 
 
-async def test_another_service_has_not_passed_what_this_one_has(world: World) -> None:
+async def test_a_restored_service_needs_a_new_pass(world: World) -> None:
     pointer = await invalid_one(world)
     await world.sweeper.sweep()
     world.model.invalid.add(pointer + 1)  # As a service that was restored from an older copy.
@@ -283,7 +285,7 @@ async def test_another_service_has_not_passed_what_this_one_has(world: World) ->
     assert list((await world.pruning.plan()).prunable) == [pointer, pointer + 1]
 
 
-# Guards: stories in which each is needed, with it and without it.
+# Guards: for each a story that needs it, with the guard and without it.
 
 
 async def pruned_before_a_sweep(world: World) -> list[str]:
@@ -293,7 +295,7 @@ async def pruned_before_a_sweep(world: World) -> list[str]:
 
 
 async def held_and_held_again(world: World) -> list[str]:
-    """Return what a running transaction is shown only after a sweep, of what lay there when it began."""
+    """Return the messages that a running transaction is shown only after a sweep."""
     await world.bench.create(ttl_s=10 * LIFE_S)
     runs = world.begin(10 * SETTLED_MS)
     pointer = world.begin()
@@ -317,7 +319,9 @@ async def published_within_its_life(world: World) -> None:
     """Publish late, but within the longest life, after a sweep."""
     await world.bench.create(ttl_s=10 * LIFE_S)
     await world.publish(None)
-    foreign = world.now_ms * POINTERS_PER_MS  # Of a service that this broker is not told of.
+    foreign = (
+        world.now_ms * POINTERS_PER_MS
+    )  # It belongs to a service that this broker does not know.
     await world.bench.pass_ms(1)
     world.begin()
     await world.bench.pass_ms(TIMEOUT_MS + 1)
@@ -349,20 +353,20 @@ async def pruned_by_another_service(world: World) -> list[str]:
     return [payload for payload in await world.shown() if payload == str(pointer)]
 
 
-async def test_nothing_is_pruned_that_no_sweep_has_passed(world: World) -> None:
+async def test_no_pointer_is_pruned_before_a_pass(world: World) -> None:
     assert await pruned_before_a_sweep(world) == []
 
 
-async def test_without_the_look_at_topics_it_is_seen(world: World) -> None:
+async def test_without_the_check_of_topics_a_pruned_message_is_seen(world: World) -> None:
     with in_force("prune-before-sweep"):
         assert await pruned_before_a_sweep(world) != []
 
 
-async def test_a_running_transaction_stays_held_where_it_was(world: World) -> None:
+async def test_a_pass_shows_no_new_message_to_a_running_transaction(world: World) -> None:
     assert await held_and_held_again(world) == []
 
 
-async def test_without_the_look_at_what_runs_it_goes_on(world: World) -> None:
+async def test_without_the_check_of_running_transactions_a_pass_does(world: World) -> None:
     with in_force("in-progress-below-the-bound"):
         assert await held_and_held_again(world) != []
 
@@ -371,7 +375,7 @@ async def test_a_transaction_may_publish_through_its_longest_life(world: World) 
     await published_within_its_life(world)
 
 
-async def test_without_the_margin_it_is_refused(world: World) -> None:
+async def test_without_the_margin_such_a_publish_is_refused(world: World) -> None:
     with in_force("settled-by-age"), pytest.raises(TransactionTooOld):
         await published_within_its_life(world)
 
@@ -381,22 +385,22 @@ async def test_no_clock_lets_a_pruned_pointer_publish(world: World, again: bool)
     assert await published_by_a_clock_that_went_back(world, again=again) == []
 
 
-async def test_without_the_announcement_a_clock_does(world: World) -> None:
+async def test_without_the_announcement_a_clock_lets_it_publish(world: World) -> None:
     with in_force("announce"):
         assert await published_by_a_clock_that_went_back(world) != []
 
 
-async def test_what_one_service_passed_another_has_not(world: World) -> None:
+async def test_a_pass_counts_only_for_its_transaction_service(world: World) -> None:
     assert await pruned_by_another_service(world) == []
 
 
-async def test_without_the_fingerprint_it_has(world: World) -> None:
+async def test_without_the_fingerprint_a_pass_counts_for_another_service(world: World) -> None:
     with in_force("fingerprint"):
         assert await pruned_by_another_service(world) != []
 
 
 async def passed_by_a_leader_of_before(world: World) -> list[str]:
-    """Let a leader pass a topic that another node has taken, and published to, without its notice."""
+    """Let a former leader pass a topic that another node has claimed and published to."""
     bench = world.bench
     bench.memory.is_alone = False
     await bench.create(ttl_s=10 * LIFE_S)
@@ -414,7 +418,7 @@ async def passed_by_a_leader_of_before(world: World) -> list[str]:
     await other.publish(TOPIC, PublishRequest(pointer, [str(pointer).encode()]))
     await world.settle()
     world.model.expire(world.now_ms)
-    # A sweep compares clocks first, and finds out by that.
+    # A whole sweep would compare clocks first, and would notice the claim by that.
     inverting = Inverting(bench.topics.leaders, world.snapshot)
     await inverting.begin()
     with contextlib.suppress(Fenced):
@@ -427,11 +431,11 @@ async def passed_by_a_leader_of_before(world: World) -> list[str]:
     return [payload for payload in shown if payload == str(pointer)]
 
 
-async def test_a_leader_of_before_passes_nothing(world: World) -> None:
+async def test_a_pass_of_a_former_leader_does_not_count(world: World) -> None:
     assert await passed_by_a_leader_of_before(world) == []
 
 
-async def test_without_its_last_change_it_does(world: World) -> None:
+async def test_without_the_last_change_such_a_pass_counts(world: World) -> None:
     with in_force("end-inverting"):
         assert await passed_by_a_leader_of_before(world) != []
 
@@ -458,11 +462,11 @@ async def stored_after_the_pass(world: World) -> list[str]:
     return [payload for payload in await world.shown() if payload == str(pointer)]
 
 
-async def test_what_waits_in_a_queue_is_not_stored_behind_a_pass(world: World) -> None:
+async def test_a_publish_in_the_queue_is_not_stored_after_a_pass(world: World) -> None:
     assert await stored_after_the_pass(world) == []
 
 
-async def test_without_the_leaders_refusal_it_is(world: World) -> None:
+async def test_without_the_leaders_refusal_it_is_stored(world: World) -> None:
     with in_force("refuse"):
         assert await stored_after_the_pass(world) != []
 
@@ -525,11 +529,11 @@ async def stored_a_day_after_it_was_sent(world: World) -> list[str]:
     return [payload for payload in await world.shown() if payload == str(pointer)]
 
 
-async def test_what_lands_late_is_fenced_by_the_pass(world: World) -> None:
+async def test_a_pass_fences_an_append_that_lands_late(world: World) -> None:
     assert await stored_a_day_after_it_was_sent(world) == []
 
 
-async def test_without_the_look_at_its_owner_it_is_seen(world: World) -> None:
+async def test_without_the_check_of_the_owner_a_late_append_is_seen(world: World) -> None:
     with in_force("let-go"):
         assert await stored_a_day_after_it_was_sent(world) != []
 
@@ -548,7 +552,7 @@ async def test_without_the_look_at_its_owner_it_is_seen(world: World) -> None:
         ([50_000_000], [60_000_000], 40_000_000, 10_000_000),
     ],
 )
-def test_the_bound_lies_below_all_that_may_still_happen(
+def test_the_bound_lies_below_all_unsettled_pointers(
     invalids: list[int], in_progress: list[int], read_pointer: int, bound: int
 ) -> None:
     snapshot = Snapshot(
@@ -565,11 +569,11 @@ def test_a_record_is_read_as_it_was_written() -> None:
             settlement.decode(value)
 
 
-# All together, by chance.
+# All together, in random order.
 
 
 class Story:
-    """What happens by chance to two topics, and what must hold after each step."""
+    """Random steps on two topics, and the check after each step."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world = world
@@ -647,7 +651,7 @@ class Story:
             await change
 
     async def seen(self) -> set[int]:
-        """Return the transactions that failed, and of which a consumer is shown something."""
+        """Return the failed transactions of which a consumer is shown a message."""
         found: set[str] = set()
         for topic in (TOPIC, OTHER):
             with contextlib.suppress(TopicNotFound):
@@ -666,19 +670,21 @@ async def told(bench: Bench, seed: int, steps: int) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_nothing_that_failed_is_ever_seen(bench: Bench, seed: int) -> None:
+async def test_no_message_of_a_failed_transaction_is_ever_seen(bench: Bench, seed: int) -> None:
     assert await told(bench, seed, 60) == set()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 400))
-async def test_nothing_that_failed_is_ever_seen_in_many_stories(bench: Bench, seed: int) -> None:
+async def test_no_message_of_a_failed_transaction_is_ever_seen_in_many_runs(
+    bench: Bench, seed: int
+) -> None:
     assert await told(bench, seed, 150) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["prune-before-sweep"])
-async def test_stories_find_what_is_left_out(name: str) -> None:
+async def test_random_runs_find_a_missing_guard(name: str) -> None:
     found = False
     with in_force(name):
         for seed in range(30):

@@ -1,4 +1,4 @@
-"""Large requests are hashed, put together and encoded aside, in the order in which they came."""
+"""Another thread hashes, builds and encodes large requests; they stay in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS = (
 
 
 class Slow:
-    """A thread that does nothing until it is let go."""
+    """A thread that waits until a test lets it go on."""
 
     def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
         self.asked = asyncio.Event()
@@ -47,7 +47,7 @@ def publishing(bench: Bench, *payloads: bytes, **options: Any) -> asyncio.Future
     [(OURS[0], MANY), (OURS[0], LONG), (OURS[1], LONG)],
     ids=["many are formed", "a long one is formed", "a long one is encoded"],
 )
-async def test_what_comes_while_a_large_request_is_prepared_is_stored_behind_it(
+async def test_requests_that_arrive_during_the_preparation_of_a_large_one_are_stored_after_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, large: list[bytes]
 ) -> None:
     await bench.create()
@@ -65,7 +65,7 @@ async def test_what_comes_while_a_large_request_is_prepared_is_stored_behind_it(
 
 
 @pytest.mark.parametrize("name", OURS[:2])
-async def test_a_large_request_whose_hold_ends_goes_to_the_next_in_its_order(
+async def test_a_large_request_whose_hold_ends_goes_to_the_next_hold_in_order(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     await bench.create()
@@ -99,7 +99,7 @@ async def test_a_large_request_under_a_key_is_stored_once(bench: Bench) -> None:
     assert await bench.payloads() == MANY
 
 
-async def test_a_key_is_judged_when_its_large_request_was_hashed(
+async def test_a_key_is_checked_after_its_large_request_was_hashed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.create()
@@ -112,7 +112,7 @@ async def test_a_key_is_judged_when_its_large_request_was_hashed(
     assert await bench.payloads() == LONG
 
 
-async def test_lifetimes_may_change_so_often_within_a_request(
+async def test_the_number_of_lifetime_changes_in_a_request_is_limited(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "LIFETIMES_MAX", 3)

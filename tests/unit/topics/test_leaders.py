@@ -78,7 +78,7 @@ async def test_topics_are_listed_in_the_order_of_their_row_keys(bench: Bench) ->
     assert await bench.names("n") == []
 
 
-async def test_names_that_are_no_topics_leave_nothing_behind(bench: Bench) -> None:
+async def test_requests_for_unknown_topics_leave_no_state(bench: Bench) -> None:
     for number in range(100):
         with pytest.raises(TopicNotFound):
             await bench.poll(topic=TopicId("ns", f"no{number}"))
@@ -107,7 +107,7 @@ async def test_a_loop_of_create_and_delete_under_publishing_never_shows_old_rows
         for _ in range(5):
             await bench.pass_ms(1)
             messages = await bench.poll()
-            # A publish that was on its way when its topic went may land in the next one.
+            # A publish in flight during the deletion may land in the next generation.
             assert all(message.id > last for message in messages)
             newest = max((message.id for message in messages), default=newest)
         last = newest
@@ -135,7 +135,7 @@ async def test_re_creation_begins_empty_also_after_a_restart(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("asked", ["get", "publish", "poll", "create", "store", "update", "delete"])
-async def test_whoever_meets_a_tombstone_under_a_live_record_finishes_the_delete(
+async def test_a_request_that_meets_a_half_deleted_topic_completes_the_deletion(
     bench: Bench, asked: str
 ) -> None:
     await bench.create()
@@ -180,7 +180,7 @@ async def test_a_delete_whose_record_was_not_written_is_finished_by_the_next_use
     assert (await bench.create()).generation == 2
 
 
-async def test_a_read_that_was_under_way_does_not_bring_a_deleted_topic_back(bench: Bench) -> None:
+async def test_a_read_in_flight_does_not_bring_a_deleted_topic_back(bench: Bench) -> None:
     await bench.create()
     bench.restart()
     gate = Gate()
@@ -208,7 +208,7 @@ async def test_a_delete_goes_on_without_its_caller(bench: Bench) -> None:
     assert await bench.names("ns") == []
 
 
-async def test_what_waited_when_its_topic_went_is_refused(bench: Bench) -> None:
+async def test_a_queued_publish_is_refused_when_its_topic_is_deleted(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"m")
     gate = Gate()
@@ -224,7 +224,7 @@ async def test_what_waited_when_its_topic_went_is_refused(bench: Bench) -> None:
             await publishing
 
 
-async def test_what_waited_for_a_topic_is_not_put_into_its_next_generation(bench: Bench) -> None:
+async def test_a_queued_publish_is_not_stored_in_the_next_generation(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"m")
     gate = Gate()
@@ -317,7 +317,7 @@ async def test_all_readers_lose_a_message_at_the_same_millisecond(
             assert shown == alive
 
 
-async def test_a_ttl_that_changes_applies_to_what_is_there(bench: Bench) -> None:
+async def test_a_changed_ttl_applies_to_existing_messages(bench: Bench) -> None:
     await bench.create(ttl_s=100)
     await bench.publish(b"m")
     await bench.pass_ms(50_000)
@@ -389,13 +389,13 @@ async def test_a_wait_ends_when_an_open_transaction_holds_the_consumer(bench: Be
     stream = await poll
     assert (stream.empty, stream.blocked_by) == (True, 50)
     assert bench.clock.monotonic() - before < 1
-    # Once that is rolled back, the same snapshot shows what lies behind.
+    # After the rollback the same snapshot shows the later messages.
     await bench.topics.rollback(TOPIC, RollbackRange(50, rolled.first, rolled.last))
     poll = waiting(bench, Poll(first.id, False, None, SNAPSHOT), wait_s=10)
     assert await payloads_of(await poll) == [b"behind"]
 
 
-async def test_who_is_blocked_at_once_says_by_what(bench: Bench) -> None:
+async def test_a_blocked_poll_names_the_blocking_pointer(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"a")
     await bench.publish(pointer=50)
@@ -415,7 +415,7 @@ async def test_a_waiting_poll_ends_with_its_topic(bench: Bench) -> None:
     assert bench.clock.monotonic() - before < 1
 
 
-async def test_a_drain_answers_whoever_waits_and_lets_nobody_wait(bench: Bench) -> None:
+async def test_a_drain_answers_waiting_polls_and_lets_no_poll_wait(bench: Bench) -> None:
     await bench.create()
     poll = waiting(bench)
     await bench.pass_ms(1000)
@@ -441,7 +441,7 @@ async def test_waiting_polls_are_counted_while_they_wait(bench: Bench) -> None:
     assert budgets.held[BudgetKind.WAITING] == bench.topics.waiting_polls == 2
     with pytest.raises(Overloaded):
         await wait_as(accounts[2], 5)
-    assert await bench.payloads() == [], "that does not wait"
+    assert await bench.payloads() == [], "a poll that does not wait is allowed"
     for poll in polls:
         await poll
     assert not budgets.held[BudgetKind.WAITING]
@@ -562,7 +562,7 @@ async def test_two_nodes_that_both_want_to_lead_back_off_and_lose_nothing(bench:
         assert [payload for payload in got if payload in payloads] == payloads
 
 
-async def test_closing_hands_every_log_off_and_leads_nothing_after(bench: Bench) -> None:
+async def test_closing_hands_off_every_log_and_the_node_leads_no_topic_after(bench: Bench) -> None:
     others = [TopicId("ns", f"t{number}") for number in range(5)]
     for topic in others:
         await bench.create(topic)
@@ -577,7 +577,7 @@ async def test_closing_hands_every_log_off_and_leads_nothing_after(bench: Bench)
     assert await bench.payloads(topic=others[0]) == [b"m"]
 
 
-async def test_closing_finishes_what_is_under_way_and_one_bad_log_stops_nothing(
+async def test_closing_completes_requests_in_flight_although_one_handoff_fails(
     bench: Bench,
 ) -> None:
     other = TopicId("ns", "other")
@@ -616,7 +616,7 @@ async def test_idle_topics_are_handed_off_and_forgotten_and_come_back(bench: Ben
         assert await bench.payloads(topic=topic) == [b"m", b"n"]
 
 
-async def test_who_waits_keeps_its_topic_in_use(bench: Bench) -> None:
+async def test_a_waiting_poll_keeps_its_topic_in_use(bench: Bench) -> None:
     await bench.create()
     poll = waiting(bench)
     await bench.pass_ms(10)
@@ -626,7 +626,7 @@ async def test_who_waits_keeps_its_topic_in_use(bench: Bench) -> None:
     assert await payloads_of(await poll) == [b"m"]
 
 
-async def test_a_publish_while_its_topic_is_let_go_is_stored(bench: Bench) -> None:
+async def test_a_publish_during_the_release_of_its_topic_is_stored(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"a")
     await bench.topics.forget_idle()
@@ -641,7 +641,7 @@ async def test_a_publish_while_its_topic_is_let_go_is_stored(bench: Bench) -> No
     assert await bench.payloads() == [b"a", b"b"]
 
 
-async def test_a_topic_that_came_into_use_before_its_turn_is_not_let_go(
+async def test_a_topic_that_is_used_again_before_its_release_is_kept(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaders, "RELEASES_AT_ONCE", 1)
@@ -677,7 +677,7 @@ async def test_a_topic_that_does_not_come_to_rest_is_let_be(bench: Bench) -> Non
         bench.topics.leaders._release(bench.topics.leaders.states[TOPIC])
     )
     await settle()
-    # Whoever changes the topic needs what the release holds.
+    # A change of the topic needs the lock that the release holds.
     updating = bench.topics.update(TOPIC, {"ttl": "9"})
     await within(10, updating, lambda: f"released: {releasing.done()}")
     assert releasing.done()
@@ -687,7 +687,7 @@ async def test_a_topic_that_does_not_come_to_rest_is_let_be(bench: Bench) -> Non
     assert bench.leader() is leader
 
 
-async def test_letting_go_ends_with_the_leader_whoever_waits_for_a_key(bench: Bench) -> None:
+async def test_closing_ends_although_requests_wait_for_keys(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"m")
     gate = Gate()
@@ -714,7 +714,7 @@ async def test_letting_go_ends_with_the_leader_whoever_waits_for_a_key(bench: Be
     ]
 
 
-async def test_a_leader_that_ended_comes_to_rest_when_what_it_sent_has_its_outcome(
+async def test_an_ended_leader_is_idle_after_its_appends_in_flight_have_outcomes(
     bench: Bench,
 ) -> None:
     await bench.create()
@@ -732,7 +732,7 @@ async def test_a_leader_that_ended_comes_to_rest_when_what_it_sent_has_its_outco
     await asyncio.gather(publishing, resting)
 
 
-async def test_only_claims_that_were_lost_were_in_vain(bench: Bench) -> None:
+async def test_only_lost_claims_are_counted(bench: Bench) -> None:
     await bench.create()
     state = bench.topics.leaders.state(TOPIC)
     seen = []

@@ -1,4 +1,4 @@
-"""The same topics over LevelDB: what a restart must keep, and what a full disk does."""
+"""Topics over LevelDB: restarts, full disks, and freed disk space."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     await made.stop()
 
 
-async def test_a_restart_keeps_all_that_was_acknowledged(node: Node) -> None:
+async def test_a_restart_keeps_all_acknowledged_changes(node: Node) -> None:
     await node.publish(b"a", key="k")
     await node.topics.store(TOPIC, PublishRequest(5, [b"s1", b"s2"]))
     done = await node.topics.publish(TOPIC, PublishRequest(7, [b"tx"]))
@@ -189,7 +189,7 @@ async def test_stored_payloads_expire_with_their_reference(node: Node) -> None:
     assert node.clock.now_ms() > now_ms
 
 
-async def test_a_full_disk_stops_writing_and_nothing_else(node: Node) -> None:
+async def test_a_full_disk_refuses_writes_and_reads_go_on(node: Node) -> None:
     await node.publish(b"before")
     node.full = True
     under_way = await asyncio.gather(
@@ -215,7 +215,7 @@ async def test_a_full_disk_stops_writing_and_nothing_else(node: Node) -> None:
     assert not refused & set(got)
 
 
-async def test_sweeping_frees_what_old_generations_hold(node: Node) -> None:
+async def test_sweeping_removes_the_messages_of_old_generations(node: Node) -> None:
     for _ in range(3):
         await node.publish(*[bytes(1000)] * 200)
         await node.topics.delete(TOPIC)
@@ -227,7 +227,7 @@ async def test_sweeping_frees_what_old_generations_hold(node: Node) -> None:
     assert await node.payloads() == [b"new"]
 
 
-async def test_a_deleted_topic_gives_its_bytes_back(
+async def test_deleting_a_topic_frees_its_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "LINGER_S", 0.0)
@@ -236,7 +236,7 @@ async def test_a_deleted_topic_gives_its_bytes_back(
     await node.start()
     await node.topics.create(TOPIC, {"ttl": "600"})
     for _ in range(60):
-        # What does not repeat does not shrink either, whether it is compacted yet or not.
+        # Random bytes do not compress, so compaction alone does not shrink the files.
         await node.publish(*(os.urandom(1000) for _ in range(50)))
     full = node.disk_bytes()
     assert full > 3_000_000
@@ -277,7 +277,7 @@ async def test_bytes_on_disk_fall_while_publishing_and_reading_go_on(
             assert got == list(range(len(got)))
             assert len(got) >= published
             tails += 1
-            # What is in the cache is read without a pause; here the others have their turn.
+            # A read from the cache never pauses; here the other tasks get a turn.
             await asyncio.to_thread(node.disk_bytes)
 
     async def sweep() -> None:

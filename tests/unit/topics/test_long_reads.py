@@ -1,4 +1,4 @@
-"""Reads that look at much, or give out much: in slices, counted, and in pieces that are never large."""
+"""Long reads run in slices, count the rows that they look at, and give out small pieces."""
 
 import asyncio
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 async def _skipped_then_one(bench: Bench) -> None:
-    """Publish messages of an invalid transaction, each by itself, and then one that all see."""
+    """Publish messages of an invalid transaction, each by itself, and then one that every consumer sees."""
     await bench.create()
     for _ in range(SKIPPED):
         await bench.publish(b"skipped", pointer=OPEN_THEN_INVALID)
@@ -50,7 +50,7 @@ async def _skipped_then_one(bench: Bench) -> None:
 
 @pytest.mark.usefixtures("every_step_is_a_slice")
 @pytest.mark.parametrize("is_cached", [True, False])
-async def test_a_poll_that_skips_much_lets_others_go_on(
+async def test_a_poll_that_skips_many_messages_lets_other_tasks_run(
     bench: Bench, looked: Iterator[list[int]], is_cached: bool
 ) -> None:
     await _skipped_then_one(bench)
@@ -68,9 +68,7 @@ async def test_a_poll_that_skips_much_lets_others_go_on(
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-async def test_rows_looked_at_in_vain_are_counted_and_bounded(
-    bench: Bench, is_cached: bool
-) -> None:
+async def test_skipped_rows_are_counted_and_limited(bench: Bench, is_cached: bool) -> None:
     await _skipped_then_one(bench)
     if not is_cached:
         bench.forget_cache()
@@ -83,11 +81,11 @@ async def test_rows_looked_at_in_vain_are_counted_and_bounded(
     limit = 2 * ROWS_AT_ONCE + 1
     stream = await bench.topics.poll(TOPIC, Poll(limit=limit), hold=hold)
     assert sum([len(some) async for some in stream.messages()]) == limit
-    assert BudgetKind.ROWS not in hold.held, "what is given out counts no more"
+    assert BudgetKind.ROWS not in hold.held, "messages that are given out count no more"
 
 
 @pytest.mark.usefixtures("every_step_is_a_slice")
-async def test_a_reader_that_is_always_ready_lets_others_go_on(bench: Bench) -> None:
+async def test_a_reader_that_is_always_ready_lets_other_tasks_run(bench: Bench) -> None:
     await bench.create()
     await bench.publish(*[bytes(1000) for _ in range(3000)])
     stream = await bench.topics.poll(TOPIC, Poll())
@@ -115,9 +113,7 @@ async def _all(stream: Any, decoder: PollDecoder | PagesDecoder, form: Any) -> l
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-async def test_pieces_are_never_large_however_large_a_message(
-    bench: Bench, is_stored: bool
-) -> None:
+async def test_pieces_are_small_for_messages_of_any_size(bench: Bench, is_stored: bool) -> None:
     await bench.create()
     payloads = [b"a" * 10, b"b" * 3_000_000, b"c" * 70_000, *[b"d" * 600] * 900, b"e" * 300_000]
     if is_stored:

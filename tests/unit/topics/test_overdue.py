@@ -17,7 +17,7 @@ from tests.kit.bench import Bench, Gate, settle
 
 
 class Stalled:
-    """A topic whose storage takes batches and says nothing until it may."""
+    """A topic whose storage takes batches but answers only when a test lets it."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -33,7 +33,7 @@ class Stalled:
         return self
 
     def stall(self) -> list[Gate]:
-        """Let storage say nothing to the next batches."""
+        """Hold up the answers to the next batches."""
         gates = [Gate()]
         self.bench.table.on("append", *(gate.before for gate in gates))
         self._gates += gates
@@ -51,7 +51,7 @@ class Stalled:
             gate.open()
 
     async def go_on(self, *waiting: asyncio.Future[Any]) -> list[bytes]:
-        """Let storage answer; return what it has beside what was under way."""
+        """Let storage answer; return the payloads after those that were in flight."""
         self.open()
         await asyncio.gather(*self.under_way, *waiting)
         payloads = await self.bench.payloads()
@@ -71,12 +71,12 @@ async def stalled(bench: Bench) -> AsyncIterator[Stalled]:
 
 async def refused(publishing: asyncio.Future[Any]) -> None:
     with pytest.raises(Overloaded, match="deadline passed in the queue") as caught:
-        await within(100, publishing, lambda: "nobody was refused")
+        await within(100, publishing, lambda: "the request was not refused")
     assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
 
 
 @pytest.mark.parametrize("options", [{}, {"key": "k"}, {"ttl_s": 5}])
-async def test_who_waits_is_refused_in_time_though_storage_says_nothing(
+async def test_a_queued_request_is_refused_in_time_although_storage_does_not_answer(
     stalled: Stalled, options: dict[str, Any]
 ) -> None:
     clock = stalled.bench.clock
@@ -112,7 +112,7 @@ async def test_deadlines_need_not_come_in_the_order_of_the_queue(stalled: Stalle
     assert await stalled.go_on(*waiting.values()) == [b"e", b"f"]
 
 
-async def test_a_refusal_makes_room(stalled: Stalled) -> None:
+async def test_a_refused_request_frees_its_room_in_the_queue(stalled: Stalled) -> None:
     queue = stalled.bench.around.queue
     held = queue.bytes
     queue.bytes_max = held + 100
@@ -127,7 +127,7 @@ async def test_a_refusal_makes_room(stalled: Stalled) -> None:
     assert await stalled.go_on(stalled.publish(b"in time", within_s=30.0)) == [b"in time"]
 
 
-async def test_what_is_being_written_has_its_own_outcome(bench: Bench) -> None:
+async def test_a_request_in_flight_is_not_refused_at_its_deadline(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
@@ -141,7 +141,9 @@ async def test_what_is_being_written_has_its_own_outcome(bench: Bench) -> None:
     assert await bench.payloads() == [b"first", b"slow"]
 
 
-async def test_a_writer_that_waits_for_ids_is_quiet_once_nobody_waits_for_it(bench: Bench) -> None:
+async def test_a_writer_that_waits_for_ids_becomes_idle_when_its_requests_are_refused(
+    bench: Bench,
+) -> None:
     bench.restart(id_lead_ms_max=2)
     bench.around.instance = 0  # 256 ids a millisecond.
     await bench.create()
@@ -150,7 +152,6 @@ async def test_a_writer_that_waits_for_ids_is_quiet_once_nobody_waits_for_it(ben
     late = asyncio.ensure_future(bench.publish(b"late", options=options))
     await settle()
     writer = bench.leader().writer
-    assert writer._pause is not None
     quiet = asyncio.ensure_future(writer.idle())
     await refused(late)
     async with asyncio.timeout(10):
@@ -158,7 +159,7 @@ async def test_a_writer_that_waits_for_ids_is_quiet_once_nobody_waits_for_it(ben
     assert bench.around.queue.bytes == 0
 
 
-async def test_a_writer_whose_hold_is_done_refuses_in_time_what_it_did_not_send(
+async def test_a_writer_whose_hold_is_done_refuses_unsent_requests_in_time(
     stalled: Stalled,
 ) -> None:
     late, in_time = stalled.publish(b"late", within_s=1.0), stalled.publish(b"in time", 60.0)
@@ -168,7 +169,7 @@ async def test_a_writer_whose_hold_is_done_refuses_in_time_what_it_did_not_send(
     assert await stalled.go_on(in_time) == [b"in time"]
 
 
-async def test_who_waits_again_at_the_next_leader_is_refused_in_time_there(bench: Bench) -> None:
+async def test_a_request_carried_to_the_next_leader_is_refused_in_time(bench: Bench) -> None:
     bench.restart(batch_rows_max=1)
     stalled = await Stalled(bench).begin()
     try:
@@ -202,7 +203,7 @@ async def test_one_timer_serves_a_queue_whose_deadlines_come_in_their_order(
 
 
 class Deadlines:
-    """What an Overdue looks at."""
+    """A queue of deadlines for an Overdue."""
 
     def __init__(self, bench: Bench, *deadlines: float) -> None:
         self.bench = bench
@@ -217,7 +218,7 @@ class Deadlines:
         return min(self.left, default=math.inf)
 
 
-async def test_it_looks_at_each_deadline_and_then_no_more(bench: Bench) -> None:
+async def test_the_timer_fires_at_each_deadline_and_stops_after_the_last(bench: Bench) -> None:
     watched = Deadlines(bench, 3.0, 1.0, 2.0, math.inf)
     for deadline in watched.left:
         watched.overdue.watch(deadline)
@@ -227,7 +228,7 @@ async def test_it_looks_at_each_deadline_and_then_no_more(bench: Bench) -> None:
     assert watched.overdue.due == math.inf
 
 
-async def test_however_many_deadlines_pass_it_does_not_look_all_the_time(bench: Bench) -> None:
+async def test_many_deadlines_do_not_fire_the_timer_all_the_time(bench: Bench) -> None:
     watched = Deadlines(bench, *(1 + number / 1000 for number in range(1000)))
     watched.overdue.watch(1.0)
     await pass_time(10.0)
@@ -235,7 +236,7 @@ async def test_however_many_deadlines_pass_it_does_not_look_all_the_time(bench: 
     assert len(watched.looked) <= 1 + 1 / LOOK_S
 
 
-async def test_a_deadline_that_has_passed_is_looked_at_at_once(bench: Bench) -> None:
+async def test_the_timer_fires_at_once_for_a_passed_deadline(bench: Bench) -> None:
     await pass_time(5.0)
     watched = Deadlines(bench, 3.0)
     watched.overdue.watch(3.0)

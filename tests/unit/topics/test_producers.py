@@ -58,7 +58,7 @@ async def test_each_producer_has_its_own_numbers(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-async def test_it_survives_a_crash(bench: Bench, flushed: bool) -> None:
+async def test_numbers_survive_a_crash(bench: Bench, flushed: bool) -> None:
     await bench.create()
     await publish(bench, 1)
     await publish(bench, 2)
@@ -70,7 +70,7 @@ async def test_it_survives_a_crash(bench: Bench, flushed: bool) -> None:
     assert await bench.payloads() == [b"1", b"2", b"3"]
 
 
-async def test_it_survives_a_publish_of_unknown_outcome(bench: Bench) -> None:
+async def test_a_number_survives_a_publish_of_unknown_outcome(bench: Bench) -> None:
     await bench.create()
     await publish(bench, 1)
     bench.table.on("append", done_but(OutcomeUnknown("lost")))
@@ -81,7 +81,7 @@ async def test_it_survives_a_publish_of_unknown_outcome(bench: Bench) -> None:
     assert await bench.payloads() == [b"1", b"2"]
 
 
-async def test_another_leader_goes_by_what_the_first_one_stored(bench: Bench) -> None:
+async def test_the_next_leader_knows_the_numbers_of_the_first_one(bench: Bench) -> None:
     await bench.create()
     await publish(bench, 1)
     leader = bench.leader()
@@ -92,7 +92,7 @@ async def test_another_leader_goes_by_what_the_first_one_stored(bench: Bench) ->
     assert await bench.payloads() == [b"1", b"2"]
 
 
-async def test_one_at_a_time_in_their_order(bench: Bench) -> None:
+async def test_the_publishes_of_a_producer_run_one_at_a_time_in_order(bench: Bench) -> None:
     await bench.create()
     await publish(bench, 0)
     gate = Gate()
@@ -107,7 +107,7 @@ async def test_one_at_a_time_in_their_order(bench: Bench) -> None:
     assert not bench.leader().producers.busy
 
 
-async def test_it_goes_on_without_its_caller(bench: Bench) -> None:
+async def test_a_numbered_publish_completes_without_its_caller(bench: Bench) -> None:
     await bench.create()
     await publish(bench, 0)
     gate = Gate()
@@ -122,7 +122,7 @@ async def test_it_goes_on_without_its_caller(bench: Bench) -> None:
     assert await bench.payloads() == [b"0", b"1"]
 
 
-async def test_what_was_not_stored_by_a_former_leader_is_judged_anew(bench: Bench) -> None:
+async def test_an_unsent_publish_of_a_former_leader_is_checked_again(bench: Bench) -> None:
     await bench.create()
     await publish(bench, 1)
     gate = Gate()
@@ -137,7 +137,7 @@ async def test_what_was_not_stored_by_a_former_leader_is_judged_anew(bench: Benc
     assert sorted(await bench.payloads()) == [b"1", b"2", b"plain"]
 
 
-async def test_what_waits_for_the_next_leader_and_is_sent_again_is_stored_once(
+async def test_a_publish_that_waits_and_is_sent_again_is_stored_once(
     bench: Bench,
 ) -> None:
     await bench.create()
@@ -160,7 +160,7 @@ async def test_what_waits_for_the_next_leader_and_is_sent_again_is_stored_once(
     assert sorted(await bench.payloads()) == [b"1", b"2", b"plain"]
 
 
-async def test_with_a_key_both_hold(bench: Bench) -> None:
+async def test_a_key_and_a_number_both_count(bench: Bench) -> None:
     await bench.create()
     options = PublishOptions(key="k", producer=Producer("p", 1))
     await bench.publish(b"a", options=options)
@@ -172,7 +172,7 @@ async def test_with_a_key_both_hold(bench: Bench) -> None:
     assert await bench.payloads() == [b"a"]
 
 
-async def test_more_producers_than_are_kept_in_memory(
+async def test_producers_beyond_the_memory_limit_are_found_in_storage(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producers, "KNOWN_MAX", 2)
@@ -195,7 +195,7 @@ async def rows_of_marks(bench: Bench) -> int:
     return len(found)
 
 
-async def test_a_sweep_leaves_the_newest_number_alone(bench: Bench) -> None:
+async def test_a_sweep_keeps_only_the_newest_number(bench: Bench) -> None:
     bench.restart(sweep_rows_max=3)
     await bench.create(ttl_s=7 * 24 * 3600)
     for number in range(1, 8):
@@ -210,14 +210,14 @@ async def test_a_sweep_leaves_the_newest_number_alone(bench: Bench) -> None:
     assert not (await publish(bench, 8, who="b")).replayed
 
 
-async def test_marks_that_wait_are_put_without_those_that_count_no_more(bench: Bench) -> None:
+async def test_only_the_newest_pending_mark_is_put(bench: Bench) -> None:
     await bench.create()
     for number in range(1, 8):
         await publish(bench, number)
     assert await rows_of_marks(bench) == 1
 
 
-async def test_silence_is_forgotten_after_the_ttl_and_a_week(bench: Bench) -> None:
+async def test_a_silent_producer_is_forgotten_after_the_ttl_and_a_week(bench: Bench) -> None:
     ttl_ms = 1000 * 1000
     margin_ms = bench.around.settings.sweep_margin_ms
     await bench.create(ttl_s=1000)
@@ -237,7 +237,7 @@ async def test_silence_is_forgotten_after_the_ttl_and_a_week(bench: Bench) -> No
     assert not (await publish(bench, 5)).replayed
 
 
-async def test_a_check_misses_the_newest_number_alone(bench: Bench) -> None:
+async def test_a_check_reports_only_a_missing_newest_mark(bench: Bench) -> None:
     await bench.create(ttl_s=600)
     for number in (1, 2):
         await publish(bench, number)
@@ -268,7 +268,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_happens_a_number_is_taken_once(steps: list[Any]) -> None:
+def test_in_random_runs_a_number_is_taken_once(steps: list[Any]) -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(sweep_rows_max=2)
         await bench.create()

@@ -52,7 +52,7 @@ async def test_a_range_goes_from_the_oldest_to_the_newest_message(bench: Bench) 
     assert (backwards.through, backwards.messages, backwards.ends) == (ids[7], 0, [])
 
 
-async def test_what_comes_later_lies_behind_the_latest_id(bench: Bench) -> None:
+async def test_later_messages_have_ids_above_the_latest_id(bench: Bench) -> None:
     await published(bench, 3, 2)
     latest = (await found(bench)).latest
     assert (await found(bench, after=latest)).messages == 0
@@ -77,7 +77,7 @@ async def test_a_range_is_bounded_and_divided(bench: Bench) -> None:
     assert len((await found(bench, after=ids[-2], parts=50)).ends) == 5
 
 
-async def test_long_parts_end_where_pages_end_and_nothing_is_read_for_them(bench: Bench) -> None:
+async def test_long_parts_end_at_page_ends_without_reading_entries(bench: Bench) -> None:
     ids = await published(bench, 60, 5)
     calls = bench.table.calls
     await found(bench)
@@ -90,7 +90,7 @@ async def test_long_parts_end_where_pages_end_and_nothing_is_read_for_them(bench
     assert "cells" in calls
 
 
-async def test_a_range_by_a_clock_that_was_not_compared_is_not_told(
+async def test_a_range_is_refused_if_the_clock_is_off(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def compare(**_: object) -> None:
@@ -113,7 +113,7 @@ async def test_stored_messages_are_one_piece(bench: Bench) -> None:
     assert (first.messages, rest.messages, rest.through) == (2, 50, reference)
 
 
-async def test_what_has_expired_is_told(bench: Bench) -> None:
+async def test_a_range_reports_expired_messages_as_lost(bench: Bench) -> None:
     ids = await published(bench, 20, 5)
     await bench.pass_ms(1_000_000)
     kept = await published(bench, 2, 5)

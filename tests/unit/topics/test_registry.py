@@ -27,7 +27,7 @@ PROPERTIES = {"ttl": "5"}
 
 
 class Unsure(MemoryRecords):
-    """Its puts end in OutcomeUnknown where ``plan`` says so: done, not done, or fine."""
+    """Records whose puts follow ``plan``: unknown but done, unknown and not done, or fine."""
 
     def __init__(self, plan: list[str]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ async def test_puts_that_never_end_are_unknown() -> None:
 
 
 class Overtaken(MemoryRecords):
-    """Its first put is done and gets no answer; another changes the record before it is read again."""
+    """Records whose put gets no answer; ``meanwhile`` then changes the record before it is read again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Overtaken(MemoryRecords):
         raise OutcomeUnknown("the answer was lost")
 
 
-async def test_a_change_that_another_came_after_is_not_made_again_over_it() -> None:
+async def test_an_uncertain_change_is_not_repeated_over_a_later_one() -> None:
     records = Overtaken()
     one, two = TopicRegistry(records), TopicRegistry(records)
     await one.create(TOPIC, PROPERTIES)
@@ -99,7 +99,7 @@ async def test_a_change_that_another_came_after_is_not_made_again_over_it() -> N
     assert records.puts == 3
 
 
-async def test_an_update_to_what_is_there_writes_nothing() -> None:
+async def test_an_update_to_equal_properties_writes_no_record() -> None:
     records = Overtaken()
     one, two = TopicRegistry(records), TopicRegistry(records)
     await one.create(TOPIC, PROPERTIES)
@@ -110,7 +110,7 @@ async def test_an_update_to_what_is_there_writes_nothing() -> None:
     assert records.puts == 3
 
 
-async def test_a_topic_that_was_created_and_changed_since_is_not_said_to_have_been_there() -> None:
+async def test_an_uncertain_creation_that_was_changed_since_is_unknown() -> None:
     records = Overtaken()
     one, two = TopicRegistry(records), TopicRegistry(records)
     records.meanwhile = lambda: two.update(TOPIC, {"ttl": "7"})
@@ -118,7 +118,7 @@ async def test_a_topic_that_was_created_and_changed_since_is_not_said_to_have_be
         await one.create(TOPIC, PROPERTIES)
 
 
-async def test_what_may_have_been_done_is_not_refused_because_nobody_can_be_asked() -> None:
+async def test_an_uncertain_creation_is_unknown_while_storage_does_not_answer() -> None:
     records = Unsure(["done"])
     registry = TopicRegistry(records)
     get, asked = records.get, 0
@@ -163,7 +163,7 @@ async def test_two_registries_do_not_create_the_same_generation() -> None:
     assert (await one.create(TOPIC, PROPERTIES)).generation == 2
 
 
-async def test_deleting_what_is_gone_or_superseded_is_fine() -> None:
+async def test_deleting_a_deleted_or_replaced_generation_is_a_no_op() -> None:
     registry = TopicRegistry(MemoryRecords())
     await registry.delete(TOPIC, 1)
     await registry.create(TOPIC, PROPERTIES)
@@ -181,7 +181,7 @@ async def test_a_record_that_does_not_decode_is_corrupt() -> None:
         await TopicRegistry(records).get(TOPIC)
 
 
-async def test_what_is_remembered_is_bounded() -> None:
+async def test_the_cache_of_records_has_a_limit() -> None:
     registry = TopicRegistry(MemoryRecords(), cached_max=3)
     topics = [TopicId("ns", f"t{number}") for number in range(10)]
     for topic in topics:

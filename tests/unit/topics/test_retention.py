@@ -36,7 +36,7 @@ def pointer_now(bench: Bench) -> int:
 
 
 async def rows_of(bench: Bench, log: LogId = LOG) -> int:
-    """How many messages lie in pages that are not gone."""
+    """Return how many messages the pages that are not gone have."""
     prefix, space, count = log_prefix(log), space_of(log), 0
     for row, cell in await bench.memory.scan(space, prefix, prefix_end(prefix), limit=10_000):
         if len(row) == len(page_key(log, bytes(10))) and not is_gone(cell.value):
@@ -49,7 +49,7 @@ async def rows_of(bench: Bench, log: LogId = LOG) -> int:
 
 
 async def marks_of(bench: Bench) -> list[bytes]:
-    """The rows of all marks of the topic's messages."""
+    """Return the rows of all marks of the topic's messages."""
     prefix = mark_prefix(LOG)[:-4]
     found = await bench.memory.scan(Space.MESSAGES, prefix, prefix_end(prefix), limit=100)
     return [row for row, _ in found]
@@ -64,7 +64,7 @@ async def publish_each(bench: Bench, count: int, payload: bytes = b"x", **more: 
         await bench.publish(payload, options=PublishOptions(**more))
 
 
-async def test_what_has_expired_goes_after_a_margin_and_not_before(swept: Bench) -> None:
+async def test_expired_messages_are_removed_after_a_margin_and_not_before(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     await publish_each(swept, 9)
     last = await swept.publish(b"x")
@@ -94,7 +94,7 @@ async def test_a_page_stays_as_long_as_one_of_its_messages_lives(swept: Bench) -
     assert (await rows_of(swept), len(await swept.payloads())) == (4, 1)
 
 
-async def test_the_floor_is_on_disk_before_anything_goes(swept: Bench) -> None:
+async def test_the_floor_is_on_disk_before_a_page_is_cleared(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     await publish_each(swept, 12)
     await swept.pass_ms(10**6)
@@ -113,7 +113,7 @@ async def test_the_floor_is_on_disk_before_anything_goes(swept: Bench) -> None:
     assert all(floor == page for floor, page in floors)
 
 
-async def test_a_raised_ttl_brings_nothing_back(swept: Bench) -> None:
+async def test_a_raised_ttl_brings_no_message_back(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     await publish_each(swept, 11)
     await swept.pass_ms(TTL_S * 1000 + MARGIN_MS + 10)
@@ -122,7 +122,7 @@ async def test_a_raised_ttl_brings_nothing_back(swept: Bench) -> None:
     assert await swept.payloads() == []
 
 
-async def test_a_ttl_that_is_raised_during_a_sweep_keeps_what_lives_by_it(swept: Bench) -> None:
+async def test_a_ttl_that_is_raised_during_a_sweep_counts_for_it(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     await publish_each(swept, 11)
     await swept.pass_ms(TTL_S * 1000 - 1)
@@ -162,7 +162,7 @@ async def test_messages_with_a_shorter_life_go_also_where_no_node_leads(swept: B
     assert await rows_of(swept) == 1
 
 
-async def test_what_lives_on_in_a_page_ends_later(swept: Bench) -> None:
+async def test_each_message_of_a_page_is_removed_after_its_own_life(swept: Bench) -> None:
     await swept.create(ttl_s=10_000)
     for ttl_s in (10, 20, 30):
         await swept.publish(b"x", options=PublishOptions(ttl_s=ttl_s))
@@ -232,7 +232,7 @@ async def test_old_generations_all_go_and_the_present_one_stays(swept: Bench) ->
     assert await swept.payloads() == []
 
 
-async def test_a_topic_created_anew_while_its_old_rows_go_loses_nothing(swept: Bench) -> None:
+async def test_a_topic_created_again_during_a_sweep_loses_no_message(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     await swept.publish(*[b"old"] * 10)
     await swept.topics.delete(TOPIC)
@@ -247,7 +247,7 @@ async def test_a_topic_created_anew_while_its_old_rows_go_loses_nothing(swept: B
     assert await swept.payloads() == [b"new"] * 10
 
 
-async def test_the_clock_of_a_long_transaction_never_takes_its_early_payloads(
+async def test_early_payloads_of_a_long_transaction_live_until_their_publish(
     swept: Bench,
 ) -> None:
     # The original counts their life from the store, not from the publish.
@@ -266,7 +266,7 @@ async def test_the_clock_of_a_long_transaction_never_takes_its_early_payloads(
     assert await swept.payloads() == []
 
 
-async def test_payload_logs_go_when_nothing_can_show_them(swept: Bench) -> None:
+async def test_payload_logs_are_removed_when_no_reference_can_show_them(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     number, abandoned = pointer_now(swept), pointer_now(swept) + 1
     await swept.stored(number, *[b"p"] * 10)
@@ -286,7 +286,7 @@ async def test_payload_logs_go_when_nothing_can_show_them(swept: Bench) -> None:
         assert await rows_of(swept, LOG._replace(number=log)) == 0
         root = await swept.logs.root(LOG._replace(number=log))
         assert root is not None
-        assert root.state is RootState.DROPPED, "kept for a margin: something may be under way"
+        assert root.state is RootState.DROPPED, "kept for a margin: a request may be in flight"
     await swept.pass_ms(MARGIN_MS + 10)
     await swept.sweeper.sweep()
     for log in (number, abandoned):

@@ -1,4 +1,4 @@
-"""A rollback goes slice by slice: publishes go on between, and what it answers is done."""
+"""A rollback runs slice by slice: publishes run between slices, and an answered rollback is complete."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def shown(bench: Bench) -> int:
     return counts[0]
 
 
-async def test_a_change_puts_few_cells_and_publishes_go_between(bench: Bench) -> None:
+async def test_a_rollback_changes_few_cells_at_once_and_publishes_go_between(bench: Bench) -> None:
     rows = await published(bench)
     puts: list[int] = []
 
@@ -90,7 +90,7 @@ async def test_parts_of_a_transaction_are_rolled_back(bench: Bench, low: int, hi
     assert await shown(bench) == COUNT - len(rows[low : len(rows) + high + 1])
 
 
-async def test_rollbacks_side_by_side_undo_what_each_undoes(bench: Bench) -> None:
+async def test_concurrent_rollbacks_both_count(bench: Bench) -> None:
     bench.bounds = PageBounds(cells_max=CELLS)
     bench.restart()
     await bench.create()
@@ -105,7 +105,7 @@ async def test_rollbacks_side_by_side_undo_what_each_undoes(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 5, 12])
-async def test_a_rollback_that_breaks_off_is_unknown_and_may_be_repeated(
+async def test_a_failed_rollback_is_unknown_and_may_be_repeated(
     bench: Bench, fails_at: int
 ) -> None:
     rows = await published(bench)
@@ -122,7 +122,7 @@ async def test_a_rollback_that_breaks_off_is_unknown_and_may_be_repeated(
     assert await shown(bench) == 0
 
 
-async def test_a_leader_that_ends_between_two_slices_says_that_the_outcome_is_unknown(
+async def test_a_rollback_is_unknown_if_the_leader_ends_between_two_slices(
     bench: Bench,
 ) -> None:
     rows = await published(bench)
@@ -139,7 +139,7 @@ async def test_a_leader_that_ends_between_two_slices_says_that_the_outcome_is_un
     assert await shown(bench) == 0
 
 
-async def test_pages_that_go_while_a_rollback_is_under_way_hold_nothing_up(bench: Bench) -> None:
+async def test_a_rollback_completes_although_its_pages_are_swept_meanwhile(bench: Bench) -> None:
     bench.settings["sweep_margin_ms"] = 0
     rows = await published(bench)
     await bench.pass_ms(600_000)

@@ -1,4 +1,4 @@
-"""Stages: stored apart, published together and in order, once; swept if they are not published."""
+"""Stages: each is stored apart; one publish shows them together, in order and once; a sweep removes the rest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def rows_of_payloads(bench: Bench) -> int:
     return len(found)
 
 
-async def test_numbers_are_negative_and_fall_and_tell_when_they_began(bench: Bench) -> None:
+async def test_numbers_of_stages_are_negative_and_fall_and_show_their_time(bench: Bench) -> None:
     await bench.create()
     stages = [await begin(bench) for _ in range(50)]
     assert stages == sorted(set(stages), reverse=True)
@@ -61,7 +61,7 @@ async def test_numbers_are_negative_and_fall_and_tell_when_they_began(bench: Ben
     assert {module.began_ms(stage) for stage in stages} == {bench.clock.now_ms()}
 
 
-async def test_a_number_that_is_taken_is_not_given_again(
+async def test_a_used_number_is_not_given_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.secrets, "randbelow", lambda _: 5)
@@ -84,7 +84,7 @@ async def test_the_order_of_the_list_is_the_order_of_the_messages(bench: Bench) 
     assert await bench.payloads() == expected
 
 
-async def test_all_are_seen_at_once(bench: Bench) -> None:
+async def test_all_stages_of_a_publish_are_seen_at_once(bench: Bench) -> None:
     await bench.create()
     stages = [await staged(bench, b"%d" % number) for number in range(100)]
     gate = Gate()
@@ -107,7 +107,7 @@ async def test_more_stages_than_a_page_has_entries(bench: Bench) -> None:
     assert await bench.payloads() == [*(b"%d" % number for number in range(1500)), b"end"]
 
 
-async def test_a_stage_without_messages_is_none(bench: Bench) -> None:
+async def test_a_stage_without_messages_adds_no_message(bench: Bench) -> None:
     await bench.create()
     await publish(bench, await begin(bench), await staged(bench, b"a"), await begin(bench))
     assert await bench.payloads() == [b"a"]
@@ -127,7 +127,7 @@ async def test_within_a_transaction_a_snapshot_decides(bench: Bench) -> None:
     assert await bench.payloads(Poll(snapshot=after)) == []
 
 
-async def test_twice_is_as_once(bench: Bench) -> None:
+async def test_a_repeated_publish_of_stages_is_replayed(bench: Bench) -> None:
     await bench.create()
     stages = [await staged(bench, b"a"), await staged(bench, b"b")]
     first = await publish(bench, *stages)
@@ -156,7 +156,7 @@ async def test_two_at_once_are_one(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_another_list_with_some_of_them_is_refused(bench: Bench, restarts: bool) -> None:
+async def test_another_list_with_a_published_stage_is_refused(bench: Bench, restarts: bool) -> None:
     await bench.create()
     one, two, other = [await staged(bench, payload) for payload in (b"a", b"b", b"c")]
     await publish(bench, one, two)
@@ -170,7 +170,9 @@ async def test_another_list_with_some_of_them_is_refused(bench: Bench, restarts:
     assert await bench.payloads() == [b"a", b"b", b"c"]
 
 
-async def test_a_crash_between_seal_and_append_loses_and_doubles_nothing(bench: Bench) -> None:
+async def test_after_a_crash_between_seal_and_append_stages_are_published_once(
+    bench: Bench,
+) -> None:
     await bench.create()
     stages = [await staged(bench, b"a"), await staged(bench, b"b")]
     await bench.publish(b"m")
@@ -210,7 +212,7 @@ async def test_once_by_a_producers_number(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_after_its_publish_a_stage_takes_nothing(bench: Bench, restarts: bool) -> None:
+async def test_after_its_publish_a_stage_refuses_stores(bench: Bench, restarts: bool) -> None:
     await bench.create()
     stage = await staged(bench, b"a")
     await publish(bench, stage)
@@ -297,7 +299,7 @@ async def test_a_stage_that_a_crash_left_sealed_is_not_published_after_its_life(
     assert await bench.payloads() == []
 
 
-async def test_what_was_published_lives_as_long_as_its_messages(bench: Bench) -> None:
+async def test_a_published_stage_lives_as_long_as_its_messages(bench: Bench) -> None:
     ttl_s = 24 * 3600
     await bench.create(ttl_s=ttl_s)
     stage = await staged(bench, b"a")

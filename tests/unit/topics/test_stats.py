@@ -13,7 +13,7 @@ from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench
 
 
-async def test_stats_tell_what_is_there(bench: Bench) -> None:
+async def test_stats_count_the_live_messages(bench: Bench) -> None:
     await bench.create()
     empty = await bench.topics.stats(TOPIC)
     assert (empty.messages, empty.first, empty.last, empty.open_payload_logs) == (0, None, None, 0)
@@ -22,7 +22,7 @@ async def test_stats_tell_what_is_there(bench: Bench) -> None:
     await bench.pass_ms(1500)
     counted = await bench.topics.stats(TOPIC)
     assert (counted.messages, counted.messages_exact, counted.bytes) == (2, True, 3)
-    assert counted.last == first.last + bytes(10), "what has expired is shown to nobody"
+    assert counted.last == first.last + bytes(10), "expired messages are not shown"
     assert counted.poll_per_s == 0
     await bench.poll()
     assert (await bench.topics.stats(TOPIC)).poll_per_s > 0
@@ -31,7 +31,7 @@ async def test_stats_tell_what_is_there(bench: Bench) -> None:
     last = await bench.publish(pointer=6)
     found = await bench.topics.stats(TOPIC)
     assert (found.messages, found.messages_exact, found.bytes_exact) == (4, True, False)
-    assert found.published == 5, "what has expired was published, too"
+    assert found.published == 5, "expired messages count as published"
     assert (found.first, found.last) == (first.first + bytes(10), last.first + bytes(10))
     assert found.open_payload_logs == 1
     assert found.publish_per_s > 0
@@ -41,7 +41,7 @@ async def test_stats_tell_what_is_there(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("cells_max", [1, 2, 3, 100])
-async def test_the_ends_of_a_topic_are_those_of_what_lives(bench: Bench, cells_max: int) -> None:
+async def test_first_and_last_are_those_of_live_messages(bench: Bench, cells_max: int) -> None:
     bench.bounds = PageBounds(cells_max=cells_max)
     bench.restart(page_bytes_max=1)
     await bench.create()
@@ -83,7 +83,7 @@ async def test_open_payload_logs_are_counted_some_at_a_time(
 
 
 @pytest.mark.parametrize("entries_max", [3, 100])
-async def test_of_many_entries_some_are_counted(
+async def test_of_many_entries_only_some_are_counted_exactly(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, entries_max: int
 ) -> None:
     monkeypatch.setattr(stats, "ENTRIES_MAX", entries_max)
@@ -99,8 +99,8 @@ async def test_of_many_entries_some_are_counted(
 
 
 @pytest.mark.parametrize("cells_max", [1, 2, 100])
-async def test_how_far_a_consumer_is_behind(bench: Bench, cells_max: int) -> None:
-    """References count as the messages that they stand for; what has expired was published, too."""
+async def test_lag_counts_the_messages_after_a_cursor(bench: Bench, cells_max: int) -> None:
+    """A reference counts as its stored messages, and expired messages count too."""
     bench.bounds = PageBounds(cells_max=cells_max)
     bench.restart()
     await bench.create()

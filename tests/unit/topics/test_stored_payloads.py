@@ -39,7 +39,7 @@ def reopened(value: bytes) -> bytes:
 
 
 async def seen(bench: Bench) -> list[bytes]:
-    """Return what a transaction sees that began after all others had ended."""
+    """Return the payloads that a transaction sees that began after all others had ended."""
     return await bench.payloads(Poll(snapshot=Snapshot(transaction_id=100, read_pointer=100)))
 
 
@@ -102,7 +102,9 @@ async def test_two_at_once_are_one(bench: Bench) -> None:
     assert await bench.payloads() == [b"a"]
 
 
-async def test_sealed_then_crashed_appends_it_the_second_time(bench: Bench) -> None:
+async def test_after_a_crash_between_seal_and_append_a_repeat_appends_the_reference(
+    bench: Bench,
+) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     await bench.publish(b"m")
@@ -119,7 +121,9 @@ async def test_sealed_then_crashed_appends_it_the_second_time(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("restart", [True, False])
-async def test_appended_then_crashed_is_found_the_second_time(bench: Bench, restart: bool) -> None:
+async def test_a_repeat_finds_a_reference_that_was_appended_before_a_crash(
+    bench: Bench, restart: bool
+) -> None:
     bench.bounds = PageBounds(cells_max=2)
     bench.restart()
     await bench.create()
@@ -139,7 +143,7 @@ async def test_appended_then_crashed_is_found_the_second_time(bench: Bench, rest
     assert (await bench.poll())[5].id[:10] == again.first
 
 
-async def test_a_reference_that_found_no_room_is_published_the_second_time(bench: Bench) -> None:
+async def test_a_reference_refused_by_a_full_queue_is_published_by_a_repeat(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     bench.around.queue.bytes_max = -1
@@ -372,7 +376,7 @@ async def test_a_rollback_after_a_takeover_finds_the_rows(bench: Bench) -> None:
 async def test_a_rollback_that_fails_midway_is_unknown_and_may_be_repeated(
     bench: Bench, error: Exception, *, done: bool
 ) -> None:
-    """Some of its pages are changed; so it is neither refused nor another leader's to refuse."""
+    """Some of its pages are changed, so no leader may answer that it is refused."""
     bench.bounds = PageBounds(cells_max=1)
     bench.restart()
     await bench.create()
@@ -394,7 +398,7 @@ async def test_a_rollback_that_fails_midway_is_unknown_and_may_be_repeated(
 
 
 async def test_a_rollback_goes_on_without_its_caller(bench: Bench) -> None:
-    # Else storage would say one thing and the cache another.
+    # Otherwise storage and the cache would differ.
     await bench.create()
     done = await bench.publish(b"a", pointer=7)
     gate = Gate()
@@ -412,7 +416,7 @@ async def test_a_rollback_goes_on_without_its_caller(bench: Bench) -> None:
     assert await bench.payloads(Poll(snapshot=snapshot)) == []
 
 
-async def test_a_keyed_store_is_answered_as_before_though_its_payloads_were_published(
+async def test_a_keyed_store_is_replayed_after_its_payloads_were_published(
     bench: Bench,
 ) -> None:
     """Several small stores: their marks are not put yet, and entries that are read as one have none."""
@@ -426,7 +430,7 @@ async def test_a_keyed_store_is_answered_as_before_though_its_payloads_were_publ
         assert (again.first, again.last) == (before.first, before.last)
 
 
-async def test_a_negative_pointer_rolls_nothing_forward(bench: Bench) -> None:
+async def test_a_negative_pointer_is_refused(bench: Bench) -> None:
     await bench.create()
     done = await bench.publish(b"a", pointer=7)
     await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))

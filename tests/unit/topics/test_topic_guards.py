@@ -19,7 +19,7 @@ from tests.kit.bench import TOPIC, Bench, failing
 
 
 async def store_at_a_leader_that_was_fenced(bench: Bench) -> None:
-    """Let a leader store whose topic was deleted by another node: of that it can't know by this log."""
+    """Let a leader store after another node deleted the topic; the payload log does not show the deletion."""
     bench.memory.is_alone = False
     await bench.create()
     await bench.stored(42, b"before")
@@ -27,7 +27,7 @@ async def store_at_a_leader_that_was_fenced(bench: Bench) -> None:
     await bench.stored(42, b"after")
 
 
-async def test_a_store_that_a_deletion_came_before_is_refused_for_good(bench: Bench) -> None:
+async def test_a_store_after_a_deletion_is_refused(bench: Bench) -> None:
     with pytest.raises(TopicNotFound):
         await store_at_a_leader_that_was_fenced(bench)
 
@@ -55,9 +55,7 @@ async def store_before(
 
 
 @pytest.mark.parametrize("key", [None, "key"])
-async def test_a_store_that_races_a_deletion_is_refused_for_good(
-    bench: Bench, key: str | None
-) -> None:
+async def test_a_store_that_races_a_deletion_is_refused(bench: Bench, key: str | None) -> None:
     async def delete() -> None:
         await Logs(bench.memory, bench.clock).delete(LogId(TOPIC, 1), "another")
 
@@ -65,7 +63,7 @@ async def test_a_store_that_races_a_deletion_is_refused_for_good(
         await store_before(bench, delete, key)
 
 
-async def test_a_store_that_races_a_deletion_begun_and_no_more_is_refused_for_good(
+async def test_a_store_that_races_a_begun_deletion_is_refused(
     bench: Bench,
 ) -> None:
     async def close() -> None:
@@ -77,7 +75,7 @@ async def test_a_store_that_races_a_deletion_begun_and_no_more_is_refused_for_go
         await store_before(bench, close)
 
 
-async def test_a_store_is_acknowledged_by_who_leads_the_topic(bench: Bench) -> None:
+async def test_a_store_is_unknown_if_another_node_claims_the_topic_meanwhile(bench: Bench) -> None:
     async def take_over() -> None:
         await another_leads(bench)
 
@@ -86,7 +84,7 @@ async def test_a_store_is_acknowledged_by_who_leads_the_topic(bench: Bench) -> N
 
 
 async def test_a_store_that_was_published_before_the_deletion_is_not_refused(bench: Bench) -> None:
-    """Readers may have been shown it."""
+    """Its outcome is unknown, since readers may have seen it."""
 
     async def publish_and_delete() -> None:
         logs, hold = await another_leads(bench)
@@ -103,7 +101,7 @@ async def test_without_the_proof_a_deleted_topic_takes_stores(bench: Bench) -> N
 
 
 async def publish_twice_over_a_crash(bench: Bench) -> int:
-    """Publish a reference, die before that is noted, and publish it again; how often it is there."""
+    """Publish a reference, crash before its root is marked, and publish it again; return its count."""
     await bench.create()
     await bench.stored(42, b"stored")
     bench.table.on("root", *_only_the_first_passes())
@@ -126,7 +124,7 @@ async def test_a_reference_is_looked_for_before_it_is_published_again(bench: Ben
     assert await publish_twice_over_a_crash(bench) == 1
 
 
-async def test_without_a_look_it_is_there_twice(bench: Bench) -> None:
+async def test_without_the_search_a_reference_is_published_twice(bench: Bench) -> None:
     with in_force("look-for-the-reference"):
         assert await publish_twice_over_a_crash(bench) == 2
 
@@ -138,11 +136,11 @@ async def publish_by_a_clock_that_is_behind(bench: Bench) -> None:
     await bench.publish(b"by a wrong clock")
 
 
-async def test_a_leader_whose_clock_is_far_off_takes_nothing(bench: Bench) -> None:
+async def test_a_leader_whose_clock_is_far_off_refuses_publishes(bench: Bench) -> None:
     with pytest.raises(ClockSkew):
         await publish_by_a_clock_that_is_behind(bench)
 
 
-async def test_without_a_look_at_the_clock_it_does(bench: Bench) -> None:
+async def test_without_the_check_of_the_clock_it_takes_them(bench: Bench) -> None:
     with in_force("clock"):
         await publish_by_a_clock_that_is_behind(bench)

@@ -27,7 +27,7 @@ def publishing(bench: Bench, *payloads: bytes, **options: Any) -> asyncio.Future
 
 
 def batches(bench: Bench) -> list[int]:
-    """Note how many messages each append from here on has."""
+    """Return a list that collects the number of messages of each later append."""
     into: list[int] = []
 
     def note(real: Any, space: Any, row: bytes, expected: bytes, puts: dict[bytes, bytes]) -> Any:
@@ -40,7 +40,9 @@ def batches(bench: Bench) -> list[int]:
     return into
 
 
-async def test_what_arrives_while_a_batch_is_under_way_is_the_next_batch(bench: Bench) -> None:
+async def test_requests_that_arrive_while_a_batch_is_in_flight_are_the_next_batch(
+    bench: Bench,
+) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
@@ -50,7 +52,7 @@ async def test_what_arrives_while_a_batch_is_under_way_is_the_next_batch(bench: 
     seen = batches(bench)
     tasks += [publishing(bench, b"%d" % number) for number in range(10)]
     await settle()
-    assert bench.table.calls.count("append") == 2, "one is under way at a time"
+    assert bench.table.calls.count("append") == 2, "one append is in flight at a time"
     gate.open()
     await asyncio.gather(*tasks)
     assert seen == [10]
@@ -100,7 +102,7 @@ async def test_a_request_over_the_bounds_goes_alone(bench: Bench) -> None:
     assert published.last > published.first
 
 
-async def test_over_the_bound_of_requests_the_next_is_refused_and_later_is_not(
+async def test_a_full_queue_refuses_the_next_request_only(
     bench: Bench,
 ) -> None:
     bench.restart(queued_requests_max=3)
@@ -122,7 +124,7 @@ async def test_over_the_bound_of_requests_the_next_is_refused_and_later_is_not(
     assert b"too many" not in await bench.payloads()
 
 
-async def test_the_bound_of_bytes_is_the_nodes(bench: Bench) -> None:
+async def test_the_limit_of_queued_bytes_applies_to_the_node(bench: Bench) -> None:
     bench.restart(queued_bytes_max=1000)
     other = TOPIC._replace(topic="other")
     await bench.create()
@@ -162,7 +164,7 @@ async def late_in_the_queue(bench: Bench) -> None:
     await under_way
 
 
-async def test_whoever_went_away_in_the_queue_is_not_stored(bench: Bench) -> None:
+async def test_a_request_cancelled_in_the_queue_is_not_stored(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     gone = bench.topics.publish(TOPIC, PublishRequest(None, [b"gone"]))
@@ -184,7 +186,7 @@ async def test_ids_too_far_ahead_make_requests_wait_not_fail(bench: Bench) -> No
     assert len(await bench.poll()) == 20 * 256
 
 
-async def test_what_the_store_cannot_hold_is_refused_and_leading_goes_on(bench: Bench) -> None:
+async def test_a_too_large_batch_is_refused_and_the_leader_goes_on(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     leader = bench.leader()
@@ -215,7 +217,7 @@ async def test_fenced_requests_go_to_the_next_leader_in_their_order(bench: Bench
     assert await bench.payloads() == wanted
 
 
-async def test_an_unknown_outcome_is_told_only_to_who_was_sent(bench: Bench) -> None:
+async def test_only_requests_in_flight_get_an_unknown_outcome(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
@@ -253,7 +255,9 @@ async def test_under_a_key_an_unknown_outcome_may_be_repeated(bench: Bench) -> N
     assert await bench.payloads() == [b"m", b"m"]
 
 
-async def test_a_full_disk_is_unknown_for_what_was_sent_and_refused_after(bench: Bench) -> None:
+async def test_a_full_disk_is_unknown_for_sent_requests_and_refuses_queued_ones(
+    bench: Bench,
+) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
@@ -282,7 +286,7 @@ async def test_a_full_disk_is_unknown_for_what_was_sent_and_refused_after(bench:
     assert await bench.payloads() == [b"first", b"sent", b"space again"]
 
 
-async def test_what_is_meant_for_another_epoch_is_not_written_in_this_one(bench: Bench) -> None:
+async def test_a_publish_for_another_epoch_is_not_written(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     epoch = bench.leader().epoch
@@ -292,7 +296,7 @@ async def test_what_is_meant_for_another_epoch_is_not_written_in_this_one(bench:
     assert await bench.payloads() == [b"first", b"now"]
 
 
-async def test_a_closed_writer_takes_nothing(bench: Bench) -> None:
+async def test_a_closed_writer_refuses_requests(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     leader = bench.leader()
