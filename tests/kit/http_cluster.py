@@ -108,10 +108,12 @@ class HttpCluster:
             send(end, segment)
 
         self._tap = mock.patch.object(End, "send_here", noted)
+        self._no_threads = mock.patch.object(asyncio, "to_thread", _at_once)
 
     async def __aenter__(self) -> Self:
         """Start the nodes one after the other, so that each has its number as instance id."""
         self._tap.start()
+        self._no_threads.start()
         for machine in self.machines:
             machine.start()
             assert await machine.served(STARTED_S), self.sim.ground.ended
@@ -120,6 +122,7 @@ class HttpCluster:
     async def __aexit__(self, *_: object) -> None:
         """End all processes."""
         self._tap.stop()
+        self._no_threads.stop()
         for machine in self.machines:
             machine.kill()
 
@@ -243,6 +246,11 @@ class HttpCluster:
         """Let the lost request arrive."""
         self.sim.network.land(self._lost)
         self._lost = []
+
+
+async def _at_once(work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Do the work of a thread: virtual time has no threads."""
+    return work(*args, **kwargs)
 
 
 def on_cluster(

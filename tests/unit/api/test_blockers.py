@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from broker.node.transactions import ServiceElsewhere
 from broker.topics import blockers as searching
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
-from tests.kit.ring import Ring, ring_of
+from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.serving import Broker, Http, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
@@ -226,23 +225,16 @@ async def test_a_plan_changes_nothing_and_says_why_not_more(broker: Broker) -> N
 # In a cluster any node answers, and so does a service elsewhere.
 
 
-@pytest.fixture
-async def ring() -> AsyncIterator[Ring]:
-    async with ring_of(2) as ring:
-        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
-        yield ring
-
-
-async def test_any_node_of_a_cluster_tells_what_blocks(ring: Ring) -> None:
-    one, other = (node.http for node in ring.nodes)
-    pointer = (await one("POST", SERVICE, b"", JSON)).json["transaction_id"]
+@on_cluster(nodes=2)
+async def test_any_node_of_a_cluster_tells_the_blockers(cluster: HttpCluster) -> None:
+    pointer = (await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"]
     body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
-    assert (await one("POST", topic_path("t", "publish"), body, AVRO)).status == 200
-    for node in (one, other):
-        reply = await node("POST", BLOCKERS, b"", JSON)
+    assert (await cluster(0, "POST", topic_path("t", "publish"), body, AVRO)).status == 200
+    for node in (0, 1):
+        reply = await cluster(node, "POST", BLOCKERS, b"", JSON)
         assert [each["transaction"] for each in reply.json["blockers"]] == [pointer]
         assert reply.json["blockers"][0]["state"] == "in_progress"
-        reply = await node("GET", f"{SERVICE}/prune", b"", JSON)
+        reply = await cluster(node, "GET", f"{SERVICE}/prune", b"", JSON)
         assert (reply.status, reply.json["invalid"]) == (200, 0)
 
 

@@ -21,7 +21,7 @@ from broker.topics.topic_state import TopicState
 from broker.wire import attributes
 from broker.wire.transaction import encode_transaction
 from tests.kit.bench import settle
-from tests.kit.ring import ring_of
+from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.serving import Broker, Http, topic_path
 
 TOPIC = TopicId("default", "t")
@@ -239,28 +239,25 @@ async def test_a_slow_reader_holds_one_batch(
         assert len(values(await reply.read())) == 3200
 
 
-async def test_any_node_answers_by_itself_and_all_alike() -> None:
-    """Without a forward, with the leader, without it, and after another leads."""
+@on_cluster()
+async def test_any_node_answers_by_itself_and_all_alike(cluster: HttpCluster) -> None:
+    """Without a forward, with the leader, without it, and after another node leads."""
     payloads = [b"%d" % number for number in range(500)]
-    async with ring_of(3) as ring:
-        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
-        urls = [node.http.url for node in ring.nodes]
-        async with Client(urls[0]) as client:
-            await client.publish("t", payloads)
-            found = await client.range("t")
-        before = sum(node.forwarded() for node in ring.nodes)
-        for url in urls:
-            assert await read_at(url, found.through) == payloads
-        assert sum(node.forwarded() for node in ring.nodes) == before
-        await ring.move(1)
-        async with Client(urls[2]) as client:
-            await client.publish("t", [b"later"])
-        await ring.nodes[0].kill()
-        for url in urls[1:]:
-            assert await read_at(url, found.through) == payloads
+    async with cluster.client(0) as client:
+        await client.publish("t", payloads)
+        found = await client.range("t")
+    for node in range(3):
+        assert await read_at(cluster, node, found.through) == payloads
+    assert [cluster.forwarded(node, "arrow") for node in range(3)] == [[]] * 3
+    await cluster.lead(1)
+    async with cluster.client(2) as client:
+        await client.publish("t", [b"later"])
+    cluster.machines[0].kill()
+    for node in (1, 2):
+        assert await read_at(cluster, node, found.through) == payloads
 
 
-async def read_at(url: str, through: bytes) -> list[bytes]:
-    async with Client(url, follow_leaders=False) as client:
+async def read_at(cluster: HttpCluster, node: int, through: bytes) -> list[bytes]:
+    async with cluster.client(node, follow_leaders=False) as client:
         got = client.read_arrow("t", through=through)
         return [value for batch in [b async for b in got] for value in batch.to_pydict()["value"]]

@@ -17,8 +17,8 @@ from broker.errors import NotInstalled, Unavailable, UnavailableError
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, row_id
 from broker.topics import streams, topics
 from broker.topics.topic_state import TopicState
-from tests.kit.ring import ring_of
-from tests.kit.serving import Broker, Http, topic_path
+from tests.kit.http_cluster import HttpCluster, on_cluster
+from tests.kit.serving import Broker, Http
 
 TOPIC = TopicId("default", "t")
 ARROW_TYPES = {
@@ -230,17 +230,14 @@ async def test_a_topic_that_is_not_there_is_told(client: Client) -> None:
         await client.read("missing").to_arrow()
 
 
-async def test_any_node_of_a_cluster_is_read_from() -> None:
-    async with ring_of(3) as ring:
-        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
-        for node in ring.nodes:
-            async with Client(node.http.url, follow_leaders=False) as client:
-                await client.publish("t", [NewMessage(node.http.url, key="k"), "plain"])
-                found = await read_both(client)
-        assert [message.payload.decode() for message in found[::2]] == [
-            node.http.url for node in ring.nodes
-        ]
-        assert [message.key for message in found] == [b"k", None] * 3
+@on_cluster()
+async def test_any_node_of_a_cluster_is_read_from(cluster: HttpCluster) -> None:
+    for node in range(3):
+        async with cluster.client(node, follow_leaders=False) as client:
+            await client.publish("t", [NewMessage(f"m{node}", key="k"), "plain"])
+            found = await read_both(client)
+    assert [message.payload for message in found[::2]] == [b"m0", b"m1", b"m2"]
+    assert [message.key for message in found] == [b"k", None] * 3
 
 
 @pytest.mark.parametrize("bounds", [("yesterday",), (None, datetime(2026, 1, 1))])  # noqa: DTZ001

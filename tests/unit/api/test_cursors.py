@@ -5,14 +5,13 @@ import json
 
 import pytest
 
-from broker.client import Client, Message
+from broker.client import Message
 from broker.config.sections import Config, TopicsConfig
-from tests.kit.ring import ring_of
+from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.serving import Broker, topic_path
 
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 TEXT = {"Content-Type": "text/plain"}
-NO_NODE = -1
 
 
 async def put(broker: Broker, name: str, after: str | None, expected: str | None, **more):
@@ -132,26 +131,32 @@ async def test_a_topic_has_no_more_cursors_than_it_may_have() -> None:
     await broker.close()
 
 
-async def test_any_node_answers_for_cursors_with_a_leader_or_without_one() -> None:
-    async with ring_of(3) as ring:
-        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
-        version, target = None, topic_path("t", "cursors/c")
-        for number, leader in enumerate((0, 1, NO_NODE)):
-            ring.leader = leader
-            ring.told()
-            for node in ring.nodes:
-                after = f"{number}{node.instance}" * 20
-                body = json.dumps({"after": after, "expected": version}).encode()
-                put = await node.http("PUT", target, body, JSON)
-                assert put.status == 200
-                version = put.json["version"]
-        for node in ring.nodes:
-            assert (await node.http("GET", target)).json["version"] == version
-            assert (await node.http("GET", topic_path("t", "cursors"))).json["next"] is None
-            assert (await node.http("PUT", target, body, JSON)).json["version"] == version
+@on_cluster()
+async def test_any_node_answers_for_cursors_with_a_leader_or_without_one(
+    cluster: HttpCluster,
+) -> None:
+    version, target = None, topic_path("t", "cursors/c")
+    nodes = [0, 1, 2]
+    for number in range(3):
+        for node in nodes:
+            after = f"{number}{node}" * 20
+            body = json.dumps({"after": after, "expected": version}).encode()
+            put = await cluster(node, "PUT", target, body, {**JSON, "Request-Timeout": "1"})
+            assert put.status == 200
+            version = put.json["version"]
+        if number == 0:
+            await cluster.lead(1)
+        elif number == 1:
+            cluster.machines[1].kill()  # No other node has taken over yet.
+            nodes = [0, 2]
+    for node in nodes:
+        assert (await cluster(node, "GET", target)).json["version"] == version
+        assert (await cluster(node, "GET", topic_path("t", "cursors"))).json["next"] is None
+        assert (await cluster(node, "PUT", target, body, JSON)).json["version"] == version
 
 
-async def test_a_subscriber_goes_on_while_leadership_moves() -> None:
+@on_cluster()
+async def test_a_subscriber_goes_on_while_leadership_moves(cluster: HttpCluster) -> None:
     handled: list[bytes] = []
     done = asyncio.Event()
 
@@ -160,18 +165,16 @@ async def test_a_subscriber_goes_on_while_leadership_moves() -> None:
         if len(handled) % 20 == 0:
             done.set()
 
-    async with ring_of(3) as ring:
-        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
-        async with Client(ring.nodes[2].http.url, retry_delay_min_s=0.0) as client:
-            subscriber = client.subscriber("t", "s", handle, place_messages_max=5)
-            running = asyncio.create_task(subscriber.run())
-            for number in range(3):
-                await ring.move(number)
-                done.clear()
-                await client.publish("t", [b"%d" % each for each in range(20)])
-                async with asyncio.timeout(30):
-                    await done.wait()
-            subscriber.stop()
-            await running
-            assert (await client.cursors.get("t", "s")).lag.messages == 0
+    async with cluster.client(2) as client:
+        subscriber = client.subscriber("t", "s", handle, place_messages_max=5)
+        running = asyncio.ensure_future(subscriber.run())
+        for number in range(3):
+            await cluster.lead(number)
+            done.clear()
+            await client.publish("t", [b"%d" % each for each in range(20)])
+            async with asyncio.timeout(30):
+                await done.wait()
+        subscriber.stop()
+        await running
+        assert (await client.cursors.get("t", "s")).lag.messages == 0
     assert handled == [b"%d" % each for each in range(20)] * 3

@@ -7,15 +7,14 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.api.events import Events
-from broker.client import Client, Settings
-from broker.client.transport import HttpTransport
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, Everything, TopicPlacement
 from broker.http.reply import ChunkedReply
 from broker.http.request import PathNames, Request
 from broker.model import TopicId
-from tests.kit.ring import TOPIC, ring_of
-from tests.kit.serving import Broker, RawHttp, eventually, topic_path
+from broker.testing.virtual_time import pass_time
+from tests.kit.http_cluster import TOPIC, HttpCluster, on_cluster
+from tests.kit.serving import Broker, topic_path
 
 EVENTS = topic_path("t", "events")
 TEXT = {"Content-Type": "text/plain"}
@@ -149,65 +148,62 @@ async def test_the_head_tells_who_should_lead(
     await answer.chunks.aclose()
 
 
-async def test_a_client_that_only_follows_events_comes_to_the_leader() -> None:
-    async with ring_of(3) as ring:
-        leader, other = ring.nodes[0], ring.nodes[1]
-        assert (await leader.http("PUT", topic_path("t"))).status == 200
-        transport = HttpTransport(Settings(url=other.http.url))
-        client = Client(transport=transport)
-        async with client, aclosing(client.events(TOPIC, "now")) as stream:
-            waiting = asyncio.ensure_future(anext(stream))
-            await eventually(lambda: leader.topics.waiting_polls, lambda: "nobody waits there")
-            await leader.http("POST", topic_path("t", "publish"), b"1", TEXT)
+@on_cluster()
+async def test_a_client_that_only_follows_events_comes_to_the_leader(
+    cluster: HttpCluster,
+) -> None:
+    async with cluster.client(1) as client, aclosing(client.events(TOPIC, "now")) as stream:
+        waiting = asyncio.ensure_future(anext(stream))
+        await pass_time(1.0)
+        forwarded = len(cluster.forwarded(1, "poll"))
+        await cluster.publish(0, "1")
+        assert (await waiting).payload == b"1"
+        waiting = asyncio.ensure_future(anext(stream))
+        await pass_time(1.0)
+        cluster.machines[1].kill()
+        await cluster.publish(0, "2")
+        assert (await waiting).payload == b"2"
+        assert len(cluster.forwarded(1, "poll")) == forwarded
+
+
+@on_cluster()
+async def test_a_client_that_follows_events_moves_along_with_the_leader(
+    cluster: HttpCluster,
+) -> None:
+    async with cluster.client(0) as client, aclosing(client.events(TOPIC, "now")) as stream:
+        got = [asyncio.ensure_future(anext(stream))]
+        await pass_time(1.0)
+        await cluster.lead(1)
+        for number in range(8):
+            await cluster.publish(1, b"%d" % number)
+            assert (await got[-1]).payload == b"%d" % number
+            got.append(asyncio.ensure_future(anext(stream)))
+        # The poll that was waiting, and one that ended with the stream there.
+        assert len(cluster.forwarded(0, "poll")) <= 2
+        cluster.machines[0].kill()
+        await cluster.publish(1, "last")
+        assert (await got[-1]).payload == b"last"
+
+
+@on_cluster()
+async def test_a_stream_of_events_tells_each_new_leader_once(cluster: HttpCluster) -> None:
+    async with cluster.connection(0) as http:
+        await http.ask("GET", EVENTS)
+        lines = [await http.line()]
+
+        async def until(end: bytes) -> None:
             async with asyncio.timeout(30):
-                assert (await waiting).payload == b"1"
-            assert [one.url for one in transport._reads._busy] == [leader.http.url]
+                while end not in lines[-1]:
+                    lines.append(await http.line())
 
-
-async def test_a_client_that_follows_events_moves_along_with_the_leader() -> None:
-    async with ring_of(3) as ring:
-        former, leader = ring.nodes[0], ring.nodes[1]
-        assert (await former.http("PUT", topic_path("t"))).status == 200
-        transport = HttpTransport(Settings(url=former.http.url))
-        client = Client(transport=transport)
-        async with client, aclosing(client.events(TOPIC, "now")) as stream:
-            got = [asyncio.ensure_future(anext(stream))]
-            await eventually(lambda: former.topics.waiting_polls, lambda: "nobody waits there")
-            await ring.move(1)
-            for number in range(8):
-                await leader.http("POST", topic_path("t", "publish"), b"%d" % number, TEXT)
-                async with asyncio.timeout(30):
-                    assert (await got[-1]).payload == b"%d" % number
-                got.append(asyncio.ensure_future(anext(stream)))
-            await eventually(lambda: leader.topics.waiting_polls, lambda: "nobody waits there")
-            assert [one.url for one in transport._reads._busy] == [leader.http.url]
-            got[-1].cancel()
-            await asyncio.wait(got[-1:])
-        # The poll that was under way, and one that ended with the stream there.
-        assert former.forwarded() <= 2
-
-
-async def test_whoever_follows_events_is_told_of_each_leader_once() -> None:
-    async with ring_of(3) as ring:
-        former = ring.nodes[0]
-        assert (await former.http("PUT", topic_path("t"))).status == 200
-        async with RawHttp(former.server.port) as http:
-            await http.send(f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            lines = [await http.line()]
-
-            async def until(end: bytes) -> None:
-                async with asyncio.timeout(30):
-                    while end not in lines[-1]:
-                        lines.append(await http.line())
-
-            await until(b": default:t\n")
-            for to in (1, 2):
-                await ring.move(to)
-                for payload in (b"first-%d" % to, b"second-%d" % to):
-                    await former.http("POST", topic_path("t", "publish"), payload, TEXT)
-                    await until(b'"' + payload + b'"')
-        told = [line for line in lines if line.startswith(b": leader")]
-        assert told == [f": leader {ring.infos[to].url};node={to}\n".encode() for to in (1, 2)]
+        await until(b": default:t\n")
+        for to in (1, 2):
+            await cluster.lead(to)
+            for payload in (b"first-%d" % to, b"second-%d" % to):
+                await cluster.publish(0, payload)
+                await until(b'"' + payload + b'"')
+    told = [line for line in lines if line.startswith(b": leader")]
+    assert told == [f": leader {cluster.url(to)};node={to}\n".encode() for to in (1, 2)]
 
 
 async def test_a_time_is_inclusive(broker: Broker) -> None:
