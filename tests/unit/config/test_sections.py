@@ -44,7 +44,7 @@ def test_flags_leave_the_unit_of_seconds_away() -> None:
 
 
 @pytest.mark.parametrize("key", list(iter_keys()), ids=lambda key: key.dotted)
-def test_every_key_tells_what_it_is_in_one_line(key) -> None:
+def test_every_key_has_a_description_of_one_line(key) -> None:
     assert key.doc.endswith((".", ")."))
     assert "\n" not in key.doc
     assert len(key.doc) < 100
@@ -61,7 +61,7 @@ def test_a_number_below_its_least_is_refused_by_name(key) -> None:
     "key", [key for key in iter_keys() if key.type is float], ids=lambda key: key.dotted
 )
 @pytest.mark.parametrize("text", ["inf", "nan", "-inf"])
-def test_a_number_that_is_none_is_refused_by_name(key, text) -> None:
+def test_an_invalid_number_is_refused_by_name(key, text) -> None:
     with pytest.raises(ConfigError, match=f"{key.dotted} = {text} must be"):
         load(flags={key.dotted: text})
 
@@ -147,7 +147,7 @@ def test_default_properties_are_those_that_a_topic_may_have() -> None:
         Config(topics=TopicsConfig(topic_properties_default={"transactions": use, "team": "x"}))
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         Config(server=ServerConfig(port=-1, headers_max=0))
     assert "server.port" in str(raised.value)

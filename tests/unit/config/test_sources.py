@@ -103,7 +103,7 @@ def test_text_gives_every_kind_of_value() -> None:
 
 
 @pytest.mark.parametrize("key", list(iter_keys()), ids=lambda key: key.dotted)
-def test_what_is_printed_can_be_read_back(key) -> None:
+def test_printed_values_can_be_read_back(key) -> None:
     assert parse(key, as_text(key.default)) == key.default
 
 
@@ -173,6 +173,6 @@ def test_variables_of_a_service_beside_this_one_pass(service: str) -> None:
         ({"BROKER_OTHER_SERVICE_PORT": "9000"}, "BROKER_OTHER_SERVICE_PORT"),
     ],
 )
-def test_what_a_person_adds_to_them_is_seen(changes: dict[str, str], named: str) -> None:
+def test_variables_that_a_user_adds_are_checked(changes: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=f"environment variable {named}:"):
         load(environment={**KUBERNETES, **changes})

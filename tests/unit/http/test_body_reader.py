@@ -207,7 +207,7 @@ class Clock:
         return self.now_s
 
 
-def test_patience_ends_with_a_body_that_stands_still() -> None:
+def test_patience_ends_with_a_stalled_body() -> None:
     clock = Clock()
     patience = BodyTimeouts(30.0, 1000, 600.0, clock)
     assert patience.left_s(clock()) == 30.0

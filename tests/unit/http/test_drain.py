@@ -29,11 +29,13 @@ async def pinged(raw: RawHttp, request: bytes) -> str | None:
     return connection
 
 
-async def test_our_client_is_told_that_nothing_is_read_any_more(broker: Broker, http: Http) -> None:
+async def test_the_client_gets_a_408_when_the_node_stops_reading(
+    broker: Broker, http: Http
+) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, OURS)
         broker.server.begin_drain(LONG_S)
-        # It crosses the last words, and is not answered.
+        # This request crosses the 408, and gets no answer.
         await raw.send(OURS)
         async with asyncio.timeout(30):
             assert await raw.rest() == drain.LAST_WORDS
@@ -54,7 +56,7 @@ async def test_anybody_else_is_still_answered(broker: Broker, http: Http) -> Non
             await quiet
 
 
-async def test_who_asks_nothing_is_left_after_a_while(broker: Broker, http: Http) -> None:
+async def test_an_idle_connection_is_closed_after_a_while(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, PING)
         broker.server.begin_drain(0.01)
@@ -64,7 +66,7 @@ async def test_who_asks_nothing_is_left_after_a_while(broker: Broker, http: Http
             await broker.server.quiet()
 
 
-async def test_what_has_begun_to_arrive_is_answered(broker: Broker, http: Http) -> None:
+async def test_a_request_that_has_begun_to_arrive_is_answered(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, PING)
         broker.server.begin_drain(0.05)
@@ -73,7 +75,7 @@ async def test_what_has_begun_to_arrive_is_answered(broker: Broker, http: Http) 
         assert await pinged(raw, PING[1:]) == "close"
 
 
-async def test_who_does_not_listen_is_cut(broker: Broker, http: Http) -> None:
+async def test_a_client_that_ignores_the_drain_is_cut(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, OURS)
         broker.server.begin_drain(LONG_S)
@@ -82,7 +84,7 @@ async def test_who_does_not_listen_is_cut(broker: Broker, http: Http) -> None:
         assert broker.server.connections == 0
 
 
-async def test_what_lies_in_the_socket_is_read_before_it_is_cut(broker: Broker, http: Http) -> None:
+async def test_bytes_in_the_socket_are_read_before_the_close(broker: Broker, http: Http) -> None:
     with socket.create_connection(("127.0.0.1", http.port)) as plain:
         await eventually(lambda: broker.server.connections, lambda: "it was not accepted")
         # The loop has no turn in between: so it is where a timer is due and bytes have arrived.
@@ -116,7 +118,7 @@ async def test_a_long_answer_that_began_before_the_drain_is_no_reason_to_stay(
             assert await raw.rest() == b""
 
 
-async def test_the_last_answer_is_not_lost_with_what_was_sent_behind_its_request(
+async def test_the_last_answer_arrives_despite_bytes_behind_its_request(
     broker: Broker, http: Http
 ) -> None:
     broker.server.begin_drain(LONG_S)
@@ -139,10 +141,10 @@ def unfinished() -> bytes:
 
 
 @pytest.mark.slow
-async def test_who_comes_back_again_and_again_does_not_keep_it_from_ending(
+async def test_a_client_that_reconnects_does_not_prevent_the_end(
     broker: Broker, http: Http
 ) -> None:
-    """Clients that know no other node: there is always one of them that waits for an answer."""
+    """Clients that know one node only. At any time one of them waits for an answer."""
     broker.server.begin_drain(LONG_S)
     with ExitStack() as sockets:
         under_way = [await arrived(broker, sockets, http.port)]
@@ -162,7 +164,7 @@ async def test_who_comes_back_again_and_again_does_not_keep_it_from_ending(
 
 
 async def arrived(broker: Broker, sockets: ExitStack, port: int) -> socket.socket:
-    """Send a request but for its last byte. Raises ConnectionRefusedError."""
+    """Send a request without its last byte. Raises ConnectionRefusedError."""
     one = sockets.enter_context(socket.socket())
     one.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -182,7 +184,7 @@ async def finished(one: socket.socket) -> None:
         assert (await loop.sock_recv(one, 12)) == b"HTTP/1.1 200"
 
 
-async def test_who_connects_until_the_very_end_is_answered(broker: Broker, http: Http) -> None:
+async def test_a_client_that_connects_until_the_end_is_answered(broker: Broker, http: Http) -> None:
     broker.server.begin_drain(LONG_S)
     with socket.create_connection(("127.0.0.1", http.port)) as late:  # The kernel has answered it.
         late.sendall(PING)
@@ -195,7 +197,7 @@ async def test_who_connects_until_the_very_end_is_answered(broker: Broker, http:
 async def test_no_request_of_our_client_is_lost_or_unknown_through_drains(
     broker: Broker, coalesce: bool
 ) -> None:
-    """Two ways in to the same topics are restarted in turn, under publishes without keys, and polls."""
+    """Two servers of the same topics restart in turn, during publishes without keys and polls."""
     ways = [Server(broker.dispatch, broker.config, broker.clock) for _ in range(2)]
     for way in ways:
         await way.start("127.0.0.1", 0)

@@ -5,7 +5,7 @@ from broker.http.exchange import SENT, SENT_LAST
 from tests.kit.serving import Http, RawHttp
 
 
-async def test_the_answer_says_only_whether_the_connection_stays_open() -> None:
+async def test_the_answer_says_only_if_the_connection_stays_open() -> None:
     for sent, stays_open in ((SENT, True), (SENT_LAST, False)):
         assert isinstance(sent, web.StreamResponse)
         assert sent.keep_alive is stays_open

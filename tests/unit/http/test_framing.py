@@ -1,4 +1,4 @@
-"""Where a request ends: the same place however its bytes come."""
+"""A request ends at the same place in whichever pieces its bytes arrive."""
 
 import pytest
 from hypothesis import given
@@ -75,7 +75,7 @@ def test_a_begun_head_is_waited_for(size: int, blank: bytes) -> None:
         PING[:-2] + b"A: " + b"b" * HEAD_BYTES_MAX + b"\r\n\r\n",
     ],
 )
-def test_what_two_parsers_may_read_in_two_ways_is_refused(data: bytes) -> None:
+def test_ambiguous_requests_are_refused(data: bytes) -> None:
     with pytest.raises(BadRequest):
         head_of(data)
 
@@ -120,6 +120,6 @@ def test_chunks_are_the_same_however_they_come(
         b"1\r\na\r\n" * 1100,
     ],
 )
-def test_what_are_no_chunks_is_refused(data: bytes) -> None:
+def test_malformed_chunks_are_refused(data: bytes) -> None:
     with pytest.raises(BadRequest):
         Chunks().take(data, 0, [])

@@ -64,7 +64,7 @@ async def test_large_bodies_do_not_count_as_heads(broker: Broker, http: Http) ->
 
 
 @pytest.mark.slow
-async def test_what_comes_behind_a_waiting_request_is_bounded_and_then_answered(
+async def test_requests_behind_a_waiting_request_are_bounded_and_answered(
     broker: Broker, http: Http
 ) -> None:
     async with RawHttp(http.port) as raw:
@@ -91,7 +91,7 @@ async def test_a_valid_request_before_garbage_is_answered(http: Http) -> None:
         assert await raw.rest() == b""
 
 
-async def test_what_was_taken_is_answered_when_the_client_sends_no_more(
+async def test_accepted_requests_are_answered_after_the_client_stops_sending(
     broker: Broker, http: Http
 ) -> None:
     async with RawHttp(http.port) as raw:
@@ -109,9 +109,7 @@ async def test_what_was_taken_is_answered_when_the_client_sends_no_more(
 
 
 @pytest.mark.parametrize("cut", [PING[:9], PUBLISH[:-1]])
-async def test_what_the_client_did_not_finish_is_not_done(
-    broker: Broker, http: Http, cut: bytes
-) -> None:
+async def test_an_unfinished_request_has_no_effect(broker: Broker, http: Http, cut: bytes) -> None:
     async with RawHttp(http.port) as raw:
         await raw.send(cut)
         raw.half_close()

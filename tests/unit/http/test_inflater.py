@@ -1,4 +1,4 @@
-"""Gzip in steps: by any cut of the pieces the same bytes, and never past the bound."""
+"""Gzip is inflated in steps: any pieces give the same bytes, and never more than the bound."""
 
 import gzip
 import random
@@ -69,6 +69,6 @@ def test_nothing_is_a_whole_gzip_but_half_a_member_is_not() -> None:
         inflater.finish()
 
 
-def test_what_follows_a_member_must_be_one() -> None:
+def test_bytes_behind_a_member_must_be_a_member() -> None:
     with pytest.raises(BadRequest, match="not gzip"):
         inflated(Inflater(100), gzip.compress(b"x") + b"and more")

@@ -29,7 +29,7 @@ async def one_request(reader: asyncio.StreamReader) -> bytes:
 
 @asynccontextmanager
 async def connected(script: Script, **options: int) -> AsyncIterator[OutboundConnection]:
-    """A connection to a server that does what ``script`` says with each connection."""
+    """A connection to a server that runs ``script`` for each connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -71,9 +71,11 @@ def test_a_header_is_one_line() -> None:
 
 def test_a_header_is_sent_on_as_it_was_read() -> None:
     for sent in (b"d", "a=\u017c".encode(), b"\xe9", bytes(range(0x80, 0x100))):
-        read = sent.decode("utf-8", "surrogateescape")  # As our server reads what it is sent.
+        read = sent.decode(
+            "utf-8", "surrogateescape"
+        )  # The broker's server decodes requests like this.
         assert header_lines({"A": read}) == b"A: " + sent + b"\r\n"
-    # No other character is a line's end in bytes, whatever it is in text.
+    # No other character ends a line in bytes, even if it does in text.
     lines = header_lines({"A": "".join(map(chr, range(0x80, 0xD800)))})
     assert lines.count(b"\n") == lines.count(b"\r") == 1
 
@@ -109,7 +111,7 @@ async def test_a_target_is_sent_on_as_it_was_read() -> None:
     assert seen[0].startswith("POST /pre/\u017c?q=".encode() + b"\xff HTTP/1.1\r\n")
 
 
-async def test_what_cannot_be_sent_leaves_its_connection_as_it_was() -> None:
+async def test_a_request_that_cannot_be_sent_leaves_its_connection_unchanged() -> None:
     async def script(reader, writer):
         await one_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nz")
@@ -183,7 +185,7 @@ async def test_silence_in_a_stream_has_a_bound() -> None:
         assert not connection.usable
 
 
-async def test_a_reader_who_stands_still_stops_the_sender(monkeypatch) -> None:
+async def test_a_reader_that_stops_stops_the_sender(monkeypatch) -> None:
     paused = asyncio.Event()
     size = 64 * 1024 * 1024
     pause = OutboundConnection.pause
@@ -206,7 +208,7 @@ async def test_a_reader_who_stands_still_stops_the_sender(monkeypatch) -> None:
         assert got == size
 
 
-async def test_a_stream_that_nobody_reads_any_more_ends_its_connection() -> None:
+async def test_a_stream_without_a_reader_ends_its_connection() -> None:
     async def script(reader, writer):
         await one_request(reader)
         writer.write(CHUNKED + b"3\r\nabc\r\n")
@@ -237,7 +239,7 @@ async def test_a_cancelled_stream_closes_the_connection() -> None:
         assert not connection.usable
 
 
-async def test_what_was_sent_behind_an_answer_that_closes_was_not_looked_at() -> None:
+async def test_requests_behind_a_closing_answer_were_not_processed() -> None:
     async def script(reader, writer):
         await one_request(reader)
         await one_request(reader)
@@ -264,11 +266,11 @@ async def test_nothing_is_sent_where_nobody_listens() -> None:
             await open_connection(OutboundConnection(f"http://127.0.0.1:{port}", {}), 5)
 
 
-# --- Servers that do what they should not ---------------------------------------------------------
+# --- Misbehaving servers --------------------------------------------------------------------------
 
 
 def answering(*parts: bytes, then_close: bool = False) -> Script:
-    """Answer the first request with these bytes, each written by itself."""
+    """Answer the first request with these parts, each in its own write."""
 
     async def script(reader, writer):
         await one_request(reader)
@@ -321,7 +323,7 @@ ENDLESS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "told"), ENDLESS.values(), ids=ENDLESS)
-async def test_what_has_no_end_is_no_answer(script: Script, told: str) -> None:
+async def test_an_answer_without_an_end_is_no_answer(script: Script, told: str) -> None:
     async with connected(script, reply_bytes_max=1_000_000) as connection:
         async with asyncio.timeout(10):
             with pytest.raises(NoAnswer, match=told):
@@ -349,7 +351,7 @@ NO_ANSWERS = {
 
 
 @pytest.mark.parametrize("sent", NO_ANSWERS.values(), ids=NO_ANSWERS)
-async def test_what_is_no_http_is_no_answer(sent: bytes) -> None:
+async def test_bytes_that_are_no_http_are_no_answer(sent: bytes) -> None:
     async with connected(answering(sent)) as connection:
         async with asyncio.timeout(10):
             with pytest.raises(NoAnswer):
@@ -358,7 +360,7 @@ async def test_what_is_no_http_is_no_answer(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(NO_ANSWERS.keys() - {"a large length"}))
-async def test_what_is_no_http_is_no_stream(kind: str) -> None:
+async def test_bytes_that_are_no_http_are_no_stream(kind: str) -> None:
     async def read() -> bytes:
         return await whole(await connection.stream(Ask(), 60), 60)
 

@@ -1,4 +1,4 @@
-"""Pieces become one body, whatever its size."""
+"""Pieces become one body of any size."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_slabs_are_not_forgotten() -> None:
         pieces.whole()
 
 
-def test_what_is_cleared_is_gone() -> None:
+def test_cleared_pieces_are_gone() -> None:
     pieces = Pieces()
     pieces.add(bytes(SLAB_BYTES + 1))
     pieces.add(b"x")

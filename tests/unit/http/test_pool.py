@@ -6,7 +6,7 @@ from broker.http.pool import Pool
 
 
 class Kept:
-    """What a pool asks of a connection."""
+    """A connection as a pool uses it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -24,7 +24,7 @@ class Kept:
 
 
 class Bench:
-    """A pool of two places, and the connections that it made."""
+    """A pool of two places, and its connections."""
 
     def __init__(self) -> None:
         self.pool: Pool[Kept] = Pool(2, 60)  # type: ignore[type-var]
@@ -59,7 +59,9 @@ async def test_a_connection_to_another_server_is_no_use(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("change", [{"fresh": False}, {"usable": False}])
-async def test_what_is_stale_is_closed_and_not_used(bench: Bench, change: dict[str, bool]) -> None:
+async def test_a_stale_connection_is_closed_and_not_used(
+    bench: Bench, change: dict[str, bool]
+) -> None:
     bench.pool.put_back(first := bench.take())
     vars(first).update(change)
     assert bench.take() is not first

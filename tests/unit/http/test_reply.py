@@ -86,7 +86,7 @@ def test_json_is_named_by_exact_type() -> None:
         (OutcomeUnknown("x"), None),
     ],
 )
-def test_what_may_be_repeated_says_when(error: BrokerError, seconds: str | None) -> None:
+def test_a_retriable_refusal_says_when_to_retry(error: BrokerError, seconds: str | None) -> None:
     assert header(error_reply(error, {}), "Retry-After") == seconds
 
 

@@ -102,7 +102,7 @@ async def test_odd_targets(http: Http, method: str, target: str, status: int) ->
         b"GET /ping HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
     ],
 )
-async def test_what_is_no_http_is_malformed(http: Http, garbage: bytes) -> None:
+async def test_bytes_that_are_no_http_are_malformed(http: Http, garbage: bytes) -> None:
     async with RawHttp(http.port) as raw:
         await raw.send(garbage)
         reply = await raw.reply()
@@ -121,7 +121,7 @@ async def test_pipelined_requests_are_answered_in_their_order(http: Http) -> Non
             assert (await raw.reply()).body == b"OK.\n"
 
 
-async def test_an_upgrade_is_declined_and_what_came_behind_it_is_answered(http: Http) -> None:
+async def test_an_upgrade_is_declined_and_requests_behind_it_are_answered(http: Http) -> None:
     async with RawHttp(http.port) as raw:
         upgrade = raw_request("GET", "/ping", b"", "Connection: Upgrade", "Upgrade: websocket")
         await raw.send(upgrade + raw_request("GET", "/ping"))
@@ -191,7 +191,7 @@ async def test_connections_over_the_bound_are_refused() -> None:
 # Draining.
 
 
-async def test_a_drain_answers_those_who_wait_and_closes_what_is_idle(
+async def test_a_drain_answers_waiting_requests_and_closes_idle_connections(
     broker: Broker, http: Http
 ) -> None:
     async with RawHttp(http.port) as idle, RawHttp(http.port) as waiting:

@@ -1,4 +1,4 @@
-"""The end of a cluster, whoever starts something of it meanwhile."""
+"""A cluster ends completely, even if a node of it is started meanwhile."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ RUNS = "import signal; print('runs', flush=True); signal.pause()"
 
 
 def late(folder: Path) -> subprocess.Popen[str]:
-    """Start a node as anyone may: by the command that a cluster gives for it."""
+    """Start a node as a user does: with the command that a cluster prints for it."""
     spec = spec_file(folder, "broker-2")
     spec.parent.mkdir(exist_ok=True)
     spec.write_text(json.dumps({"argv": [sys.executable, "-c", RUNS, str(folder)], "env": {}}))
@@ -37,7 +37,7 @@ def late(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_what_is_started_while_a_cluster_ends_does_not_outlive_it(tmp_path: Path) -> None:
+def test_a_node_started_while_a_cluster_ends_does_not_outlive_it(tmp_path: Path) -> None:
     cluster = LocalCluster(Sizes(nodes=2), folder=tmp_path)
     cluster._home = tmp_path  # As after a start, without the servers.
     command = [sys.executable, "-c", DEAF, str(tmp_path)]
@@ -48,7 +48,7 @@ def test_what_is_started_while_a_cluster_ends_does_not_outlive_it(tmp_path: Path
         ending = threading.Thread(target=cluster.close)
         ending.start()
         assert node.stdout.readline() == "asked\n"
-        # The nodes that are to be ended have been counted: this one is not among them.
+        # The cluster has already listed the nodes that it ends; this node is not among them.
         with late(tmp_path) as second:
             try:
                 _, told = second.communicate(timeout=DEADLINE_S)

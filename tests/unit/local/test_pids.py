@@ -55,7 +55,7 @@ def test_a_number_that_was_given_to_a_stranger_is_not_the_clusters(tmp_path: Pat
     assert pids.live_pid(tmp_path, "a") is None
 
 
-def test_no_file_and_a_file_without_a_number_name_nobody(tmp_path: Path) -> None:
+def test_without_a_file_or_a_number_there_is_no_process(tmp_path: Path) -> None:
     assert pids.live_pid(tmp_path, "a") is None
     pids.pid_file(tmp_path, "a").parent.mkdir()
     pids.pid_file(tmp_path, "a").write_text("")
@@ -69,19 +69,19 @@ def test_ending_asks_first_and_also_a_frozen_process(started: Started) -> None:
     assert awake.wait(30) == frozen.wait(30) == -signal.SIGTERM
 
 
-def test_a_frozen_process_stands_at_once(started: Started) -> None:
+def test_a_frozen_process_stops_at_once(started: Started) -> None:
     child = started(FOREVER)
     pids.freeze(child.pid, 30)
     assert pids.kernel_state(child.pid) == "T"
 
 
-def test_ending_kills_who_does_not_listen(started: Started) -> None:
+def test_ending_kills_a_process_that_ignores_the_signal(started: Started) -> None:
     deaf = started(DEAF)
     assert pids.end([deaf.pid], signal.SIGTERM, 0.05) == [deaf.pid]
     assert deaf.wait(30) == -signal.SIGKILL
 
 
-def test_ending_what_has_ended_is_no_error(started: Started) -> None:
+def test_ending_an_ended_process_is_no_error(started: Started) -> None:
     child = started(FOREVER)
     child.kill()
     child.wait(30)

@@ -78,7 +78,7 @@ def test_one_zookeeper_has_no_ensemble_and_several_name_each_other() -> None:
     assert hbase_site(both)["hbase.zookeeper.quorum"] == "127.0.0.1:2181,127.0.0.1:2182"
 
 
-def test_what_is_acknowledged_is_synced() -> None:
+def test_hbase_syncs_its_log_and_files() -> None:
     site = hbase_site(LAYOUT)
     assert site["hbase.wal.hsync"] == site["hbase.hfile.hsync"] == "true"
 

@@ -17,7 +17,7 @@ SAID = "left without releasing leases: ZooKeeper does not answer"
 
 
 class Server:
-    """Closes what it is told to; a silent one never gets there."""
+    """Records its close. A silent server never completes it."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent = silent

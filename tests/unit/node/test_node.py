@@ -1,4 +1,4 @@
-"""A node in this process: what it says of itself, and in which order it starts and ends."""
+"""A node in this process: its reports, and the order of its start and end."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
     assert "beyond loopback without access control" in warning
 
 
-async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
+async def test_a_store_that_opens_slowly_is_logged_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alone, "OPENING_TOLD_EVERY_S", 0.01)
@@ -186,7 +186,7 @@ async def test_it_is_ready_until_it_stops(tmp_path: Path) -> None:
 
 
 async def figures(http: Http) -> dict[str, float]:
-    """Return what ``/metrics`` shows, by name and labels but for that of the node."""
+    """Return the figures of ``/metrics`` by name and labels, without the label of the node."""
     text = (await http("GET", "/metrics")).body.decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     node_label = re.compile(r'\{node="standalone"\}|,node="standalone"')
@@ -267,7 +267,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
 
 
 class Faraway:
-    """The ground of a node whose storage answers until it has to let go of a topic."""
+    """The ground of a node; its storage stops answering at the handoff of a topic."""
 
     instance = 0
     owner = "life"
@@ -283,29 +283,29 @@ class Faraway:
 
     async def _silent(self, *_: object, **__: object) -> bool:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("this event is never set")
 
     async def open(self, url: str) -> None:
-        """Be open already."""
+        """Do nothing: it is open already."""
 
     def serve(self, topics: Topics) -> None:
-        """Be no cluster."""
+        """Do nothing: there is no cluster."""
 
     def routed(self, topics: Topics, deadline_s: float) -> None:
-        """Pass nothing on."""
+        """Forward no request."""
 
     def failure(self) -> None:
-        """Be well."""
+        """Report no failure."""
 
     def skewed(self, skew_ms: int) -> None:
-        """Have the right time."""
+        """Ignore the skew: the clock is right."""
 
     async def other_clocks(self) -> tuple[()]:
-        """Be the only one."""
+        """Return no other clocks: there is no other node."""
         return ()
 
     async def leave(self, seconds: float, *, waits_s: float) -> None:
-        """Have nobody to hand over to."""
+        """Do nothing: there is no node to hand over to."""
 
     async def close(self) -> None:
         self.is_closed = True
@@ -368,7 +368,7 @@ async def test_a_node_that_can_t_have_its_thrift_port_leaves_nothing_open(tmp_pa
         pass
 
 
-async def test_what_listened_is_closed_if_the_node_does_not_start(tmp_path: Path) -> None:
+async def test_listeners_are_closed_if_the_node_does_not_start(tmp_path: Path) -> None:
     async with started(with_thrift(tmp_path / "one", 0)) as one:
         (free,) = free_ports(1)
         wanted = with_thrift(tmp_path / "two", free)

@@ -66,7 +66,7 @@ async def test_a_sweep_begins_no_service(tmp_path: Path) -> None:
 
 
 async def test_a_service_elsewhere_is_cleaned_up_after_and_pruned(tmp_path: Path) -> None:
-    """The service runs alone; the broker that has the topics sweeps by it, and prunes there."""
+    """The service runs alone. The broker with the topics sweeps by its snapshots, and prunes at the service."""
     clock = Ahead()
     alone = config(tmp_path / "service", role=Role.TRANSACTIONS)
     async with started(alone, clock) as service:
@@ -88,7 +88,7 @@ async def test_a_service_elsewhere_is_cleaned_up_after_and_pruned(tmp_path: Path
             plan = (await http("GET", "/v1/transactions/prune", b"", JSON)).json
             assert (plan["prunable"], plan["unpassed"]["topic"]) == (0, "b")
             assert (await node.sweep()).inverted == 1
-            # Without topics nothing is known of what may be pruned, so the service does not say.
+            # Without topics the service cannot know which transactions may be pruned, so it does not say.
             assert (await at_service("POST", "/v1/transactions/prune", b"", JSON)).status == 404
             done = (await http("POST", "/v1/transactions/prune", b"", JSON)).json
             assert (done["removed"], done["reason"]) == (1, None)

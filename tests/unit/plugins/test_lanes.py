@@ -48,11 +48,11 @@ FLAGS = (
         ("tests/integration/spark/test_sink.py::test_it", "spark"),
     ],
 )
-def test_what_shares_servers_is_in_one_lane(nodeid: str, lane: str) -> None:
+def test_tests_that_share_servers_are_in_one_lane(nodeid: str, lane: str) -> None:
     assert lane_of(nodeid) == lane
 
 
-def test_what_takes_longest_comes_first_and_what_computes_last() -> None:
+def test_the_longest_lane_comes_first_and_computing_ones_last() -> None:
     nodeids = [f"{file}::test_where" for file in FILES]
     assert sorted(nodeids, key=place_of) == [nodeids[place] for place in (2, 1, 0, 3, 4)]
 

@@ -1,4 +1,4 @@
-"""What filters say about the range of a batch query."""
+"""Filters bound the range of a batch query."""
 
 from datetime import UTC, datetime, timedelta
 

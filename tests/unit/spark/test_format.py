@@ -19,7 +19,9 @@ def test_the_format_is_found_by_its_name() -> None:
     assert TmsDataSource.name() == "tms"
 
 
-def test_what_is_missing_is_told_when_the_format_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_when_the_format_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "broker.spark.datasource", None)
     found = runpy.run_path(PATH)["DefaultSource"]
     assert issubclass(found, DataSource)

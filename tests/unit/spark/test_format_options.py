@@ -125,7 +125,7 @@ def test_a_sink_needs_no_topic_and_takes_what_spark_adds() -> None:
         ({"tms.deadline_s": "long"}, "give a number"),
     ],
 )
-def test_a_bad_option_is_refused_with_what_to_give(given: dict[str, str], told: str) -> None:
+def test_a_bad_option_is_refused_with_advice(given: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         stream(**given)
 
@@ -140,7 +140,7 @@ def test_a_bad_option_is_refused_with_what_to_give(given: dict[str, str], told: 
         ({"endingTimestamp": "1", "endingOffsets": "latest"}, "not both"),
     ],
 )
-def test_a_batch_query_refuses_what_it_can_not_do(given: dict[str, str], told: str) -> None:
+def test_a_batch_query_refuses_unsupported_options(given: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         batch(**given)
 
@@ -156,7 +156,7 @@ def test_a_stream_is_known_by_its_query() -> None:
         sink_options({"url": "http://a:1", "dedupKey": "a/1"}, streaming=True)
 
 
-def test_what_is_not_known_is_told_with_all_that_is() -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="reads") as told:
         stream(oops="1")
     assert all(name in str(told.value) for name in SOURCE)

@@ -61,7 +61,7 @@ def test_a_batch_in_which_only_another_source_had_something_is_empty() -> None:
 
 
 def test_an_offset_keeps_its_text() -> None:
-    """Spark compares it as text with what an earlier version has written."""
+    """Spark compares the text of an offset with the text that an earlier version wrote."""
     start = first_offset(ident(5))
     assert json.dumps(start) == '{"v": 1, "id": "' + ident(5).hex() + '", "init": true}'
     end = next_offset(start, ident(5), ident(6))

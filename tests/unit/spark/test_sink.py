@@ -1,4 +1,4 @@
-"""What is stored and published, against a broker that is a few lists."""
+"""The sink stores and publishes each row once, against a stub broker of lists."""
 
 import pickle
 from contextlib import contextmanager
@@ -42,16 +42,16 @@ class FakeBroker:
         yield stage
 
     def publish_stages(self, topic, stages, *, producer) -> None:
-        if self._is_new(topic, producer):
+        if self.is_new(topic, producer):
             log = self.topics.setdefault(topic, [])
             for stage in stages:
                 log += self.stages.pop((topic, stage)).stored
 
     def publish(self, topic, messages, *, producer) -> None:
-        if self._is_new(topic, producer):
+        if self.is_new(topic, producer):
             self.topics.setdefault(topic, []).extend((message, None) for message in messages)
 
-    def _is_new(self, topic, producer) -> bool:
+    def is_new(self, topic, producer) -> bool:
         identifier, number = producer
         is_new = number > self.numbers.get((topic, identifier), -1)
         if is_new:
@@ -64,7 +64,7 @@ class FakeBroker:
 
 @pytest.fixture(params=[0, 3, 1 << 16], ids=["staged", "some", "few"])
 def broker(request, monkeypatch) -> FakeBroker:
-    """A broker, of which a task stores all, some or none of its rows by itself."""
+    """A broker; each task stores all, some or none of its rows itself."""
     monkeypatch.setattr(sink, "FEW_BYTES_MAX", request.param)
     return FakeBroker()
 
@@ -112,7 +112,7 @@ def test_an_empty_batch_publishes_nothing(broker, stream) -> None:
     assert broker.numbers == {}
 
 
-def test_what_an_attempt_stored_in_vain_is_never_published(broker, stream) -> None:
+def test_messages_of_a_failed_attempt_are_never_published(broker, stream) -> None:
     def fails():
         yield batch(b"lost")
         raise OSError
@@ -177,17 +177,17 @@ def test_a_batch_that_reached_only_one_of_its_topics_is_completed(broker) -> Non
         writer = TmsBatchWriter(given, columns, lambda _: broker)
         writer.commit([writer.write(iter([rows]))])
 
-    honest = broker._is_new
+    honest = broker.is_new
 
     def fails_at_y(topic: str, producer: SinkProducer) -> bool:
         if topic == "y":
             raise OSError
         return honest(topic, producer)
 
-    broker._is_new = fails_at_y
+    broker.is_new = fails_at_y
     with pytest.raises(OSError):  # noqa: PT011
         run()
-    broker._is_new = honest
+    broker.is_new = honest
     run()
     assert (broker.payloads("x"), broker.payloads("y")) == ([b"1"], [b"2"])
 

@@ -154,7 +154,7 @@ def test_a_batch_without_rows_has_no_runs() -> None:
         ({"value": [b""], "topic": ["t"], "ttl": [0]}, "ttl is 0"),
     ],
 )
-def test_what_is_no_message_is_refused(columns: dict[str, list], told: str) -> None:
+def test_a_value_that_is_no_message_is_refused(columns: dict[str, list], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         list(runs_of(batch(**columns), None))
 

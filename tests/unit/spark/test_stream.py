@@ -1,4 +1,4 @@
-"""Which range is the next micro-batch, against a topic that is a list."""
+"""The ranges of micro-batches, against a stub topic that is a list."""
 
 import json
 import pickle
@@ -87,12 +87,12 @@ def made(topic: FakeTopic, clock: Clock):
 
 
 def again(offset: Offset) -> Offset:
-    """What Spark hands over: the text that it keeps, read once more."""
+    """Return an offset as Spark passes it: parsed from its stored text."""
     return json.loads(json.dumps(offset))
 
 
 def beats(reader: TmsStreamReader, start: Offset, end: Offset) -> list[dict[str, object]]:
-    """The rows of heart-beats that a micro-batch has."""
+    """Return the heart-beat rows of a micro-batch."""
     parts = reader.partitions(again(start), again(end))
     found = [part for part in parts if isinstance(part.value, Beat)]
     batches = [batch for part in found for batch in reader.read(part)]
@@ -133,7 +133,7 @@ def test_a_crash_in_the_first_batch_loses_nothing_behind_latest(made, topic) -> 
     assert ranges(second, end, second.latestOffset(again(end), ALL)) == [(9, 20)]
 
 
-def test_a_start_at_earliest_moves_on_with_what_expires_before_the_first_batch(made, topic) -> None:
+def test_a_start_at_earliest_skips_messages_that_expire_before_the_first_batch(made, topic) -> None:
     topic.count, topic.expired = 10, 2
     reader = made(start="earliest")
     start = reader.initialOffset()
@@ -142,7 +142,7 @@ def test_a_start_at_earliest_moves_on_with_what_expires_before_the_first_batch(m
     assert ranges(reader, start, end) == [(4, 10)]
 
 
-def test_a_start_at_a_time_begins_with_what_there_is_and_one_at_a_message_with_it(
+def test_a_start_at_a_time_skips_expired_messages_and_a_start_at_an_id_does_not(
     made, topic
 ) -> None:
     topic.count, topic.expired = 10, 4
@@ -156,7 +156,7 @@ def test_a_start_at_a_time_begins_with_what_there_is_and_one_at_a_message_with_i
         by_id.partitions(start, end)
 
 
-def test_what_expired_before_it_was_read_fails_the_query(made, topic) -> None:
+def test_messages_that_expired_unread_fail_the_query(made, topic) -> None:
     topic.count = 10
     reader = made(start="earliest")
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -182,7 +182,9 @@ def test_limits_bound_a_batch_unless_spark_wants_all(made, topic) -> None:
     assert ranges(both, start, both.latestOffset(start, ReadMaxRows(30))) == [(0, 25)]
 
 
-def test_with_nothing_new_the_very_start_is_returned_and_the_next_call_waits(made, topic) -> None:
+def test_without_new_messages_the_same_offset_is_returned_and_the_next_call_waits(
+    made, topic
+) -> None:
     topic.count = 5
     reader = made(start="earliest")
     end = again(reader.latestOffset(reader.initialOffset(), ALL))
@@ -195,7 +197,7 @@ def test_with_nothing_new_the_very_start_is_returned_and_the_next_call_waits(mad
     assert ranges(reader, end, reader.latestOffset(end, ALL)) == [(5, 6)]
 
 
-def test_what_spark_reports_asks_nobody(made, topic) -> None:
+def test_a_progress_report_sends_no_request(made, topic) -> None:
     topic.count = 5
     reader = made(start="earliest")
     assert reader.reportLatestOffset() is None
@@ -222,7 +224,7 @@ def test_a_small_batch_is_held_until_it_is_large_or_old_enough(made, topic, cloc
     assert reader.latestOffset(large, ALL)["id"] == ident(14).hex()
 
 
-def test_available_now_ends_at_what_was_there_in_limited_batches(made, topic) -> None:
+def test_available_now_ends_at_the_messages_that_existed_in_limited_batches(made, topic) -> None:
     topic.count = 25
     reader = made(start="earliest", messages_max=10, messages_min=100)
     reader.prepareForTriggerAvailableNow()
@@ -280,7 +282,7 @@ class TestHeartBeats:
 
     @pytest.fixture
     def silent(self, beating) -> tuple[TmsStreamReader, Offset]:
-        """A reader that was told that nothing lies behind the offset."""
+        """Return a reader that has learned that no message lies behind the offset."""
         reader = beating()
         end = again(reader.latestOffset(reader.initialOffset(), ALL))
         assert reader.latestOffset(end, ALL) is end
@@ -347,7 +349,7 @@ class TestHeartBeats:
         assert beats(reader, start, messages) == []
 
     def test_a_beat_counts_from_the_answer_to_the_question(self, silent, clock, topic) -> None:
-        """What comes while the question is under way may be older than its answer."""
+        """A message that arrives while the request is in flight may be older than its answer."""
         reader, start = silent
         clock.now += 2
         answer = topic.range

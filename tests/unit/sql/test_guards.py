@@ -1,4 +1,4 @@
-"""What the rules of a transaction with a SQL database, and of the outbox, are for: without each, this goes wrong.
+"""Each rule of SQL transactions and of the outbox prevents one failure, shown here without the rule.
 
 They are no mutants of the test kit, which has to run where SQLAlchemy is not installed.
 """
@@ -56,7 +56,7 @@ async def seen(client):
 
 
 async def decided(client, engine, monkeypatch):
-    """Leave what a program leaves that is killed behind its decision; its transaction is in progress."""
+    """Leave the state of a program that was killed after its decision; its transaction is in progress."""
 
     async def die(_):
         raise Killed
@@ -115,7 +115,7 @@ async def test_a_renewal_takes_the_record_from_the_old_transaction_alone(
 
 
 @pytest.mark.parametrize(("guarded", "count"), [(True, 1), (False, 0)])
-async def test_what_was_invalid_and_is_forgotten_is_not_taken_for_committed(
+async def test_a_pruned_invalid_transaction_is_not_taken_for_committed(
     world, monkeypatch, guarded, count
 ):
     """The program was down until the invalid transaction was pruned."""

@@ -1,4 +1,4 @@
-"""The outbox: what is written, what is published when, and what a relay does when something is wrong."""
+"""The outbox: its rows, the order of publishing, and the relay after failures."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def world(node, tmp_path, request):
     engine.dispose()
 
 
-async def test_what_a_sql_transaction_writes_is_published_if_it_commits(world):
+async def test_rows_of_a_committed_sql_transaction_are_published(world):
     with Session(world.engine) as session, session.begin():
         session.execute(world.outbox.insert("t", ["0", "1"]))
     with Session(world.engine) as session:
@@ -90,7 +90,7 @@ async def test_batches_are_bounded_and_keep_the_order(world):
 
 
 async def test_a_row_that_appears_late_is_not_passed_over(world):
-    """Its id was given before those of rows that are published already."""
+    """The late row has a lower id than rows that are published already."""
     rows = world.outbox.rows
     world.write("t", ["a", "b", "c"])
     with world.engine.begin() as connection:
@@ -113,7 +113,7 @@ async def test_an_id_is_never_given_twice(world):
 
 
 async def test_a_publish_that_was_done_is_not_done_again_after_a_restart(world):
-    """The rows were not deleted, and the relay has no memory but the table."""
+    """The rows were not deleted, and the relay keeps its state only in the table."""
     world.write("t", ["a", "b"])
     forget = world.outbox.forget
     world.outbox.forget = failing
@@ -130,8 +130,8 @@ def failing(*_, **__):
     raise OperationalError("DELETE", {}, Exception("locked"))
 
 
-async def test_a_relay_that_slept_publishes_nothing_twice(world):
-    """It has read a batch; then another relay publishes that batch and further ones."""
+async def test_a_relay_that_slept_publishes_no_row_twice(world):
+    """The slow relay has read a batch; then another relay publishes that batch and further ones."""
     world.write("t", ["a", "b", "c", "d", "e"])
     slow = Relay(world.outbox, world.client, world.engine)
     batch = await slow._batch(f"{world.client.settings.namespace}/t")
@@ -148,7 +148,7 @@ async def test_a_relay_that_slept_publishes_nothing_twice(world):
     assert await world.seen() == [b"a", b"b", b"c", b"d", b"e"]
 
 
-async def test_a_counter_that_went_back_is_noticed_and_loses_nothing(world):
+async def test_a_counter_that_went_back_is_noticed_and_no_row_is_lost(world):
     for text in ("a", "b", "c"):
         world.write("t", text)
         await world.relay()
@@ -175,7 +175,7 @@ async def test_a_batch_older_than_the_brokers_memory_is_not_guessed_at(world, pu
         (KNOWN_MS + ttl_ms + DAY_MS, True),
     ):
         aged = batch._replace(assigned_ms=batch.assigned_ms - age_ms)
-        await relay._check_age(aged)  # It has assigned it itself.
+        await relay._check_age(aged)  # This relay has assigned the batch itself.
         fresh = Relay(world.outbox, world.client, world.engine)
         if refused:
             with pytest.raises(OutcomeUnknown, match="settle"):

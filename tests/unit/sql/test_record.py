@@ -1,4 +1,4 @@
-"""A session of SQLAlchemy that decides a transaction: what it commits when, and what it does when that fails."""
+"""A session of SQLAlchemy decides a transaction: the order of its commits, and its end after failures."""
 
 from contextlib import suppress
 
@@ -20,7 +20,7 @@ from broker.client.protocol import Reply
 from broker.sql.record import SqlRecord
 from tests.unit.client.stand_in import LOST, OverHttp, Topics
 
-# ruff: noqa: PT012, SIM117 - Whole blocks are what is tested.
+# ruff: noqa: PT012, SIM117 - The tests need whole blocks.
 
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("number", Integer, primary_key=True))
@@ -28,7 +28,7 @@ RECORD = SqlRecord(METADATA)
 
 
 class World:
-    """A service, topics and a database that stand in for real ones."""
+    """Stubs of a service, topics and a database."""
 
     def __init__(self, client, service, topics, engine):
         self.client, self.service, self.topics, self.engine = client, service, topics, engine
@@ -132,7 +132,7 @@ async def test_from_the_decision_on_nothing_is_undone_and_recovery_commits(world
     assert len(world.topics.published) == 1
 
 
-async def test_what_became_invalid_behind_the_decision_is_published_again(world):
+async def test_a_transaction_that_became_invalid_after_its_decision_is_published_again(world):
     with Session(world.engine) as session:
         with pytest.raises(OutcomeUnknown, match="publishes its messages again"):
             async with world.block(session) as tx:
@@ -222,7 +222,7 @@ async def test_a_commit_that_raised_and_has_certainly_not_committed_is_undone(wo
     assert (tx.state, world.orders(), len(world.topics.rolled_back)) == ("aborted", [], 1)
 
 
-async def test_a_commit_whose_connection_broke_leaves_all_as_it_is(world):
+async def test_a_commit_over_a_broken_connection_undoes_nothing(world):
     """The record may still appear: then recovery publishes, and until then nothing is undone or aborted."""
     with Session(world.engine) as session:
         with pytest.raises(OutcomeUnknown, match="recovery decides by the record"):
@@ -261,7 +261,7 @@ async def test_a_record_that_can_not_be_deleted_is_left_to_recovery(world, caplo
     assert (world.records(), len(world.topics.published)) == ([], 1)
 
 
-# --- What a session may not do --------------------------------------------------------------------
+# --- Refused uses of a session --------------------------------------------------------------------
 
 
 async def test_a_commit_inside_of_the_block_is_noticed(world):
@@ -309,7 +309,7 @@ async def test_the_bound_of_the_buffer_is_that_of_the_transaction(world):
     assert (tx.state, world.topics.stored) == ("committed", [])
 
 
-async def test_a_session_comes_before_what_was_published(world):
+async def test_a_session_must_be_added_before_publishing(world):
     with Session(world.engine) as session:
         for method in ("store", "checkpoint"):
             async with world.client.transaction() as tx:

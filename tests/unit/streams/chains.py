@@ -1,4 +1,4 @@
-"""A chain as Spark would call it: for records in micro-batches, with a watermark that the test gives."""
+"""Run a chain as Spark does: with records in micro-batches, and a watermark that the test sets."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,24 +31,24 @@ class Run:
             of.setdefault(key, []).append(record)
         found: list[StreamRecord | Letter] = []
         for key, records in of.items():
-            cells = self._cells(key)
+            cells = self.cells_of(key)
             found += self.chain.take(records, cells, self.watermark_ms)
             self.states[key] = packed(cells)
         return found
 
     def reach(self, watermark_ms: int) -> list[StreamRecord | Letter]:
-        """Let the watermark come as far; keys that are due are called."""
+        """Move the watermark, and expire the keys that are due."""
         self.watermark_ms = watermark_ms
         found: list[StreamRecord | Letter] = []
         for key in self.states:
-            cells = self._cells(key)
+            cells = self.cells_of(key)
             due_ms = self.chain.due_ms(cells)
             if due_ms is not None and due_ms <= watermark_ms:
                 found += self.chain.expire(key, cells, watermark_ms)
                 self.states[key] = packed(cells)
         return found
 
-    def _cells(self, key: Any) -> Cells:
+    def cells_of(self, key: Any) -> Cells:
         return unpacked(self.states[key]) if key in self.states else {}
 
 

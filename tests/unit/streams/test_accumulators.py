@@ -1,4 +1,4 @@
-"""Accumulators: however values are split over two, and put together, the result is the same."""
+"""Accumulators give the same result for any split of the values over two that are merged."""
 
 import pickle
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_the_results_are_those_of_python(numbers: list[int]) -> None:
     assert given_to(Max, pairs).result(None) == first[max(numbers)]
 
 
-def test_of_nothing_there_is_nothing() -> None:
+def test_accumulators_without_values_have_no_result() -> None:
     assert [make().result(None) for make in KINDS] == [0, None, None, None, None]
 
 

@@ -1,4 +1,4 @@
-"""How a job is written: its names, its plan, and what is refused while it is written."""
+"""Building a job: its names, its plan, and the mistakes that the builder refuses."""
 
 from datetime import timedelta
 from typing import Any

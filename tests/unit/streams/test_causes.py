@@ -1,4 +1,4 @@
-"""What a job died of, out of pages that Spark wrote."""
+"""Extract the cause of a job's death from Spark's long error texts."""
 
 from broker.streams.causes import LINES_MAX, cause_of
 
@@ -6,7 +6,7 @@ BEFORE = "[STREAM_FAILED] Query [id = 27d9, runId = b119] terminated with except
 PLAN = "\n=== Streaming Query ===\nIdentifier: dying/sink-1\n\nLogical Plan:\nError: of no one"
 
 
-def test_a_function_that_raised_is_told_in_the_words_of_the_job() -> None:
+def test_an_error_names_the_function_as_the_job_does() -> None:
     text = (
         f"{BEFORE}[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):\n"
         '  File "passes.py", line 203, in __call__\n    rows += self._rows(read)\n'
@@ -17,7 +17,7 @@ def test_a_function_that_raised_is_told_in_the_words_of_the_job() -> None:
     assert cause_of(text) == "map-1 failed at the message 0001 (error): ZeroDivisionError."
 
 
-def test_of_several_traces_the_last_error_is_told_with_all_its_lines() -> None:
+def test_of_several_traces_the_last_error_is_shown_whole() -> None:
     text = (
         "Traceback (most recent call last):\n  one\nValueError: first\n\n"
         "During handling:\n\nTraceback (most recent call last):\n  two\nshop.Wrong: the second\nwith more\n"
@@ -25,7 +25,7 @@ def test_of_several_traces_the_last_error_is_told_with_all_its_lines() -> None:
     assert cause_of(text) == "shop.Wrong: the second\nwith more"
 
 
-def test_without_a_trace_spark_itself_is_told() -> None:
+def test_without_a_trace_sparks_own_error_is_shown() -> None:
     text = f"{BEFORE}[STATE_STORE] The store can't be read. SQLSTATE: 58030{PLAN}"
     assert cause_of(text) == "[STATE_STORE] The store can't be read."
 

@@ -84,7 +84,7 @@ class TestWindows:
         assert results(run.reach(10_000)) == [("a", 0, 10, 2)]
         assert run.reach(19_999) == []
         assert results(run.reach(20_000)) == [("b", 10, 20, 1)]
-        assert not any(run.chain.due_ms(run._cells(key)) for key in "ab")
+        assert not any(run.chain.due_ms(run.cells_of(key)) for key in "ab")
 
     def test_a_late_record_is_taken_while_its_window_is_open(self) -> None:
         run = Run(windowed(Count, tumbling("10s")))
@@ -111,7 +111,7 @@ class TestWindows:
 
     @given(EVENTS, st.integers(1, 9), st.integers(1, 9), st.randoms())
     def test_windows_are_those_of_a_plain_model(self, events, one, other, chance) -> None:
-        """In whatever micro-batches the records come, and whenever the watermark goes on."""
+        """That holds for any micro-batches, and for any moves of the watermark."""
         windows = sliding(f"{max(one, other)}s", f"{min(one, other)}s")
         run, late, closed, found = Run(windowed(Sum, windows)), 0, {}, []
         model: dict[tuple[str, Window], int] = {}
@@ -131,7 +131,7 @@ class TestWindows:
         assert closed == model
         assert len(closed) == len(found)
 
-    def test_windows_of_windows_lose_nothing(self) -> None:
+    def test_windows_of_windows_lose_no_record(self) -> None:
         """However far the watermark jumps, a window of ten seconds has all those of one second."""
         for reached in ([5_000, 13_000, 40_000], [40_000], range(0, 41_000, 100)):
             run = Run(windowed(Count, tumbling("1s")), windowed(Sum, tumbling("10s"), name="outer"))
@@ -222,7 +222,7 @@ class TestFailing:
             run.batch(("a", 0, 1))
         assert isinstance(error.value.__cause__, ZeroDivisionError)
 
-    def test_a_failure_behind_other_operators_is_told_once(self) -> None:
+    def test_a_failure_behind_other_operators_is_reported_once(self) -> None:
         run = Run(
             RunningAggregate("one", Count),
             RunningAggregate("two", Count),
@@ -266,11 +266,11 @@ class TestProcessors:
         assert values(run.reach(7_000)) == ["a: y at 7000"]
         assert values(run.reach(60_000)) == ["a: y! at 8000", "b: z at 7500", "b: z! at 8500"]
 
-    def test_a_key_that_a_processor_is_done_with_keeps_nothing(self) -> None:
+    def test_a_finished_key_keeps_no_state(self) -> None:
         run = Run(ProcessorOperator("process", Reminder()))
         run.batch(("a", "x", 5_000))
         run.reach(60_000)
-        assert run._cells("a") == {}
+        assert run.cells_of("a") == {}
 
     def test_one_that_asks_for_the_same_time_again_does_not_go_round(self) -> None:
         class Eager(Reminder):

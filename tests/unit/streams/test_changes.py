@@ -1,4 +1,4 @@
-"""Which changes of a job its checkpoint bears, and how the others are refused."""
+"""Which changes of a job keep its checkpoint usable, and how the others are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +114,7 @@ def test_functions_and_operators_in_the_same_store_may_change(now) -> None:
     ],
     ids=map(str, range(12)),
 )
-def test_what_state_can_not_follow_is_refused_by_name(before, now, told: str) -> None:
+def test_changes_that_state_cannot_follow_are_refused_by_name(before, now, told: str) -> None:
     with pytest.raises(JobChanged, match=told) as error:
         go_on(form(before), form(now))
     assert str(error.value).startswith("The job job can't go on from its checkpoint (sink-1): ")
@@ -128,6 +128,6 @@ def test_its_sources_stay_the_same() -> None:
         go_on(form(counted), form(counted, name="renamed"))
 
 
-def test_what_another_release_wrote_is_refused() -> None:
+def test_state_of_another_release_is_refused() -> None:
     with pytest.raises(JobChanged, match="another release wrote it"):
         go_on({**form(counted), "version": 0}, form(counted))

@@ -95,7 +95,7 @@ class TestLastOfWindow:
         assert run.reach(60_000) == []
 
     @pytest.mark.parametrize("side", [LEFT, RIGHT])
-    def test_a_late_record_of_either_side_is_told(self, side: int) -> None:
+    def test_a_late_record_of_either_side_is_reported(self, side: int) -> None:
         run = of_window(sliding("10s", "5s"), is_left=True)
         run.reach(10_000)
         [letter] = letters(run.batch(("k", 1, 7_000), side=side))
@@ -129,7 +129,7 @@ class TestAllOfWindow:
         expected = [("k", 0, 10, (1, None)), ("k", 0, 10, (2, None)), ("j", 0, 10, (3, None))]
         assert results(run.reach(60_000)) == expected
 
-    def test_a_late_record_is_told(self) -> None:
+    def test_a_late_record_is_reported(self) -> None:
         run = of_window(is_left=True, kind=AllOfWindow)
         run.reach(10_000)
         assert len(letters(run.batch(("k", 1, 7_000), side=RIGHT))) == 1

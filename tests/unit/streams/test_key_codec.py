@@ -1,4 +1,4 @@
-"""Keys as bytes: equal keys have equal bytes, others have others, and each is read back."""
+"""Keys as bytes: equal keys have equal bytes, different keys have different ones, and each is read back."""
 
 import enum
 from collections import OrderedDict
@@ -79,7 +79,7 @@ KEYS = st.recursive(
 
 
 def shape(key: Any) -> Any:
-    """Return what tells one key from another: equal keys of different types are different."""
+    """Return an identity of a key in which equal values of different types differ."""
     match key:
         case Place():
             return Place, key
@@ -160,7 +160,7 @@ def inner_class() -> Any:
     ],
     ids=lambda wrong: type(wrong).__name__,
 )
-def test_what_can_not_be_read_back_is_refused_at_once(wrong) -> None:
+def test_a_key_that_cannot_be_read_back_is_refused_at_once(wrong) -> None:
     with pytest.raises(TypeError, match="can't be a key"):
         encode_key(wrong)
 

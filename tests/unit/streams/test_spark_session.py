@@ -1,4 +1,4 @@
-"""The settings that a job's Spark is started with."""
+"""The settings of a job's Spark session."""
 
 from broker.streams.spark_session import settings_of
 

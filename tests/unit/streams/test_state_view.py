@@ -1,4 +1,4 @@
-"""The state of a job, shown: nothing of the job is imported, and nothing is run."""
+"""The state of a job is shown without importing or running the job."""
 
 import enum
 import json
@@ -160,21 +160,21 @@ def test_every_value_is_shown_as_json_has_it(value: Any, as_json: Any) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_what_is_deep_without_end_is_cut() -> None:
+def test_endless_nesting_is_cut() -> None:
     value: list[Any] = []
     value.append(value)
     assert "…" in json.dumps(shown(unpickled(pickle.dumps(value))), ensure_ascii=False)
 
 
 class Runs:
-    """Would run a command where it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     @override
     def __reduce__(self) -> Any:
         return os.putenv, ("SHOWN", "yes")
 
 
-def test_to_look_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_at_state_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     state = pickle.dumps(Runs())
     monkeypatch.setattr(os, "putenv", lambda *given: ran.append(given))
@@ -182,7 +182,7 @@ def test_to_look_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran == []
 
 
-def test_what_is_no_state_is_said() -> None:
+def test_bytes_that_are_no_state_are_refused() -> None:
     with pytest.raises(ValueError, match="can't be read"):
         unpickled(b"no pickle")
 

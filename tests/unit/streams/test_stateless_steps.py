@@ -1,4 +1,4 @@
-"""Steps without state, and the letters of what fails in them."""
+"""Steps without state, and the dead letters of records that fail in them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -95,7 +95,7 @@ def test_a_time_is_a_number_or_a_datetime_with_a_zone() -> None:
             stateless_steps.time_ms_of(wrong)
 
 
-def test_a_function_that_raises_fails_what_it_was_given_alone() -> None:
+def test_a_function_that_raises_fails_only_its_record() -> None:
     divide = stateless_steps.Mapping(lambda value: 6 // value)
     found = through(
         stateless_steps.FlatMapping(lambda _: [1, 0, 2]), divide, stateless_steps.Mapping(str)

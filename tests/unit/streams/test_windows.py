@@ -53,7 +53,7 @@ def test_durations(duration: str | timedelta, ms: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "10", "1.5s", "-1s", "s", "10 weeks", 10, None], ids=repr)
-def test_what_is_no_duration_is_refused_with_what_to_give(wrong) -> None:
+def test_an_invalid_duration_is_refused_with_advice(wrong) -> None:
     with pytest.raises(ValueError, match="give a number with ms, s, m, h or d"):
         duration_ms(wrong)
 

@@ -28,12 +28,12 @@ HEADERS = st.dictionaries(st.text(min_size=1, max_size=20), st.binary(max_size=1
 
 
 @given(KEYS, HEADERS)
-def test_they_come_back(key, headers) -> None:
+def test_keys_and_headers_are_read_back(key, headers) -> None:
     assert attributes.decode(attributes.encode(key, headers)) == (key, headers)
 
 
 @given(KEYS, HEADERS)
-def test_they_are_avro(key, headers) -> None:
+def test_keys_and_headers_are_avro(key, headers) -> None:
     encoded = attributes.encode(key, headers) or b"\0\0"
     read = fastavro.schemaless_reader(io.BytesIO(encoded), SCHEMA)
     assert read == {"key": key, "headers": headers}
@@ -87,13 +87,13 @@ def test_blocks_with_a_size_are_read() -> None:
         (None, {"\udc80": b""}),
     ],
 )
-def test_what_is_too_much_is_refused(key, headers) -> None:
+def test_too_large_attributes_are_refused(key, headers) -> None:
     with pytest.raises(BadRequest, match="headers"):
         attributes.encode(key, headers)
 
 
 @pytest.mark.parametrize("body", [b"\x04\0", b"\0\x02\x02\xff\0\0", b"\x01\0"])
-def test_what_is_none_is_refused(body) -> None:
+def test_malformed_attributes_are_refused(body) -> None:
     with pytest.raises(Malformed):
         attributes.read(body, 0)
 
@@ -107,7 +107,7 @@ def test_too_many_headers_and_names_that_come_twice_are_refused(body) -> None:
 
 
 @given(KEYS, HEADERS, st.data())
-def test_what_is_cut_off_is_never_taken_for_whole(key, headers, data) -> None:
+def test_a_cut_off_answer_is_never_read_as_whole(key, headers, data) -> None:
     encoded = attributes.encode(key, headers) or b"\0\0"
     cut = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(IndexError):

@@ -94,7 +94,7 @@ def test_a_publish_that_ends_early_is_refused(pointer, payloads, data):
 
 
 @given(st.binary(max_size=60))
-def test_what_is_taken_is_what_another_implementation_reads(body):
+def test_accepted_bodies_read_as_in_another_implementation(body):
     try:
         request = avro.decode_publish_request(body, messages_max=100)
     except (BadRequest, TooManyMessages):
@@ -136,7 +136,7 @@ def test_numbers_may_be_longer_than_needed():
     assert decode("8200 8200 8200 61 8000") == PublishRequest(None, [b"a"])
 
 
-def test_what_follows_the_datum_is_ignored():
+def test_bytes_behind_the_datum_are_ignored():
     assert decode("02 00 ffff") == PublishRequest(None, [])
 
 

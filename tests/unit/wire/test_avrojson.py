@@ -86,7 +86,7 @@ def test_replies_are_as_another_implementation_has_them(messages):
     )
 
 
-def test_what_can_be_null_may_be_missing():
+def test_nullable_fields_may_be_missing():
     assert decode({"messages": ["a"]}) == PublishRequest(None, [b"a"])
     assert avrojson.decode_poll(b"{}") == Poll()
 

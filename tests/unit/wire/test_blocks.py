@@ -107,7 +107,7 @@ def test_messages_come_as_soon_as_they_are_whole(some, data):
         b"\x02\x28" + bytes(20) + b"\xff" * 12,
     ],
 )
-def test_what_is_no_reply_is_of_unknown_outcome(reply):
+def test_an_unreadable_reply_has_an_unknown_outcome(reply):
     with pytest.raises(OutcomeUnknown):
         PollDecoder().feed(reply)
 

@@ -1,4 +1,4 @@
-"""What is read run by run is what Python's parser reads at once."""
+"""Reading a list run by run gives the same values as Python's parser."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(bodies, st.booleans(), st.sampled_from([None, 1, "\t"]), st.integers(8, 60))
-def test_what_is_read_in_runs_is_what_is_read_at_once(value, ascii_only, indent, window):
+def test_reading_in_runs_equals_reading_at_once(value, ascii_only, indent, window):
     try:
         body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     except UnicodeEncodeError:
@@ -79,7 +79,7 @@ def test_what_is_read_in_runs_is_what_is_read_at_once(value, ascii_only, indent,
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(bodies, st.data(), st.integers(8, 60))
-def test_what_is_no_json_at_once_is_none_in_runs(value, data, window):
+def test_text_that_is_no_json_at_once_is_none_in_runs(value, data, window):
     body = bytearray(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body)))
@@ -144,7 +144,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize(("body", "error"), TOO_LARGE.values(), ids=TOO_LARGE)
-def test_what_is_too_large_is_refused_in_few_steps_and_little_memory(body, error):
+def test_too_large_bodies_are_refused_in_few_steps_and_little_memory(body, error):
     found = 0
 
     def add(run: list[Any]) -> None:
@@ -179,7 +179,7 @@ def test_one_step_reads_no_more_than_a_few_windows():
     )
 
 
-def test_what_takes_the_values_may_refuse_more():
+def test_the_consumer_of_values_may_refuse_more():
     def refuse(_: list[Any]) -> None:
         raise TooManyMessages("There are too many.")
 

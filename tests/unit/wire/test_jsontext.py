@@ -30,7 +30,7 @@ def test_json_is_read(value, ascii_only):
 
 
 @given(st.lists(st.text(alphabet='[]"\\ a{},:', max_size=8), max_size=8))
-def test_what_stands_in_strings_is_no_value(texts):
+def test_brackets_in_strings_are_no_values(texts):
     body = json.dumps(texts).encode()
     assert parse(body, values_max=len(texts) + 2) == texts
 

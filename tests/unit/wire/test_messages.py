@@ -208,7 +208,7 @@ def test_a_plain_page_costs_three_bytes():
         page([Message(bytes(20), b"a", b"")])[:-4] + b"\x06",  # A union's branch 3.
     ],
 )
-def test_what_is_no_reply_is_of_unknown_outcome(reply):
+def test_an_unreadable_reply_has_an_unknown_outcome(reply):
     with pytest.raises(OutcomeUnknown):
         PagesDecoder().feed(reply + bytes(30))
 

@@ -1,4 +1,4 @@
-"""No body, however broken, is anything but read or refused."""
+"""Every broken body is either read or refused."""
 
 import tracemalloc
 from collections import Counter

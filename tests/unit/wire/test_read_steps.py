@@ -1,4 +1,4 @@
-"""Bodies that are read in steps are read as at once, and no step reads much."""
+"""Reading a body in steps gives the same result as at once, and each step reads little."""
 
 import itertools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ headers = st.dictionaries(
 
 
 def in_blocks(body: list[bytes], sizes: list[int]) -> bytes:
-    """Return a publish without a pointer, its items in blocks of so many, then one of the rest."""
+    """Return a publish without a pointer, its items in blocks of a fixed size, then a block of the rest."""
     parts, begin = [b"\x02"], 0
     for size in [*sizes, len(body)]:
         block = body[begin : begin + size]
@@ -74,7 +74,7 @@ def test_publishes_of_messages(sent, blocks, step_parts, step_bytes):
 
 
 @given(payloads, st.data(), st.integers(1, 5))
-def test_what_is_cut_is_refused_in_steps_as_at_once(sent, data, step_bytes):
+def test_cut_bodies_are_refused_in_steps_as_at_once(sent, data, step_bytes):
     body = avro.encode_publish_request(PublishRequest(None, sent))
     cut = body[: data.draw(st.integers(0, len(body) - 1))]
     with pytest.MonkeyPatch.context() as patched:

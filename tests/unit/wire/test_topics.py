@@ -113,7 +113,7 @@ def test_wrong_values_name_the_property(value, name):
 
 
 @pytest.mark.parametrize("body", [b"null", b"[]", b"1", b'"a"', b"{", b'{"a":[]}', b" ", b"\xff"])
-def test_what_is_no_object_of_plain_values_is_refused(body):
+def test_other_values_than_an_object_of_plain_values_are_refused(body):
     with pytest.raises(BadRequest):
         decode_properties(body, DEFAULTS, NAME)
 

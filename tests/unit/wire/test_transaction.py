@@ -60,7 +60,7 @@ def test_a_snapshot_that_ends_early_is_refused(snapshot, data):
         decode_transaction(cut)
 
 
-def test_what_is_missing_has_the_original_s_defaults():
+def test_missing_fields_have_the_originals_defaults():
     assert decode_transaction(STOP) == Snapshot(
         transaction_id=0, read_pointer=0, write_pointer=0, first_short_in_progress=0, long=True
     )

@@ -30,14 +30,14 @@ def test_an_int_is_a_long_of_five_bytes(value):
 
 
 @given(st.integers(1 << 31, 1 << 62))
-def test_what_is_no_int_is_refused(value):
+def test_an_invalid_int_is_refused(value):
     for number in (value, -value - 1):
         with pytest.raises(Malformed):
             read_int(encode_long(number), 0)
 
 
 @pytest.mark.parametrize("encoded", ["ff" * 9 + "02", "80" * 10 + "00", "ff" * 30])
-def test_what_is_no_long_is_refused(encoded):
+def test_an_invalid_long_is_refused(encoded):
     with pytest.raises(Malformed):
         read_long(bytes.fromhex(encoded), 0)
 

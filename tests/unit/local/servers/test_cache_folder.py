@@ -67,7 +67,7 @@ def no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "ci", "code"),
     [([], "", 1), (["--if-possible"], "", 0), (["--if-possible"], "true", 1)],
 )
-def test_the_command_names_what_is_missing(
+def test_the_command_names_missing_parts(
     options: list[str],
     ci: str,
     code: int,

@@ -41,7 +41,7 @@ class Hurried(Shell):
 
 
 def await_end(pid: int) -> None:
-    """Wait until the process is gone, whoever its parent is."""
+    """Wait until the process is gone, also if this test is not its parent."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -70,12 +70,12 @@ def test_a_folder_that_was_given_is_kept_and_serves_again(tmp_path: Path) -> Non
     assert (tmp_path / "server.log").exists()
 
 
-def test_what_a_server_said_before_it_ended_is_in_the_error(tmp_path: Path) -> None:
+def test_the_error_has_the_last_output_of_a_server(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match=r"(?s)shell ended with code 3; the end of .*boom"):
         Shell("echo boom >&2; exit 3", tmp_path).start()
 
 
-def test_a_server_that_ended_by_itself_is_told_of(tmp_path: Path) -> None:
+def test_a_server_that_ended_by_itself_is_reported(tmp_path: Path) -> None:
     with Shell("echo I give up >&2; touch ready; exec sleep 1000", tmp_path) as server:
         server.check()
         os.kill(server.pid, signal.SIGKILL)
@@ -159,8 +159,8 @@ def test_a_child_outlives_the_thread_that_asked_for_it() -> None:
     assert echo == b"still here"
 
 
-def test_a_port_is_not_given_to_two_who_do_not_listen_yet() -> None:
-    """So what a cluster will use, and the proxies that lead there, never want the same one."""
+def test_a_port_is_not_given_twice_before_anyone_listens() -> None:
+    """So the servers of a cluster and the proxies in front of them never get the same port."""
     given = [port for _ in range(60) for port in free_ports(100)]
     assert len(set(given)) == len(given)
 
