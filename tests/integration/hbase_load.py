@@ -1,8 +1,8 @@
 """Clients of logs over a real HBase, whose history the checkers judge.
 
-Each topic has two nodes that claim it from each other now and then, publishers that append through
-whichever node they come to, and readers in both directions. They go on until told to stop, through
-whatever is killed meanwhile. Ids are taken as a leader takes them: above the pointer, in order.
+Each topic has two nodes, which claim it from each other now and then. Publishers append through either node, and readers
+read in both directions. They go on until a test stops them, also while servers are killed. Ids are drawn as a leader
+draws them: above the pointer, in order.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ BACK = 100
 BOUNDS = PageBounds(bytes_max=32 << 10, cells_max=60)
 """Small, so that pages are rolled while servers are killed."""
 CALL_S = 4.0
-"""Less than a gateway may take, so that calls also end unknown that it is still about to do."""
+"""Shorter than a gateway's timeout, so that a call may end as unknown before the gateway makes it."""
 
 
 class Node:
-    """One node's hold on one topic, claimed again whenever it is over."""
+    """One node's hold on one topic; it is claimed again whenever it has ended."""
 
     def __init__(self, name: str, logs: Logs, log: LogId) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Node:
 
 
 class Load:
-    """All clients. ``acknowledged`` counts rows, of all topics together and by topic."""
+    """All clients. ``acknowledged`` counts rows, in total and by topic."""
 
     def __init__(self, stores: Sequence[Logs], topics: int, *, takeovers: float) -> None:
         self.stores = stores
@@ -65,7 +65,7 @@ class Load:
         self.acknowledged = dict.fromkeys(self.logs, 0)
         self.unknown = self.refused = 0
         self.silence_s = 0.0
-        """The longest time in which a topic acknowledged nothing."""
+        """The longest time in which a topic acknowledged no append."""
         self._takeovers = takeovers
         self._chance = random.Random(1)
         self._stopped = False
@@ -112,11 +112,11 @@ class Load:
                 raise task.exception()
 
     async def finish(self) -> None:
-        """Let everybody end, and read every log to its end."""
+        """End all clients, and read every log to its end."""
         self._stopped = True
         await asyncio.gather(*self._running)
         for log in self.logs:
-            await self._nodes[log][0].led()  # Whatever is late is fenced.
+            await self._nodes[log][0].led()  # A new claim fences all late changes.
             found = await self._follow("final", self.stores[0], log, ROW_ID_MIN, None)
             assert found is not None, f"{log.topic} can't be read"
 
@@ -160,7 +160,7 @@ class Load:
             self._changed.notify_all()
 
     async def _read(self, name: str, log: LogId) -> None:
-        """Follow the log, and look back over some of it."""
+        """Follow the log, and sometimes read it backwards."""
         after, back = ROW_ID_MIN, 0
         while not self._stopped:
             logs = self._chance.choice(self.stores)
@@ -201,7 +201,7 @@ class Load:
 
 
 def told(rows: Sequence[StoredRow]) -> list[list[str | None]]:
-    """Return rows as histories have them."""
+    """Return rows in the format of histories."""
     return [[row.id.hex(), (row.payload or b"").decode(), None] for row in rows]
 
 
@@ -209,7 +209,7 @@ def told(rows: Sequence[StoredRow]) -> list[list[str | None]]:
 async def loaded(
     addresses: Sequence[GatewayAddress], prefix: str, *, topics: int, takeovers: float
 ):
-    """A load over two nodes with connections of their own, in tables of its own."""
+    """Give a load over two nodes with separate connections, in new tables."""
     schema = Schema("default", prefix)
     nodes = [Gateways(addresses, connections_max=8, call_s=CALL_S) for _ in range(2)]
     try:

@@ -1,8 +1,7 @@
-"""Environments that have what an extra asks for, and no more.
+"""Make environments that have exactly the packages of an extra.
 
-They are real ones (``venv``) without a package of their own: links lead to those of this one that the extra
-asks for, and to what these ask for. So no index is needed, and what only another extra brings is missing, as
-it would be at a user's.
+They are real environments (``venv``). Links lead to the packages of the present environment that the extra requires,
+and to their requirements. So no index is needed. Packages of other extras are missing, as at a user's installation.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def of_extras(extras: Iterable[str]) -> list[Requirement]:
 
 
 def surroundings(folder: Path, extras: Iterable[str]) -> Path:
-    """Make an environment with what these extras ask for, without the package itself.
+    """Make an environment with the requirements of these extras, without the package itself.
 
     Returns its folder of packages.
     """
@@ -69,7 +68,7 @@ def surroundings(folder: Path, extras: Iterable[str]) -> Path:
 
 
 def installation(folder: Path, extras: Iterable[str]) -> Path:
-    """Make an environment with these extras, of the package as it is here; return its interpreter."""
+    """Make an environment with the package of this checkout and these extras; return its interpreter."""
     packages = surroundings(folder, extras)
     for name in ("broker", "chaos", "pyspark_tms.py"):
         (packages / name).symlink_to(ROOT / name)

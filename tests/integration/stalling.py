@@ -1,4 +1,4 @@
-"""A way to a gateway of HBase on which requests of one kind are lost."""
+"""A proxy before a gateway of HBase that loses requests of one kind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +9,7 @@ HOST = "127.0.0.1"
 
 @asynccontextmanager
 async def stalling(port: int, is_stalled: Callable[[bytes], bool]) -> AsyncIterator[int]:
-    """Serve a way to a gateway that loses requests of one kind, and what comes behind them."""
+    """Run a proxy that loses requests of one kind, and all later requests on their connection."""
     ends: list[asyncio.StreamWriter] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

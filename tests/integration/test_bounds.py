@@ -1,4 +1,4 @@
-"""Clients that mean no good, all at once: memory stays under a stated figure and publishing goes on."""
+"""With many hostile clients at once, memory stays under a stated limit and publishes go on."""
 
 import asyncio
 import gzip
@@ -22,13 +22,13 @@ SLOW_READERS = 1_000
 BOMBS = 20
 ENDLESS_HEADS = 500
 IN_SHORT = 0.2
-"""The share of all these that every run of the tests takes."""
+"""The share of the clients in a run that is not nightly."""
 PEAK_BYTES_MAX = 832 * 1024 * 1024
-"""What a node may need at most in all of this; the documentation says the same."""
+"""The most memory that a node may need; the documentation has the same figure."""
 FILES_NEEDED = IDLE + SLOW_READERS + ENDLESS_HEADS + 500
 DEADLINE_S = 60.0
 PUBLISHES_MIN = 300
-"""So many are looked at for each percentile, at least."""
+"""The fewest publishes for a percentile."""
 
 AVRO = "Content-Type: avro/binary"
 MESSAGE = avro.encode_publish_request(PublishRequest(None, [b"x" * 256]))
@@ -71,7 +71,7 @@ async def broker(many_files: None, tmp_path: Path) -> AsyncIterator[BrokerProces
 
 
 class Publisher:
-    """Publishes one message after the other, and remembers how long each took."""
+    """Publishes one message after the other, and keeps the latencies."""
 
     def __init__(self, port: int, publishes_min: int) -> None:
         self._port = port
@@ -91,10 +91,10 @@ class Publisher:
                 self.times_ms.append((time.perf_counter() - began) * 1000)
                 self.progress.set()
 
-    async def during(self, what: Awaitable[Any]) -> tuple[Any, str]:
-        """Await ``what``; return its result and how long publishes took, meanwhile and right after."""
+    async def during(self, attack: Awaitable[Any]) -> tuple[Any, str]:
+        """Await ``attack``; return its result and the latencies of publishes during it and right after it."""
         before = len(self.times_ms)
-        done = await what
+        done = await attack
         async with asyncio.timeout(DEADLINE_S):
             while len(self.times_ms) < before + self._publishes_min:
                 self.progress.clear()
@@ -150,7 +150,7 @@ async def bomb(port: int, body: bytes) -> Answered:
 
 
 async def endless_head(stack: AsyncExitStack, port: int) -> bool:
-    """Send headers as long as the broker takes them; return whether it refused."""
+    """Send headers as long as the broker takes them; return whether the broker refused."""
     raw = await stack.enter_async_context(RawHttp(port))
     try:
         await raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n")
@@ -188,7 +188,7 @@ async def test_everything_at_once(
             done, times = await publisher.during(in_groups(number, act, group))
             tell(f"{number} {what}" if number else what, times)
             if what == "gzip bombs":
-                # Several together may use up what all bodies may hold before one is over its own bound.
+                # Several bodies together may reach the common limit before one of them reaches its own.
                 assert 413 in {reply.status for reply in done} <= {413, 503}
             if what == "endless heads":
                 assert all(done)

@@ -1,4 +1,4 @@
-"""A broker that is killed at random moments under load has everything that it acknowledged."""
+"""A broker that is killed at random moments under load keeps all acknowledged messages."""
 
 import os
 import random
@@ -25,7 +25,7 @@ LIFE_MAX_S = 10**10
 
 
 async def checked(directory: Path) -> CheckReport:
-    """Return what `broker storage verify` finds."""
+    """Return the report of `broker storage verify`."""
     table = await open_table(directory)
     try:
         return await verify(Logs(table, SystemClock()))
@@ -51,7 +51,7 @@ async def test_kills_lose_nothing_that_was_acknowledged(
         assert broker.stop() == 0
     finally:
         broker.kill()
-    print(f"{counts}, seed {drawn_seed}")  # noqa: T201  The totals are asked for.
+    print(f"{counts}, seed {drawn_seed}")  # noqa: T201  Print the totals.
     calls = calls_of(located(history.events))
     verdict = check(calls)
     assert verdict.violations == (), f"{counts}, seed {drawn_seed}"

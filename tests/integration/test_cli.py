@@ -1,4 +1,4 @@
-"""The commands against a whole broker, as a person or a script runs them."""
+"""The commands against a whole broker, as users and scripts run them."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def node() -> Iterator[ServedNode]:
 def broker(
     node: ServedNode, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Done]:
-    """Return what runs a command in this process; a whole process for each takes a while."""
+    """Return a function that runs a command in this process, which is faster than a new process for each."""
     monkeypatch.setenv("BROKER_URL", node.url)
 
     def run(*words: str, stdin: bytes = b"") -> Done:
@@ -83,8 +83,8 @@ def test_topics_are_created_listed_shown_changed_and_deleted(broker: Broker) -> 
     assert json.loads(done(broker("topics", "list", "cli", "--json"))) == []
 
 
-def test_a_tail_of_nobody_says_what_it_tries_before_it_gives_up() -> None:
-    with socket.socket() as taken:  # Bound, not listening: whoever connects is refused.
+def test_a_tail_without_a_broker_says_what_it_tries_before_it_gives_up() -> None:
+    with socket.socket() as taken:  # Bound, not listening: it refuses connections.
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         command = [sys.executable, "-m", "broker.cli", "tail", "a/b", "--url", url]
@@ -136,7 +136,7 @@ def test_a_shell_completes_the_topics_of_the_broker(broker: Broker, node: Served
     ],
 )
 @pytest.mark.parametrize("command", ["create", "set"])
-def test_properties_that_would_mean_nothing_are_refused(
+def test_properties_without_a_meaning_are_refused(
     broker: Broker, command: str, words: list[str], told: bytes
 ) -> None:
     done(broker("topics", "create", "cli/known", "--keep"))
@@ -241,7 +241,7 @@ def test_in_a_context_with_a_namespace_topics_have_short_names(
     assert b"broker topics list short" in missing.stderr
 
 
-def test_spans_and_layouts_are_the_same_for_all_that_reads(broker: Broker) -> None:
+def test_all_reading_commands_take_the_same_spans_and_layouts(broker: Broker) -> None:
     done(broker("topics", "create", "cli/spans"))
     for number in range(5):
         done(broker("publish", "cli/spans", f"m{number}"))
@@ -262,7 +262,7 @@ def test_spans_and_layouts_are_the_same_for_all_that_reads(broker: Broker) -> No
     assert done(bounded).decode().splitlines() == lines[:4]
 
 
-def test_the_newest_are_tailed_before_what_comes(broker: Broker, node: ServedNode) -> None:
+def test_a_tail_shows_the_newest_messages_before_new_ones(broker: Broker, node: ServedNode) -> None:
     done(broker("topics", "create", "cli/newest"))
     done(broker("publish", "cli/newest", "one", "two", "three"))
     with following(node, "cli/newest", "--last", "2") as tail:
@@ -338,7 +338,7 @@ def test_a_publish_prints_an_id_for_each_message(broker: Broker) -> None:
     assert (more["first_id"], more["last_id"]) == (polled[3], polled[4])
 
 
-def test_a_failing_command_stops_the_tail_and_the_message_comes_again(
+def test_a_failing_command_stops_the_tail_and_its_message_is_read_again(
     broker: Broker, tmp_path: Path
 ) -> None:
     done(broker("topics", "create", "cli/exec"))
@@ -386,7 +386,7 @@ def test_one_message_comes_from_a_file_or_from_standard_input(
     assert len(done(broker("poll", "cli/whole", "-f", "{id}")).splitlines()) == len(expected)
 
 
-def test_what_a_broker_does_not_take_is_refused_with_its_limit(tmp_path: Path) -> None:
+def test_a_message_above_the_brokers_limit_is_refused_with_the_limit(tmp_path: Path) -> None:
     file = tmp_path / "large"
     file.write_bytes(bytes(2 << 20))
     with BrokerProcess(tmp_path / "data", ["--body-bytes-max", "1048576"]) as process:
@@ -426,7 +426,7 @@ def test_a_long_file_has_a_progress_bar_on_a_terminal(
 
 
 def read_terminal(terminal: int) -> bytes:
-    """Read all that is written to a terminal until nobody has it open any more."""
+    """Read the output of a terminal until no process has it open."""
     shown = b""
     with os.fdopen(terminal, "rb", buffering=0) as reading, suppress(OSError):
         while more := reading.read(4096):
@@ -434,7 +434,7 @@ def read_terminal(terminal: int) -> bytes:
     return shown
 
 
-def test_what_nobody_read_is_not_remembered_as_handled(
+def test_messages_that_were_not_read_do_not_count_as_handled(
     broker: Broker, node: ServedNode, tmp_path: Path
 ) -> None:
     done(broker("topics", "create", "cli/unread"))
@@ -537,7 +537,7 @@ def test_a_store_is_made_verified_swept_and_mended(tmp_path: Path) -> None:
     assert damaged.stdout.splitlines()[-1].startswith("problems: ")
 
 
-def test_where_there_is_no_store_none_is_made(tmp_path: Path, broker: Broker) -> None:
+def test_commands_do_not_create_a_missing_store(tmp_path: Path, broker: Broker) -> None:
     for command in ("verify", "sweep"):
         told = broker("storage", command, str(tmp_path))
         assert told.returncode == 1
@@ -547,7 +547,7 @@ def test_where_there_is_no_store_none_is_made(tmp_path: Path, broker: Broker) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tail_tells_of_a_broker_that_went_away_and_goes_on(tmp_path: Path) -> None:
+def test_a_tail_reports_that_the_broker_is_away_and_goes_on(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process, SyncClient(process.url) as client:
         client.create_topic("a/b")
         client.publish("a/b", b"0")

@@ -41,19 +41,19 @@ async def test_each_acknowledged_message_is_counted(node: ServedNode) -> None:
     assert told["asked"]["batch"] == 10
 
 
-async def test_a_rate_bounds_what_is_published(node: ServedNode) -> None:
+async def test_a_rate_limits_the_number_of_publishes(node: ServedNode) -> None:
     async with Client(node.url) as client:
         told = await publish(client, Load(TOPIC, 50, 100.0, 0.3, 4, 1))
     assert 0 < told["messages"] <= 30
 
 
-async def test_a_tail_knows_how_long_stamped_messages_took(node: ServedNode) -> None:
+async def test_a_tail_measures_the_latency_of_stamped_messages(node: ServedNode) -> None:
     async with Client(node.url) as client:
         await client.publish(TOPIC, b"before")
         tailing = asyncio.ensure_future(tail(client, TOPIC, DEADLINE_S))
         received = 0.0
         async with asyncio.timeout(DEADLINE_S):
-            while not received:  # Until the tail has begun, nothing reaches it.
+            while not received:  # The tail misses messages from before its begin.
                 await client.publish(TOPIC, b"without a stamp")
                 await publish(client, Load(TOPIC, 50, None, 0.1, 2, 1))
                 received = (await client.stats(TOPIC))["rates"]["poll_per_s"]
@@ -64,7 +64,7 @@ async def test_a_tail_knows_how_long_stamped_messages_took(node: ServedNode) -> 
     assert told["latency_ms"]["p50"] > 0
 
 
-async def test_no_topic_is_an_error_before_anything_is_measured(node: ServedNode) -> None:
+async def test_a_missing_topic_is_an_error_before_the_measurement(node: ServedNode) -> None:
     async with Client(node.url) as client:
         for work in (
             publish(client, Load(TopicId("bench", "none"), 50, None, 60, 1, 1)),
@@ -75,7 +75,7 @@ async def test_no_topic_is_an_error_before_anything_is_measured(node: ServedNode
 
 
 @pytest.mark.parametrize("command", ["publish", "tail"])
-def test_an_interrupt_ends_it_with_what_was_measured(node: ServedNode, command: str) -> None:
+def test_an_interrupt_ends_it_with_the_figures_so_far(node: ServedNode, command: str) -> None:
     words = ["bench", command, "bench/t", "--seconds", "600", "--json"]
     with subprocess.Popen(
         [sys.executable, "-m", "broker.cli", *words],

@@ -35,7 +35,7 @@ def node() -> Iterator[ServedNode]:
 def run(
     node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Return what runs a command in this process and gives its code, its output and its errors."""
+    """Return a function that runs a command in this process, and returns its code, output and errors."""
     monkeypatch.setenv("BROKER_URL", node.url)
 
     def command(*words: str, stdin: str = "") -> tuple[int, str, str]:

@@ -29,7 +29,7 @@ def node() -> Iterator[ServedNode]:
 def run(
     node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Return what runs a command in this process and gives its code, its output and its errors."""
+    """Return a function that runs a command in this process, and returns its code, output and errors."""
     monkeypatch.setenv("BROKER_URL", node.url)
 
     def command(*words: str, stdin: str = "") -> tuple[int, str, str]:
@@ -42,7 +42,7 @@ def run(
     return command
 
 
-def test_a_purge_asks_first_and_tells_from_when_on_messages_are_left(
+def test_a_purge_asks_first_and_reports_the_time_of_the_oldest_message_left(
     run: Run, node: ServedNode
 ) -> None:
     with SyncClient(node.url) as client:
@@ -105,7 +105,7 @@ async def test_both_clients_purge(node: ServedNode) -> None:
         assert await client.purge("purge/client", "now") == message.timestamp_ms + 1
         assert await client.poll("purge/client") == []
         properties = dict((await client.topic("purge/client")).properties)
-        await client.set_topic("purge/client", properties)  # What was shown may be sent back.
+        await client.set_topic("purge/client", properties)  # The shown properties may be sent back.
         with pytest.raises(BadRequest, match="a purge does"):
             await client.set_topic("purge/client", {"purged_ms": "0"})
         with pytest.raises(BadRequest, match="future"):

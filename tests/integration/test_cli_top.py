@@ -31,7 +31,7 @@ def node() -> Iterator[ServedNode]:
         yield node
 
 
-def test_one_look_as_json_and_as_text(
+def test_one_refresh_as_json_and_as_text(
     node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_URL", node.url)
@@ -43,7 +43,7 @@ def test_one_look_as_json_and_as_text(
     assert told["topics"][0]["messages"] == 2
     assert told["nodes"][0]["url"] == node.url
     with pytest.raises(SystemExit) as left:
-        app.run(["top", "--namespace", "top", "-n", "1"])  # No terminal: one look.
+        app.run(["top", "--namespace", "top", "-n", "1"])  # No terminal: one refresh.
     shown = capfd.readouterr().out
     assert left.value.code == 0
     assert "top/busy" in shown
@@ -82,7 +82,7 @@ def test_in_a_terminal_it_follows_until_it_is_interrupted(node: ServedNode) -> N
 
 
 def wait_for(terminal: int, text: bytes) -> None:
-    """Read what is written to a terminal until it has a text."""
+    """Read a terminal's output until it has a text."""
     deadline, seen = time.monotonic() + DEADLINE_S, b""
     while text not in seen:
         left_s = deadline - time.monotonic()

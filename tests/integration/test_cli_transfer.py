@@ -93,7 +93,7 @@ def client(node: ServedNode) -> Iterator[SyncClient]:
 def run(
     node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Return what runs a command in this process and gives its code, its output and its errors."""
+    """Return a function that runs a command in this process, and returns its code, output and errors."""
     monkeypatch.setenv("BROKER_URL", node.url)
     monkeypatch.setattr(exports, "CHUNK_MESSAGES_MAX", CHUNK)
     monkeypatch.setattr(imports, "CHUNK_MESSAGES_MAX", CHUNK)
@@ -108,7 +108,7 @@ def run(
 
 
 def died(node: ServedNode, step: int, *words: str) -> bool:
-    """Run a command that is killed before a step; whether it was, and had not ended before."""
+    """Run a command that is killed before a step; return False if it ended before that step."""
     done = subprocess.run(
         [sys.executable, "-c", MORTAL, str(step), str(CHUNK), *words],
         env={**os.environ, "BROKER_URL": node.url},
@@ -140,7 +140,7 @@ def read(file: Path, kind: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", sorted(FORMATS))
-def test_a_topic_goes_out_and_comes_in_as_it_was(
+def test_an_exported_topic_is_imported_unchanged(
     run: Run, client: SyncClient, tmp_path: Path, kind: str
 ) -> None:
     topic = filled(client, f"out/{kind}")
@@ -171,7 +171,9 @@ def test_a_topic_goes_out_and_comes_in_as_it_was(
     assert payloads_of(client, f"in/{kind}") == PAYLOADS * 2
 
 
-def test_a_range_goes_out_by_ids_and_by_times(run: Run, client: SyncClient, tmp_path: Path) -> None:
+def test_a_range_is_exported_by_ids_and_by_times(
+    run: Run, client: SyncClient, tmp_path: Path
+) -> None:
     topic = filled(client, "out/range")
     ids = [message.id for message in client.poll(topic)]
     file = tmp_path / "some.jsonl"
@@ -185,7 +187,7 @@ def test_a_range_goes_out_by_ids_and_by_times(run: Run, client: SyncClient, tmp_
     assert read(file, "jsonl") == []
 
 
-def test_what_is_published_meanwhile_is_no_part_of_an_export(
+def test_messages_published_meanwhile_are_not_exported(
     run: Run, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, file, kind = filled(client, "out/late"), tmp_path / "late.jsonl", FORMATS["jsonl"]
@@ -200,7 +202,7 @@ def test_what_is_published_meanwhile_is_no_part_of_an_export(
     assert read(file, "jsonl") == PAYLOADS
 
 
-def test_the_messages_of_a_transaction_go_out_with_it(
+def test_the_messages_of_a_transaction_are_exported_together(
     run: Run, client: SyncClient, tmp_path: Path
 ) -> None:
     client.create_topic("out/stored")
@@ -217,7 +219,7 @@ def test_the_messages_of_a_transaction_go_out_with_it(
 
 
 @pytest.mark.parametrize("kind", [JsonLines(), AvroFile()])
-def test_a_part_that_lost_something_is_never_gone_on_with(
+def test_an_export_does_not_continue_a_damaged_part(
     kind: JsonLines | AvroFile, tmp_path: Path
 ) -> None:
     part, file = tmp_path / "a.part", tmp_path / "a"
@@ -234,7 +236,7 @@ def test_a_part_that_lost_something_is_never_gone_on_with(
         kind.append(part, size, [])
 
 
-def test_nothing_is_published_of_a_file_with_a_message_that_no_broker_takes(
+def test_no_message_is_imported_from_a_file_with_an_invalid_message(
     run: Run, client: SyncClient, tmp_path: Path
 ) -> None:
     client.create_topic("in/refused")
@@ -254,7 +256,7 @@ def test_nothing_is_published_of_a_file_with_a_message_that_no_broker_takes(
         (["a.jsonl", "--since", "soon"], 2, "'soon'"),
     ],
 )
-def test_an_export_that_can_not_be_meant_is_refused(
+def test_an_export_with_invalid_options_is_refused(
     run: Run, client: SyncClient, tmp_path: Path, words: list[str], code: int, says: str
 ) -> None:
     client.create_topic("out/refused", if_exists="keep")
@@ -264,7 +266,7 @@ def test_an_export_that_can_not_be_meant_is_refused(
     assert (tmp_path / "there.jsonl").read_text() == "mine"
 
 
-def test_an_import_of_what_was_imported_and_is_gone_says_so(
+def test_a_repeated_import_of_messages_that_are_gone_says_so(
     run: Run, client: SyncClient, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.jsonl"
@@ -280,7 +282,7 @@ def test_an_import_of_what_was_imported_and_is_gone_says_so(
     assert payloads_of(client, "in/gone") == [b"%d" % n for n in range(25)]
 
 
-def test_what_is_read_back_is_compared(
+def test_an_import_compares_the_messages_that_it_reads_back(
     run: Run, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.jsonl"
@@ -291,7 +293,7 @@ def test_what_is_read_back_is_compared(
     assert (code, "could not all be read back" in said) == (1, True), said
 
 
-def test_an_import_publishes_nothing_of_a_file_that_is_not_whole(
+def test_an_import_publishes_no_message_of_an_incomplete_file(
     run: Run, client: SyncClient, tmp_path: Path
 ) -> None:
     topic = filled(client, "out/damaged")
@@ -332,10 +334,10 @@ def test_an_export_that_is_killed_at_any_step_goes_on(
             f"{file.name}.manifest.json",
         }
         file = tmp_path / f"{steps}.{kind}"
-    assert steps > 15, "it was not killed at as many steps as it has"
+    assert steps > 15, "it has fewer steps than expected"
 
 
-def test_an_export_that_is_killed_again_and_again_comes_to_its_end(
+def test_an_export_that_is_killed_again_and_again_is_completed(
     node: ServedNode, client: SyncClient, tmp_path: Path
 ) -> None:
     topic, file, lives = filled(client, "killed/often"), tmp_path / "a.avro", 1
@@ -360,12 +362,12 @@ def test_an_import_that_is_killed_at_any_step_publishes_each_message_once(
         step += 2
         topic = f"killed/import{step}"
         client.create_topic(topic)
-    assert step > 10, "it was not killed at as many steps as it has"
+    assert step > 10, "it has fewer steps than expected"
     assert payloads_of(client, topic) == expected
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_an_export_goes_on_only_with_what_it_began(
+def test_an_export_continues_only_with_its_topic_and_options(
     run: Run, node: ServedNode, client: SyncClient, tmp_path: Path
 ) -> None:
     topic, file = filled(client, "killed/other"), tmp_path / "a.jsonl"
@@ -380,7 +382,7 @@ def test_an_export_goes_on_only_with_what_it_began(
     assert read(file, "jsonl") == PAYLOADS
 
 
-def test_an_import_goes_on_only_with_the_file_and_the_topic_that_it_began(
+def test_an_import_continues_only_with_its_file_and_topic(
     run: Run, node: ServedNode, client: SyncClient, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.jsonl"

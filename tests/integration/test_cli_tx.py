@@ -1,4 +1,4 @@
-"""``broker tx`` against a broker of its own process, whose transactions have a short life."""
+"""``broker tx`` against a broker in its own process, whose transactions have a short life."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 def run(
     process: BrokerProcess, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Return what runs a command in this process and gives its code, its output and its errors."""
+    """Return a function that runs a command in this process, and returns its code, output and errors."""
     monkeypatch.setenv("BROKER_URL", process.url)
 
     def command(*words: str) -> tuple[int, str, str]:
@@ -74,7 +74,9 @@ def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, process: BrokerP
         assert (code, "is not known" in errors) == (1, True)
 
 
-def test_what_is_settled_is_pruned_and_never_seen(run: Run, process: BrokerProcess) -> None:
+def test_a_settled_transaction_is_pruned_and_its_messages_stay_hidden(
+    run: Run, process: BrokerProcess
+) -> None:
     with SyncClient(process.url) as client:
         client.create_topic("tx/pruned")
         client.create_topic("tx/empty")

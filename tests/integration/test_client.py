@@ -1,4 +1,4 @@
-"""The client against a whole broker: what goes beyond the original's wire."""
+"""The client against a whole broker: calls that the original's interface does not have."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ async def test_a_key_publishes_once(client: Client) -> None:
     assert message.id == first.first_id == first.last_id
 
 
-async def test_a_publish_tells_what_it_made(client: Client) -> None:
+async def test_a_publish_returns_its_ids(client: Client) -> None:
     pointer = time.time_ns()
     several = await client.publish("t", [b"a", b"b", b"c"])
     undone = await client.publish("t", [b"x", b"y"], pointer=pointer)
@@ -65,7 +65,7 @@ async def test_a_publish_tells_what_it_made(client: Client) -> None:
     assert again == staged._replace(replayed=True)
 
 
-async def test_a_number_below_the_last_is_told_nothing(client: Client) -> None:
+async def test_a_publish_with_a_lower_number_returns_no_ids(client: Client) -> None:
     first = await client.publish("t", [b"a", b"b"], producer=("p", 5))
     again = await client.publish("t", [b"a", b"b"], producer=("p", 5))
     below = await client.publish("t", [b"a", b"b"], producer=("p", 4))
@@ -116,7 +116,7 @@ async def test_a_poll_waits_for_the_first_message(client: Client) -> None:
     assert [m.payload for m in await waiting] == [b"x"]
 
 
-async def test_browsing_pages_both_ways_and_shows_what_consumers_may_not_see(
+async def test_browsing_pages_both_ways_and_shows_hidden_messages(
     client: Client,
 ) -> None:
     pointer = int(datetime.now(UTC).timestamp() * 1e9)  # noqa: TID251 - A pointer of now.
@@ -143,7 +143,7 @@ async def test_browsing_pages_both_ways_and_shows_what_consumers_may_not_see(
     assert times.messages == []
 
 
-async def test_a_moment_is_a_place_wherever_one_is_taken(client: Client) -> None:
+async def test_every_start_may_be_a_time(client: Client) -> None:
     await client.publish("t", b"before")
     (before,) = await client.poll("t")
     moment = datetime.fromtimestamp(before.timestamp_ms / 1000, UTC) + timedelta(milliseconds=1)
@@ -169,12 +169,14 @@ def test_a_range_is_read_without_asyncio(node: ServedNode) -> None:
         assert list(some) == everything[10:20]
         assert some.to_arrow().column("value").to_pylist() == [b"%d" % n for n in range(10, 20)]
         assert some.to_pandas()["id"].tolist() == [message.id for message in everything[10:20]]
-        for message in client.read("t"):  # Left in the middle, it leaves nothing behind.
+        for message in client.read(
+            "t"
+        ):  # A read that is abandoned in the middle leaves no connection open.
             assert message == everything[0]
             break
 
 
-async def test_stats_are_told(client: Client) -> None:
+async def test_stats_are_returned(client: Client) -> None:
     await client.publish("t", [b"%d" % i for i in range(5)])
     assert (await client.stats("t"))["messages"]["value"] == 5
 

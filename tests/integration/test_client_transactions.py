@@ -12,7 +12,7 @@ from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from tests.kit.served import ServedNode
 
-# ruff: noqa: PT012 - Whole blocks are what is tested.
+# ruff: noqa: PT012 - These tests test whole blocks.
 
 NUMBERS = itertools.count()
 
@@ -31,7 +31,7 @@ async def client(node: ServedNode) -> AsyncIterator[Client]:
 
 
 async def seen(client: Client, topic: str = "t") -> list[bytes]:
-    """Return what a transaction that begins now may see."""
+    """Return the messages that a new transaction may see."""
     snapshot = await client.transactions.snapshot()
     return [message.payload for message in await client.poll(topic, snapshot=snapshot)]
 
@@ -46,7 +46,7 @@ async def test_others_see_a_transaction_from_its_commit_on(client: Client) -> No
     assert await seen(client) == [b"0", b"1", b"2"]
 
 
-async def test_what_failed_is_seen_by_no_transaction(client: Client) -> None:
+async def test_no_transaction_sees_the_messages_of_a_failed_one(client: Client) -> None:
     with pytest.raises(KeyError):
         async with client.transaction() as tx:
             await tx.publish("t", "x")
@@ -57,7 +57,9 @@ async def test_what_failed_is_seen_by_no_transaction(client: Client) -> None:
     assert tx.state == "aborted"
 
 
-async def test_of_two_that_change_the_same_one_conflicts_and_is_repeated(client: Client) -> None:
+async def test_of_two_transactions_with_a_common_key_one_conflicts_and_is_repeated(
+    client: Client,
+) -> None:
     tried = []
 
     async def work(tx: Any) -> None:

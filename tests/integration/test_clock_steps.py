@@ -1,7 +1,7 @@
 """A broker whose clock is set back and forth while it runs, and between its starts.
 
-libfaketime lies to the broker's process about the wall clock alone. The boot clock stays true, and by it
-the broker judges the wall clock: a jump is believed after a minute, or by whoever starts.
+libfaketime changes only the wall clock of the broker's process. The boot clock stays true, and the broker judges the wall
+clock by it: it follows a jump after a minute. A broker that starts believes the wall clock at once.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ TOPICS = ("a", "b", "c")
 MESSAGES_A_STEP = 60
 DEADLINE_S = 60.0
 TOLERANCE_MS = 60_000
-"""How far a loaded machine may be from what the test expects; the steps are hours."""
+"""The tolerance for a loaded machine; the steps are hours."""
 
 
 class FakeClock:
-    """How far the wall clock of whoever runs under ``environment`` is off."""
+    """The error of the wall clock in processes that run with ``environment``."""
 
     def __init__(self, folder: Path) -> None:
         spec = find_spec("libfaketime")
@@ -48,7 +48,7 @@ class FakeClock:
         }
 
     def set(self, offset_s: int) -> None:
-        """Let the clock be off by this much from now on."""
+        """Set the error of the clock from now on."""
         # A reader of a half-written file would see the true time for a moment.
         written = self._file.with_suffix(".new")
         written.write_text(f"{offset_s:+}\n")
@@ -73,7 +73,7 @@ def now_ms() -> int:
 
 
 class Publisher:
-    """Publishes numbered messages to all topics for as long as it is let."""
+    """Publishes numbered messages to all topics until it is stopped."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -104,7 +104,7 @@ def assert_in_order(messages: list[Message], payloads: list[bytes]) -> None:
 
 
 def test_the_boot_clock_stays_true(clock: FakeClock, tmp_path: Path) -> None:
-    """What the guard rests on; without it this file would test nothing."""
+    """The guard needs this property of libfaketime. Without it these tests would test nothing."""
     script = tmp_path / "clocks.py"
     script.write_text(
         "import time\n"
@@ -138,13 +138,13 @@ async def test_steps_under_load_lose_nothing(broker: BrokerProcess, clock: FakeC
             for offset_s in STEPS_S:
                 clock.set(offset_s)
                 await publisher.reach(publisher.count + MESSAGES_A_STEP)
-                # The ttl is ten minutes: had the jump been believed, all would have expired.
+                # The ttl is ten minutes. If the broker had followed the jump, all messages would have expired.
                 assert len(await client.poll(TOPICS[0], limit=10)) == 10
             for task in tasks:
                 task.cancel()
         for topic, payloads in publisher.acknowledged.items():
             messages = await client.poll(topic)
-            # The last of a topic may have been published without its publisher having heard of it.
+            # The last message of a topic may have been stored without an answer to its publisher.
             assert_in_order(messages[: len(payloads)], payloads)
             assert len(messages) <= len(payloads) + 1
             times_ms = [message.timestamp_ms for message in messages]
@@ -185,5 +185,5 @@ async def test_expiry_goes_by_the_clock_that_a_broker_starts_with(
         broker.kill()
         broker.start()
         async with Client(broker.url) as client:
-            # What has expired is not removed at once: a clock that is wrong at a start does no harm.
+            # Expired messages are not removed at once, so a wrong clock at a start does no harm.
             assert await client.poll("t") == seen, f"started {offset_s} s off"

@@ -1,4 +1,4 @@
-"""Looking at a cluster of real processes and steering it, with the commands that an operator has."""
+"""An operator's commands show and control a cluster of real processes."""
 
 import json
 import os
@@ -31,7 +31,7 @@ TOPICS = [f"admin/topic-{number}" for number in range(12)]
 
 @pytest.fixture(scope="module")
 def cluster(shared_cluster: LocalCluster) -> LocalCluster:
-    """The nodes that all share; who leads what is settled once every node has heard of all others."""
+    """The shared nodes, once every node knows all others, so that the leaders do not change any more."""
     eventually(
         lambda: all(len(rows(node)) == 3 for node in shared_cluster.nodes),
         lambda: [asked(node, "status") for node in shared_cluster.nodes],
@@ -44,7 +44,7 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
 
 
 def broker(node: Member, *words: str, code: int = 0) -> str:
-    """Run a command as a process against one node; return its answer, or why there is none."""
+    """Run a command as a process against one node; return its output, or its error."""
     done = ran(node, *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -72,7 +72,7 @@ def rows(node: Member, *words: str) -> dict[str, Any]:
 
 
 def publish_once(url: str, topic: str) -> None:
-    """Publish, whatever comes of it."""
+    """Publish, and ignore errors."""
     name = topic.partition("/")[2]
     request = urllib.request.Request(
         f"{url}/v1/namespaces/admin/topics/{name}/publish",
@@ -94,7 +94,7 @@ def under_way(node: Member) -> float:
 
 
 def eventually(check: Callable[[], object], state: Callable[[], object]) -> None:
-    """Return once ``check()`` holds; after the deadline the error tells ``state()``."""
+    """Return once ``check()`` holds; after the deadline raise an error with ``state()``."""
     deadline = time.monotonic() + DEADLINE_S
     pause = threading.Event()
     while not check():
@@ -107,7 +107,7 @@ def leader_of(node: Member, topic: str) -> Any:
     return led
 
 
-def test_every_node_tells_the_same_of_the_cluster(cluster: LocalCluster) -> None:
+def test_every_node_reports_the_same_cluster(cluster: LocalCluster) -> None:
     led: list[dict[str, str]] = []
     for node in cluster.nodes:
         status = asked(node, "status", "--topics")
@@ -132,7 +132,7 @@ def test_every_node_tells_the_same_of_the_cluster(cluster: LocalCluster) -> None
     assert all(row.split()[2] == "serving" for row in table[1:])
 
 
-def test_a_drained_node_leads_nothing_and_goes_on_serving(cluster: LocalCluster) -> None:
+def test_a_drained_node_leads_no_topic_and_goes_on_serving(cluster: LocalCluster) -> None:
     here, other = cluster.nodes[0], cluster.nodes[1]
     assert other.url is not None
     number = rows(here)[other.url]["node"]
@@ -172,7 +172,7 @@ def test_a_drained_node_leads_nothing_and_goes_on_serving(cluster: LocalCluster)
     eventually(led_again, lambda: asked(here, "status"))
 
 
-def test_a_topic_is_moved_from_node_to_node_and_let_go(cluster: LocalCluster) -> None:
+def test_a_topic_is_pinned_to_several_nodes_and_unpinned(cluster: LocalCluster) -> None:
     topic = "admin/moving"
     here = cluster.nodes[0]
     with SyncClient(here.url) as client:
@@ -197,7 +197,7 @@ def test_a_topic_is_moved_from_node_to_node_and_let_go(cluster: LocalCluster) ->
     eventually(lambda: leader_of(here, topic)["url"] == by_slot, lambda: leader_of(here, topic))
 
 
-def test_a_second_node_with_the_number_of_one_that_lives_does_not_start(
+def test_a_second_node_with_the_instance_id_of_a_live_node_does_not_start(
     cluster: LocalCluster,
 ) -> None:
     here, other = cluster.nodes[0], cluster.nodes[1]
@@ -220,11 +220,11 @@ def test_a_second_node_with_the_number_of_one_that_lives_does_not_start(
         "This node does not start."
     )
     assert "Traceback" not in done.stderr
-    assert rows(here)[other.url]["state"] == "serving", "nobody was disturbed"
+    assert rows(here)[other.url]["state"] == "serving", "the first node goes on"
     assert len(rows(here)) == 3
 
 
-def test_the_commands_in_the_guide_do_what_it_says(cluster: LocalCluster) -> None:
+def test_the_commands_in_the_guide_work(cluster: LocalCluster) -> None:
     here = cluster.nodes[0]
     with SyncClient(here.url) as client:
         client.create_topic("audit/logins")
@@ -241,7 +241,7 @@ def test_the_commands_in_the_guide_do_what_it_says(cluster: LocalCluster) -> Non
     assert asked(here, "status")["pins"] == 0
 
 
-def test_what_does_not_exist_is_told(cluster: LocalCluster) -> None:
+def test_missing_nodes_and_topics_are_reported(cluster: LocalCluster) -> None:
     here = cluster.nodes[0]
     said = broker(here, "cluster", "drain", "200", code=1)
     for node in cluster.nodes:
@@ -272,7 +272,7 @@ def test_a_node_that_is_killed_is_silent_until_it_is_gone_and_another_leads(
 
 
 @pytest.mark.nightly
-def test_the_status_is_told_while_zookeeper_and_storage_are_away(
+def test_the_status_is_shown_while_zookeeper_and_storage_are_away(
     hbase_server: HBaseServer, cluster: LocalCluster
 ) -> None:
     here = cluster.nodes[0]
@@ -308,7 +308,7 @@ def test_the_status_is_told_while_zookeeper_and_storage_are_away(
 
 
 @pytest.mark.nightly
-def test_a_node_stops_in_the_time_that_a_container_gets_though_nobody_answers_it(
+def test_a_node_stops_within_a_containers_grace_period_without_zookeeper_and_storage(
     hbase_server: HBaseServer, cluster: LocalCluster
 ) -> None:
     one = cluster.nodes[1]
@@ -324,7 +324,7 @@ def test_a_node_stops_in_the_time_that_a_container_gets_though_nobody_answers_it
         assert one.stop(grace_s=GRACE_S) == 0, one.log()
     finally:
         cluster.zookeepers[0].resume()
-        # Silent for so long, its region server gives itself up.
+        # After so long a pause the region server ends itself.
         hbase_server.kill()
         hbase_server.start()
     for thread in publishing:

@@ -1,4 +1,4 @@
-"""The client in a cluster of real processes: it asks leaders directly, and follows them."""
+"""The client in a cluster of real processes sends requests to leaders directly, and follows them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def urls(cluster: LocalCluster) -> list[str]:
 
 
 async def forwarded(cluster: LocalCluster) -> int:
-    """Return how many requests all nodes together have passed on."""
+    """Return the number of requests that all nodes together have forwarded."""
     count = 0.0
     async with aiohttp.ClientSession() as session:
         for url in urls(cluster):
@@ -44,7 +44,7 @@ async def forwarded(cluster: LocalCluster) -> int:
 
 
 class Publishers:
-    """Publish to one topic, each one request after the other, half of them in a lane."""
+    """Publishers to one topic; each sends one request after the other, and half of them use a lane."""
 
     def __init__(self, cluster: LocalCluster, client: Client, topic: str) -> None:
         self.acknowledged: list[bytes] = []
@@ -137,7 +137,7 @@ async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster: Lo
             settled = await forwarded(cluster)
             await publishers.more(100)
             assert await forwarded(cluster) == settled
-            # Besides those of the publishers the operator's own may have been under way.
+            # In addition to the publishers' requests, the operator's own request may have been in flight.
             assert settled - before <= PUBLISHERS + 1
         publishers.stop()
     async with Client(urls(cluster)) as reader:
@@ -147,7 +147,7 @@ async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster: Lo
 
 
 async def test_a_restart_and_a_kill_of_the_leader_are_no_errors(cluster: LocalCluster) -> None:
-    """A restart by plan without keys; a kill with the client's own keys."""
+    """A planned restart without keys; a kill with the client's own keys."""
     for topic, idempotent in (("client/restarted", False), ("client/killed", True)):
         async with Client(urls(cluster), idempotent=idempotent, deadline_s=60.0) as client:
             async with asyncio.TaskGroup() as tasks:

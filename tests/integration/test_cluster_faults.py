@@ -1,7 +1,7 @@
-"""Three node processes, a real ZooKeeper and HBase, and what breaks in a cluster, under load.
+"""Faults of a cluster under load: three node processes, a real ZooKeeper and a real HBase.
 
-Each test breaks something while publishers and consumers are at work, waits until work goes on, and lets
-the checkers judge what everybody was told. What stands in one test here is a case of its own in chaos.
+Each test injects a fault while publishers and consumers work, waits until the work goes on, and lets the checkers judge
+the history. Each fault of these tests is also a separate case in chaos.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 MOVES, MOVES_IN_SHORT, MOVE_EVERY_S = 12, 4, 1.0
 CLIENTS, TOPICS, PUBLISHERS = 64, 3, 9
 PLAIN = CLIENTS - TOPICS * (PUBLISHERS + len(READING))
-"""Of a rolling restart's clients those that know nothing of brokers."""
+"""The number of plain HTTP clients in a rolling restart."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def urls(cluster: LocalCluster) -> list[str]:
 async def load(
     cluster: LocalCluster, name: str, topics: int = 2, publishers: int = 4, **options: float
 ) -> AsyncIterator[ClusterLoad]:
-    """Put the cluster under load, and judge what was told when it has ended."""
+    """Put the cluster under load, and judge the history at the end."""
     names = [f"faults/{name}-{number}" for number in range(topics)]
     async with ClusterLoad(
         urls(cluster), names, publishers=publishers, state=cluster.state, **options
@@ -70,7 +70,7 @@ async def leader(cluster: LocalCluster, topic: str) -> Leader:
 
 
 async def held(cluster: LocalCluster) -> dict[int, str]:
-    """Return the ZooKeeper session of each node, as the nodes tell them."""
+    """Return the ZooKeeper session that each node reports."""
     async with Client(urls(cluster)) as client:
         told = (await client.ask(admin.status()))["nodes"]
     return {row["node"]: row["view"]["zookeeper"]["session"] for row in told if row["view"]}
@@ -81,8 +81,8 @@ async def in_contact(
 ) -> dict[int, str]:
     """Wait until all nodes are members and have contact with ZooKeeper; return their sessions.
 
-    None of ``ended`` counts: a node tells the session under which it is a member, and after a session's
-    end it has contact again a moment before it is a member again.
+    Sessions in ``ended`` do not count: a node reports the session of its membership, and after the end of a session it
+    has contact again a moment before it is a member again.
     """
     told: list[dict[str, Any]] = []
     try:
@@ -106,7 +106,7 @@ async def led_by(cluster: LocalCluster, topic: str) -> Member:
     return next(node for node in cluster.nodes if node.url == url)
 
 
-async def test_a_leader_that_is_killed_is_succeeded_and_comes_back_as_itself(
+async def test_another_node_takes_over_from_a_killed_leader_which_returns_with_its_id(
     cluster: LocalCluster,
 ) -> None:
     async with load(cluster, "killed") as work:
@@ -116,11 +116,11 @@ async def test_a_leader_that_is_killed_is_succeeded_and_comes_back_as_itself(
         await work.acknowledged(200)
         await asyncio.to_thread(node.start)
         await work.acknowledged(100)
-        # Its address is its own, so it has its number at once, and with it its topics.
+        # It has the same address, so it gets its instance id at once, and with it its topics.
         assert (await leader(cluster, "faults/killed-0")).node == before
 
 
-async def test_a_leader_that_was_asleep_for_long_is_believed_nothing(
+async def test_the_writes_of_a_leader_that_was_paused_for_long_are_fenced(
     cluster: LocalCluster,
 ) -> None:
     topic = "faults/asleep-0"
@@ -129,7 +129,7 @@ async def test_a_leader_that_was_asleep_for_long_is_believed_nothing(
         epoch = (await leader(cluster, topic)).epoch
         await asyncio.to_thread(node.pause)
         try:
-            # These lie in its sockets, and are read when it wakes up, long after they are past.
+            # These requests wait in its sockets. It reads them after the pause, long after their deadlines.
             with late_publishes(work, node, topic, 20):
                 began = time.monotonic()
                 await work.acknowledged(200)
@@ -161,12 +161,12 @@ async def test_leaders_go_on_without_zookeeper(cluster: LocalCluster, away_s: fl
         after = await in_contact(cluster)
         await work.acknowledged(100)
         for topic, led in zip(topics, before, strict=True):
-            # Where the session outlived it, nothing has changed hands, not even to the same node.
+            # If the session outlived the outage, no topic was claimed again, not even by the same node.
             if after[led.node] == sessions[led.node]:
                 assert await leader(cluster, topic) == led
 
 
-async def test_a_zookeeper_without_its_data_rewinds_nothing(cluster: LocalCluster) -> None:
+async def test_the_loss_of_zookeepers_data_loses_no_message(cluster: LocalCluster) -> None:
     topic = "faults/wiped-0"
     async with load(cluster, "wiped") as work:
         before = await leader(cluster, topic)
@@ -175,13 +175,13 @@ async def test_a_zookeeper_without_its_data_rewinds_nothing(cluster: LocalCluste
         await asyncio.to_thread(zookeeper.kill)
         await asyncio.to_thread(shutil.rmtree, zookeeper.folder / "data" / zookeeper.name)
         await asyncio.to_thread(zookeeper.start)
-        # No session can have outlived it: every node comes back under another, as itself.
+        # No session outlives this: every node returns with a new session and its own instance id.
         after = await in_contact(cluster, ended=sessions.values())
         await work.acknowledged(200)
         assert set(after) == set(sessions), "every node has its number again"
         led = await leader(cluster, topic)
         assert led.node == before.node
-        # One log with all that was ever acknowledged, and ids that rise, is what the checkers see to.
+        # The checkers verify one log with all acknowledged messages and rising ids.
         assert (led.epoch or 0) >= (before.epoch or 0) > 0
 
 
@@ -194,7 +194,7 @@ async def test_a_topic_that_is_moved_every_second_stays_one_log(
     async with load(cluster, name, topics=1) as work, Client(urls(cluster)) as client:
         epochs = set()
         for turn in range(moves):
-            # The next move begins a second after this one did, or when this one is over, if later.
+            # The next move begins a second after the begin of this one, or at its end if that is later.
             due = event_in(MOVE_EVERY_S)
             await client.ask(admin.pin(identifier, str(turn % 2)))
             await until_led(cluster, client, topic, turn % 2)
@@ -203,7 +203,7 @@ async def test_a_topic_that_is_moved_every_second_stays_one_log(
             await due.wait()
         await client.ask(admin.unpin(identifier))
         assert len(epochs) == moves
-    # Planned moves are no reason to fail.
+    # Planned moves cause no failed request.
     assert work.counts["fail"] == work.counts["unknown"] == 0, work.errors
 
 
@@ -215,7 +215,7 @@ def event_in(seconds: float) -> asyncio.Event:
 
 
 async def roll(cluster: LocalCluster, rounds: int, between: int) -> ClusterLoad:
-    """Restart one node after the other under load, ``between`` publishes apart; nobody may notice."""
+    """Restart one node after the other under load, ``between`` publishes apart; no client may see an error."""
     name = f"rolled-{rounds}"
     stop = asyncio.Event()
     async with load(cluster, name, topics=TOPICS, publishers=PUBLISHERS, pause_s=0) as work:
@@ -236,7 +236,7 @@ async def roll(cluster: LocalCluster, rounds: int, between: int) -> ClusterLoad:
         rate = (work.answered - before) / (took_s := time.monotonic() - began)
         stop.set()
         await asyncio.gather(*running)
-        print(f"{rate:.0f} requests/s over {took_s:.0f} s")  # noqa: T201  Asked for.
+        print(f"{rate:.0f} requests/s over {took_s:.0f} s")  # noqa: T201  Print the rate.
     assert work.counts["fail"] == work.counts["unknown"] == 0, work.errors
     assert work.unread == []
     assert [one.unanswered for one in plain] == [[]] * len(plain)
@@ -244,12 +244,12 @@ async def roll(cluster: LocalCluster, rounds: int, between: int) -> ClusterLoad:
     return work
 
 
-async def test_a_rolling_restart_is_noticed_by_nobody(cluster: LocalCluster) -> None:
+async def test_no_client_sees_an_error_in_a_rolling_restart(cluster: LocalCluster) -> None:
     await roll(cluster, 1, between=100)
 
 
 @pytest.mark.nightly
-async def test_three_rolling_restarts_are_noticed_by_nobody(cluster: LocalCluster) -> None:
+async def test_no_client_sees_an_error_in_three_rolling_restarts(cluster: LocalCluster) -> None:
     await roll(cluster, 3, between=1000)
 
 
@@ -285,7 +285,7 @@ async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalC
         await work.acknowledged(50)
 
 
-async def test_a_rollback_after_a_takeover_is_seen_by_all(cluster: LocalCluster) -> None:
+async def test_all_nodes_show_a_rollback_after_a_takeover(cluster: LocalCluster) -> None:
     topic = "faults/rolled-back"
     one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
     async with load(cluster, "beside-rollback") as work, one, other, third:
@@ -305,13 +305,13 @@ async def test_a_rollback_after_a_takeover_is_seen_by_all(cluster: LocalCluster)
         for client in (one, other, third):
             shown = [m.payload for m in await client.poll(topic, snapshot=everything)]
             assert shown == [b"plain"]
-            # As in the original, consumers without a transaction are shown it all the same.
+            # As in the original, consumers without a transaction see the message nevertheless.
             assert [m.payload for m in await client.poll(topic)] == [b"plain", b"taken back"]
 
 
 @contextmanager
 def late_publishes(work: ClusterLoad, node: Member, topic: str, count: int) -> Iterator[None]:
-    """Write publishes into a frozen node's sockets. Whoever sent them never learns what became of them."""
+    """Write publishes into a paused node's sockets. Their senders never get an answer."""
     parts = urlsplit(node.url or "")
     namespace, _, name = topic.partition("/")
     with ExitStack() as sockets:

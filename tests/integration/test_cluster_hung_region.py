@@ -1,4 +1,4 @@
-"""Two nodes on an HBase of which one region answers nothing: topics of other regions go on."""
+"""Two nodes on an HBase with one region that does not answer: topics of other regions go on."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytestmark = [
 
 DEADLINE_S = 60.0
 WELL_S = 5.0
-"""Half of the time after which a call of storage is given up: who waits for those that hang takes longer."""
+"""Half of a storage call's timeout. A request that waits for a hanging call takes longer."""
 PUBLISHES = 100
 PUBLISHERS = 4
-"""To each topic of the region that hangs, through each node."""
+"""The number of publishers to each topic of the hanging region, through each node."""
 
 
 def topics() -> tuple[list[str], str]:
@@ -48,7 +48,7 @@ def topics() -> tuple[list[str], str]:
 
 
 async def publish(client: Client, topic: str, acknowledged: list[str]) -> None:
-    """Publish again and again, whatever comes of it."""
+    """Publish again and again, and ignore errors."""
     while True:
         with suppress(BrokerError):
             await client.publish(topic, "message")
@@ -78,7 +78,7 @@ async def test_a_region_that_hangs_leaves_other_topics_their_writes(
 
 async def go_on(urls: list[str], hung: list[str], well: str, hangs: asyncio.Event) -> None:
     acknowledged: list[str] = []
-    # Each client knows one node, which forwards what the other one leads.
+    # Each client knows one node, which forwards requests for topics of the other node.
     clients = [Client([url], deadline_s=DEADLINE_S, follow_leaders=False) for url in urls]
     prompt = [Client([url], deadline_s=WELL_S, follow_leaders=False) for url in urls]
     try:

@@ -1,4 +1,4 @@
-"""A purge through one node of a cluster on HBase: no node shows what was purged from the answer on."""
+"""A purge through one node of a cluster on HBase: after the answer no node shows a purged message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.local import LocalCluster
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 
 
-def test_every_node_answers_without_what_was_purged_through_another(
+def test_no_node_shows_messages_that_were_purged_through_another(
     shared_cluster: LocalCluster,
 ) -> None:
     urls = [node.url for node in shared_cluster.nodes if node.url]

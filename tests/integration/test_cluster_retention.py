@@ -1,4 +1,4 @@
-"""What has expired leaves HBase while nodes serve: removed by the topic's leader, and by no other node."""
+"""The leader of a topic, and no other node, removes expired messages from HBase while the nodes serve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def swept(node: Member) -> int:
-    """Return how many rows a node has removed."""
+    """Return the number of rows that a node has removed."""
     with urllib.request.urlopen(f"{node.url}/metrics", timeout=DEADLINE_S) as reply:
         lines = reply.read().decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(SWEPT))
@@ -50,6 +50,6 @@ def test_the_leader_of_a_topic_sweeps_it(hbase_server: HBaseServer) -> None:
                 assert client.poll(topic) == []
                 client.set_topic(topic, {"ttl": "3600"})
                 client.publish(topic, b"after")
-                # What went below the floor is not shown again.
+                # A message below the floor is never shown again.
                 assert [one.payload for one in client.poll(topic)] == [b"after"]
                 assert client.leader(topic).url == led[topics.index(topic)]

@@ -1,4 +1,4 @@
-"""Spark over nodes on HBase and ZooKeeper: leaders die or stand still in the middle of a batch, and drivers die."""
+"""Spark over nodes on HBase and ZooKeeper: leaders are killed or paused during a batch, and drivers are killed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Three nodes on an HBase and a ZooKeeper that lose their processes, under load.
 
-HBase runs as processes of its own here: what acknowledged writes are worth is shown only by killing what
-wrote them. Whoever ends with *unknown* may, for a region server takes longer to replace than a request
-may wait; what was acknowledged must be there.
+HBase runs as separate processes here: only a kill of the process that wrote a message shows that an acknowledged write is
+on disk. Requests may end with *unknown*, because replacing a region server takes longer than a request may wait. Every
+acknowledged message must be there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def leading_zookeeper(cluster: LocalCluster) -> Member:
 
 
 @pytest.mark.parametrize("victim", [gateway, region_server, leading_zookeeper])
-async def test_nothing_acknowledged_is_lost_with_a_process_beneath(
+async def test_no_acknowledged_message_is_lost_with_a_process_below_the_nodes(
     cluster: LocalCluster, victim: Callable[[LocalCluster], Member]
 ) -> None:
     urls = [node.url for node in cluster.nodes if node.url is not None]
@@ -70,5 +70,5 @@ async def test_nothing_acknowledged_is_lost_with_a_process_beneath(
     verdict = work.verdict
     assert verdict.violations == (), (work.counts, work.errors[-5:])
     assert verdict.is_known
-    # What lies beneath is no reason for topics to move.
+    # Faults below the nodes do not move topics.
     assert after == before

@@ -1,4 +1,4 @@
-"""The transaction service in a cluster of real processes: killed and restarted under load, and nothing is lost."""
+"""The transaction service in a cluster of real processes loses no transaction in kills and restarts under load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ async def kill(node: Member) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(6, marks=pytest.mark.nightly)])
-async def test_nothing_is_lost_when_the_leader_goes(cluster: LocalCluster, rounds: int) -> None:
+async def test_no_transaction_is_lost_when_the_leader_dies_or_stops(
+    cluster: LocalCluster, rounds: int
+) -> None:
     over = False
     async with Client(urls(cluster), deadline_s=20.0) as client:
         clients = Transactors(asking(client.transactions), random.Random(7), pause)

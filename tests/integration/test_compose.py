@@ -1,8 +1,8 @@
-"""docker-compose.cluster.yml says what the launcher of a local cluster does.
+"""docker-compose.cluster.yml matches the launcher of a local cluster.
 
-There is no container engine here. So the file is validated by docker-compose itself; each command, setting,
-file and port in it is compared with what ``broker.local.plan`` gives for the same addresses; and
-each health check is run against a process of a local cluster that the same plan has started.
+There is no container engine here. So docker-compose itself validates the file. The tests compare each command, setting,
+file and port with ``broker.local.plan`` for the same addresses. They run each health check against a process of a local
+cluster that the same plan has started.
 """
 
 import re
@@ -47,8 +47,8 @@ SERVICES: dict[str, Any] = CONTENT["services"]
 ZOOKEEPERS = [f"zookeeper-{number}" for number in (1, 2, 3)]
 OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 
-# The same cluster, at the addresses of the compose file. What differs beside addresses and folders:
-# JVMs are made to last, not to start fast; and ZooKeeper syncs what it acknowledges.
+# The same cluster, at the addresses of the compose file. Other differences than addresses and folders: the JVMs are set
+# up for long runs, not for a fast start; and ZooKeeper syncs before it acknowledges.
 COMPOSED = ClusterLayout(
     zookeepers=[ListenAddress(name, name, 2181, (2888, 3888)) for name in ZOOKEEPERS],
     master=ListenAddress("hbase-master", "hbase-master", 16000),
@@ -206,7 +206,7 @@ def test_java_has_the_options_that_the_launcher_gives() -> None:
     assert (ROOT / "docker/zookeeper/log4j.properties").read_text() == zookeeper.LOG4J
 
 
-def test_what_commands_read_is_in_the_image() -> None:
+def test_the_files_that_commands_read_are_in_the_image() -> None:
     image = (ROOT / "docker/hbase/Dockerfile").read_text()
     copied = {
         target + Path(source).name

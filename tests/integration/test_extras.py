@@ -1,4 +1,4 @@
-"""Each extra brings what its part needs: the part runs where nothing else is installed."""
+"""Each extra has all requirements of its part: the part runs in an environment without other packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.integration.installations import ROOT, installation, run
 
 
 def without_what_is_missing(python: Path, *packages: str) -> None:
-    """Show that the installation lacks something, so that the test means something."""
+    """Check that the installation lacks these packages; otherwise the test would show nothing."""
     for package in packages:
         assert run(python, "-c", f"import {package}").returncode != 0, package
 
@@ -51,7 +51,7 @@ def test_the_main_job_runs_with_the_extra_server(made: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("made", [("server",)], indirect=True, ids=["server"])
 @pytest.mark.parametrize("command", [["cluster", "up"], ["chaos", "cases"]], ids="-".join)
-def test_what_another_extra_brings_is_named(made: Path, command: list[str]) -> None:
+def test_the_error_names_the_extra_of_a_missing_package(made: Path, command: list[str]) -> None:
     told = run(made, "-m", "broker.cli", *command)
     assert told.returncode != 0
     assert f"tms-broker[{command[0]}]" in told.stderr

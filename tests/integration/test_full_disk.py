@@ -1,4 +1,4 @@
-"""A full disk as clients see it: 507 and what became of each request; reads go on; then all is well."""
+"""A full disk as clients see it: 507 with the outcome of each request; reads go on; later writes resume."""
 
 import asyncio
 import errno
@@ -23,7 +23,7 @@ AVRO = {"Content-Type": "avro/binary"}
 
 
 class Disk:
-    """Stands before each write of the store and each probe; full while it says so."""
+    """Fails each write of the store and each probe while it is full."""
 
     is_full = False
 

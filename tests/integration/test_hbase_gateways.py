@@ -1,4 +1,4 @@
-"""What a gateway of HBase is left with: no scanner, no connection that it has cut."""
+"""The broker leaves no open scanner at a gateway of HBase, and uses no connection that the gateway has closed."""
 
 import asyncio
 import re
@@ -52,7 +52,7 @@ async def tables(port: int, **options: Any) -> AsyncIterator[tuple[HBaseTable, G
 
 
 def open_scanners(server: HBaseServer) -> int:
-    """Count the scanners that the region server keeps for somebody, after a collection."""
+    """Count the open scanners of the region server, after a garbage collection."""
     done = subprocess.run(
         ["jcmd", str(server.pid), "GC.class_histogram"],
         capture_output=True,
@@ -66,7 +66,7 @@ def open_scanners(server: HBaseServer) -> int:
 
 @pytest.mark.skipif(shutil.which("jcmd") is None, reason="the JDK's jcmd is not installed")
 async def test_no_scanner_is_left_open(hbase_server: HBaseServer) -> None:
-    """Scans that end, that are cut by a bound, and that nobody waits for any more."""
+    """Scans that end, scans that stop at a limit, and abandoned scans."""
     async with tables(hbase_server.thrift2_port) as (table, _, names):
         heads = {page_key(LOG, row_id(ms, 0)): b"x" * 200 for ms in range(1, 301)}
         await table.put(Space.MESSAGES, heads)
@@ -92,7 +92,7 @@ async def test_no_scanner_is_left_open(hbase_server: HBaseServer) -> None:
         await asyncio.gather(*(scan(number) for number in range(16)))
         assert open_scanners(hbase_server) <= before
 
-        # What the count is when one is left open.
+        # The count with one open scanner.
         whole = thriftpy2.load(str(thrift2_idl()), module_name="scanners_thrift")
         port = hbase_server.thrift2_port
         client = thriftpy2.rpc.make_client(whole.THBaseService, HOST, port, timeout=30_000)
@@ -109,7 +109,7 @@ async def test_no_scanner_is_left_open(hbase_server: HBaseServer) -> None:
 async def test_a_connection_that_the_gateway_cuts_when_idle_fails_no_call(
     hbase_server: HBaseServer,
 ) -> None:
-    """Its minute is half a second here; the pool is told a bound under it, or one far over it."""
+    """The gateway's minute is half a second here. The pool's idle limit is below it, or far above it."""
     cut = {"hbase.thrift.server.socket.read.timeout": "500"}
     with HBaseGateway(hbase_server, overrides=cut) as gateway:
         for idle_s in (0.25, 30):
@@ -131,7 +131,7 @@ async def test_a_connection_that_the_gateway_cuts_when_idle_fails_no_call(
 async def test_a_region_that_hangs_leaves_other_topics_their_writes(
     hbase_server: HBaseServer,
 ) -> None:
-    """Many topics of the region that hangs ask again and again; the other one does all that it is asked."""
+    """Many topics of the hanging region retry again and again; all calls for the other topic succeed."""
     topics = [TopicId("default", f"hangs-{number}") for number in range(200)]
     region_of = Schema(regions=2).place_of
     first, others = LogId(topics[0], 1), [LogId(topic, 1) for topic in topics[1:]]

@@ -1,4 +1,4 @@
-"""Gateways and servers of HBase are killed under load; the checkers judge what clients were told."""
+"""Gateways and servers of HBase are killed under load; the checkers judge the history."""
 
 import asyncio
 import secrets
@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 async def judged(
     addresses: list[GatewayAddress], *, topics: int = 3, takeovers: float = 0.02
 ) -> AsyncIterator[Load]:
-    """A load that must be found right at its end."""
+    """Give a load whose history must be valid at its end."""
     prefix = f"kills_{secrets.token_hex(4)}_"
     async with loaded(addresses, prefix, topics=topics, takeovers=takeovers) as load:
         await load.more(100)
@@ -40,7 +40,7 @@ async def test_a_gateway_is_killed_and_comes_back(hbase_server: HBaseServer) -> 
         gateways = [stack.enter_context(HBaseGateway(hbase_server)) for _ in range(2)]
         async with judged([GatewayAddress(HOST, gateway.port) for gateway in gateways]) as load:
             gateways[0].kill()
-            await load.more(100)  # The other one does it.
+            await load.more(100)  # The other gateway serves the calls.
             gateways[1].kill()
             await asyncio.to_thread(gateways[0].start)
             await load.more(100)
@@ -53,7 +53,7 @@ async def test_a_gateway_is_killed_and_comes_back(hbase_server: HBaseServer) -> 
 
 @asynccontextmanager
 async def hbase(**sizes: int) -> AsyncIterator[LocalCluster]:
-    """HBase as processes of their own, without a broker."""
+    """HBase as separate processes, without a broker."""
     cluster = LocalCluster(Sizes(nodes=0, **sizes))
     try:
         await asyncio.to_thread(cluster.__enter__)
@@ -77,7 +77,7 @@ async def test_the_region_server_is_killed_and_comes_back() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-async def test_everything_of_hbase_is_killed_one_after_the_other() -> None:
+async def test_all_processes_of_hbase_are_killed_one_after_the_other() -> None:
     async with (
         hbase(region_servers=2, gateways=2) as cluster,
         judged(gateways_of(cluster), topics=8) as load,

@@ -1,4 +1,4 @@
-"""What logs promise over a real HBase: synced before acknowledged, there after a kill."""
+"""Logs over a real HBase: appends are synced before they are acknowledged, and survive a kill."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ DEADLINE_S = 90
 async def opened(
     server: HBaseServer, durability: Durability = Durability.FSYNC
 ) -> AsyncIterator[Logs]:
-    """Logs in tables of their own."""
+    """Give logs in new tables."""
     gateway = Gateways([GatewayAddress("127.0.0.1", server.thrift2_port)])
     schema = Schema("default", f"log_{secrets.token_hex(4)}_", durability)
     await HBaseAdmin(gateway, schema).init(regions=2)
@@ -61,7 +61,7 @@ async def syncs_counted(server: HBaseServer, report: Path) -> AsyncIterator[None
     assert tracer.stderr is not None
     try:
         async with asyncio.timeout(DEADLINE_S):
-            # It says how many threads it follows when it has all of them.
+            # strace prints the number of threads when it follows all of them.
             assert b"attached" in await tracer.stderr.readline()
             yield
     finally:
@@ -86,7 +86,7 @@ async def commits(logs: Logs) -> None:
 
 
 def demand_synced(report: Path, commits: int) -> None:
-    """What is acknowledged is on disk: no commit shares its syncs with another that came later."""
+    """Check that acknowledged commits are on disk: each commit needs its own sync."""
     assert counted(report) >= commits, f"{counted(report)} syncs for {commits} commits"
 
 
@@ -94,7 +94,7 @@ def demand_synced(report: Path, commits: int) -> None:
 async def test_appends_are_synced_unless_durability_says_otherwise(
     hbase_server: HBaseServer, tmp_path: Path
 ) -> None:
-    """The demand must fail for logs whose writes are not synced."""
+    """The check must fail for logs without synced writes."""
     synced, flushed = tmp_path / "synced", tmp_path / "flushed"
     for durability, report in ((Durability.FSYNC, synced), (Durability.FLUSHED, flushed)):
         async with opened(hbase_server, durability) as logs, syncs_counted(hbase_server, report):
@@ -135,7 +135,7 @@ class Writer:
                     hold = await self._logs.claim(self._log, "a")
                 await self._append(hold)
             except BrokerError:
-                continue  # What it says of the batch is kept; the server comes back.
+                continue  # The outcome of the batch is recorded; the server comes back.
 
     async def _append(self, hold: LogHold) -> None:
         ids = ids_from(max(self._next_ms, timestamp_of(hold.pointer) + 1), 7)
@@ -159,7 +159,7 @@ class Writer:
 
 @pytest.mark.nightly
 @pytest.mark.server("hbase")
-async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
+async def test_acknowledged_messages_are_there_after_a_kill() -> None:
     with HBaseServer() as server:
         async with opened(server) as logs:
             writers = [Writer(logs, log) for log in LOGS]

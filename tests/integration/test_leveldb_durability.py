@@ -1,4 +1,4 @@
-"""On disk means on disk: syncs counted, power cuts imitated, a disk that is full, a second process."""
+"""Acknowledged appends are on disk: the tests count syncs, and simulate power cuts, a full disk and a second process."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def live(
             if len(acknowledged) == acknowledgements:
                 os.kill(pid, 9)
                 break
-        # What it still said before it died counts too.
+        # Acknowledgements that it printed just before its death count, too.
         rest = [line for line in tracer.stdout.read().split("\n") if line.startswith("ok ")]
         acknowledged += [line.split()[1] for line in rest]
     with trace.open() as lines:
@@ -57,13 +57,13 @@ def live(
 
 
 async def missing(directory: Path, acknowledged: list[str]) -> list[str]:
-    """Return the acknowledged batches that a store has not."""
+    """Return the acknowledged batches that are missing in a store."""
     there = set(await ids_in(directory))
     return [last for last in acknowledged if not there.issuperset(rows_until(bytes.fromhex(last)))]
 
 
 @needs_strace
-async def test_after_each_power_cut_what_was_acknowledged_is_there(tmp_path: Path) -> None:
+async def test_after_each_power_cut_all_acknowledged_appends_are_there(tmp_path: Path) -> None:
     acknowledged: list[str] = []
     directory = tmp_path / "0"
     for number in range(1, CUTS + 1):
@@ -122,7 +122,7 @@ def on_a_full_disk(directory: Path, *options: str) -> dict[str, Any]:
     return seen
 
 
-# With a large buffer the log is what meets the full disk, with a small one often a table.
+# With a large buffer the log meets the full disk, with a small one often a table.
 LARGE_BUFFER, SMALL_BUFFER = str(64 << 20), str(256 << 10)
 
 
@@ -142,7 +142,7 @@ def test_a_store_that_goes_on_with_a_failed_database_loses_messages(tmp_path: Pa
     options = ("--write-buffer-bytes", LARGE_BUFFER, "--mutant", "leveldb-reopen")
     seen = on_a_full_disk(tmp_path / "disk", *options)
     assert sum(seen["acknowledged"]) > 100
-    # A lost end; or a hole in the middle, which the store itself finds and refuses to read over.
+    # A lost end, or a hole in the middle; the store itself finds a hole and refuses to skip it.
     assert {"lost_tail", "lost_middle", "unreadable"}.intersection(seen["violations"])
 
 

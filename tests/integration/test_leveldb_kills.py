@@ -1,4 +1,4 @@
-"""A store is killed at random moments, and at each of its writes; nothing acknowledged may be missing."""
+"""A store is killed at random moments and at each of its writes; no acknowledged message may be missing."""
 
 import os
 import random
@@ -19,7 +19,7 @@ MESSAGES = 400 * KILLS
 
 @pytest.mark.integration
 @pytest.mark.slow
-async def test_nothing_acknowledged_is_lost_by_kills(tmp_path: Path) -> None:
+async def test_kills_lose_no_acknowledged_message(tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     history = History(time.monotonic_ns)
     driver = StoreDriver(tmp_path / "data")
@@ -42,7 +42,7 @@ CALLS = 14
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_death_at_any_write_loses_nothing_that_was_acknowledged(
+async def test_a_death_at_any_write_loses_no_acknowledged_message(
     tmp_path: Path, when: str, drawn_seed: int
 ) -> None:
     died, number, unknown = True, 0, 0

@@ -1,4 +1,4 @@
-"""A cluster of processes on this machine: ready when it says so, mended by anyone, and nothing left."""
+"""The launcher of a local cluster: ready when it says so, its processes can be restarted, and it leaves no process."""
 
 import fcntl
 import json
@@ -64,7 +64,7 @@ def up(*words: str) -> list[str]:
 
 
 def line_of(stream: Any, launcher: Launcher) -> str:
-    """Return the next line, or fail with what the launcher said."""
+    """Return the next line, or fail with the launcher's output."""
     assert select.select([stream], [], [], DEADLINE_S)[0], "the launcher says nothing"
     line: bytes = stream.readline()
     assert line, f"ended with {launcher.wait(DEADLINE_S)}: {errors_of(launcher)}"
@@ -77,7 +77,7 @@ def errors_of(launcher: Launcher) -> str:
 
 
 def said(command: list[str]) -> str:
-    """Run a command that was advised; return what it prints."""
+    """Run a command that the launcher printed; return its output."""
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
@@ -87,7 +87,7 @@ def said(command: list[str]) -> str:
 
 @contextmanager
 def started_again(process: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
-    """Kill a process and run its command, as a fault test of anyone would."""
+    """Kill a process and run its command again, as a fault test of a user would."""
     os.kill(process["pid"], signal.SIGKILL)
     assert pids.await_ends([process["pid"]], DEADLINE_S) == set()
     with subprocess.Popen(
@@ -112,8 +112,8 @@ def answers(folder: Path, kind: ProcessKind, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_people_are_told_how_to_use_it_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """What is printed is run as it stands."""
+def test_the_printed_commands_work_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    """The test runs the printed commands unchanged."""
     command = ["make", "--no-print-directory", "cluster", "ARGS=--ports free"]
     with launched(command, tmp_path) as make:
         told = []
@@ -136,7 +136,9 @@ def test_people_are_told_how_to_use_it_and_ctrl_c_leaves_nothing(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_is_killed_can_be_started_by_anyone_and_all_of_it_ends(tmp_path: Path) -> None:
+def test_a_killed_process_can_be_started_by_a_user_and_ends_with_the_cluster(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "cluster"
     command = up("--nodes", "2", "--ports", "free", "--dir", str(folder), "--json")
     with launched(command, tmp_path) as launcher:
@@ -172,7 +174,7 @@ def test_what_is_killed_can_be_started_by_anyone_and_all_of_it_ends(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_interrupting_the_start_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupting_the_start_leaves_no_process(tmp_path: Path) -> None:
     with launched(up("--nodes", "0", "--ports", "free"), tmp_path) as launcher:
         assert "zookeeper-1 is ready" in line_of(launcher.stderr, launcher)
         (folder,) = tmp_path.iterdir()
@@ -211,7 +213,7 @@ def test_a_process_that_is_left_over_is_named(tmp_path: Path) -> None:
             with launched(command, tmp_path) as second:
                 assert second.wait(DEADLINE_S) == 1
                 assert f"'broker-1': {left.pid}" in errors_of(second)
-            assert left.poll() is None, "whose it is, it is for people to say"
+            assert left.poll() is None, "the launcher does not end a process that it did not start"
         finally:
             left.kill()
 
@@ -244,7 +246,7 @@ def test_nodes_of_a_test_are_killed_frozen_and_started_again(hbase_server: HBase
             client.publish(topic, [b"a"])
             led = client.leader(topic)
             assert led.node in (0, 7)
-        # What the message of a wait that took too long tells of nodes, leases and logs.
+        # The state of nodes, leases and logs in the error of a wait that took too long.
         assert f"leads {topic} in epoch {led.epoch};" in cluster.state()
         assert cluster.state().count("ZooKeeper connected 0x") == 2
         first.kill()

@@ -1,4 +1,4 @@
-"""A relay of an outbox, killed at each step: every message is published once, and in order."""
+"""A relay of an outbox is killed at each step; every message is published once and in order."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class World:
         self.topics: list[str] = []
 
     def fill(self, *topics: str) -> None:
-        """Write three messages for each topic, in turn, each in a SQL transaction of its own."""
+        """Write three messages for each topic, in turn, each in its own SQL transaction."""
         for topic in topics:
             self.client.create_topic(topic)
         self.topics += topics

@@ -111,7 +111,7 @@ def test_the_java_client_reads_under_a_snapshot_and_rolls_back(
     assert len(topics.fetch("t")) == 1
 
 
-def test_what_the_java_client_throws_arrives_by_its_name(
+def test_an_exception_of_the_java_client_arrives_by_its_name(
     tms_server: TmsServer, java_client: JavaClient
 ) -> None:
     topics = java_client.at(tms_server.port, namespace="errors")
@@ -173,7 +173,7 @@ def test_hbase_keeps_a_synced_row_through_a_kill() -> None:
         assert_gone(server, port)
 
 
-# The peers of the benchmarks, and what the fault tests use: not in the quick run.
+# The peers of the benchmarks, and the servers of the fault tests: not in the quick run.
 
 
 @pytest.mark.nightly

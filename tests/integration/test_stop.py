@@ -1,4 +1,4 @@
-"""SIGTERM under load: what was acknowledged is kept, who waits is answered, and the exit code is 0."""
+"""SIGTERM under load: acknowledged messages are kept, waiting requests are answered, and the exit code is 0."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 class Load:
-    """Publishers that go on until the broker answers no more."""
+    """Publishers that go on until the broker stops answering."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -32,12 +32,12 @@ OPTIONS: dict[str, Any] = {
     "retry_delay_max_s": 0.0,
 }
 SOON = ("before handle 2", "behind handle 2", "behind write 1", "behind write 4", "before write 5")
-"""Before and behind the handler with its place not written; behind the first place, and around a letter's place."""
+"""Steps before and after the handler, before its place is written; after the first place; and around a letter's place."""
 DEADLINE_S = 60.0
 
 
 class Log:
-    """A handler that notes in a file what it has handled; the last message ends its subscriber."""
+    """A handler that writes each handled message to a file; the last message ends its subscriber."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,7 @@ def to_the_end(client: SyncClient, name: str, path: Path) -> SyncSubscriber:
 
 
 def killed_and_begun_again(url: str, folder: Path, name: str, step: str) -> None:
-    """Kill a subscriber at a step, let another one go on, and check what they did together."""
+    """Kill a subscriber at a step, let another one go on, and check the messages that they handled together."""
     path, topic = folder / f"log of {name}", f"kills/{name}"
     with SyncClient(url) as client:
         published(client, name)
@@ -120,9 +120,9 @@ def killed_and_begun_again(url: str, folder: Path, name: str, step: str) -> None
 
 
 def free(client: SyncClient, topic: str) -> bool:
-    """Tell that nobody holds the cursor, as an operator may, and whether anything lies behind it.
+    """Free the cursor, as an operator may; return whether messages lie behind it.
 
-    Else it is free when its holder was silent for long.
+    Without this call the cursor is free only after a long silence of its holder.
     """
     for cursor in client.cursors.list(topic):
         client.cursors.put(topic, cursor.name, cursor.after, expected=cursor.version)
@@ -181,7 +181,7 @@ async def test_another_takes_over_from_a_process_that_is_killed(
 
 
 async def _holder(client: Client, lags: Any) -> int:
-    """Return the process that holds the cursor, once its lag is as it shall be."""
+    """Return the process that holds the cursor, once its lag is the expected one."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             for cursor in await client.cursors.list("kills/raced"):
@@ -249,7 +249,7 @@ def test_a_handler_runs_in_the_thread_of_its_caller(node: ServedNode, tmp_path: 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_an_interrupt_stops_a_subscriber(node: ServedNode, *, inside: bool) -> None:
-    """In its handler, whose message is not handled then, or while it waits for messages."""
+    """The interrupt comes in the handler, whose message then does not count as handled, or during a wait for messages."""
     topic = f"kills/interrupted-{inside}"
     with SyncClient(node.url) as client:
         client.create_topic(topic)
@@ -275,7 +275,7 @@ def test_an_interrupt_stops_a_subscriber(node: ServedNode, *, inside: bool) -> N
 
 
 class Database:
-    """A store of the place in SQLite: it changes together with what the handler does."""
+    """A store of the place in SQLite: it changes in the same SQL transaction as the handler's data."""
 
     def __init__(self, path: Path) -> None:
         self.connection = sqlite3.connect(path)  # Used in this thread alone.
@@ -324,7 +324,7 @@ def test_a_place_in_a_database_counts_each_message_once(node: ServedNode, tmp_pa
 # With transactions.
 
 
-async def test_a_subscriber_waits_for_what_is_not_committed(node: ServedNode) -> None:
+async def test_a_subscriber_waits_for_uncommitted_messages(node: ServedNode) -> None:
     handled: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def handle(message: Message) -> None:

@@ -45,7 +45,7 @@ def ports(client: TephraClient) -> Iterator[dict[str, int]]:
 def call(
     client: TephraClient, ports: dict[str, int], request: pytest.FixtureRequest
 ) -> TephraCalls:
-    """The client's calls to a server that knows of no transaction yet."""
+    """The client's calls to a server without transactions."""
     calls = client.at(ports[request.param])
     calls("reset")
     return calls
@@ -70,7 +70,7 @@ def participant(name: str, *changes: str, refuses: tuple[str, ...] = ()) -> dict
 
 
 def context(call: TephraCalls, name: str, *participants: dict[str, Any]) -> int:
-    """Begin a transaction in a context of its own and return its id."""
+    """Begin a transaction in a new context and return its id."""
     call("context_new", context=name, awares=list(participants))
     return int(call("context_start", context=name)["id"])
 
@@ -121,7 +121,7 @@ def test_conflicts_are_found(call: TephraCalls) -> None:
     assert after["read_pointer"] == max(one, two)
 
 
-def test_what_conflicts_is_told(call: TephraCalls) -> None:
+def test_a_conflict_names_its_key(call: TephraCalls) -> None:
     one, two = call("start")["id"], call("start")["id"]
     for each in (one, two):
         call("can_commit", id=each, changes=["6bff"])
@@ -218,7 +218,7 @@ def test_a_snapshot_is_parsed(call: TephraCalls) -> None:
     assert abs(found["timestamp"] - short // 1_000_000) < 30_000
 
 
-def test_the_rest_is_answered(call: TephraCalls) -> None:
+def test_the_other_calls_are_answered(call: TephraCalls) -> None:
     assert call("status") == "OK"
     call("prune")
 
@@ -249,7 +249,7 @@ def test_one_whose_time_is_over_is_invalid(ours: TephraCalls) -> None:
     while begun not in ours("start")["invalids"]:
         pass
     throws("TransactionNotInProgressException", lambda: ours("context_finish", context="c"))
-    # It undid what it wrote.
+    # The transaction rolled back its writes.
     assert begun not in ours("start")["invalids"]
 
 
@@ -314,7 +314,7 @@ def received(connected: socket.socket, count: int) -> bytes:
 def test_a_commit_whose_answer_is_lost(
     client: TephraClient, ports: dict[str, int], server: str
 ) -> None:
-    """Tephra's client commits again, and takes *not in progress* for a failure: it undoes what is committed."""
+    """Tephra's client repeats the commit, and treats *not in progress* as a failure: it rolls back committed writes."""
     proxy = LosingProxy(ports[server], b"commitOrThrow\0")
     try:
         call = client.at(proxy.port)

@@ -1,4 +1,4 @@
-"""A transaction over a SQL database and the broker, killed at each step: both or neither, after a recovery."""
+"""A transaction over a SQL database and the broker is killed at each step; after a recovery it is in both or in neither."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ KILLED = -9
 
 
 class World:
-    """A broker of its own process, and a database in a file."""
+    """A broker in its own process, and a database in a file."""
 
     def __init__(self, url: str, path: Path) -> None:
         self.url, self.path = url, path
@@ -35,12 +35,12 @@ class World:
         self.client.create_topic(TOPIC, if_exists="keep")
 
     def time_out(self) -> None:
-        """Let everything that is in progress become invalid, as its time-out does."""
+        """Invalidate all transactions in progress, as their timeouts do."""
         for found in self.client.transactions.list()["in_progress"]:
             self.client.transactions.invalidate(int(found["id"]))
 
     def decide(self, name: str) -> None:
-        """Leave what a process leaves that is killed behind the decision, when the time of its transaction is over."""
+        """Leave the state of a process that was killed after the decision, with its transaction timed out."""
         begun = self.client.transactions.start()
         parts = [parts_of(f"{name} {number}", key=name) for number in (1, 2)]
         with self.engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""The wheel that ``make wheel`` builds is whole, and the lines that tell how to install it are true."""
+"""The wheel that ``make wheel`` builds is complete, and the documented commands install it."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_the_readme_names_every_extra() -> None:
     assert extras - set(re.findall(r"`(\w+)`\s\(", install)) == set()
 
 
-def test_pages_install_what_there_is() -> None:
-    """No index has the package, so every line names the wheel, an extra that is there, or the checkout."""
+def test_the_install_commands_of_pages_name_existing_targets() -> None:
+    """No index has the package, so every command names the wheel, an existing extra, or the checkout."""
     for page in PAGES:
         for line in text(page).splitlines():
             for asked in re.findall(r"pip install ('[^']*'|\"[^\"]*\"|[^\s`]+)", line):

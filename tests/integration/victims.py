@@ -1,8 +1,8 @@
 """Programs that are killed at any of their steps: a transaction with a SQL database, its recovery, a relay.
 
-Each runs in a process of its own, forked from one that has imported all of this. A step is a call of the transaction
-service, of a participant, a write to the broker or a SQL commit, each before and behind it. A program that reaches
-its end leaves the names of its steps in a file.
+Each program runs in its own process, forked from one that has imported all modules. Steps are the moments before and after
+a call of the transaction service, a call of a participant, a write to the broker, and a SQL commit. A program that
+reaches its end writes the names of its steps to a file.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Steps:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call with a step before and behind it."""
+        """Return a call with a step before and after it."""
 
         async def waiting(*arguments: Any, **named: Any) -> Any:
             self.step(f"before {name}")
@@ -68,7 +68,7 @@ class Steps:
         return functools.wraps(call)(wrapper)
 
     def wrap(self, wrapped: Any, *names: str) -> Any:
-        """Let methods of an object be steps."""
+        """Make methods of an object steps."""
         for name in names:
             setattr(wrapped, name, self.around(name, getattr(wrapped, name)))
         return wrapped
@@ -110,13 +110,13 @@ async def transact(url: str, path: Path, name: str, steps: Steps) -> None:
 
 
 async def recover(url: str, path: Path, name: str, steps: Steps) -> None:
-    """Bring the broker to follow the records."""
+    """Recover: finish the transactions of all records in the broker."""
     async with steps.client(url) as client:
         await RECORD.recover(client, steps.engine(path))
 
 
 async def relay(url: str, path: Path, name: str, steps: Steps) -> None:
-    """Relay what is in the outbox."""
+    """Relay the messages of the outbox."""
     async with steps.client(url) as client:
         await OUTBOX.relay_all(client, steps.engine(path))
 
@@ -128,7 +128,7 @@ def _run(program: Program, url: str, path: Path, name: str, kill_at: str) -> Non
 
 
 def run(program: Program, url: str, path: Path, name: str, kill_at: str = "") -> int | None:
-    """Run a program in a process of its own, and return how it ended."""
+    """Run a program in its own process, and return its exit code."""
     process = CONTEXT.Process(target=_run, args=(program, url, path, name, kill_at))
     process.start()
     process.join(60)
@@ -137,5 +137,5 @@ def run(program: Program, url: str, path: Path, name: str, kill_at: str = "") ->
 
 
 def steps_of(path: Path) -> list[str]:
-    """Return the steps of the last program that came to its end."""
+    """Return the steps of the last program that reached its end."""
     return path.with_name("steps").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""A broker and its neighbour for each file of tests; each test has topics of its own."""
+"""A broker and its neighbour for each file of tests; each test uses its own topics."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Bodies that inflate to much, never end, or are held for long."""
+"""A broker withstands bodies that inflate to much, never end, or are kept for long."""
 
 from contextlib import AsyncExitStack
 

@@ -1,4 +1,4 @@
-"""Bodies that are small on the wire, and take long or much to decode."""
+"""A broker withstands bodies that are small on the wire and need much time or memory to decode."""
 
 import pytest
 

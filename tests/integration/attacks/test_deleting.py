@@ -1,4 +1,4 @@
-"""A topic that is deleted while others write to it."""
+"""A topic is deleted while clients write to it."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ DEADLINE_S = 120.0
 
 
 async def test_a_store_beside_a_delete_is_done_or_refused(broker: Attacked) -> None:
-    """What was certainly not done is not *unknown*."""
+    """If a store certainly has no effect, its outcome is *refused*, not *unknown*."""
     path = topic_path("passing")
     store = avro.encode_publish_request(PublishRequest(sent.pointers(1)[0], [b"x"] * 50))
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Very many requests that are almost right, beside a neighbour's that are; see tests.kit.fuzzing."""
+"""A broker withstands very many almost valid requests, beside a neighbour's valid ones; see tests.kit.fuzzing."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 CORPUS = Path(__file__).parents[2] / "data" / "corpus" / "requests.jsonl"
 PEAK_BYTES_MAX = 256 * 1024 * 1024
 CACHE_BYTES = 32 * 1024 * 1024
-"""Of messages that were published the broker may keep as many as its settings say: here fewer than by default."""
+"""The broker's cache of published messages: smaller here than by default."""
 LOG_LINES_MAX = 200
 HELD_S_MAX = 0.02
 ODD_HOLDS_MAX = 0.001
 ODD_HOLDS = 4
-"""The share of the monitor's ticks that may find the loop held for longer, by the collector, by the first bulk read,
-which loads pyarrow, or by other programs; and how many of few."""
+"""The number and the share of the monitor's ticks that may find the loop held for longer: by the garbage collector, by
+the first bulk read, which loads pyarrow, or by other programs."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def broker(tmp_path: Path) -> Iterator[Attacked]:
 
 
 def without_pandas(folder: Path) -> dict[str, str]:
-    """Hide pandas from a process, as where a broker is installed: pyarrow loads it where it is, and it takes 50 MiB."""
+    """Hide pandas from a process, as in an installed broker. Pyarrow loads pandas if it finds it, which takes 50 MiB."""
     module = folder / "pandas.py"
     module.parent.mkdir()
     module.write_text("raise ImportError('no extra of a broker needs it')\n")
@@ -43,7 +43,7 @@ def without_pandas(folder: Path) -> dict[str, str]:
 
 
 async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object]:
-    """Let the program run to its end; it answers what it found."""
+    """Run the fuzzer to its end, and return its findings."""
     command = (sys.executable, "-m", "tests.kit.fuzzing", str(broker.port))
     arguments = ("--requests", str(requests), "--seed", str(seed), "--corpus", str(CORPUS))
     process = await asyncio.create_subprocess_exec(

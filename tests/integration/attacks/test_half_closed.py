@@ -1,4 +1,4 @@
-"""What was taken is answered, whatever the client does behind it."""
+"""The broker answers every accepted request, even if the client half closes or sends garbage after it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Heads of requests that never end, are too many, or ask for what the broker does not do."""
+"""A broker withstands request heads that never end, are too many, or ask for an unsupported protocol."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PING = request("GET", "/ping")
 DEADLINE_S = 20.0
 LONG = [f"X-{number}: {'z' * 8_000}" for number in range(125)]
-"""Headers of 1 MB in all, none of them too long and not too many."""
+"""Headers of 1 MB in total; their number and lengths are allowed."""
 MESSAGE = avro.encode_publish_request(PublishRequest(None, [b"x"]))
 
 
 async def all_send(
     broker: Attacked, stack: AsyncExitStack, count: int, data: bytes
 ) -> list[RawHttp]:
-    """Send the same bytes on several connections, as far as the broker takes them, and keep these."""
+    """Send the same bytes on several connections, as far as the broker takes them, and keep the connections."""
     opened = [await stack.enter_async_context(RawHttp(broker.port)) for _ in range(count)]
     for raw in opened:
         await push(raw, data)
@@ -31,7 +31,7 @@ async def all_send(
 
 
 async def newcomers(broker: Attacked) -> None:
-    """Connect and ask, as clients do that have just started."""
+    """Connect and send a request, like a client that has just started."""
     for _ in range(20):
         assert await broker.status("GET", "/ping") == 200
 

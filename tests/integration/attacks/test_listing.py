@@ -1,4 +1,4 @@
-"""Very many topics, and a topic with very many payload logs."""
+"""A broker withstands very many topics, and a topic with very many payload logs."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 DEADLINE_S = 240.0
 AT_ONCE = 500
-"""Requests that are sent behind each other before an answer is read."""
+"""The number of requests sent on a connection before the first answer is read."""
 CONNECTIONS = 16
-"""Their changes share writes to the disk."""
+"""The number of connections: concurrent changes share writes to the disk."""
 
 
 async def all_done(broker: Attacked, requests: list[bytes]) -> None:
@@ -27,7 +27,7 @@ async def all_done(broker: Attacked, requests: list[bytes]) -> None:
 
 
 async def done_in_turn(broker: Attacked, requests: list[bytes]) -> None:
-    """Send requests behind each other on one connection; all must succeed."""
+    """Send pipelined requests on one connection; all must succeed."""
     async with RawHttp(broker.port) as raw:
         for first in range(0, len(requests), AT_ONCE):
             some = requests[first : first + AT_ONCE]

@@ -1,4 +1,4 @@
-"""Replies that are long, and readers that take all of them at once."""
+"""A broker withstands readers of very long replies."""
 
 import asyncio
 

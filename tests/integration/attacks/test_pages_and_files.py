@@ -1,4 +1,4 @@
-"""What pages in browsers and other users of the machine may not do."""
+"""Web pages of other sites and other users of the machine have no access."""
 
 import stat
 
@@ -10,13 +10,13 @@ from tests.kit.serving import topic_path
 pytestmark = [pytest.mark.integration]
 
 
-async def test_others_on_the_machine_may_not_look_into_the_data(broker: Attacked) -> None:
+async def test_other_users_of_the_machine_can_not_read_the_data(broker: Attacked) -> None:
     mode = broker.process.data_dir.stat().st_mode
     assert stat.S_IMODE(mode) == 0o700
 
 
 @pytest.mark.parametrize("target", ["/ping", "/metrics", "/nothing", topic_path("none")])
-async def test_no_browser_guesses_what_a_reply_is(broker: Attacked, target: str) -> None:
+async def test_a_reply_forbids_browsers_to_guess_its_type(broker: Attacked, target: str) -> None:
     reply = await broker.ask("GET", target)
     assert reply.headers["X-Content-Type-Options"] == "nosniff"
 

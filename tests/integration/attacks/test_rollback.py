@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 
 
 async def test_a_rollback_of_very_many_messages(broker: Attacked) -> None:
-    """It is of the neighbour's own topic, whose publishes go on meanwhile."""
+    """The messages are in the neighbour's own topic, and its publishes go on meanwhile."""
     told: list[bytes] = []
 
     async def prepare() -> None:

@@ -1,4 +1,4 @@
-"""Polls that are small, and skip very many messages."""
+"""A broker withstands small polls that skip very many messages."""
 
 import pytest
 
@@ -36,7 +36,7 @@ async def test_a_poll_that_skips_very_many_messages(broker: Attacked, topic: str
 async def test_a_poll_that_skips_small_entries(
     broker: Attacked, topic: str, publishes: int, each: int
 ) -> None:
-    """Messages of many small publishes lie in as many entries."""
+    """The messages are in many small entries, one for each publish."""
     *invalids, own = sent.pointers(publishes + 1)
     for pointer in invalids:
         await broker.publish(topic, pointer, each)

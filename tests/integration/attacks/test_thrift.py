@@ -1,4 +1,4 @@
-"""Frames that Tephra's client never sends: large ones, with very many parts, and what is none."""
+"""A broker withstands frames that Tephra's client never sends: large frames, frames with very many parts, and garbage."""
 
 import struct
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.kit.serving import RawHttp
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 LINES_MAX = 1_000
-"""Each connection that is refused is a line, up to 20 in a second."""
+"""Each refused connection logs a line, up to 20 lines in a second."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Replies that are large, and readers that take nothing of them."""
+"""A broker withstands clients that ask for large replies and do not read them."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 POLL = avro.encode_poll(Poll())
 READERS = 12
 PEAK_BYTES_MAX = 768 * sent.MIB
-"""What the replies of one caller may hold (320 MiB), as much again while they are made, and the node itself."""
+"""The limit of one caller's replies (320 MiB), the same again while they are made, and the memory of the node itself."""
 
 
 @asynccontextmanager
 async def readers(broker: Attacked, asked: bytes) -> AsyncIterator[list[RawHttp]]:
-    """Readers that ask and have read one line of the reply."""
+    """Give readers that have sent a request and read one line of the reply."""
     async with AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(RawHttp(broker.port, receive_buffer=4096))

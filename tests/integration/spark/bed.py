@@ -1,4 +1,4 @@
-"""What a test of stream jobs needs: topics of its own, and a place for the checkpoint of its job."""
+"""The resources of a test of stream jobs: its topics, and a folder for its job's checkpoint."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ class Bed:
         return sorted(self.read(name), key=json.dumps)
 
     def taken(self, name: str, count: int, job: Job) -> list[Any]:
-        """Return what a running job publishes, once there are so many messages."""
+        """Return a running job's messages, once there are so many."""
         found: list[Message] = []
         ends = time.monotonic() + DEADLINE_S
         while len(found) < count:
@@ -67,7 +67,7 @@ class Bed:
         return [json.loads(message.payload) for message in found]
 
     def counted(self, job: Job, name: str, count: int) -> None:
-        """Wait until a job has counted so many; Spark tells of a micro-batch behind its end."""
+        """Wait until a job has counted so many; Spark reports a micro-batch only after its end."""
         ends = time.monotonic() + DEADLINE_S
         while (status := job.status) is None or sum(
             getattr(each, name) for each in status.queries
@@ -79,5 +79,5 @@ class Bed:
         """Return the reason, the operator and the payload of letters, in order of all three."""
         found = self.messages(name)
         known = {(m.headers["reason"], m.headers["operator"], m.payload) for m in found}
-        assert len(known) == len(found), f"a letter came twice: {found}"
+        assert len(known) == len(found), f"a letter is there twice: {found}"
         return sorted((reason.decode(), of.decode(), payload) for reason, of, payload in known)

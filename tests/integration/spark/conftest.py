@@ -1,4 +1,4 @@
-"""One Spark and one broker for all tests here: each test takes topics and folders of its own."""
+"""One Spark and one broker for all tests here; each test uses its own topics and folders."""
 
 import itertools
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture(scope="session")
 def spark(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Spark; its processes take the gate's port from the environment that they begin with."""
+    """Spark; its processes get the gate's port from their environment."""
     session = spark_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

@@ -1,10 +1,10 @@
-"""A driver with both jobs, as a process of its own: started, killed with all that it started, started again.
+"""A driver with both jobs, as a separate process: started, killed with all its child processes, started again.
 
     python -m tests.integration.spark.driver URL TOPIC FOLDER MASTER OUTPUT…
 
 A master behind ``connect:`` is reached through Spark Connect.
 
-It says *ready* once the jobs run. With the end of its input it does all that is there, and ends.
+It prints *ready* once the jobs run. At the end of its input it processes all available messages, and ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONNECT = "connect:"
 
 
 class Driver:
-    """Such a process; a context manager. ``kill`` leaves nothing of it."""
+    """The driver's process; a context manager. ``kill`` leaves no child process."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Driver:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it and all that it started, as the end of a machine would."""
+        """Kill it and all its child processes, as the end of a machine does."""
         below: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.process.pid).children(recursive=True)
@@ -80,19 +80,19 @@ class Driver:
                 pipe.close()
 
     def finish(self) -> None:
-        """Let it do all that is there and end."""
+        """Let it process all available messages and end."""
         _, _ = self.process.communicate(timeout=STOP_S)
         assert self.process.returncode == 0, self._log.read_text()[-4000:]
 
 
 def kill(process: psutil.Process) -> None:
-    """Kill a process, if it is there yet."""
+    """Kill a process, if it still exists."""
     with suppress(psutil.NoSuchProcess):
         process.kill()
 
 
 def session_of(folder: Path, master: str) -> SparkSession:
-    """Return a session of the master, or through Spark Connect, which starts a server of its own."""
+    """Return a session of the master, or through Spark Connect, which starts its own server."""
     if master.startswith(CONNECT):
         return connected_session(folder, master.removeprefix(CONNECT))
     return spark_session(folder, master)

@@ -1,14 +1,14 @@
-"""Jobs that can be killed at each step of their sinks, and what their output must be.
+"""Jobs that can be killed at each step of their sinks, and a check of their output.
 
-A sink's client here reports each step to a gate in the test's process, and goes on when the gate says so. So
-a test holds a job at a step, and kills what it likes there::
+A sink's client here reports each step to a gate in the test's process, and goes on when the gate allows it. So a test
+holds a job at a step, and kills any process there::
 
     begun      a stage was begun             after the publish, before Spark notes that the batch is done:
     stored     rows were stored in it            published
     publishing before the publish
 
-Two jobs: one copies a topic, one counts words with state in RocksDB. Both read the same topic, of which each
-message is one word and a number.
+There are two jobs: one copies a topic, the other counts words with state in RocksDB. Both read the same topic; each
+message is a word and a number.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ GATE = "TEST_SPARK_GATE"
 """The environment variable with the gate's port."""
 DEADLINE_S = 60.0
 FEW = "TEST_SPARK_FEW"
-"""The environment variable with how many bytes a task hands over instead of storing them: none by default."""
+"""The environment variable with the number of bytes that a task hands over without storing them; 0 by default."""
 sink.FEW_BYTES_MAX = int(os.environ.get(FEW, "0"))
 WORDS = ("anna", "ben", "carl", "dora", "emil")
 
 
 class Held(NamedTuple):
-    """A process that waits at a step."""
+    """A process that the gate holds at a step."""
 
     step: str
     topic: str
@@ -58,13 +58,13 @@ class Held(NamedTuple):
             self.connection.sendall(b"go")
 
     def kill(self) -> None:
-        """Kill it; it may have gone already, with another that was killed."""
+        """Kill it; it may have ended already, together with another killed process."""
         with self.connection, suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
 class Gate:
-    """Where steps are reported; a context manager. All go on but those that a test waits for."""
+    """The server to which steps are reported; a context manager. It holds only the steps that a test waits for."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -84,11 +84,11 @@ class Gate:
         self._thread.join(DEADLINE_S)
 
     def hold(self, step: str, topic: str) -> None:
-        """Hold the next process that comes to a step of a topic's job."""
+        """Hold the next process that reaches a step of a topic's job."""
         self._wanted = step, topic
 
     def held(self, deadline_s: float = DEADLINE_S) -> Held:
-        """Wait until it has come."""
+        """Wait until the gate holds a process."""
         try:
             return self._held.get(timeout=deadline_s)
         except queue.Empty:
@@ -133,7 +133,7 @@ class SteppingStage:
 
 
 class SteppingClient:
-    """A client that reports what a sink does with it."""
+    """A client that reports a sink's calls."""
 
     def __init__(self, client: SyncClient) -> None:
         self._client = client
@@ -178,9 +178,9 @@ class Jobs:
 
     Args:
         url: the broker.
-        words: the topic that they read; theirs have its name and an ending.
-        folder: where the checkpoints are.
-        counting: whether there is the second job.
+        words: the topic that they read; their output topics have its name with a suffix.
+        folder: the folder of the checkpoints.
+        counting: True if the second job exists.
     """
 
     def __init__(self, url: str, words: str, folder: Path, *, counting: bool = True) -> None:
@@ -195,7 +195,7 @@ class Jobs:
         return (self.copies, self.counts) if self.counting else (self.copies,)
 
     def start(self, spark: SparkSession, output: str) -> StreamingQuery:
-        """Start the job with that output, or go on with it."""
+        """Start the job with that output, or continue it."""
         spark.dataSource.register(MortalSource)
         source = spark.readStream.format("tms").option("url", self.url)
         source = source.option("topic", self.words).option("startingOffsets", "earliest")
@@ -217,7 +217,7 @@ class Jobs:
         counts = words.groupBy("word").count().selectExpr("word || ' ' || count AS value")
         return counts.writeStream.outputMode("update").foreachBatch(update)
 
-    # --- What they read, and what must come of it -------------------------------------------------
+    # --- Their input, and the check of their output ---------------------------------------------
 
     def create(self, client: SyncClient) -> None:
         for topic in (self.words, *self.outputs()):
@@ -231,7 +231,7 @@ class Jobs:
             client.publish(self.words, words[begin : begin + 20])
 
     def check(self, client: SyncClient) -> None:
-        """Check that the outputs have all words, in order, and nothing twice."""
+        """Check that the outputs have all words, in order, and no word twice."""
         words = self._values(client, self.words)
         assert self._values(client, self.copies) == words
         if self.counting:

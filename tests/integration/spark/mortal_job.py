@@ -1,8 +1,8 @@
-"""A stream job with an operator of every kind, as a process that can be killed, and what must come of it.
+"""A stream job with an operator of every kind, as a process that can be killed, and its expected output.
 
     python -m tests.integration.spark.mortal_job URL PREFIX FOLDER
 
-It says *ready* once the job runs. With the end of its input it does all that is there, and ends.
+It prints *ready* once the job runs. At the end of its input it processes all available messages, and ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Changes(Processor[dict[str, Any], list[int]]):
 
 
 def events(count: int) -> list[dict[str, Any]]:
-    """Return the events that a topic has, which are known by their number."""
+    """Return the events of a topic, which follow from their number."""
     return [{"w": WORDS[n * n % 11 % 5], "n": n, "t": n * 1000} for n in range(count)]
 
 
@@ -96,7 +96,7 @@ def job(prefix: str) -> Job:
 
 
 class Expected:
-    """What must be in the topics once so many events were published."""
+    """The expected content of the topics after so many events."""
 
     def __init__(self, count: int) -> None:
         self._events = events(count)
@@ -162,7 +162,7 @@ class Expected:
 
 
 def check(client: SyncClient, prefix: str, count: int) -> None:
-    """Check that every topic has what it must have, and nothing twice."""
+    """Check that every topic has its expected content, and no message twice."""
     expected = Expected(count)
     for end in ENDS:
         found = [json.loads(message.payload) for message in client.poll(f"{prefix}-{end}")]

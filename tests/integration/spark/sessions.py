@@ -1,4 +1,4 @@
-"""How Spark is started for tests: little of it, and all that it leaves behind in one folder."""
+"""Start Spark for tests: small, and with all its files in one folder."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ FILES = (
 
 
 def spark_session(folder: Path, master: str = "local[2]", **settings: str) -> SparkSession:
-    """Start Spark in this process, with all that it leaves behind in a folder."""
+    """Start Spark in this process, with all its files in a folder."""
     return _with(SparkSession.builder.master(master), folder, settings).getOrCreate()
 
 
@@ -30,7 +30,7 @@ def _with(
     builder: SparkSession.Builder, folder: Path, settings: Mapping[str, str]
 ) -> SparkSession.Builder:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # On a busy machine Spark takes longer to hear a worker than the 15 s that one waits.
+    # On a busy machine Spark takes longer than a worker's default wait of 15 s.
     os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"
     given = {
         "spark.ui.enabled": "false",

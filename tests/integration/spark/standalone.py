@@ -19,7 +19,7 @@ MEMORY = "1g"
 
 
 class Master(ServerProcess):
-    """Knows the workers, and gives them to applications."""
+    """The master, which assigns workers to applications."""
 
     name: ClassVar[str] = "spark-master"
 
@@ -36,13 +36,13 @@ class Master(ServerProcess):
     def answers(self) -> bool:
         with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/") as reply:
             if "json" not in reply.headers.get_content_type():
-                return False  # A page for people: what answers programs is not there yet.
+                return False  # An HTML page: the JSON interface is not ready yet.
             told = json.load(reply)
         return told["status"] == "ALIVE" and told["aliveworkers"] >= self.workers_wanted
 
 
 class Worker(ServerProcess):
-    """Runs executors, of one core; it answers once its master knows it."""
+    """A worker, which runs executors of one core; it is ready once its master knows it."""
 
     name: ClassVar[str] = "spark-worker"
 
@@ -64,7 +64,7 @@ class Worker(ServerProcess):
 
 @contextmanager
 def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
-    """Run a cluster, and give the URL of its master."""
+    """Run a cluster, and yield the URL of its master."""
     with ExitStack() as stack:
         master = stack.enter_context(Master(folder / "master"))
         for number in range(workers):

@@ -1,4 +1,4 @@
-"""``broker streams``, as a person types it: each command is a process."""
+"""``broker streams`` as a user runs it: each command is a process."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def state(shop: Shop, *words: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_job_counts_what_is_there_and_its_state_shows_the_counts(shop: Shop) -> None:
+def test_a_job_counts_all_messages_and_its_state_shows_the_counts(shop: Shop) -> None:
     shop.publish("lines", "a b a", "b c")
     done = shop.streams("run", "shop_jobs:words", "--checkpoint", "ck", "--available", *SPARK)
     assert done.returncode == 0, done.stderr
@@ -204,7 +204,7 @@ def test_a_job_that_was_killed_is_gone(shop: Shop) -> None:
 
 
 @pytest.mark.nightly
-def test_a_job_that_dies_says_of_what(shop: Shop) -> None:
+def test_a_job_that_fails_reports_its_error(shop: Shop) -> None:
     shop.publish("lines", "a")
     done = shop.streams("run", "shop_jobs:dying", "--checkpoint", "ck", *SPARK)
     assert done.returncode == 1
@@ -215,7 +215,7 @@ def test_a_job_that_dies_says_of_what(shop: Shop) -> None:
     assert (told["state"], told["queries"][0]["is_running"]) == ("died", False)
 
 
-def test_a_topic_that_is_missing_is_told_before_spark_starts(shop: Shop) -> None:
+def test_a_missing_topic_is_reported_before_spark_starts(shop: Shop) -> None:
     shop.client.delete_topic(shop.topics["lines"])
     done = shop.streams("run", "shop_jobs:words", "--checkpoint", "ck")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The jobs through Spark Connect, and with the oldest Spark that is supported; their drivers die twice a job."""
+"""The jobs run through Spark Connect and with the oldest supported Spark; their drivers are killed twice for each job."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Jobs whose processes are killed at each step of a batch: everything once, in order, whatever dies."""
+"""Jobs whose processes are killed at each step of a batch publish every row once and in order."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ COPIES, COUNTS = 0, 1
 SOME = [("stored", COPIES), ("published", COPIES), ("publishing", COUNTS), ("published", COUNTS)]
 ALL = list(itertools.product(STEPS, (COPIES, COUNTS)))
 NOTED = "noted"
-"""Behind the steps of the sink: Spark notes that the batch is done."""
+"""The step after the sink's steps: Spark writes that the batch is done."""
 EVERY = list(itertools.product((*STEPS, NOTED), (COPIES, COUNTS)))
 OF_FEW = list(itertools.product(("publishing", "published", NOTED), (COPIES, COUNTS)))
 """A batch of few rows has no more steps."""
@@ -52,7 +52,7 @@ def finish(spark: SparkSession, jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     "places", [SOME, pytest.param(ALL * 2, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
 )
-def test_a_worker_that_dies_at_any_step_costs_nothing(
+def test_a_worker_that_dies_at_any_step_loses_no_row(
     gate: Gate, spark: SparkSession, client: SyncClient, jobs: Jobs, places: list[tuple[str, int]]
 ) -> None:
     for step, number in places:
@@ -68,7 +68,7 @@ def test_a_worker_that_dies_at_any_step_costs_nothing(
 
 
 class TestTheBroker:
-    """It goes away and comes back within the clients' patience: no query ends."""
+    """The broker goes away and returns within the clients' deadline: no query ends."""
 
     @pytest.fixture
     def mortal(self, tmp_path: Path) -> Iterator[BrokerProcess]:
@@ -115,7 +115,7 @@ class TestTheBroker:
 
 
 class TestTheDriver:
-    """It dies with all that it started, as a machine does."""
+    """The driver dies with all its child processes, as a machine does."""
 
     @pytest.mark.timeout(1800)
     @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ class TestTheDriver:
         ],
         ids=["once", "thirty-times", "few-rows"],
     )
-    def test_a_driver_that_dies_at_any_step_costs_nothing(
+    def test_a_driver_that_dies_at_any_step_loses_no_row(
         self,
         gate: Gate,
         client: SyncClient,
@@ -158,7 +158,7 @@ class TestTheDriver:
         return {entry.name for entry in os.scandir(folder)} if folder.is_dir() else set()
 
     def wait_for_a_note(self, jobs: Jobs, output: str, before: set[str]) -> None:
-        """Return at once when Spark has begun to write its note, which is then half written or new."""
+        """Return when Spark has begun to write its note; the note may be incomplete then."""
         deadline = time.monotonic() + DEADLINE_S
         while self.noted(jobs, output) <= before:
             assert time.monotonic() < deadline, f"no note behind {sorted(before)}"
@@ -173,7 +173,7 @@ class TestTheDriver:
         ],
         ids=["standalone-once", "standalone", "local"],
     )
-    def test_executors_that_die_cost_nothing(
+    def test_executors_that_die_lose_no_row(
         self,
         gate: Gate,
         client: SyncClient,
@@ -197,7 +197,7 @@ class TestTheDriver:
 
     @staticmethod
     def executor_of(pid: int) -> psutil.Process:
-        """Return the executor that a Python worker works for."""
+        """Return the executor of a Python worker."""
         for process in psutil.Process(pid).parents():
             if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
                 return process

@@ -1,4 +1,4 @@
-"""Topics as sinks of real queries: once, in order, and nothing before it is all there."""
+"""Topics as sinks of real queries: every row once, in order, and no row is visible before all are stored."""
 
 from datetime import datetime
 from pathlib import Path
@@ -91,11 +91,11 @@ class TestBatch:
         ]
         raw = source.where("headers['n'] IS NOT NULL").selectExpr("headers['raw'] AS raw")
         assert [row.raw for row in raw.collect()] == [b"\xff"] * (count // 2)
-        write(source)  # As it is: the columns of a source are those of a sink.
+        write(source)  # Unchanged: a source and a sink have the same columns.
         again = client.poll(topic)
         assert [message[1:] for message in again] == [m[1:] for m in again[:count]] * 2
 
-    def test_a_query_that_fails_shows_nothing(self, spark, client, topic, write) -> None:
+    def test_a_query_that_fails_publishes_no_row(self, spark, client, topic, write) -> None:
         frame = spark.range(0, 60_000, 1, 2).selectExpr(
             "IF(id = 59999, raise_error('no'), CAST(id AS STRING)) AS value"
         )
@@ -103,7 +103,7 @@ class TestBatch:
             write(frame)
         assert published(client, topic) == []
 
-    def test_what_can_not_be_published_is_refused(self, spark, broker, topic) -> None:
+    def test_rows_that_can_not_be_published_are_refused(self, spark, broker, topic) -> None:
         frame = spark.range(3)
         writer = frame.write.format("tms").option("url", broker.url).option("topic", topic)
         with pytest.raises(Exception, match=r"publish the column id|the column value"):
@@ -123,7 +123,7 @@ class TestStream:
 
     @pytest.fixture
     def run(self, spark: SparkSession, broker: BrokerProcess, topic: str, target, tmp_path: Path):
-        """Run a query over what is there, on one checkpoint."""
+        """Return a function that runs a query over all available messages, on one checkpoint."""
 
         def run(change=None, mode: str = "append", sink=None, **options: str) -> None:
             source = spark.readStream.format("tms").option("url", broker.url)

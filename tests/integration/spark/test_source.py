@@ -1,4 +1,4 @@
-"""Topics as sources of real queries: every message once and in order, in parallel parts."""
+"""Topics as sources of real queries: every message once and in order, read in parallel partitions."""
 
 import socket
 import time
@@ -30,7 +30,7 @@ def values(frame: DataFrame) -> list[bytes]:
 
 
 def publish(client: SyncClient, topic: str, count: int, first: int = 0) -> list[Message]:
-    """Publish in several requests, and return what a consumer sees of it."""
+    """Publish in several requests, and return the messages that a consumer sees."""
     for start in range(first, first + count, 500):
         client.publish(topic, payloads(min(500, first + count - start), start))
     return client.poll(topic)
@@ -52,13 +52,13 @@ class TestBatch:
         assert {row.topic for row in found} == {topic}
         assert {row.part for row in found} == {0, 1, 2, 3}
 
-    def test_ids_bound_what_is_read(self, read, client, topic) -> None:
+    def test_ids_bound_the_messages_that_are_read(self, read, client, topic) -> None:
         messages = publish(client, topic, 100)
         first, last = messages[10].id.hex(), messages[90].id.hex()
         frame = read.option("startingOffsets", first).option("endingOffsets", last).load()
         assert values(frame) == payloads(80, 10)
 
-    def test_times_bound_what_is_read(self, read, client, topic) -> None:
+    def test_times_bound_the_messages_that_are_read(self, read, client, topic) -> None:
         publish(client, topic, 10)
         messages = publish(client, topic, 10, 10)
         first, last = messages[5].timestamp_ms, messages[15].timestamp_ms
@@ -96,7 +96,9 @@ class TestBatch:
         finally:
             spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
-    def test_a_transaction_sees_nothing_behind_what_holds_it(self, read, client, topic) -> None:
+    def test_a_transaction_sees_no_message_behind_one_in_progress(
+        self, read, client, topic
+    ) -> None:
         pointer = time.time_ns()
         publish(client, topic, 5)
         client.publish(topic, [b"mine"], pointer=pointer)
@@ -114,7 +116,7 @@ class TestBatch:
 
 
 class Streams:
-    """Streaming queries of one test, with folders of their own."""
+    """Streaming queries of one test, with their own folders."""
 
     def __init__(self, source: DataStreamReader, folder: Path) -> None:
         self.source = source
@@ -122,7 +124,7 @@ class Streams:
         self._queries: list[StreamingQuery] = []
 
     def start(self, name: str, **options: str) -> StreamingQuery:
-        """Start a query that keeps its rows in a table of memory; the same name goes on."""
+        """Start a query that keeps its rows in a table in memory; a query with the same name continues it."""
         frame = self.source.options(**options).load()
         writer = frame.writeStream.format("memory").queryName(name)
         query = writer.option("checkpointLocation", str(self._folder / name)).start()
@@ -130,7 +132,7 @@ class Streams:
         return query
 
     def all(self, name: str, **options: str) -> StreamingQuery:
-        """Run a query over what is there."""
+        """Run a query over all available messages."""
         frame = self.source.options(**options).load()
         writer = frame.writeStream.format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self._folder / name)).start()
@@ -143,7 +145,7 @@ class Streams:
 
 
 def taken(client: SyncClient, topic: str, count: int, query: StreamingQuery) -> list[bytes]:
-    """Return what a query publishes into a topic, once there are so many messages."""
+    """Return a query's messages in a topic, once there are so many."""
     found: list[Message] = []
     ends = time.monotonic() + DEADLINE_S
     while len(found) < count:
@@ -163,9 +165,7 @@ def streams(spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Pa
 
 
 class TestStream:
-    def test_messages_are_read_as_they_come_and_in_order(
-        self, spark, client, topic, streams
-    ) -> None:
+    def test_new_messages_are_read_in_order(self, spark, client, topic, streams) -> None:
         publish(client, topic, 2_000)
         query = streams.start("in_order", startingOffsets="earliest", minPartitions="3")
         query.processAllAvailable()
@@ -176,7 +176,7 @@ class TestStream:
         assert [Message(bytes(row.id), bytes(row.value)) for row in rows] == client.poll(topic)
         assert len(rows) == 6_000
 
-    def test_what_is_available_is_read_in_limited_batches(self, client, topic, streams) -> None:
+    def test_available_messages_are_read_in_limited_batches(self, client, topic, streams) -> None:
         for first in range(0, 1_000, 100):
             client.publish(topic, payloads(100, first))
         query = streams.all("limited", startingOffsets="earliest", maxOffsetsPerTrigger="300")
@@ -220,7 +220,7 @@ class TestStream:
     def test_the_last_window_of_a_silent_topic_is_emitted(
         self, client, topic, streams, broker, tmp_path
     ) -> None:
-        """Heart-beats move the watermark, and no window counts them."""
+        """Heartbeats move the watermark, and no window counts them."""
         messages = publish(client, topic, 100)
         output = f"{topic}-windows"
         client.create_topic(output)
@@ -240,7 +240,7 @@ class TestStream:
         assert sorted(found) == lines
         assert client.poll(topic) == messages, "the topic was silent"
 
-    def test_a_transaction_s_stream_ends_before_what_holds_it(
+    def test_a_transactions_stream_ends_before_a_message_in_progress(
         self, spark, client, topic, streams
     ) -> None:
         pointer = time.time_ns()
@@ -261,7 +261,7 @@ class TestStream:
 def test_a_query_outlives_an_outage_of_the_broker(
     spark: SparkSession, tmp_path: Path, outage_s: float
 ) -> None:
-    """It is down until the query has tried to reach it, which a socket in its place sees."""
+    """The broker is down until the query has tried to connect; a socket at its address notices that."""
     with BrokerProcess(tmp_path / "data") as broker, SyncClient(broker.url) as client:
         client.create_topic("t")
         publish(client, "t", 10)

@@ -1,7 +1,7 @@
-"""Stateful queries over topics: joins, session windows, what came before; each checked against plain Python.
+"""Stateful queries over topics: joins, session windows, duplicates; plain Python checks each result.
 
-A message is a key and a second. The last ones are so late that every window before them closes. (No query leaves
-them out: Spark would do so before it looks at the time.)
+A message is a key and a second. The last messages have such late times that every window before them closes. (No query
+filters them out: Spark would filter before it reads the time.)
 """
 
 import random
@@ -34,7 +34,7 @@ def topics(client: SyncClient, topic: str) -> tuple[str, str, str]:
 
 @pytest.fixture
 def events(client: SyncClient, topics: tuple[str, str, str]) -> tuple[list[Event], list[Event]]:
-    """Publish events, in the order of their times, in two portions and late ones behind them."""
+    """Publish events in the order of their times, in two parts, and then messages with very late times."""
     draw = random.Random(3)
     sides: list[list[Event]] = []
     for topic in topics[:2]:
@@ -48,7 +48,7 @@ def events(client: SyncClient, topics: tuple[str, str, str]) -> tuple[list[Event
 
 @pytest.fixture
 def run(spark: SparkSession, client: SyncClient, broker: BrokerProcess, topics, tmp_path: Path):
-    """Run a query over both topics, and return what it published."""
+    """Return a function that runs a query over both topics, and returns its messages."""
 
     def read(topic: str) -> DataFrame:
         source = spark.readStream.format("tms").option("url", broker.url).option("topic", topic)
@@ -91,7 +91,7 @@ def test_an_inner_join_has_every_pair_once(run, events) -> None:
     assert run(joined("inner")) == sorted(expected)
 
 
-def test_a_left_outer_join_also_has_what_found_nothing(run, events) -> None:
+def test_a_left_outer_join_also_has_events_without_a_partner(run, events) -> None:
     found = pairs(*events)
     expected = [f"{a[0]} {a[1]} {b[1]}" for a, b in found]
     alone = [f"{a[0]} {a[1]} none" for a in events[0] if a not in {pair[0] for pair in found}]
@@ -99,7 +99,7 @@ def test_a_left_outer_join_also_has_what_found_nothing(run, events) -> None:
     assert run(joined("leftOuter")) == sorted(expected + alone)
 
 
-def test_session_windows_close_behind_a_pause(run, events) -> None:
+def test_session_windows_close_after_a_pause(run, events) -> None:
     def query(left: DataFrame, right: DataFrame) -> DataFrame:
         sessions = left.groupBy(session_window("time", "15 seconds"), "key").count()
         return sessions.selectExpr(

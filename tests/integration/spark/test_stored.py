@@ -1,4 +1,4 @@
-"""What Spark has stored of a job's state, read back: chains, and the aggregates and joins that Spark does itself."""
+"""The state that Spark stores for a job is read back: of chains, and of Spark's own aggregates and joins."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ End = Callable[[Stream[Any]], Any]
 
 
 def stored(bed: Bed, write: End) -> JobEndState:
-    """Run a job over the orders; return what it keeps."""
+    """Run a job over the orders; return its stored state."""
     builder = StreamBuilder("stored", lateness="0s")
     orders = builder.source(bed.topic("orders"), Json("customer STRING, amount DOUBLE, t BIGINT"))
     write(orders.select_timestamp("t")).sink(bed.topic("out"), Json(), name="end")
@@ -65,7 +65,7 @@ def test_both_sides_of_a_join_of_sparks_are_read_back(bed: Bed) -> None:
 
     found = stored(bed, joined).entries("join-1", "a", 10)
     assert {entry.window["start"] for entry in found if entry.window} == {WINDOW["start"]}
-    # Spark keeps the amount alone, by a name of its own.
+    # Spark keeps only the amount, under its own name.
     sides = [
         (side, amount)
         for entry in found

@@ -1,4 +1,4 @@
-"""Every example of stream jobs publishes what it must; what that is was found by hand."""
+"""Every example of stream jobs publishes the expected messages, which were worked out by hand."""
 
 import json
 import os
@@ -154,7 +154,7 @@ EXPECTED: dict[str, dict[str, list[Any]]] = {
 
 
 def value_of(message: Message) -> Any:
-    """Return what a message says, with its key if it has one."""
+    """Return a message's value, with its key if it has one."""
     text = message.payload.decode()
     value = json.loads(text) if text[0] in '{["-0123456789' else text
     return value if message.key is None else [message.key.decode(), value]
@@ -172,7 +172,7 @@ def test_every_example_is_known() -> None:
     "name",
     [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.nightly) for n in running.NAMES],
 )
-def test_an_example_publishes_what_it_must(
+def test_an_example_publishes_the_expected_messages(
     name: str, spark: SparkSession, client: SyncClient, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     found = running.run(name, spark, client, broker.url, str(tmp_path))

@@ -1,4 +1,4 @@
-"""A stream job with every kind of operator, killed at each step of each of its queries: everything once."""
+"""A stream job with every kind of operator is killed at each step of each query; it publishes every result once."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ pytestmark = [
 FORMAT = Path(__file__).parent / "mortal_format"
 MORE = 60
 HELD_S = 240.0
-"""Six queries begin at once, each with some processes of Python."""
+"""Six queries begin at once, each with some Python processes."""
 DRIVER, WORKER = "driver", "worker"
 SOME = [("published", "windows", DRIVER), ("stored", "latest", WORKER)]
 ALL = list(itertools.product(STEPS, mortal_job.ENDS, (DRIVER, WORKER)))
@@ -35,7 +35,7 @@ class JobDriver(Driver):
 
     def __init__(self, url: str, prefix: str, folder: Path) -> None:
         path = os.pathsep.join([str(FORMAT), os.environ.get("PYTHONPATH", ""), str(Path.cwd())])
-        # Python would put the folder that it is started in before FORMAT, and the product's own module is there.
+        # Python would search its start folder, which has the product's module, before FORMAT.
         self._environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         self._log = folder / "driver.log"
         module = "tests.integration.spark.mortal_job"
@@ -47,7 +47,7 @@ class JobDriver(Driver):
     [SOME, pytest.param(ALL, marks=pytest.mark.timeout(3_600))],
     ids=["some", "all"],
 )
-def test_every_operator_gives_everything_once_whatever_dies(
+def test_every_operator_publishes_each_result_once_in_spite_of_kills(
     gate: Gate,
     client: SyncClient,
     broker: BrokerProcess,

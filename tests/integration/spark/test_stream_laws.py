@@ -153,7 +153,7 @@ class TestWindows:
 
     @pytest.mark.nightly
     def test_a_window_of_a_topic_that_has_gone_silent_is_closed(self, bed: Bed) -> None:
-        """Its times are those of publishing; that of the values is far behind."""
+        """The job uses the times of publishing; the times in the values are far behind."""
         builder = StreamBuilder("idle", lateness="0s", idle="300ms")
         native = builder.source(bed.topic("in"), Json(SCHEMA)).key_by("k").window(tumbling("1s"))
         native.count().to_stream("array(key, string(value))").sink(bed.topic("native"), Json())
@@ -171,7 +171,7 @@ class TestWindows:
         assert not job.is_running
 
     @pytest.mark.nightly
-    def test_late_records_without_a_topic_are_counted_alone(self, bed: Bed) -> None:
+    def test_late_records_without_a_topic_are_only_counted(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("late", lateness="0s")
             counted = keyed(builder.source(bed.topic("events"), Json())).window(tumbling("1s"))
@@ -192,7 +192,7 @@ class TestJoins:
         one, other = (each.select_timestamp("timestamp_millis(t)") for each in found)
         return one, other
 
-    def test_without_a_window_each_record_meets_the_newest(self, bed: Bed) -> None:
+    def test_without_a_window_each_record_joins_the_newest(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("newest")
             left, right = self.sides(bed, builder)
@@ -214,7 +214,7 @@ class TestJoins:
         assert bed.read("inner") == [[1, 10], [1, 20], [2, 20], [3, 20]]
 
     @pytest.mark.nightly
-    def test_with_a_window_all_pairs_or_the_last(self, bed: Bed) -> None:
+    def test_with_a_window_all_pairs_or_the_last_one_are_joined(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("pairs", lateness="0s")
             left, right = self.sides(bed, builder)
@@ -258,7 +258,7 @@ class TestJoins:
         assert sorted(map(str, native)) == sorted(map(str, same))
 
     @pytest.mark.nightly
-    def test_streams_meet_themselves_and_fan_out(self, bed: Bed) -> None:
+    def test_streams_join_themselves_and_fan_out(self, bed: Bed) -> None:
         builder = StreamBuilder("fans", dead_letters=bed.topic("dead"))
         numbers = builder.source(bed.topic("numbers"), Json(), name="numbers")
         again = builder.source(bed.topic("numbers"), Json(), name="again")

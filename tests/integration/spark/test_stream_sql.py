@@ -1,4 +1,4 @@
-"""Streams whose functions are SQL: how Spark runs them, and which messages it lets through."""
+"""Streams with SQL functions: Spark's plan, and the messages that pass."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def bed(spark: SparkSession, client: SyncClient, broker: BrokerProcess, tmp_path
     return Bed(spark, client, broker.url, tmp_path)
 
 
-def test_a_message_is_parsed_once_however_many_fields_are_asked_for(
+def test_a_message_is_parsed_once_for_any_number_of_fields(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     builder = StreamBuilder("once")
@@ -36,7 +36,7 @@ def test_a_message_is_parsed_once_however_many_fields_are_asked_for(
 
 
 @pytest.mark.nightly
-def test_messages_that_are_not_what_the_schema_says_go_to_the_dead_letters(bed: Bed) -> None:
+def test_messages_that_do_not_match_the_schema_become_dead_letters(bed: Bed) -> None:
     builder = StreamBuilder("sql-letters", dead_letters=bed.topic("dead"))
     orders = builder.source(bed.topic("orders"), Json("customer STRING, amount DOUBLE"))
     orders.filter("amount > 10").map("customer").sink(bed.topic("out"), Json())

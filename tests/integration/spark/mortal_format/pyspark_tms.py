@@ -1,4 +1,4 @@
-"""Stands before the product's module of that name: the format tms, whose sinks report their steps to a gate."""
+"""Replaces the product's module of this name: the format tms with sinks that report their steps to a gate."""
 
 from tests.integration.spark.mortal import MortalSource as DefaultSource
 
