@@ -33,7 +33,7 @@ def run(capsys, *words):
         (errors.Unavailable("down"), 4),
     ],
 )
-def test_each_kind_of_error_has_its_exit_code_and_says_what_to_do(error, code):
+def test_each_kind_of_error_has_its_exit_code_and_advice(error, code):
     given = GivenOptions(target=BrokerTarget("http://127.0.0.1:8080", "the default"))
     problem = problem_of(error, given)
     assert problem.exit_code == code
@@ -142,7 +142,7 @@ def test_version_is_an_option(capsys):
         (("serve", "--no-such-key", "1"), "No such option"),
     ],
 )
-def test_a_wrong_command_line_is_2_and_says_what_is_wrong(words, said, capsys):
+def test_a_wrong_command_line_is_2_and_names_the_mistake(words, said, capsys):
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
     assert said in err

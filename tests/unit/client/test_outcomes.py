@@ -141,5 +141,5 @@ TWO = (
         ("no connection in 3 s", "no connection in 3 s"),
     ],
 )
-def test_a_failed_connection_is_told_in_plain_words(reason, message):
+def test_a_failed_connection_is_described_in_plain_words(reason, message):
     assert outcomes.never_sent(reason).message == f"{outcomes.UNREACHED}{message}"

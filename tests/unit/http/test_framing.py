@@ -25,7 +25,7 @@ PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
         (b"PUT /a HTTP/1.1\r\nX-Content-Length: 12\r\n\r\n", HttpHead(0, 41, 1)),
     ],
 )
-def test_a_head_and_what_it_tells_of_its_body(data: bytes, expected: HttpHead) -> None:
+def test_a_head_and_the_size_of_its_body(data: bytes, expected: HttpHead) -> None:
     assert head_of(data) == expected
     assert head_of(b"before" + data, 6) == HttpHead(
         expected.begin + 6,

@@ -253,7 +253,7 @@ async def test_requests_behind_a_closing_answer_were_not_processed() -> None:
             await second
 
 
-async def test_nothing_is_sent_where_nobody_listens() -> None:
+async def test_a_refused_connection_sends_nothing() -> None:
     async def script(reader, writer):
         pass
 

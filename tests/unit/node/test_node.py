@@ -193,7 +193,7 @@ async def figures(http: Http) -> dict[str, float]:
     return {node_label.sub("", name): float(value) for name, _, value in lines}
 
 
-async def test_it_counts_what_happens_to_it(tmp_path: Path) -> None:
+async def test_a_node_counts_its_requests_and_events(tmp_path: Path) -> None:
     text = {"Content-Type": "text/plain"}
     counting = replace(config(tmp_path), metrics=MetricsConfig(metrics_topics=("default/t",)))
     async with started(counting) as one, Http(one.port) as http, asyncio.timeout(30):

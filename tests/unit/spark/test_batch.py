@@ -101,7 +101,7 @@ def test_filters_narrow_the_range_and_are_all_applied_again() -> None:
 
 
 @pytest.mark.parametrize("is_time", [False, True])
-def test_only_a_start_at_a_message_misses_what_has_expired(is_time: bool) -> None:
+def test_only_a_start_at_a_message_misses_expired_messages(is_time: bool) -> None:
     found = TopicRange(
         earliest=ident(4),
         latest=ident(9),

@@ -92,7 +92,7 @@ def test_a_transaction_reads_by_its_snapshot() -> None:
     assert batch(isolation="transactional", snapshot=text).snapshot == snapshot
 
 
-def test_a_sink_needs_no_topic_and_takes_what_spark_adds() -> None:
+def test_a_sink_needs_no_topic_and_accepts_sparks_own_options() -> None:
     options = sink(checkpointlocation="/x", queryname="q")
     assert (options.topic, options.producer) == (None, None)
     assert sink(dedupKey="load/7/12").producer == SinkProducer("load/7", 12)

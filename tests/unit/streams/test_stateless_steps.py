@@ -38,7 +38,7 @@ def given(*takes: stateless_steps.Take, value: Any = 1) -> list[Any]:
     return [each.value for each in through(*takes, value=value)]
 
 
-def test_map_drops_none_and_keeps_what_is_false() -> None:
+def test_map_drops_none_and_keeps_false_values() -> None:
     assert given(stateless_steps.Mapping(lambda _: None)) == []
     assert given(stateless_steps.Mapping(lambda _: 0)) == [0]
     assert (
@@ -116,7 +116,7 @@ def test_a_function_that_raises_fails_only_its_record() -> None:
     assert b"test_stateless_steps.py" in letter.headers["stack"]
 
 
-def test_a_flat_map_that_fails_half_way_gives_what_it_had() -> None:
+def test_a_flat_map_that_fails_half_way_keeps_its_earlier_results() -> None:
     def some(value: int) -> Any:
         yield value
         raise RuntimeError

@@ -126,7 +126,7 @@ def test_text_that_is_no_json_is_refused(body):
         read(body)
 
 
-def test_an_error_tells_where_it_is():
+def test_an_error_names_its_place():
     body = b'["\xc3\xa9",' + b'"a",' * 10_000 + b"x]"
     with pytest.raises(BadRequest, match=r"near byte 40,0\d\d\.$"):
         read(body)

@@ -60,7 +60,7 @@ def decode(body: bytes, messages_max: int = 100) -> PublishRequest:
 
 
 @given(pointers, sent)
-def test_a_request_is_what_another_implementation_writes_and_reads(pointer, several):
+def test_a_request_is_written_and_read_as_in_another_implementation(pointer, several):
     request = request_of(pointer, several)
     body = messages.encode_publish_request(request)
     read = fastavro.schemaless_reader(io.BytesIO(body), REQUEST, None)

@@ -5,7 +5,7 @@ from broker.cli.bench.stamp import BYTES_MIN, moment_of, stamped
 from broker.errors import Overloaded
 
 
-def test_an_interval_has_what_happened_since_the_last_look() -> None:
+def test_an_interval_counts_events_since_the_last_look() -> None:
     measure = Measure(10.0)
     measure.add(5, 500, 2000)
     first = measure.look(11.0)

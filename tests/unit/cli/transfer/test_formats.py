@@ -210,6 +210,6 @@ def test_equal_contents_alone_have_equal_hashes() -> None:
     assert contents([several]) == contents([several._replace(headers={"b": b"2", "a": b"1"})])
 
 
-def test_contents_are_told_and_read_again() -> None:
+def test_contents_are_written_and_read_again() -> None:
     found = contents(MESSAGES)
     assert Contents.of(json.loads(json.dumps(found.as_json()))) == found
