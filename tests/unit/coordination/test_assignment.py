@@ -23,7 +23,7 @@ def node(instance: int, *, draining: bool = False) -> NodeInfo:
 
 
 @given(st.frozensets(INSTANCES, min_size=1, max_size=40), INSTANCES)
-def test_who_joins_only_takes_and_who_leaves_only_gives(live, other):
+def test_a_joining_node_only_takes_slots_and_a_leaving_node_only_gives_slots(live, other):
     without, joined = Assignment(live - {other}), Assignment(live | {other})
     for slot in range(SLOTS):
         before, after = without.leader_of_slot(slot), joined.leader_of_slot(slot)
@@ -31,7 +31,7 @@ def test_who_joins_only_takes_and_who_leaves_only_gives(live, other):
 
 
 @given(st.lists(INSTANCES, unique=True, min_size=1, max_size=40))
-def test_the_order_in_which_nodes_are_heard_of_does_not_matter(live):
+def test_the_order_of_the_nodes_does_not_matter(live):
     there, back = Assignment(live), Assignment(reversed(live))
     assert all(there.leader_of_slot(slot) == back.leader_of_slot(slot) for slot in range(SLOTS))
 
@@ -62,7 +62,7 @@ def test_topics_are_spread_over_the_slots():
     assert max(filled.values()) < 20
 
 
-def test_a_topics_slot_and_a_slots_leader_are_for_ever():
+def test_slots_of_topics_and_leaders_of_slots_never_change():
     # Nodes of different releases must agree: these values never change.
     assert slot_of(TopicId("default", "audit")) == 715
     three = Assignment([0, 1, 2])
@@ -124,7 +124,7 @@ def test_where_all_that_stay_were_drained_they_lead_nevertheless():
     assert Assignment.of({3: node(3, draining=True)}, {3}).instances == set()
 
 
-def test_without_nodes_nobody_leads():
+def test_without_nodes_a_topic_has_no_leader():
     nobody = Assignment()
     assert nobody.leader_of(TOPICS[0]) is None
     assert nobody.leader_of_slot(17) is None

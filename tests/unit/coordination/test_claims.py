@@ -29,7 +29,7 @@ SEEN = TailReading(None, None, None)
 
 
 class Held(NamedTuple):
-    """What of a hold a claim looks at."""
+    """The parts of a hold that a claim uses."""
 
     before_server_ms: int | None = None
     claimed_server_ms: int | None = None
@@ -39,7 +39,7 @@ HELD: Any = Held()
 
 
 class Permits:
-    """Notes what it is asked and told."""
+    """Keeps the calls that it gets."""
 
     def __init__(self, *, refuse_from: int = 1 << 30) -> None:
         self.happened: list[str] = []
@@ -102,7 +102,7 @@ def test_the_first_success_is_returned_at_once() -> None:
 
 
 @pytest.mark.parametrize("error", [Fenced("x"), OutcomeUnknown("x"), Unavailable("x")])
-def test_what_may_pass_is_tried_again_with_doubling_pauses(error: BrokerError) -> None:
+def test_temporary_failures_are_retried_with_doubling_pauses(error: BrokerError) -> None:
     result, at = claims([*[error] * 9, HELD])
     assert result == Claimed(HELD, None)
     pauses = [later - earlier for earlier, later in pairwise(at)]
@@ -119,7 +119,7 @@ def test_it_ends_at_the_deadline_without_having_done_anything() -> None:
 
 
 @pytest.mark.parametrize("error", [Deleted(), StaleGeneration("newer")])
-def test_what_does_not_pass_is_told(error: Exception) -> None:
+def test_permanent_failures_are_raised(error: Exception) -> None:
     result, at = claims([error])
     assert result is error
     assert at == [0.0]

@@ -27,7 +27,7 @@ TOPICS = [TopicId("ns", f"t{number}") for number in range(30)]
 
 
 class Holder:
-    """Leads what it is told to, and hands over when it is let."""
+    """Leads the topics that a test sets, and hands them over when the test lets it."""
 
     def __init__(self) -> None:
         self.led: dict[TopicId, LogHold] = {}
@@ -81,7 +81,7 @@ class Node:
 
 
 class World:
-    """What the nodes share."""
+    """The coordination and the records that the nodes share."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -330,7 +330,7 @@ async def test_without_contact_only_ones_own_log_is_claimed_again() -> None:
     await later
 
 
-async def test_without_contact_the_control_row_tells_who_leads_by_now() -> None:
+async def test_without_contact_the_control_row_names_the_current_leader() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
@@ -433,7 +433,7 @@ async def test_a_placement_that_cannot_be_read_is_read_again_and_the_last_one_ho
     assert not one.tenure.place(topic).here
 
 
-async def test_whoever_leaves_hands_everything_over_and_takes_nothing_more() -> None:
+async def test_a_leaving_node_hands_over_all_topics_and_takes_no_more() -> None:
     world = World()
     one, two = await world.nodes(2)
     mine = one.here()
@@ -466,7 +466,7 @@ async def test_leaving_is_bounded_and_possible_without_contact() -> None:
     assert not one.holder.led
 
 
-async def test_the_last_node_that_leaves_sends_nobody_anywhere() -> None:
+async def test_the_last_leaving_node_names_no_other_node() -> None:
     world = World()
     (one,) = await world.nodes(1)
     await one.tenure.leave(5)

@@ -84,7 +84,7 @@ def test_a_node_that_starts_again_has_its_number_again():
     in_world(scenario)
 
 
-def test_a_claim_that_makes_no_sense_stops_no_other_node_and_is_written_anew():
+def test_an_undecodable_claim_stops_no_other_node_and_is_written_again():
     async def scenario(world):
         await world.records.put_if(b"instance/000", None, b"{")
         await world.records.put_if(b"instance/odd", None, b"{}")
@@ -185,7 +185,7 @@ def test_of_two_with_one_url_the_earlier_stops_and_says_what_may_be_wrong(is_cut
     in_world(scenario)
 
 
-def test_an_incarnation_that_nobody_follows_does_not_stop():
+def test_an_incarnation_without_a_successor_does_not_stop():
     async def scenario(world):
         a, member = await world.start("a")
         stopping = asyncio.ensure_future(until_superseded(world.records, member, world.clock))

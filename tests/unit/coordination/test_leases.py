@@ -21,7 +21,7 @@ def new_clock() -> Clock:
 
 
 class Two:
-    """Two nodes' leases, and what they want."""
+    """The leases of two nodes, and the slots that they want."""
 
     def __init__(self) -> None:
         clock = new_clock()
@@ -40,7 +40,7 @@ class Two:
             await session.close()
 
 
-async def test_all_who_ask_share_one_lease() -> None:
+async def test_all_callers_share_one_lease() -> None:
     two = Two()
     tasks = {two.one.taking(SLOT) for _ in range(10)}
     assert len(tasks) == 1
@@ -67,7 +67,7 @@ async def test_another_gets_it_when_it_is_released() -> None:
     await two.close()
 
 
-async def test_what_is_not_wanted_any_more_when_it_comes_is_let_go() -> None:
+async def test_a_lease_that_is_no_longer_wanted_is_released_when_it_arrives() -> None:
     two = Two()
     await two.one.taking(SLOT)
     waiting = two.two.taking(SLOT)
@@ -146,7 +146,7 @@ async def test_a_lease_that_was_asked_for_before_a_fencing_is_verified(
     await two.close()
 
 
-async def test_closing_ends_whoever_waits() -> None:
+async def test_closing_ends_all_waits() -> None:
     two = Two()
     await two.one.taking(SLOT)
     waiting = two.two.taking(SLOT)

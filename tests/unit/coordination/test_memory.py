@@ -77,7 +77,7 @@ def test_a_node_can_believe_in_a_session_that_is_over():
     in_world(scenario)
 
 
-def test_who_asks_learns_at_once_that_its_session_is_over():
+def test_a_node_that_asks_learns_at_once_that_its_session_is_over():
     async def scenario(world):
         first = world.session()
         lease = await first.hold(SLOT, 100.0)
@@ -223,7 +223,7 @@ class HastyClock(VirtualClock):
         await super().sleep(seconds - 0.0005 if seconds > 0.001 else seconds)
 
 
-def test_who_announces_without_contact_is_heard_when_it_is_back():
+def test_an_announcement_without_contact_arrives_when_contact_is_back():
     async def scenario(world):
         nodes = [world.session() for _ in range(2)]
         members = [await node.join(info(number)) for number, node in enumerate(nodes)]
@@ -256,7 +256,7 @@ def test_a_node_that_lost_contact_while_joining_can_join_again(cut_after_s):
     in_world(scenario)
 
 
-def test_who_begins_to_listen_while_contact_is_lost_hears_later_hints():
+def test_a_node_that_begins_to_listen_without_contact_hears_later_hints():
     async def scenario(world):
         world.delay_s = 1.0
         first, second = world.session(), world.session()

@@ -39,7 +39,7 @@ class Forgetful(MemoryRecords):
 
 
 class Contended(MemoryRecords):
-    """Somebody else pins the topic elsewhere just before the first put."""
+    """Another operator pins the topic elsewhere just before the first put."""
 
     came_between = False
 
@@ -69,7 +69,7 @@ async def test_pins_are_set_moved_and_taken_back() -> None:
     assert (await read_placement(records)).pins == {A: 7, B: 1}
 
 
-async def test_what_was_never_set_is_not_written_to_take_it_back() -> None:
+async def test_removing_a_pin_that_was_never_set_writes_nothing() -> None:
     records = MemoryRecords()
     assert not await unpin(records, A)
     assert not await undrain(records, 3)
@@ -95,7 +95,7 @@ async def test_an_unknown_outcome_is_resolved_by_reading(applied: bool) -> None:
     assert (await read_placement(records)).pins == {A: 5}
 
 
-async def test_what_may_be_changed_is_not_refused_because_nobody_can_be_asked() -> None:
+async def test_an_uncertain_change_is_not_refused_while_storage_does_not_answer() -> None:
     records = Forgetful(1, applied=True)
     get, asked = records.get, 0
 
@@ -113,7 +113,7 @@ async def test_what_may_be_changed_is_not_refused_because_nobody_can_be_asked() 
     assert (await read_placement(records)).pins == {A: 5}
 
 
-async def test_an_outcome_that_stays_unknown_is_told_so() -> None:
+async def test_an_outcome_that_stays_unknown_is_reported_as_unknown() -> None:
     with pytest.raises(OutcomeUnknown):
         await drain(Forgetful(PUT_TRIES_MAX, applied=False), 5)
 
@@ -138,7 +138,7 @@ async def test_a_change_that_came_between_is_overwritten_knowingly() -> None:
         (b"drained/001", b"\xff"),
     ],
 )
-async def test_what_does_not_decode_counts_for_nothing_and_is_told(
+async def test_a_record_that_does_not_decode_is_ignored_and_reported(
     key: bytes, value: bytes
 ) -> None:
     records = MemoryRecords()
@@ -151,7 +151,7 @@ async def test_what_does_not_decode_counts_for_nothing_and_is_told(
     assert repr(key) in placement.problems[0]
 
 
-async def test_what_does_not_decode_is_mended_by_saying_it_anew() -> None:
+async def test_a_record_that_does_not_decode_is_replaced_by_the_next_change() -> None:
     records = MemoryRecords()
     assert await records.put_if(b"pin/ns:a:", None, b"{")
     assert await records.put_if(b"drained/001", None, b"{")

@@ -13,7 +13,7 @@ async def test_a_standalone_node_may_claim_everything() -> None:
     assert EVERYTHING.place(TOPIC) == HERE
 
 
-def test_who_should_lead_is_named_to_whoever_asked_elsewhere() -> None:
+def test_a_node_that_is_not_the_leader_names_the_assigned_one() -> None:
     node = NodeInfo(7, "life", "http://seven", "1.0", 1)
     error = not_leader(TOPIC, TopicPlacement(here=False, node=node), 5)
     assert (error.node, error.url, error.epoch, error.outcome) == (7, "http://seven", 5, "refused")

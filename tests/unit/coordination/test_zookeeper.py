@@ -1,4 +1,4 @@
-"""What is asked of kazoo while ZooKeeper is silent, in virtual time: without a server, and without threads."""
+"""Calls of kazoo while ZooKeeper does not answer, in virtual time, without a server and without threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def count_refused(tree: zookeeper.ZooKeeperTree) -> list[Unanswered]:
     return refused
 
 
-def test_who_waited_while_the_server_was_silent_goes_on_by_itself(kazoo: FakeKazoo) -> None:
+def test_callers_that_waited_for_a_silent_server_go_on_by_themselves(kazoo: FakeKazoo) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         node = await connected(loop)
         told = Told()

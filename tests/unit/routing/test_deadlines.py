@@ -23,13 +23,13 @@ def test_a_deadline_is_the_same_moment_on_another_nodes_clock(left_s, monotonic,
 
 
 @given(late_ms=st.integers(0, 10**9), now_ms=WALL, monotonic=SECONDS)
-def test_what_is_past_it_is_refused(late_ms, now_ms, monotonic):
+def test_a_request_after_its_deadline_is_refused(late_ms, now_ms, monotonic):
     with pytest.raises(Overloaded) as refused:
         from_the_wire(now_ms - late_ms, monotonic, now_ms)
     assert refused.value.outcome == "refused"
 
 
-def test_without_the_guard_it_is_taken():
+def test_without_the_guard_a_late_request_is_taken():
     with in_force("deadline"):
         assert deadlines.from_the_wire(0, 5.0, 1000) > 5.0
 

@@ -36,7 +36,7 @@ def by(error: BrokerError) -> PeerAnswer:
 
 @pytest.mark.parametrize("kind", RepeatEffect)
 @pytest.mark.parametrize(("doubt", "own"), list(itertools.product(EITHER, EITHER)))
-def test_a_success_is_passed_on_whatever_was_before(kind, doubt, own):
+def test_a_success_is_passed_on_after_any_earlier_attempt(kind, doubt, own):
     assert after_answer(kind, SUCCESS, in_doubt=doubt, own_key=own) is Next.REPLY
 
 
@@ -57,7 +57,7 @@ def test_a_refusal_never_hides_that_an_earlier_attempt_may_have_been_done(kind, 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("doubt", EITHER)
-def test_what_may_have_been_done_is_repeated_only_if_that_is_harmless(error, doubt):
+def test_an_uncertain_request_is_repeated_only_if_that_is_harmless(error, doubt):
     told = by(error)
     for own in EITHER:
         assert after_answer(
@@ -125,7 +125,7 @@ def test_at_the_deadline_doubt_is_told(kind, own):
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("attempt", [1, 2])
 @pytest.mark.parametrize("own", EITHER)
-def test_what_a_leader_takes_for_final_the_sender_passes_on(kind, error, attempt, own):
+def test_the_sender_passes_on_every_answer_that_is_final_for_the_leader(kind, error, attempt, own):
     # Otherwise the next request of a lane could pass one that is sent again.
     if is_final(kind, by(error), attempt=attempt, own_key=own):
         for doubt in EITHER[:attempt]:

@@ -1,4 +1,4 @@
-"""The way of one request where others are silent or sent astray, in virtual time."""
+"""The way of one request when other nodes do not answer or name a wrong leader, in virtual time."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_poll_whose_leader_is_silent_to_the_end_is_read_from_storage(wait_s: f
     simulate(main)
 
 
-def test_whoever_is_asked_next_is_told_what_is_left_of_the_wait() -> None:
+def test_the_next_node_is_told_the_remaining_wait() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         waiting = asyncio.ensure_future(node.answer(read, within_s=63.0, wait_s=60.0))
@@ -173,7 +173,7 @@ def test_storage_that_is_silent_is_not_asked_once_more_at_the_end() -> None:
     simulate(main)
 
 
-def test_only_what_has_no_effect_is_done_here_at_the_end() -> None:
+def test_only_requests_without_effect_are_done_here_at_the_end() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         node.at = TopicPlacement(here=False, node=None)

@@ -37,7 +37,7 @@ def test_outcomes_elsewhere_are_told_by_a_higher_lowest_number() -> None:
     assert judge(lanes, 5, 5) is LaneDecision.TAKE
 
 
-def test_what_has_its_outcome_is_late() -> None:
+def test_a_number_that_has_an_outcome_is_late() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 3, 3) is LaneDecision.TAKE
     assert judge(lanes, 2, 0) is LaneDecision.LATE

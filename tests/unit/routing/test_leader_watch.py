@@ -22,12 +22,12 @@ def test_an_answer_in_time_is_an_answer() -> None:
     assert run(100.0, 1e9) == ("answer", 100.0)
 
 
-def test_who_hands_over_may_answer_what_was_taken() -> None:
+def test_a_leader_that_hands_over_may_answer_requests_that_it_took() -> None:
     assert run(5 + GRACE_S / 2, 5.0) == ("answer", 5 + GRACE_S / 2)
 
 
 @pytest.mark.parametrize("moves_s", [0.1, 1.0, 7.3])
-def test_who_is_silent_is_given_up(moves_s: float) -> None:
+def test_a_silent_leader_is_given_up(moves_s: float) -> None:
     told, after_s = run(1e9, moves_s)
     assert told == "given up"
     assert moves_s + GRACE_S <= after_s <= moves_s + GRACE_S + LOOK_S + 1e-6

@@ -29,7 +29,7 @@ HEADERS = st.builds(
 
 
 @given(HEADERS)
-def test_what_is_told_is_understood(told: NodeHeaders) -> None:
+def test_headers_are_decoded_as_they_were_encoded(told: NodeHeaders) -> None:
     read = nodeheaders.parse(CIMultiDict(told.format(SECRET)), SECRET)
     if told.repeat.protocol == 0:
         told = told._replace(repeat=told.repeat._replace(epoch=None), ticket=None)
@@ -37,7 +37,7 @@ def test_what_is_told_is_understood(told: NodeHeaders) -> None:
 
 
 @given(HEADERS, st.text(max_size=70))
-def test_nobody_is_believed_who_does_not_know_the_secret(told: NodeHeaders, guess: str) -> None:
+def test_headers_without_the_secret_are_refused(told: NodeHeaders, guess: str) -> None:
     headers = {**told.format(SECRET), "Broker-Secret": guess}
     if guess != SECRET:
         with pytest.raises(Forbidden):
@@ -51,7 +51,7 @@ def test_nobody_is_believed_who_does_not_know_the_secret(told: NodeHeaders, gues
     st.sampled_from(sorted(set(nodeheaders.NAMES) - {"Broker-Secret"})),
     st.text(st.characters(max_codepoint=255), max_size=30),
 )
-def test_whatever_stands_in_a_header_is_read_or_refused(name: str, text: str) -> None:
+def test_every_header_is_read_or_refused(name: str, text: str) -> None:
     whole = NodeHeaders(Sender(1, "a"), 5, Repeat("ab", 2, 3), LaneTicket(1, 2, 2)).format(SECRET)
     with contextlib.suppress(BadRequest, NoLeader):  # Both are definite refusals.
         nodeheaders.parse({**whole, name: text}, SECRET)

@@ -136,7 +136,7 @@ async def test_connections_have_a_bound(peers: HttpPeers, monkeypatch) -> None:
         await peers.close()
 
 
-async def test_who_may_read_elsewhere_does_not_wait_for_a_connection_as_for_an_answer(
+async def test_a_request_that_may_go_elsewhere_waits_only_briefly_for_a_connection(
     peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "STREAMS_MAX", 1)
@@ -183,7 +183,7 @@ async def test_a_connection_idle_for_too_long_is_not_used_again() -> None:
         await peers.close()
 
 
-async def test_who_gives_up_gives_the_place_back(peers: HttpPeers, monkeypatch) -> None:
+async def test_a_cancelled_request_gives_its_place_back(peers: HttpPeers, monkeypatch) -> None:
     monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 1)
     async with served() as server:
         server.may_answer.clear()
@@ -198,7 +198,7 @@ async def test_who_gives_up_gives_the_place_back(peers: HttpPeers, monkeypatch) 
         await peers.close()
 
 
-async def test_closing_ends_what_is_under_way() -> None:
+async def test_closing_ends_requests_in_flight() -> None:
     async with served() as server:
         peers = HttpPeers()
         server.may_answer.clear()

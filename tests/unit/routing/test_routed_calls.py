@@ -10,7 +10,7 @@ NUMBER = st.none() | st.integers(0, 1 << 62)
 
 
 @given(st.from_regex(r"https?://[a-z0-9.:]{1,20}", fullmatch=True), NUMBER, NUMBER)
-def test_who_leads_survives_its_header(url, node, epoch) -> None:
+def test_the_name_of_the_leader_survives_its_header(url, node, epoch) -> None:
     seen = LeaderSeen(url, node, epoch)
     assert LeaderSeen.parse(seen.format()) == seen
 
@@ -33,7 +33,7 @@ def test_any_421_is_read(body: bytes) -> None:
         (b'{"node":"1","url":3,"epoch":[]}', Elsewhere()),
     ],
 )
-def test_a_421_tells_who_leads(body: bytes, told: Elsewhere) -> None:
+def test_a_421_names_the_leader(body: bytes, told: Elsewhere) -> None:
     assert Elsewhere.of(HttpAnswer(421, {}, body)) == told
 
 

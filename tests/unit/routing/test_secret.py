@@ -15,7 +15,7 @@ async def test_all_nodes_get_the_secret_that_the_first_one_made() -> None:
     assert await cluster_secret(MemoryRecords(), SystemClock()) != first
 
 
-async def test_who_comes_second_takes_the_others() -> None:
+async def test_the_second_node_takes_the_secret_of_the_first() -> None:
     class Overtaken(MemoryRecords):
         async def put_if(self, key, expected, value):
             await super().put_if(key, expected, b"7" * 64)

@@ -1,4 +1,4 @@
-"""What other nodes say of the time."""
+"""Asking other nodes for their time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nodes_that_answer_are_witnesses() -> None:
         view(1, now_ms="1"),
     ],
 )
-def test_what_can_not_be_believed_is_no_witness(answer: object) -> None:
+def test_an_implausible_answer_is_no_witness(answer: object) -> None:
     assert told({NODES[0].url: answer}, NODES[:2]) == []
 
 

@@ -1,4 +1,4 @@
-"""A client of the Thrift service that sends what it is told to."""
+"""A client of the Thrift service that sends any bytes."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A transaction service that does what a test tells it: answers, or errors, in turn."""
+"""A transaction service with scripted answers and errors."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -85,7 +85,7 @@ async def commit(client: Client, transaction: int) -> None:
 
 
 @pytest.mark.slow
-async def test_what_one_node_began_another_commits(nodes: list[Node]) -> None:
+async def test_one_node_commits_a_transaction_that_another_began(nodes: list[Node]) -> None:
     clients = [await connect(node.thrift_port or 0) for node in nodes]
     for first, second in (clients, clients[::-1]):
         await commit(second, await begun(first))

@@ -52,19 +52,19 @@ def test_a_refusal_is_told(error: Exception) -> None:
         run(Scripted(error), commit)
 
 
-def test_what_a_snapshot_shows_was_committed() -> None:
+def test_a_transaction_that_a_snapshot_shows_was_committed() -> None:
     script = Scripted(UNKNOWN, NO_LEADER, UNKNOWN, VISIBLE)
     run(script, commit)
     assert [call[0] for call in script.calls] == ["commit", "snapshot", "snapshot", "snapshot"]
 
 
-def test_what_is_invalid_was_not_committed() -> None:
+def test_an_invalid_transaction_was_not_committed() -> None:
     with pytest.raises(TransactionNotInProgress):
         run(Scripted(UNKNOWN, INVALID), commit)
 
 
 @pytest.mark.parametrize("snapshot", [OPEN, LATER])
-def test_what_is_in_progress_is_committed_again(snapshot: Snapshot) -> None:
+def test_a_transaction_in_progress_is_committed_again(snapshot: Snapshot) -> None:
     script = Scripted(UNKNOWN, snapshot, None)
     run(script, commit)
     assert [call[0] for call in script.calls] == ["commit", "snapshot", "commit"]

@@ -55,7 +55,7 @@ def test_a_list_is_as_good_as_a_set() -> None:
     assert read(CAN_COMMIT + as_list + b"\0").arguments == {2: [b"a"]}
 
 
-def test_what_is_not_known_is_passed_over() -> None:
+def test_unknown_fields_are_skipped() -> None:
     unknown = (
         b"\x0d\x00\x09\x0b\x0c\x00\x00\x00\x01\x00\x00\x00\x01k\x08\x00\x01\x00\x00\x00\x05\x00"
     )
@@ -129,7 +129,7 @@ NO_CALLS = {
 
 
 @pytest.mark.parametrize("case", NO_CALLS)
-def test_what_is_no_call_is_known_by_its_head(case: str) -> None:
+def test_a_frame_that_is_no_call_is_recognised_by_its_head(case: str) -> None:
     with pytest.raises(frames.NoCall):
         frames.read_head(NO_CALLS[case])
 
@@ -186,7 +186,7 @@ def test_a_frame_s_length_is_bounded_before_it_is_held(length: int) -> None:
         incoming.feed(struct.pack(">i", length)[3:])
 
 
-def test_what_is_no_call_is_known_before_it_is_whole() -> None:
+def test_a_frame_that_is_no_call_is_recognised_before_it_is_whole() -> None:
     incoming = frames.Incoming()
     assert incoming.feed(struct.pack(">i", 1_000_000)) == (None, b"")
     with pytest.raises(frames.NoCall):

@@ -111,7 +111,7 @@ async def test_the_malformed_is_told_and_ends_the_connection(world: World) -> No
         struct.pack(">i", 5) + b"hello",
     ],
 )
-async def test_what_is_no_call_ends_the_connection(world: World, sent: bytes) -> None:
+async def test_bytes_that_are_no_call_end_the_connection(world: World, sent: bytes) -> None:
     client = await world.connect()
     with structlog.testing.capture_logs() as lines:
         client.writer.write(sent)
@@ -128,7 +128,7 @@ async def test_a_frame_must_come_whole_in_time(world: World) -> None:
     assert not world.budgets.held[BudgetKind.BODY_BYTES]
 
 
-async def test_what_is_held_is_counted_and_given_back(world: World) -> None:
+async def test_held_bytes_are_counted_and_given_back(world: World) -> None:
     client = await world.connect()
     client.writer.write(struct.pack(">i", 100) + b"x" * 10)
     await world.until(lambda: world.budgets.held[BudgetKind.BODY_BYTES] == 14)
@@ -146,7 +146,7 @@ async def test_what_is_held_is_counted_and_given_back(world: World) -> None:
     assert not world.budgets.held[BudgetKind.BODY_BYTES]
 
 
-async def test_what_waits_for_its_turn_is_given_up_with_its_connection(world: World) -> None:
+async def test_a_waiting_call_is_given_up_with_its_connection(world: World) -> None:
     world.server.turns = asyncio.Semaphore(0)
     client = await world.connect()
     client.send(INVALID_SIZE)
@@ -213,7 +213,7 @@ async def test_calls_under_way_are_bounded(world: World) -> None:
     assert (await second.answer("invalidTxSize")).success == 2
 
 
-async def test_a_stop_answers_what_was_read(world: World) -> None:
+async def test_a_stop_answers_the_calls_that_were_read(world: World) -> None:
     gate = asyncio.get_running_loop().create_future()
     world.script.answers = [lambda: gate, 2]
     busy, begun, idle = [await world.connect() for _ in range(3)]

@@ -198,7 +198,7 @@ def test_each_error_has_its_exception(
     assert getattr(thrown, "message", error.message) == error.message
 
 
-def test_what_is_refused_is_false_for_old_clients() -> None:
+def test_a_refusal_is_false_for_old_clients() -> None:
     for error in (TransactionConflict("k"), ChangesTooLarge("much")):
         told = result(ask(message("canCommitTx"), Scripted(error)).frame[4:], "canCommitTx")
         assert told.success.value is False

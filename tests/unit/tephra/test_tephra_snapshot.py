@@ -78,7 +78,7 @@ def test_large_lists_are_written_in_steps_and_blocks() -> None:
     assert encoded.endswith(encode_long(1) + encode_long(4) + keys[-1] + b"\0\0")
 
 
-def test_the_upper_bound_is_below_what_was_in_progress() -> None:
+def test_the_upper_bound_is_below_the_transactions_in_progress() -> None:
     assert upper_bound(100, 90, [50, 60]) == 49
     assert upper_bound(100, 90, []) == 90
     assert upper_bound(100, 200, []) == 99

@@ -1,4 +1,4 @@
-"""What Tephra's client and Tephra's server said to each other (tests/data/wire)."""
+"""The recorded messages of Tephra's client and Tephra's server (tests/data/wire)."""
 
 import json
 from typing import NamedTuple

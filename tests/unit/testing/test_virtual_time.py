@@ -61,7 +61,7 @@ def test_threads_are_refused():
     simulate(main)
 
 
-def test_what_is_left_is_cancelled_at_the_end():
+def test_remaining_tasks_are_cancelled_at_the_end():
     ended = []
 
     async def forever():

@@ -45,7 +45,7 @@ def rival(bench: Bench) -> Transactions:
 
 
 async def seen_by_a_leader_that_was_fenced(bench: Bench, service: Transactions) -> Snapshot:
-    """Ask one leader what is visible after another has committed."""
+    """Ask one leader for the visible pointers after another leader has committed."""
     bench.memory.is_alone = False
     begun = await service.start()
     other = rival(bench)
@@ -56,7 +56,7 @@ async def seen_by_a_leader_that_was_fenced(bench: Bench, service: Transactions) 
     return seen
 
 
-async def test_a_read_shows_what_another_leader_answered(
+async def test_a_read_shows_the_edits_that_another_leader_answered(
     bench: Bench, service: Transactions
 ) -> None:
     await seen_by_a_leader_that_was_fenced(bench, service)
@@ -109,7 +109,7 @@ async def test_nothing_is_stored_behind_an_edit_that_failed(
     await two_large_edits_of_which_the_first_fails(bench, service)
 
 
-async def test_what_is_stored_behind_a_failed_edit_is_found(
+async def test_an_edit_stored_after_a_failed_one_is_found(
     bench: Bench, service: Transactions
 ) -> None:
     with (
@@ -154,7 +154,7 @@ async def test_a_start_whose_answer_was_lost_ends_by_its_time_out(
     assert list((await service.snapshot()).invalids) == list(seen.in_progress)
 
 
-async def test_a_waiting_refusal_is_decided_anew_where_what_it_rested_on_failed(
+async def test_a_waiting_refusal_is_decided_again_if_its_reason_failed(
     bench: Bench, service: Transactions
 ) -> None:
     begun = await service.start()
@@ -241,7 +241,7 @@ async def test_topics_go_on_while_the_journal_hangs(bench: Bench, service: Trans
     assert (await starting).transaction_id
 
 
-async def test_a_sweep_removes_what_a_snapshot_replaced(bench: Bench) -> None:
+async def test_a_sweep_removes_the_edits_that_a_snapshot_replaced(bench: Bench) -> None:
     bench.bounds = PageBounds(cells_max=64)
     bench.restart(sweep_margin_ms=0)
     service = Transactions(bench.topics.leaders, TransactionSettings(snapshot_edits=200))

@@ -87,7 +87,7 @@ def test_pointers_are_the_time_or_the_next_number(tx: Manager) -> None:
     assert tx.start().transaction_id == first + POINTERS_PER_MS + 1
 
 
-def test_a_transaction_sees_who_is_in_progress_and_invalid(tx: Manager) -> None:
+def test_a_snapshot_lists_the_transactions_in_progress_and_invalid(tx: Manager) -> None:
     long, short, invalid = tx.start(long=True), tx.start(), tx.start()
     checked = tx.checkpoint(short.transaction_id)
     tx.invalidate(invalid.transaction_id)
@@ -132,7 +132,7 @@ def test_the_second_of_two_that_changed_the_same_conflicts(tx: Manager) -> None:
     tx.commit(later.transaction_id)
 
 
-def test_commits_of_one_moment_all_conflict_with_who_was_before(tx: Manager) -> None:
+def test_commits_of_one_moment_all_conflict_with_earlier_transactions(tx: Manager) -> None:
     one, two, before = tx.start(), tx.start(), tx.start()
     for each, key in ((one, b"a"), (two, b"b")):
         tx.can_commit(each.transaction_id, key)
@@ -209,7 +209,7 @@ def test_an_abort_takes_a_short_one_back_that_timed_out(tx: Manager) -> None:
     assert tx.seen.is_visible(checked.write_pointer)
 
 
-def test_only_who_is_in_progress_can_be_invalidated(tx: Manager) -> None:
+def test_only_a_transaction_in_progress_can_be_invalidated(tx: Manager) -> None:
     begun, done = tx.start(), tx.start()
     tx.commit(done.transaction_id)
     tx.can_commit(begun.transaction_id, b"a")
@@ -220,7 +220,7 @@ def test_only_who_is_in_progress_can_be_invalidated(tx: Manager) -> None:
     assert tx.state.change_bytes == 0
 
 
-def test_a_checkpoint_keeps_what_the_transaction_sees(tx: Manager) -> None:
+def test_a_checkpoint_keeps_the_view_of_its_transaction(tx: Manager) -> None:
     before = tx.start()
     begun = tx.start()
     after = tx.start()

@@ -37,7 +37,9 @@ async def again(service: Service) -> Service:
     return Service(service.bench)
 
 
-async def test_what_commits_is_visible_and_what_is_in_progress_is_not(service: Service) -> None:
+async def test_committed_transactions_are_visible_and_those_in_progress_are_not(
+    service: Service,
+) -> None:
     first, second = await service.start(), await service.start()
     assert list(second.in_progress) == [first.transaction_id]
     await service.can_commit(first.transaction_id, [b"a"])
@@ -53,7 +55,7 @@ async def test_what_commits_is_visible_and_what_is_in_progress_is_not(service: S
         await service.can_commit(second.transaction_id, [b"a"])
 
 
-async def test_the_next_incarnation_knows_all_that_was_answered(service: Service) -> None:
+async def test_the_next_incarnation_knows_all_answered_requests(service: Service) -> None:
     one, two, three = [await service.start(client=name) for name in ("one", "two", "three")]
     await service.can_commit(one.transaction_id, [b"a"])
     await service.commit(one.transaction_id)

@@ -75,7 +75,9 @@ def begun_as(world: World, fate: str, *, long: bool, checkpointed: bool) -> list
 @pytest.mark.slow
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_what_a_consumer_does_at_each_pointer(order: tuple[int, ...], checkpointed: bool) -> None:
+def test_a_consumer_takes_skips_or_waits_at_each_pointer(
+    order: tuple[int, ...], checkpointed: bool
+) -> None:
     kinds = [(fate, long) for fate in FATES for long in (False, True)]
     for three in itertools.product(kinds, repeat=3):
         world = World()

@@ -34,7 +34,7 @@ def test_each_layer_is_taken_back_by_itself() -> None:
     assert layers.top is None
 
 
-def test_what_was_cleared_can_still_be_taken_back() -> None:
+def test_a_cleared_layer_can_still_be_taken_back() -> None:
     layers = Layers[str]()
     take_back = layers.add("one")
     layers.clear()
@@ -112,7 +112,7 @@ def simulated(
     return in_world(1, main)
 
 
-def test_what_a_fault_takes_back_after_all_was_healed_changes_nothing() -> None:
+def test_the_end_of_a_fault_after_a_full_heal_changes_nothing() -> None:
     async def healed(cluster: SimCluster) -> tuple[dict[str, object], ...]:
         held = AsyncExitStack()
         for kind in ("storage_storm", "storage_cut", "slow", "repeat", "clock_rate"):

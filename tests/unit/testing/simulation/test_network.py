@@ -98,7 +98,7 @@ async def test_bytes_come_in_order_and_take_their_time(pair: Pair) -> None:
 
 
 @world
-async def test_what_is_closed_ends_at_the_other_side(pair: Pair) -> None:
+async def test_a_closed_connection_ends_at_the_other_side(pair: Pair) -> None:
     client = await pair.connect(echoes=False)
     client.transport.write(b"last")
     client.transport.close()
@@ -147,7 +147,7 @@ async def test_a_reset_that_a_cut_swallows_leaves_the_other_side_half_open(pair:
 
 
 @world
-async def test_nobody_can_connect_through_a_cut_and_all_can_afterwards(pair: Pair) -> None:
+async def test_a_cut_prevents_connections_until_it_ends(pair: Pair) -> None:
     await pair.connect()
     pair.network.cut("server", "client")
     with pair.network.calling_from("client"):
@@ -221,7 +221,7 @@ async def test_slow_ways_lose_segments_and_bring_them_later(pair: Pair) -> None:
 
 
 @world
-async def test_what_is_stranded_arrives_late_and_is_overtaken_on_another_connection(
+async def test_stranded_bytes_arrive_late_and_after_those_of_another_connection(
     pair: Pair,
 ) -> None:
     client = await pair.connect(echoes=False)
@@ -244,7 +244,7 @@ async def test_what_is_stranded_arrives_late_and_is_overtaken_on_another_connect
 
 
 @world
-async def test_healing_lets_arrive_what_is_stranded(pair: Pair) -> None:
+async def test_after_healing_stranded_bytes_arrive(pair: Pair) -> None:
     client = await pair.connect()
     pair.network.strand("client", "server")
     client.transport.write(b"hello")

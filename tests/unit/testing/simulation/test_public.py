@@ -46,7 +46,7 @@ async def test_a_node_that_is_stopped_hands_over_and_serves_again_when_it_is_sta
 
 
 @simulated(seed=3)
-async def test_a_node_that_stands_still_loses_what_it_led_and_learns_of_it() -> None:
+async def test_a_paused_node_loses_its_topics_and_learns_of_it() -> None:
     async with Cluster(nodes=3) as cluster:
         client = cluster.client()
         await client.create_topic("log")
@@ -65,7 +65,7 @@ async def test_a_node_that_stands_still_loses_what_it_led_and_learns_of_it() -> 
 
 
 @simulated(seed=4)
-async def test_clients_that_are_cut_off_reach_nobody_until_it_is_healed() -> None:
+async def test_clients_that_are_cut_off_reach_no_node_until_it_is_healed() -> None:
     async with Cluster(nodes=2) as cluster:
         client = cluster.client(deadline_s=3)
         await client.create_topic("log")
