@@ -1,4 +1,4 @@
-"""What Tephra's methods do, and how errors are told, against what Tephra's own server answered."""
+"""Tephra's methods and their errors, compared with the answers of Tephra's own server."""
 
 import io
 from typing import Any
@@ -35,7 +35,10 @@ def ask(request: bytes, transactions: Scripted) -> TephraAnswer:
     with virtual_loop() as loop:
         service = TephraService(transactions, VirtualClock(loop), TephraBounds(5))
         head = frames.read_head(request)
-        call = finish(service.reading(head, request, lambda _: None))
+        steps = frames.call_steps(
+            service.idl, request, head, most=service.most, take=lambda _: None
+        )
+        call = finish(steps)
         return loop.run_until_complete(service.answer(call))
 
 
