@@ -242,14 +242,14 @@ class Attempts:
 
         Raises:
             Fenced: another took the message over, or a later epoch leads.
+            Gone: the try failed, and the message is not there any more.
             TableError: the table did not answer; nothing is known yet.
         """
         row, found, name, _, leading = claimed
         there = await self._tools.rows.one(row, found.id)
-        # Only a message that is done for all subscriptions is deleted.
-        state = State(found.state.timestamp, dict.fromkeys(found.state.parts, DONE))
-        if there is not None:
-            state = there.state
+        # A deleted message is done for all subscriptions. Yet only this part counts as done: nothing may be deleted
+        # because a reading did not find it.
+        state = found.state.with_part(name, DONE) if there is None else there.state
         part = state.parts[name]
         is_later = leading is not None and part.epoch > leading.epoch
         # If this attempt had made its mark "done", the message would not be open.
@@ -257,6 +257,8 @@ class Attempts:
             raise Fenced(_TAKEN_OVER)
         if leading is not None:
             await leading.check(self._tools.meta)
+        if there is None and not is_done:
+            raise Gone
         return state
 
     async def finished(self, row: bytes, found: Found, state: State) -> State:

@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
-from broker.rowlog.row_table import Cells, Guard, NotWritten
+from broker.rowlog.row_table import Cells, Guard, NotWritten, is_family
 
 Step = Callable[[str, bytes], None]
 
@@ -139,8 +139,6 @@ def _chosen(cells: Cells, columns: Sequence[bytes], prefix: bytes) -> Cells:
     return {
         column: value
         for column, value in sorted(cells.items())
-        if any(
-            column == each or (each.endswith(b":") and column.startswith(each)) for each in columns
-        )
+        if any(column == each or (is_family(each) and column.startswith(each)) for each in columns)
         and column.partition(b":")[2].startswith(prefix)
     }

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from broker.storage.table import NotWritten, TableError, WriteUnknown
 
-__all__ = ["Cells", "Guard", "NotWritten", "RowTable", "TableError", "WriteUnknown"]
+__all__ = ["Cells", "Guard", "NotWritten", "RowTable", "TableError", "WriteUnknown", "is_family"]
 
 Cells = dict[bytes, bytes]
 
@@ -31,6 +31,11 @@ class Guard(NamedTuple):
 
     column: bytes
     expected: bytes
+
+
+def is_family(column: bytes) -> bool:
+    """Return whether a column names a whole family: its first ":" is its last byte."""
+    return column.find(b":") == len(column) - 1
 
 
 class RowTable(Protocol):

@@ -26,7 +26,14 @@ from happybase.pool import NoConnectionsAvailable
 
 from broker.clock import Clock
 from broker.errors import Unavailable
-from broker.rowlog.row_table import Cells, Guard, NotWritten, TableError, WriteUnknown
+from broker.rowlog.row_table import (
+    Cells,
+    Guard,
+    NotWritten,
+    TableError,
+    WriteUnknown,
+    is_family,
+)
 
 Result = TypeVar("Result")
 
@@ -201,7 +208,8 @@ class Thrift1Rows:
 
 def _named(columns: Sequence[bytes]) -> list[bytes]:
     """Return columns in Thrift-1's form: it takes ``family:`` for the column without a name, ``family`` for all."""
-    return [each.removesuffix(b":") for each in columns]
+    # A qualifier may end with the byte of ":", too: the families alone lose it.
+    return [each[:-1] if is_family(each) else each for each in columns]
 
 
 def _prefix_filter(prefix: bytes) -> bytes:

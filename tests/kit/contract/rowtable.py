@@ -80,6 +80,23 @@ class RowTableContract:
         assert await rows.check_and_put(table, row, STATE, b"1", b"")
         assert await rows.check_and_put(table, row, STATE, b"", b"2")
 
+    async def test_a_qualifier_that_ends_as_a_family_does_is_a_column(
+        self, opened: Opened, row: bytes
+    ) -> None:
+        """One timestamp of 256 ends with the byte of a colon."""
+        rows, table = opened
+        column = STATE + b":"
+        await rows.put(table, [(row, {column: b"1", STATE: b"2", column + b"3": b"3"})])
+        assert await rows.get(table, [row], [column]) == {row: {column: b"1"}}
+        assert await rows.get(table, [row, row + b"x"], [column]) == {row: {column: b"1"}}
+        assert await rows.scan(table, row, row + b"\0", [column], limit=1) == [
+            (row, {column: b"1"})
+        ]
+        assert await rows.check_and_put(table, row, column, b"1", b"4")
+        await rows.delete(table, [(row, [column])])
+        left = {STATE: b"2", column + b"3": b"3"}
+        assert await rows.get(table, [row], [b"rowlog:"]) == {row: left}
+
     async def test_of_many_that_compare_one_wins(self, opened: Opened, row: bytes) -> None:
         rows, table = opened
         won = await asyncio.gather(

@@ -11,7 +11,7 @@ from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.cell_keys import MessageId
 from broker.rowlog.cells import decode_state
 from broker.rowlog.execution_state import Claimer, State, claim, done
-from broker.rowlog.row_table import WriteUnknown
+from broker.rowlog.row_table import Cells, WriteUnknown
 from broker.rowlog.setup import Settings
 from broker.testing.virtual_time import pass_time
 from tests.unit.rowlog.world import ROW, TABLE, Epoch, Heard, Process, World, until, virtual
@@ -215,3 +215,31 @@ async def test_a_call_whose_claim_was_made_is_not_kept_out_by_it(world: World) -
     await log.put(ROW)
     (found,) = await log.messages.open(ROW)
     assert (await log._attempts.attempt(ROW, found, "a", log.listeners)).is_done
+
+
+@pytest.mark.parametrize("listener", [True, False], ids=["done", "failed"])
+def test_a_message_that_readings_miss_is_not_deleted(listener: bool) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        process = await world.process()
+        log = process.log
+        for name in ("a", "b"):
+            await log.subscribe(Subscription(name))
+        log.listen("a", Heard(listener))
+        get = process.rows.get
+
+        async def miss() -> None:
+            async def missing(*_: object) -> dict[bytes, Cells]:
+                return {}
+
+            process.rows.get = missing  # type: ignore[assignment]
+
+        lose_a_mark(process, miss, made=False, answer=None)
+        message = await log.put(ROW)
+        assert message is not None
+        await log.process(message)
+        process.rows.get = get  # type: ignore[method-assign]
+        (found,) = await log.messages.open(ROW)
+        assert found.state.is_open("b")
+
+    test()
