@@ -69,19 +69,20 @@ class Wakeups:
         if subscription in self._told:
             self._again.add(subscription)
             return
-        task = asyncio.create_task(self._tell(subscription, delay_ms / 1000))
-        self._told[subscription] = task
-        task.add_done_callback(lambda _: self._told.pop(subscription, None))
+        self._told[subscription] = asyncio.create_task(self._tell(subscription, delay_ms / 1000))
 
     async def _tell(self, subscription: str, delay_s: float) -> None:
         assert self._coordinator is not None
         what = self.hint(f"wake-{subscription}")
-        while True:
-            self._again.discard(subscription)
-            await self._coordinator.hint(what)
-            await self._clock.sleep(delay_s)
-            if subscription not in self._again:
-                return
+        self._again.add(subscription)
+        try:
+            while subscription in self._again:
+                self._again.discard(subscription)
+                await self._coordinator.hint(what)
+                await self._clock.sleep(delay_s)
+        finally:
+            # In the step of the last look: a later put must begin a task of its own.
+            del self._told[subscription]
 
     async def close(self) -> None:
         """Wait until all wake-ups are sent, for CLOSE_S at most."""
