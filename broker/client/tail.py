@@ -68,7 +68,7 @@ class TailOptions:
 
 
 class TailSource(NamedTuple):
-    """What a tail reads from: its topic, a function that sends a read, and the retrier."""
+    """The source of a tail: its topic, a function that sends a read, and the retrier."""
 
     topic: TopicId
     stream: Callable[[ClientRequest, float], AbstractAsyncContextManager[StreamedReply]]

@@ -94,7 +94,7 @@ def splits_of(regions: int) -> list[bytes]:
 
 
 class Made(NamedTuple):
-    """What ``init`` did with a namespace or a table. ``problems`` are wrong settings."""
+    """The result of ``init`` for a namespace or a table. ``problems`` are wrong settings."""
 
     what: str
     name: str
