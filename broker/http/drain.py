@@ -165,8 +165,15 @@ def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:
 
 
 async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Protocol]) -> None:
-    """Close a listener without cutting any client: first accept all clients that have connected."""
+    """Close a listener without cutting any client: first accept all clients that have connected.
+
+    asyncio accepts a connection in one turn of the loop and makes its transport in the next. A listener that closes
+    between the two would leave this connection open and unread. So the loop stops accepting some turns before.
+    """
     loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
+    await _pass_turns()
     accepted: list[socket.socket] = []
     own: list[socket.socket] = []
     try:
@@ -178,11 +185,16 @@ async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Pro
         for connection in accepted:
             connection.setblocking(False)
             await loop.connect_accepted_socket(serve, connection)
-        for _ in range(TURNS_TO_ACCEPT):
-            await asyncio.sleep(0)
+        await _pass_turns()
     finally:
         for filler in own:
             filler.close()
+
+
+async def _pass_turns() -> None:
+    """Return when each connection that the loop has accepted so far is with its protocol."""
+    for _ in range(TURNS_TO_ACCEPT):
+        await asyncio.sleep(0)
 
 
 def _accept_last(queue: socket.socket, own: list[socket.socket]) -> list[socket.socket]:

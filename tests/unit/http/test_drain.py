@@ -135,6 +135,19 @@ async def test_the_last_answer_arrives_despite_bytes_behind_its_request(
     assert told.count(b"HTTP/1.1 200") == told.count(b"Connection: close") == 1
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_is_being_accepted_when_the_listener_closes_is_answered(
+    broker: Broker, http: Http, turns: int
+) -> None:
+    """The listener closes ``turns`` turns of the loop after the kernel has the connection and its request."""
+    with socket.create_connection(("127.0.0.1", http.port), timeout=30) as late:
+        late.sendall(PING)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await broker.server.close()
+        assert late.recv(12) == b"HTTP/1.1 200"
+
+
 def unfinished() -> bytes:
     path = topic_path("t", "publish")
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\n".encode()
