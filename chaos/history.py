@@ -159,11 +159,6 @@ class Operation:
         """Return the answer's value; empty if there is no answer."""
         return self.answer or {}
 
-    @property
-    def end(self) -> float:
-        """Return the line of its end, or infinity."""
-        return float("inf") if self.ended is None else self.ended
-
 
 class History:
     """Collects lines in the order of the events."""

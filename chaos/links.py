@@ -108,13 +108,13 @@ class Links:
         """Return the kinds of links that the cluster has."""
         return [pair for pair in PAIRS if self.of(pair)]
 
-    def around(self, name: str, pair: Pair) -> list[Link]:
-        """Return the links of a kind that begin or end at a process."""
-        return [link for link in self.of(pair) if name in link]
+    def around(self, name: str | None, pair: Pair) -> list[Link]:
+        """Return the links of a kind that begin or end at a process; None returns all of that kind."""
+        return [link for link in self.of(pair) if name is None or name in link]
 
     async def cut(self, links: Iterable[Link], direction: Direction = "both") -> None:
         """Let nothing pass. Connections stay open; new ones are accepted, and get no data."""
-        await self.spoil(links, _silence(direction))
+        await self.spoil(links, silence(direction))
 
     async def spoil(self, links: Iterable[Link], toxics: Sequence[Toxic]) -> None:
         """Add toxics. Raises ToxiproxyFailed, like all methods here."""
@@ -132,7 +132,7 @@ class Links:
 
     async def heal(self, links: Iterable[Link], direction: Direction = "both") -> None:
         """Undo ``cut``, and let the held-back data pass."""
-        await self.mend(links, _silence(direction))
+        await self.mend(links, silence(direction))
 
     async def close(self, links: Iterable[Link]) -> None:
         """End the connections, and refuse new ones until ``open``."""
@@ -186,7 +186,8 @@ class Links:
         return work()
 
 
-def _silence(direction: Direction) -> list[Toxic]:
+def silence(direction: Direction = "both") -> list[Toxic]:
+    """Return the toxics of a cut link."""
     return [
         Toxic("bandwidth", stream, {"rate": 0}, label="silence") for stream in _STREAMS[direction]
     ]

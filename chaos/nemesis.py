@@ -18,14 +18,15 @@ from __future__ import annotations
 import abc
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from broker.client import BrokerError
 from broker.local.servers import ServerFailed
+from chaos.links import Link
 from chaos.sessions import NotEnded
 from chaos.target import Ability, Target, Unable
-from chaos.toxiproxy import ToxiproxyFailed
+from chaos.toxiproxy import Toxic, ToxiproxyFailed
 
 FAILURES: Final = (
     BrokerError,
@@ -119,16 +120,24 @@ class Repeated(abc.ABC):
             await self.rest(chance.uniform(*self.rest_s))
 
 
-class OnLinks(abc.ABC):
-    """A fault of some links, which lasts until it is healed."""
+class OnLinks:
+    """Toxics on some links, which last until they are healed. A subclass begins them by ``spoil``."""
 
-    name: str
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.LINKS})
 
-    @abc.abstractmethod
-    async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
-        """Break some links; return their names."""
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._links: Sequence[Link] = ()
+        self._toxics: Sequence[Toxic] = ()
 
-    @abc.abstractmethod
+    async def spoil(self, target: Target, links: Sequence[Link], toxics: Sequence[Toxic]) -> None:
+        """Put toxics on links. Raises FAILURES."""
+        self._links, self._toxics = links, toxics
+        await target.links.spoil(links, toxics)
+
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """Mend the links."""
+        """Remove the toxics; return the links that still had one."""
+        spoilt = await target.links.spoilt()
+        hit = [link.proxy for link in self._links if link.proxy in spoilt]
+        await target.links.mend(self._links, self._toxics)
+        return {"happened": bool(hit), "links": hit}

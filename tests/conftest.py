@@ -1,4 +1,4 @@
-"""What all tests share: the plugins; fixtures stand with what they are about."""
+"""The plugins and settings of all tests. Most fixtures stand beside their subject."""
 
 import logging
 import os
@@ -15,11 +15,11 @@ pytest_plugins = [
     "pytester",
 ]
 
-# No test asserts how long it takes. Examples are drawn from the seed of the day (plugins/seeds.py); here fewer.
+# No test asserts how long it takes. plugins/seeds.py draws the examples from the seed of the day; CI draws more of them.
 settings.register_profile("here", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, print_blob=True)
 settings.register_profile("quick", deadline=None, max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "here")
 
-# Lines of the level debug are for those who look for them: a test of many refusals would write many.
+# Without debug lines: a test of many refusals would write many of them.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))

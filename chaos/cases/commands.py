@@ -25,7 +25,13 @@ SESSION_MS: Final = 4_000
 @click.command()
 @click.argument("names", nargs=-1, required=True, type=click.Choice([*CASES, "all"]))
 @click.option("--mutant", is_flag=True, help="Play it without its guard: it must fail.")
-@click.option("--times", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--times",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Play each case this often; above 1, no history is kept.",
+)
 @click.option(
     "--dir",
     "directory",

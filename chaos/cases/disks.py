@@ -18,6 +18,7 @@ from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
 from chaos.cases.one_broker import broker_of
 from chaos.full_disk import found_in, history_of
+from chaos.nemeses.disk import Flipped
 from chaos.synced import cut_copy, replay, traced
 from chaos.workloads.client_process import TopicTarget
 
@@ -48,11 +49,16 @@ async def power_cut(scene: Scene) -> None:
 
 def _appended(store: Path, trace: Path, mutant: str) -> list[str]:
     """Append until ``ACKNOWLEDGED`` batches are acknowledged, kill the appender, and return its lines."""
-    options = ["--mutant", mutant] if mutant else []
-    command = [sys.executable, "-m", "chaos.appender", str(store), *options]
-    with subprocess.Popen(
-        traced(trace, [*command, "--depth", "4"]), stdout=subprocess.PIPE, text=True
-    ) as tracer:
+    command = [
+        sys.executable,
+        "-m",
+        "chaos.appender",
+        str(store),
+        "--depth",
+        "4",
+        *_lacking(mutant),
+    ]
+    with subprocess.Popen(traced(trace, command), stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout is not None
         pid = int(tracer.stdout.readline().split()[1])
         said: list[str] = []
@@ -61,6 +67,11 @@ def _appended(store: Path, trace: Path, mutant: str) -> list[str]:
             if len(said) == ACKNOWLEDGED + 1:
                 os.kill(pid, 9)
         return said
+
+
+def _lacking(mutant: str) -> list[str]:
+    """Return the appender's option for a mutant."""
+    return ["--mutant", mutant] if mutant else []
 
 
 def _cut(store: Path, trace: Path, copy: Path) -> int:
@@ -95,9 +106,10 @@ async def hole(scene: Scene) -> None:
     """Fill the disk, free some room, go on, and kill the store."""
     directory = scene.folder / "disk"
     await asyncio.to_thread(directory.mkdir)
-    options = ["--write-buffer-bytes", str(64 << 20)]
-    options += ["--mutant", scene.mutant] if scene.mutant else []
-    done = await asyncio.to_thread(_on_a_full_disk, full_disk.command(directory, *options))
+    command = full_disk.command(
+        directory, "--write-buffer-bytes", str(64 << 20), *_lacking(scene.mutant)
+    )
+    done = await asyncio.to_thread(_on_a_full_disk, command)
     if done.returncode and "mount" in done.stderr:
         scene.fault("the disk was full", happened=False, missing="a mount namespace")
         return
@@ -147,10 +159,10 @@ async def flipped(scene: Scene) -> None:
                 labels = [f"{label}:{_PADDING.decode()}" for label in process.labels(1)]
                 await process.publish(topic, labels)
         await asyncio.to_thread(broker.stop)
-        table, place = await asyncio.to_thread(_found, broker.data_dir)
-        await asyncio.to_thread(_flip, table, place)
+        flipped_bit = await asyncio.to_thread(_in_a_payload, broker.data_dir)
+        await asyncio.to_thread(flipped_bit.flip)
         refused = await _refuses(scene, broker, topic)
-        kept = await asyncio.to_thread(table.exists)
+        kept = await asyncio.to_thread(flipped_bit.path.exists)
         scene.fault(
             "a bit of a table was flipped, and the broker read it",
             happened=refused is not None,
@@ -158,27 +170,18 @@ async def flipped(scene: Scene) -> None:
             table_kept=kept,
         )
         if not kept:
-            scene.violation("cleaned_up", f"{table.name} was removed")
+            scene.violation("cleaned_up", f"{flipped_bit.path.name} was removed")
             return
-        await asyncio.to_thread(_flip, table, place)
+        await asyncio.to_thread(flipped_bit.flip)
         await asyncio.to_thread(broker.start)
         await scene.finish(topic)
 
 
-def _found(directory: Path) -> tuple[Path, int]:
-    """Return the largest table, and the place of a payload in its second half."""
+def _in_a_payload(directory: Path) -> Flipped:
+    """Return a bit of a payload in the second half of the largest table."""
     table = max(directory.rglob("*.ldb"), key=lambda path: path.stat().st_size)
     data = table.read_bytes()
-    return table, data.index(_PADDING, len(data) // 2) + len(_PADDING) // 2
-
-
-def _flip(table: Path, place: int) -> None:
-    """Flip one bit of a file."""
-    with table.open("r+b") as file:
-        file.seek(place)
-        byte = file.read(1)[0]
-        file.seek(place)
-        file.write(bytes([byte ^ 0x10]))
+    return Flipped(table, data.index(_PADDING, len(data) // 2) + len(_PADDING) // 2, 4)
 
 
 async def _refuses(scene: Scene, broker: BrokerProcess, topic: TopicTarget) -> str | None:

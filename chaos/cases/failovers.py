@@ -23,7 +23,6 @@ from broker.storage.log import Logs
 from chaos.bare import rows_of
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import LeaderSighting, Scene
-from chaos.cases.splits import publish_at, session_of
 from chaos.links import CLIENT, Link
 from chaos.nemeses.membership import INSTANCE
 from chaos.workloads.client_process import TopicTarget
@@ -33,6 +32,8 @@ CUT_S: Final = 4.0
 """How long a client waits for an answer that is cut off."""
 ASK_S: Final = 5.0
 """How long a publish may take while ZooKeeper is down."""
+LOOKS_S: Final = 40.0
+"""Four times the interval at which a node checks the record of its instance id."""
 READ_FIRST: Final = 3
 BEFORE: Final = 10
 
@@ -98,7 +99,7 @@ async def killed_in_delivery(scene: Scene) -> None:
     async with scene.process("consumer", beside) as consumer:
         page = await consumer.poll(topic, cursor="consumer", limit=READ_FIRST)
         await links.cut(storage, "down")
-        asked = asyncio.create_task(publish_at(scene, topic, old.node, "unacknowledged"))
+        asked = asyncio.create_task(scene.publish_at(topic, old.node, "unacknowledged"))
 
         async def stored() -> int | None:
             messages = await _stored(scene, topic)
@@ -157,19 +158,19 @@ async def outage(scene: Scene) -> None:
     """Kill ZooKeeper for 20 s, and publish through every node meanwhile."""
     topic = await scene.topic()
     before = await scene.led(topic)
-    sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
+    sessions = {node: scene.session_of(node) for node in scene.cluster.nodes}
     (zookeeper,) = scene.cluster.processes(ProcessKind.ZOOKEEPER)
     await scene.cluster.kill(zookeeper)
     began, refused, acknowledged = time.monotonic(), 0, 0
     while time.monotonic() - began < OUTAGE_S:
         for node in scene.cluster.nodes:
             name = f"meanwhile-{acknowledged + refused}"
-            done = await publish_at(scene, topic, node, name, deadline_s=ASK_S)
+            done = await scene.publish_at(topic, node, name, deadline_s=ASK_S)
             acknowledged += done is not None
             refused += done is None
             await asyncio.sleep(0.1)
     was_gone = not scene.cluster.is_running(zookeeper)
-    done = await publish_at(scene, topic, before.node, "at-last", deadline_s=ASK_S)
+    done = await scene.publish_at(topic, before.node, "at-last", deadline_s=ASK_S)
     during = None if done is None else scene.by(done)
     await scene.cluster.start(zookeeper)
     after = await _in_contact(scene)
@@ -199,7 +200,7 @@ async def _in_contact(
     """Wait until every node has contact with ZooKeeper, in a session other than its ``former`` one."""
 
     async def sessions() -> dict[str, str] | None:
-        told = {node: session_of(scene, node) for node in scene.cluster.nodes}
+        told = {node: scene.session_of(node) for node in scene.cluster.nodes}
         known = {
             node: session
             for node, session in told.items()
@@ -228,18 +229,14 @@ async def wiped(scene: Scene) -> None:
     """Let ZooKeeper lose its data, and then kill the leader."""
     topic = await scene.topic()
     old = await scene.led(topic)
-    sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
+    sessions = {node: scene.session_of(node) for node in scene.cluster.nodes}
     await scene.cluster.wipe_zookeeper()
     after = await _in_contact(scene, former=sessions)
-    async with scene.process("after-the-loss") as process:
-        done = await scene.until_acknowledged(process, topic, lambda _: True)
-    kept = scene.by(done)
+    kept = await scene.until_acknowledged(topic, "after-the-loss")
     await scene.cluster.kill(kept.node)
-    async with scene.process("after-the-kill", scene.another(kept.node)) as process:
-        done = await scene.until_acknowledged(
-            process, topic, lambda published: scene.by(published).node != kept.node
-        )
-    new = scene.by(done)
+    new = await scene.until_acknowledged(
+        topic, "after-the-kill", scene.another(kept.node), lambda leader: leader.node != kept.node
+    )
     scene.fault(
         "ZooKeeper lost its data and all sessions",
         happened=not set(sessions.values()) & set(after.values()),
@@ -295,8 +292,7 @@ async def twin(scene: Scene) -> None:
             "same_instance_id", f"{led.node} and {spare} go on, both with the instance id {number}"
         )
     await scene.cluster.stop(spare)
-    async with scene.process("after") as process:
-        await scene.until_acknowledged(process, topic, lambda _: True)
+    await scene.until_acknowledged(topic, "after")
     await scene.finish(topic)
 
 
@@ -319,9 +315,6 @@ async def _stopped(scene: Scene, led: LeaderSighting) -> bool:
     except TimeoutError:
         return False
 
-
-LOOKS_S: Final = 40.0
-"""Four times the interval at which a node checks the record of its instance id."""
 
 TWIN_INSTANCE = Case(
     number=23,

@@ -17,12 +17,9 @@ _BELOW = _PHANTOM | {"skipped", "changed_read", "reordered"}
 
 async def back_again(scene: Scene) -> None:
     """A leads, B leads, A leads again; then a change of A's first epoch arrives, at reused ids."""
-    a, b = keepers(scene, "a", "b")
-    await a.claim()
+    a, b = await keepers(scene, "a", "b")
     await a.publish(1000)
-    a.way.loses = True
-    early = asyncio.create_task(a.publish(2000))
-    await a.way.lost()
+    early = await a.publish_lost(2000)
     first = await b.claim()
     acknowledged = await early
     a.way.loses = False
@@ -58,8 +55,7 @@ BOUNCE_BACK = Case(
 
 async def at_once(scene: Scene) -> None:
     """Two candidates read the same epoch; the slower one writes after the other has acknowledged."""
-    a, b, slow = keepers(scene, "a", "b", "slow")
-    await a.claim()
+    a, b, slow = await keepers(scene, "a", "b", "slow")
     await a.publish(1000)
     slow.way.gate.shut()
     claiming = asyncio.create_task(slow.claim())
@@ -102,12 +98,9 @@ EPOCH_RACE = Case(
 
 async def late_row(scene: Scene) -> None:
     """A fenced leader's change arrives below a consumer's cursor."""
-    a, b = keepers(scene, "a", "b")
-    await a.claim()
+    a, b = await keepers(scene, "a", "b")
     await a.publish(1000)
-    a.way.loses = True
-    early = asyncio.create_task(a.publish(1500))
-    await a.way.lost()
+    early = await a.publish_lost(1500)
     await b.claim()
     above = await b.publish(2000)
     acknowledged = await early
@@ -143,8 +136,7 @@ LATE_ROW = Case(
 
 async def lying(scene: Scene) -> None:
     """A change is done, but its answer is False."""
-    (a,) = keepers(scene, "a")
-    await a.claim()
+    (a,) = await keepers(scene, "a")
     await a.publish(1000)
     a.way.lies = 1
     told_ok = await a.publish(2000)
@@ -180,8 +172,7 @@ LYING_CAS = Case(
 
 async def from_the_past(scene: Scene) -> None:
     """A region server that lost its region goes on answering a fenced leader's reads."""
-    a, b = keepers(scene, "a", "b")
-    await a.claim()
+    a, b = await keepers(scene, "a", "b")
     await a.publish(1000)
     a.way.past = photographed(a)
     await b.claim()
@@ -218,8 +209,7 @@ ZOMBIE_REGION_SERVER = Case(
 
 async def deleted(scene: Scene) -> None:
     """A topic is deleted while its leader goes on; then it is created again."""
-    a, b = keepers(scene, "a", "b")
-    await a.claim()
+    a, b = await keepers(scene, "a", "b")
     await a.publish(1000)
     ending = scene.history.invoke("operator", "delete", str(LOG.topic), {"generation": 1})
     await b.logs.delete(LOG, b.name)

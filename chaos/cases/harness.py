@@ -113,16 +113,21 @@ class Scene:
         except BrokerError:
             return None
 
-    async def until_acknowledged(
-        self, process: ClientProcess, topic: TopicTarget, wanted: Callable[[Published], bool]
-    ) -> Published:
-        """Publish until an acknowledgement meets the condition ``wanted``."""
+    async def publish_at(
+        self, topic: TopicTarget, node: str, name: str, **settings: Any
+    ) -> Published | None:
+        """Publish a message through one node, as a process of this name; return None if it fails."""
+        async with self.process(name, node, **settings) as process:
+            return await self.attempt(process, topic)
 
-        async def once() -> Published | None:
-            published = await self.attempt(process, topic)
-            return published if published is not None and wanted(published) else None
-
-        return await self.until(once, f"no expected acknowledgement of {topic.name}", AGAIN_S)
+    def publishing_at(
+        self, topic: TopicTarget, node: str, name: str, count: int
+    ) -> list[asyncio.Task[Published | None]]:
+        """Start ``publish_at`` of several messages, each as a process of its own."""
+        return [
+            asyncio.create_task(self.publish_at(topic, node, f"{name}-{one}"))
+            for one in range(count)
+        ]
 
     async def until(
         self,
@@ -162,15 +167,38 @@ class Scene:
         """Return a node that is none of these."""
         return next(node for node in self.cluster.nodes if node not in than)
 
+    async def until_acknowledged(
+        self,
+        topic: TopicTarget,
+        name: str,
+        node: str | None = None,
+        wanted: Callable[[LeaderSighting], bool] = lambda _: True,
+    ) -> LeaderSighting:
+        """Publish, as a process of this name, until a wanted leader acknowledges; return that leader."""
+
+        async def once() -> LeaderSighting | None:
+            published = await self.attempt(process, topic)
+            leader = None if published is None else self.by(published)
+            return leader if leader is not None and wanted(leader) else None
+
+        async with self.process(name, node) as process:
+            return await self.until(once, f"no expected acknowledgement of {topic.name}", AGAIN_S)
+
     async def succeeded(
         self, topic: TopicTarget, old: LeaderSighting, name: str = "successor"
     ) -> LeaderSighting:
         """Publish through another node until a later epoch acknowledges; return the new leader."""
-        async with self.process(name, self.another(old.node)) as process:
-            published = await self.until_acknowledged(
-                process, topic, lambda done: self.by(done).epoch > old.epoch
-            )
-        return self.by(published)
+        return await self.until_acknowledged(
+            topic, name, self.another(old.node), lambda leader: leader.epoch > old.epoch
+        )
+
+    def session_of(self, node: str) -> str | None:
+        """Return a node's session if the node reports contact with ZooKeeper, else None. Blocks."""
+        view = self.cluster.own_view(node)
+        if view is None or view["zookeeper"]["contact"] != "connected":
+            return None
+        session: str = view["zookeeper"]["session"]
+        return session
 
     def log_of(self, node: str, after: int = 0) -> str:
         """Return a node's log from a place on."""

@@ -162,6 +162,13 @@ class Keeper:
         """Append one message with the first id of a millisecond; return True if it was acknowledged."""
         return await self.publish_at([row_id(at_ms, 0)])
 
+    async def publish_lost(self, at_ms: int) -> asyncio.Task[bool]:
+        """Begin an append, return when its change is lost, and lose all later changes, too."""
+        self.way.loses = True
+        publishing = asyncio.create_task(self.publish(at_ms))
+        await self.way.lost()
+        return publishing
+
     async def publish_at(self, ids: Sequence[RowId]) -> bool:
         """Append messages at these ids; return True if they were acknowledged."""
         assert self.hold is not None
@@ -198,10 +205,12 @@ class Keeper:
         return rows[-1].id if rows else after
 
 
-def keepers(scene: Scene, *names: str) -> list[Keeper]:
-    """Return nodes over the same empty table."""
+async def keepers(scene: Scene, *names: str) -> list[Keeper]:
+    """Return nodes over the same empty table; the first one has claimed the log."""
     table = MemoryTable(is_alone=False)
-    return [Keeper(scene, name, table) for name in names]
+    nodes = [Keeper(scene, name, table) for name in names]
+    await nodes[0].claim()
+    return nodes
 
 
 def photographed(keeper: Keeper) -> MemoryTable:

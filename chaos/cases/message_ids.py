@@ -65,8 +65,7 @@ CLOCK_BEHIND = Case(
 
 async def full(scene: Scene) -> None:
     """Take more ids at once than a millisecond has, and then one more in the same millisecond."""
-    (a,) = keepers(scene, "a")
-    await a.claim()
+    (a,) = await keepers(scene, "a")
     ids = RowIds(first_ms=NOW_MS, monotonic_ms=0, lead_ms_max=1000, instance=INSTANCE)
     taken = ids.take(MESSAGES, NOW_MS, 0)
     many = await a.publish_at(taken)

@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from broker.client import Published
 from chaos.cases.case import Case, CaseTarget
-from chaos.cases.harness import LeaderSighting, Scene
-from chaos.cases.splits import publish_at
-from chaos.workloads.client_process import TopicTarget
+from chaos.cases.harness import Scene
 
 ROUNDS: Final = 5
 LATE: Final = 5
@@ -28,18 +25,17 @@ async def zombie(scene: Scene) -> None:
         old = await scene.led(topic)
         place = len(scene.log_of(old.node))
         await scene.cluster.pause(old.node)
-        asked = _late(scene, topic, old, f"late-{number}")
+        asked = scene.publishing_at(topic, old.node, f"late-{number}", LATE)
         try:
             new = await scene.succeeded(topic, old, f"successor-{number}")
-            asked += _late(scene, topic, old, f"later-{number}")
+            asked += scene.publishing_at(topic, old.node, f"later-{number}", LATE)
         finally:
             await scene.cluster.resume(old.node)
         await asyncio.gather(*asked)
         late = scene.acknowledged_late(old.node, old.epoch)
         tried = scene.tried_in(old.epoch, scene.log_of(old.node, place))
         happened = late > 0 or tried
-        async with scene.process(f"after-{number}", new.node) as process:
-            await scene.attempt(process, topic)
+        await scene.publish_at(topic, new.node, f"after-{number}")
         if happened:
             break
     scene.fault(
@@ -49,16 +45,6 @@ async def zombie(scene: Scene) -> None:
         acknowledged_by_the_old_leader=late,
     )
     await scene.finish(topic)
-
-
-def _late(
-    scene: Scene, topic: TopicTarget, old: LeaderSighting, name: str
-) -> list[asyncio.Task[Published | None]]:
-    """Start publishes through a paused node."""
-    return [
-        asyncio.create_task(publish_at(scene, topic, old.node, f"{name}-{one}"))
-        for one in range(LATE)
-    ]
 
 
 ZOMBIE_LEADER = Case(

@@ -54,12 +54,9 @@ async def split_brain(scene: Scene) -> None:
     """Publish through both nodes while the old leader is cut off from ZooKeeper."""
     topic = await scene.topic()
     async with cut_off(scene, topic) as (old, new, place):
-        asked = [
-            asyncio.create_task(publish_at(scene, topic, old.node, f"late-{one}"))
-            for one in range(LATE)
-        ]
+        asked = scene.publishing_at(topic, old.node, "late", LATE)
         tried = await until_fenced(scene, old, place, *asked)
-        await publish_at(scene, topic, new.node, "on-the-other-side")
+        await scene.publish_at(topic, new.node, "on-the-other-side")
     await asyncio.gather(*asked)
     late = scene.acknowledged_late(old.node, old.epoch)
     scene.fault(
@@ -69,14 +66,6 @@ async def split_brain(scene: Scene) -> None:
         acknowledged_by_the_old_leader=late,
     )
     await scene.finish(topic)
-
-
-async def publish_at(
-    scene: Scene, topic: TopicTarget, node: str, name: str, **settings: Any
-) -> Published | None:
-    """Publish through one node, as a process of this name."""
-    async with scene.process(name, node, **settings) as process:
-        return await scene.attempt(process, topic)
 
 
 SPLIT_BRAIN = Case(
@@ -100,7 +89,7 @@ async def stale_lock(scene: Scene) -> None:
     """Resume a paused leader without requests, and publish through it when it has a new session."""
     topic = await scene.topic()
     old = await scene.led(topic)
-    before = await asyncio.to_thread(session_of, scene, old.node)
+    before = await asyncio.to_thread(scene.session_of, old.node)
     await scene.cluster.pause(old.node)
     try:
         new = await scene.succeeded(topic, old)
@@ -108,12 +97,12 @@ async def stale_lock(scene: Scene) -> None:
         await scene.cluster.resume(old.node)
 
     async def back() -> str | None:
-        session = await asyncio.to_thread(session_of, scene, old.node)
+        session = await asyncio.to_thread(scene.session_of, old.node)
         return session if session not in (None, before) else None
 
     after = await scene.until(back, f"{old.node} has no new session")
     for one in range(LATE):
-        await publish_at(scene, topic, old.node, f"at-the-old-leader-{one}")
+        await scene.publish_at(topic, old.node, f"at-the-old-leader-{one}")
     scene.fault(
         "the old leader lost its session, another led, and it has a new session",
         happened=before is not None and after != before and new.epoch > old.epoch,
@@ -122,15 +111,6 @@ async def stale_lock(scene: Scene) -> None:
         acknowledged_by_the_old_leader=scene.acknowledged_late(old.node, old.epoch),
     )
     await scene.finish(topic)
-
-
-def session_of(scene: Scene, node: str) -> str | None:
-    """Return a node's session if the node reports contact with ZooKeeper, else None."""
-    view = scene.cluster.own_view(node)
-    if view is None or view["zookeeper"]["contact"] != "connected":
-        return None
-    session: str = view["zookeeper"]["session"]
-    return session
 
 
 STALE_LOCK = Case(

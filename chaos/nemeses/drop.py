@@ -21,6 +21,5 @@ class Drop(Repeated):
     async def act(self, target: Target, chance: random.Random) -> Any:
         pair = chance.choice(target.links.pairs())
         node = chance.choice((None, *target.ends_of(pair)))
-        links = target.links
-        await links.drop(links.of(pair) if node is None else links.around(node, pair))
+        await target.links.drop(target.links.around(node, pair))
         return {"pair": pair, "node": node or "all"}

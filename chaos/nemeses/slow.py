@@ -9,9 +9,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from typing_extensions import override
-
-from chaos.links import Link
 from chaos.nemesis import OnLinks
 from chaos.target import Target
 from chaos.toxiproxy import STREAMS, Toxic
@@ -61,26 +58,15 @@ class SlowLinks(OnLinks):
     """One node's links of one kind, or all links of that kind, have the named fault."""
 
     def __init__(self, name: str, draw: Draw) -> None:
-        self.name = name
+        super().__init__(name)
         self.__doc__ = draw.__doc__
         self._draw = draw
-        self._links: list[Link] = []
-        self._toxics: Sequence[Toxic] = ()
 
-    @override
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
+        """Put the drawn toxics on the links."""
         pair = chance.choice(target.links.pairs())
         node = chance.choice((None, *target.ends_of(pair)))
-        links = target.links
-        self._links = links.of(pair) if node is None else links.around(node, pair)
-        self._toxics = self._draw(chance)
-        await links.spoil(self._links, self._toxics)
-        told = [{**toxic.attributes, "stream": toxic.stream} for toxic in self._toxics]
+        toxics = self._draw(chance)
+        await self.spoil(target, target.links.around(node, pair), toxics)
+        told = [{**toxic.attributes, "stream": toxic.stream} for toxic in toxics]
         return {"pair": pair, "node": node or "all", "toxics": told}
-
-    @override
-    async def heal(self, target: Target) -> Mapping[str, Any]:
-        spoilt = await target.links.spoilt()
-        hit = [link.proxy for link in self._links if link.proxy in spoilt]
-        await target.links.mend(self._links, self._toxics)
-        return {"happened": bool(hit), "links": hit}

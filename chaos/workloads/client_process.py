@@ -30,8 +30,8 @@ from broker.client import (
 )
 from broker.client.values import Producer, Publishable
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
-from chaos.drivers import collapse, expand
 from chaos.history import Ending, Value, snapshot_value
+from chaos.labels import collapse, expand
 from chaos.workloads.beside import message_of, others
 from chaos.workloads.workload import WorkloadStage
 

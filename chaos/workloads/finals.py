@@ -15,11 +15,12 @@ checkers report a violation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
-from chaos.workloads.client_process import ClientProcess, TopicTarget, before, note, stage_retries
+from chaos.workloads.client_process import ClientProcess, TopicTarget, before, stage_retries
 from chaos.workloads.workload import WorkloadStage
 
 LOOKS_MIN: Final = 5
@@ -97,11 +98,9 @@ async def _page(
 
     The page is empty at the end of the log, or when the time is over.
     """
-    stage = process.stage
     asked = process.read_asked(target, place, snapshot=snapshot) | {"limit": PAGE_MESSAGES}
-    ending = stage.history.invoke(process.name, "read", str(target.id), asked)
-    try:
-        page: list[Message] = await stage_retries(stage, deadline)(
+    with suppress(BrokerError), process.asking("read", target.id, asked) as ending:
+        page: list[Message] = await stage_retries(process.stage, deadline)(
             process.client.poll,
             target.id,
             place,
@@ -109,14 +108,9 @@ async def _page(
             limit=PAGE_MESSAGES,
             snapshot=snapshot,
         )
-    except BrokerError as error:
-        note(ending, error)
-        return []
-    except BaseException as error:
-        ending.unknown(type(error).__name__)
-        raise
-    process.read_told(ending, page)
-    return page
+        process.read_told(ending, page)
+        return page
+    return []
 
 
 async def overview(stage: WorkloadStage, target: TopicTarget) -> None:

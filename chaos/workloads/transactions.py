@@ -71,15 +71,16 @@ class TransactionsWorkload:
 
     async def finish(self, stage: WorkloadStage) -> None:
         """End all transactions, then read everything without and with a snapshot."""
-        assert self._service is not None, "prepared first"
-        self._service.end_all()
+        snapshot = await self._end_all(stage)
         await read_everywhere(stage, self.targets)
-        await read_everywhere(stage, self.targets, snapshot=self._last_snapshot(stage))
+        await read_everywhere(stage, self.targets, snapshot=snapshot)
         for target in self.targets:
             await overview(stage, target)
 
-    def _last_snapshot(self, stage: WorkloadStage) -> Snapshot:
+    async def _end_all(self, stage: WorkloadStage) -> Snapshot:
+        """End all transactions, and return a snapshot that is later than all of them."""
         assert self._service is not None, "prepared first"
+        self._service.end_all()
         return self._service.model.look(stage.clock.now_ms())
 
 
@@ -107,13 +108,10 @@ class OwnTransactionsWorkload(TransactionsWorkload):
         return self._own
 
     @override
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def _end_all(self, stage: WorkloadStage) -> Snapshot:
         assert self._own is not None, "prepared first"
         assert self._client is not None, "prepared first"
         await self._own.end_all()
         snapshot = await self._own.look()
         await self._client.close()
-        await read_everywhere(stage, self.targets)
-        await read_everywhere(stage, self.targets, snapshot=snapshot)
-        for target in self.targets:
-            await overview(stage, target)
+        return snapshot

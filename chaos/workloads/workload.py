@@ -41,7 +41,7 @@ class Scale:
         publishers: the number of publishing processes of each topic.
         consumers: the number of reading processes of each topic; they take the kinds in turn.
         messages_max: the most messages in one request.
-        padded: True for payloads of many sizes, up to 70 kB (see ``drivers.expand``).
+        padded: True for payloads of many sizes, up to 70 kB (see ``labels.expand``).
         page_messages_max: the most messages in one page of a read.
         pause_s: the mean pause of a process between two operations.
         wait_s: how long a poll waits for a first message.

@@ -19,8 +19,9 @@ from broker.client import BrokerError, Client, Published, TopicExists
 from broker.local.single import BrokerProcess
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, MessageId, RollbackRange, Snapshot
 from broker.wire import avro
-from chaos.drivers import Done, Refused, TopicContents, UnknownResult, collapse, expand
 from chaos.history import Event
+from chaos.labels import collapse, expand
+from tests.kit.driver import Done, Refused, TopicContents, UnknownResult
 
 T = TypeVar("T")
 PAGE = 10_000

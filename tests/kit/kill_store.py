@@ -39,7 +39,8 @@ from broker.storage.root import RootState
 from broker.topics.dedupe import key_hash
 from broker.topics.registry import TopicRegistry
 from chaos.bare import append, rows_of
-from chaos.drivers import Done, Refused, TopicContents, UnknownResult, collapse, expand
+from chaos.labels import collapse, expand
+from tests.kit.driver import Done, Refused, TopicContents, UnknownResult
 
 _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from chaos.drivers import Done, Driver, Refused, TopicContents, UnknownResult
 from chaos.history import Ending, History, Value
+from tests.kit.driver import Done, Driver, Refused, TopicContents, UnknownResult
 
 
 class Keyed(NamedTuple):
@@ -109,28 +110,16 @@ class Worker:
             await self.create(topic)
         elif self._rng.random() < 0.3:
             self._topics.generations[topic] = 0
-            await self._told("delete", topic, {"generation": generation}, self._delete(topic))
+            with self._asking("delete", topic, {"generation": generation}) as ending:
+                await self._driver.delete(topic, generation)
+                ending.ok({})
         else:
             await self._publish(topic, generation, None, None)
 
-    def _delete(self, topic: str) -> Callable[[Value], Awaitable[tuple[Value, str | None]]]:
-        async def call(asked: Value) -> tuple[Value, str | None]:
-            await self._driver.delete(topic, asked["generation"])
-            return {}, None
-
-        return call
-
     async def create(self, topic: str) -> None:
         """Create a topic and remember its generation. Raises UnknownResult."""
-        ending = self._history.invoke(self._process, "create", topic, {})
-        try:
+        with self._asking("create", topic, {}) as ending:
             generation = await self._driver.create(topic)
-        except UnknownResult as error:
-            ending.unknown(str(error))
-            raise
-        except Refused as error:
-            ending.fail(str(error))
-        else:
             self._topics.generations[topic] = generation
             ending.ok({"generation": generation})
 
@@ -156,9 +145,7 @@ class Worker:
             "generation": generation,
         }
         done: Done | None = None
-
-        async def call(_: Value) -> tuple[Value, str | None]:
-            nonlocal done
+        with self._asking("publish", topic, asked) as ending:
             done = await self._driver.publish(
                 topic, generation, keyed.payloads, pointer=keyed.pointer, key=keyed.key or None
             )
@@ -167,9 +154,7 @@ class Worker:
                 told["replayed"] = True
             else:
                 self.messages += len(keyed.payloads)
-            return told, done.first
-
-        await self._told("publish", topic, asked, call)
+            ending.ok(told, done.first)
         return done
 
     async def _transaction(self, topic: str, generation: int) -> None:
@@ -177,57 +162,41 @@ class Worker:
         done = await self._publish(topic, generation, pointer, None)
         if done is None or self._rng.random() < 0.6:
             return
-        first, last = done.first, done.last
         asked: Value = {
             "pointer": pointer,
-            "first": first,
-            "last": last,
+            "first": done.first,
+            "last": done.last,
             "generation": generation,
         }
-
-        async def call(_: Value) -> tuple[Value, str | None]:
-            await self._driver.rollback(topic, generation, pointer, first, last)
-            return {}, None
-
-        await self._told("rollback", topic, asked, call)
+        with self._asking("rollback", topic, asked) as ending:
+            await self._driver.rollback(topic, generation, pointer, done.first, done.last)
+            ending.ok({})
 
     async def _stored(self, topic: str, generation: int) -> None:
         number = self._topics.take_pointer()
         self._topics.stored[number] = topic
         payloads = [self._label("s") for _ in range(self._rng.choice([1, 3, 30]))]
         asked: Value = {"payloads": payloads, "number": number, "generation": generation}
-
-        async def store(_: Value) -> tuple[Value, str | None]:
+        with self._asking("store", topic, asked) as ending:
             done = await self._driver.store(topic, generation, payloads, number)
             self.messages += len(payloads)
-            return {"last": done.last}, done.first
-
-        await self._told("store", topic, asked, store)
-
-        async def publish(_: Value) -> tuple[Value, str | None]:
-            done = await self._driver.reference(topic, generation, number)
-            return {}, done.first
-
+            ending.ok({"last": done.last}, done.first)
         asked = {"number": number, "generation": generation}
-        await self._told("reference", topic, asked, publish)
+        with self._asking("reference", topic, asked) as ending:
+            done = await self._driver.reference(topic, generation, number)
+            ending.ok({}, done.first)
 
-    async def _told(
-        self,
-        op: str,
-        topic: str,
-        asked: Value,
-        call: Callable[[Value], Awaitable[tuple[Value, str | None]]],
-    ) -> None:
+    @contextmanager
+    def _asking(self, op: str, topic: str, asked: Value) -> Iterator[Ending]:
+        """Write an invoke, and the end of the call if the body raises. A refusal ends the body quietly."""
         ending = self._history.invoke(self._process, op, topic, asked)
         try:
-            told, identifier = await call(asked)
+            yield ending
         except UnknownResult as error:
             ending.unknown(str(error))
             raise
         except Refused as error:
             ending.fail(str(error))
-        else:
-            ending.ok(told, identifier)
 
     def _label(self, kind: str) -> str:
         self._count += 1

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.drivers import Refused, UnknownResult
+from tests.kit.driver import Refused, UnknownResult
 from tests.kit.kill_store import StoreDriver
 
 

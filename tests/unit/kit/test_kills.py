@@ -5,8 +5,8 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from chaos.checkers import Verdict, check
-from chaos.drivers import Done, Refused, TopicContents, UnknownResult
 from chaos.history import History
+from tests.kit.driver import Done, Refused, TopicContents, UnknownResult
 from tests.kit.kills import Extent, run_kills
 
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.drivers import SIZES, collapse, expand
+from chaos.labels import SIZES, collapse, expand
 
 
 @given(st.text(st.characters(exclude_characters="|", codec="utf-8"), max_size=20))

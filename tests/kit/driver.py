@@ -1,16 +1,12 @@
 """The interface between a kill loop and its victim, which is a broker over HTTP or a store alone.
 
-Histories name payloads by labels. A label is a short name, and its payload follows from it. So histories stay
-small, payloads have many sizes, and a changed byte is found.
+Payloads are named by their labels (``chaos.labels``).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
-
-SIZES = (1, 1, 30, 30, 100, 100, 256, 256, 256, 300, 300, 1000, 1000, 5000, 5000, 70_000)
 
 
 class Refused(Exception):
@@ -84,16 +80,3 @@ class Driver(Protocol):
         self, topic: str, generation: int, number: int
     ) -> list[tuple[str, str | None]]:
         """Read the payloads stored under a number."""
-
-
-def expand(label: str) -> bytes:
-    """Return the payload of a label. Its size and bytes follow from the label."""
-    seed = hashlib.sha256(label.encode()).digest()
-    size = SIZES[seed[0] % len(SIZES)]
-    return label.encode() + b"|" + (seed * (size // len(seed) + 1))[:size]
-
-
-def collapse(payload: bytes) -> str:
-    """Return the label of a payload; if a byte differs, a label that was never published."""
-    label = payload.partition(b"|")[0].decode(errors="replace")
-    return label if expand(label) == payload else f"damaged:{payload[:80].hex()}"
