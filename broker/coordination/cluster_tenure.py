@@ -63,8 +63,6 @@ PAUSE_S: Final = 0.005
 PAUSE_S_MAX: Final = 0.05
 SORTED_AT_ONCE: Final = 200
 FENCINGS_MAX: Final = 100_000
-_ANY_GENERATION: Final = 1
-"""Any generation will do: a topic's name has one root for all of them."""
 
 log = logs.get_logger()
 
@@ -113,6 +111,7 @@ class ClusterTenure:
         self._reading: asyncio.Task[None] | None = None
         self._holder: Holder | None = None
         self._leaving = False
+        self._closed = False
         self._version = 0
         self._pass_on_again = False
         self._passing_on: asyncio.Task[None] | None = None
@@ -321,6 +320,8 @@ class ClusterTenure:
     # Handing over.
 
     def _pass_on_soon(self) -> None:
+        if self._closed:
+            return
         self._pass_on_again = True
         if self._passing_on is None or self._passing_on.done():
             self._passing_on = asyncio.ensure_future(self._pass_on_reassigned())
@@ -378,14 +379,13 @@ class ClusterTenure:
             tasks.add(self._passing_on)
         return tasks
 
-    def abandon(self) -> set[asyncio.Task[None]]:
-        """Cancel all work, and release nothing; return the cancelled tasks."""
-        tasks = self._hand_overs() | ({self._reading} if self._reading is not None else set())
+    async def close(self) -> None:
+        """Stop following changes, cancel the hand-overs in flight, and release all leases."""
+        self._closed = True
+        tasks = self._hand_overs()
+        if self._reading is not None:
+            tasks.add(self._reading)
         for task in tasks:
             task.cancel()
-        return tasks
-
-    async def close(self) -> None:
-        """Stop following changes, and release all leases."""
-        await asyncio.gather(*self.abandon(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._leases.close()

@@ -485,3 +485,21 @@ async def test_a_cluster_of_one_leads_every_slot_it_is_asked_for() -> None:
     assert 40 < one.tenure.slots_led <= 50 < SLOTS
     await one.tenure.close()
     assert one.tenure.slots_led == 0
+
+
+async def test_a_closed_tenure_begins_no_handover() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    await one.claim(one.here()[0])
+    one.holder.may.clear()
+    for change in (placement.drain, placement.undrain, placement.drain):
+        await change(world.records, 0)
+        await world.hint(two)
+    assert len(one.holder.asked) == 1
+    await one.tenure.close()
+    await placement.undrain(world.records, 0)
+    await placement.drain(world.records, 0)
+    await world.hint(two)
+    await one.membership.leave()
+    await pass_time(10)
+    assert len(one.holder.asked) == 1
