@@ -327,18 +327,21 @@ class LocalCluster:
         self.report(f"{time.monotonic() - began:4.1f} s  {what}")
 
     def _end(self) -> None:
-        """End the processes in the order of ``STAGES``: each kind ends before the servers that it uses."""
-        if self._home is None:
-            return
-        pids.begin_end(self._home)
-        kinds = {member.name: member.kind for member in self.members}
-        for stage, grace_s in STAGES:
-            live = pids.live(self._home)
-            ending = [live[name] for name in live if kinds.get(name, ProcessKind.BROKER) in stage]
-            pids.end(ending, signal.SIGTERM, grace_s)
+        """End all processes, and unlock the folder."""
+        if self._home is not None:
+            self._end_processes(self._home)
         if self._jvm is not None:
             self._jvm.close()
         self._held.close()
+
+    def _end_processes(self, home: Path) -> None:
+        """End the processes in the order of ``STAGES``: each kind ends before the servers that it uses."""
+        pids.begin_end(home)
+        kinds = {member.name: member.kind for member in self.members}
+        for stage, grace_s in STAGES:
+            live = pids.live(home)
+            ending = [live[name] for name in live if kinds.get(name, ProcessKind.BROKER) in stage]
+            pids.end(ending, signal.SIGTERM, grace_s)
 
 
 def _by_name(*given: Mapping[int, Settings]) -> dict[str, Settings]:

@@ -1,5 +1,6 @@
 """A cluster ends completely, even if a node of it is started meanwhile."""
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from broker.local import LocalCluster, Sizes, pids
 from broker.local.member import spec_file
+from broker.local.servers import ServerFailed
 
 DEADLINE_S = 60
 DEAF = """
@@ -73,3 +75,18 @@ def test_in_a_cluster_that_goes_on_anyone_may_start_a_node(
         assert node.stdout.readline() == "runs\n"
         assert pids.live(tmp_path) == {"broker-2": node.pid}
         node.kill()
+
+
+def test_a_cluster_that_does_not_start_unlocks_its_folder(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DEAF, str(tmp_path)], stdout=subprocess.PIPE
+    ) as left:
+        assert left.stdout is not None
+        left.stdout.readline()
+        pids.write_pid(tmp_path, "broker-1", left.pid)
+        cluster = LocalCluster(Sizes(), folder=tmp_path)
+        with pytest.raises(ServerFailed, match="run already"):
+            cluster.__enter__()
+        left.kill()
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
