@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ MOVED = "Broker-Moved"
 ERROR = "broker-error"
 OUTCOME = "broker-outcome"
 LEADER = "broker-leader"
+_NUMBER = re.compile("[0-9]{1,19}")
+"""Node numbers and epochs have at most 63 bits."""
 
 
 class Call(NamedTuple):
@@ -94,4 +97,4 @@ class LeaderSeen(NamedTuple):
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None

@@ -20,6 +20,10 @@ def test_any_text_is_read(text: str) -> None:
     LeaderSeen.parse(text)
 
 
+def test_a_number_of_too_many_digits_counts_as_unknown() -> None:
+    assert LeaderSeen.parse("http://a:1;node=1;epoch=" + "9" * 5000) == LeaderSeen("http://a:1", 1)
+
+
 @given(st.binary(max_size=60))
 def test_any_421_is_read(body: bytes) -> None:
     assert Elsewhere.of(HttpAnswer(421, {}, body)) == Elsewhere()
