@@ -21,7 +21,7 @@ from broker.storage.records import Records
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 
-OPENING_TOLD_EVERY_S = 5.0
+OPENING_LOG_EVERY_S = 5.0
 
 log = logs.get_logger()
 
@@ -115,12 +115,12 @@ async def open_store(
             observe(seconds)
 
     began = asyncio.get_running_loop().time()
-    told = {"data_dir": str(directory), "log_bytes": files.recovery_bytes(directory)}
-    log.info("opening store", **told)
+    facts = {"data_dir": str(directory), "log_bytes": files.recovery_bytes(directory)}
+    log.info("opening store", **facts)
     opening = asyncio.ensure_future(open_table(directory, options, observe=synced))
-    while not (await asyncio.wait((opening,), timeout=OPENING_TOLD_EVERY_S))[0]:
+    while not (await asyncio.wait((opening,), timeout=OPENING_LOG_EVERY_S))[0]:
         seconds = round(asyncio.get_running_loop().time() - began)
-        log.warning("store is still being opened", **told, seconds=seconds)
+        log.warning("store is still being opened", **facts, seconds=seconds)
     table = opening.result()
     if not files.is_private(directory):
         log.warning(

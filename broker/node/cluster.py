@@ -67,8 +67,8 @@ class Servers(Protocol):
     def protocol(self) -> int:
         """The version of the protocol between nodes."""
 
-    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
-        """Open the stores. ``told`` gets the outcome of each call. Raises Unavailable."""
+    async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
+        """Open the stores. ``on_call_end`` gets the outcome of each call. Raises Unavailable."""
 
     async def coordinator(self) -> TreeCoordinator:
         """Begin a session. Raises Unavailable."""
@@ -124,10 +124,11 @@ class InCluster:
         )
         self._watching = asyncio.ensure_future(until_superseded(stores.records, membership, clock))
         self._watching.add_done_callback(self._superseded)
+        secret = await cluster_secret(stores.records, clock)
         jitter = random.Random()  # noqa: S311 - It spreads retries; it protects no secret.
         tenure = ClusterTenure(coordinator, membership, stores.records, stores.logs, clock, jitter)
+        # The last step that may fail: ``close`` does not know a tenure without the other parts.
         await tenure.start()
-        secret = await cluster_secret(stores.records, clock)
         peers = HttpPeers(reached_at=self._config.cluster.peer_urls)
         sender = Sender(membership.me.instance, self.owner)
         forwarder = Forwarder(peers, clock, sender, secret)

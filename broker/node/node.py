@@ -311,8 +311,8 @@ class Node:
         return None if self._ground is None else self._ground.failure()
 
     def _announce(self) -> None:
-        told = {} if self.config.cluster.is_on else {"data_dir": str(self.config.storage.data_dir)}
-        log.info("node started", url=self.url, **told)
+        where = {} if self.config.cluster.is_on else {"data_dir": str(self.config.storage.data_dir)}
+        log.info("node started", url=self.url, **where)
         if not is_loopback(self.config.server.host):
             log.warning(
                 "listening beyond loopback without access control: "
@@ -357,15 +357,15 @@ def _by_name(counts: Mapping[BudgetKind, int]) -> dict[str, float]:
 
 
 def _report_fields(report: SweepReport) -> dict[str, int | str]:
-    told: dict[str, int | str] = {
+    fields: dict[str, int | str] = {
         "rows": report.rows,
         "topics": report.topics,
         "inverted": report.inverted,
         "skipped": report.skipped,
     }
     if report.problem is not None:
-        told["problem"] = report.problem
-    return told
+        fields["problem"] = report.problem
+    return fields
 
 
 def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:

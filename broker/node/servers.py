@@ -30,14 +30,14 @@ class ConfiguredServers:
         self._config = config
         self._clock = clock
 
-    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
+    async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open HBase's tables.
 
         Raises:
             Unavailable: no gateway answers, or the tables do not exist.
         """
         hbase = self._config.hbase
-        table = await open_hbase(hbase, self._clock, told)
+        table = await open_hbase(hbase, self._clock, on_call_end)
         logs = Logs(table, self._clock, call_s=hbase.hbase_call_s)
         return Stores(logs, Records(logs.resolver), table.close)
 

@@ -74,10 +74,10 @@ class SimServers:
         self._way = way
         self._clock = clock
 
-    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
+    async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open the stores."""
         ground = self._ground
-        table = LinkedTable(self._storage, self._way, told)
+        table = LinkedTable(self._storage, self._way, on_call_end)
         logs = Logs(table, self._clock, bounds=ground.bounds, call_s=ground.call_s)
         return Stores(logs, Records(logs.resolver), table.close)
 

@@ -92,11 +92,13 @@ class StorageWay:
 class LinkedTable:
     """A Table: one node's access to the shared storage. ``close`` ends this access; storage stays."""
 
-    def __init__(self, table: Table, way: StorageWay, told: Callable[[CallOutcome], None]) -> None:
-        """Reach ``table`` by ``way``; call ``told`` with the outcome of every call."""
+    def __init__(
+        self, table: Table, way: StorageWay, on_call_end: Callable[[CallOutcome], None]
+    ) -> None:
+        """Reach ``table`` by ``way``; call ``on_call_end`` with the outcome of every call."""
         self._table = table
         self._way = way
-        self._told = told
+        self._on_call_end = on_call_end
         self._is_closed = False
 
     @property
@@ -209,7 +211,7 @@ class LinkedTable:
         else:
             return answer
         finally:
-            self._told(CallOutcome(name, loop.time() - began_s, kind, message))
+            self._on_call_end(CallOutcome(name, loop.time() - began_s, kind, message))
 
 
 def _kind_of(error: TableError | BrokerError) -> str | None:

@@ -1,58 +1,98 @@
-"""The end of a node of a cluster whose servers do not answer."""
+"""The start and end of a node's ground in a cluster, when a server does not answer."""
+
+from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
+from typing_extensions import override
 
-from broker.clock import SystemClock
 from broker.config.sections import Config
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.memory import MemoryCoordination
+from broker.errors import Unavailable
 from broker.metrics import Metrics
-from broker.node import cluster
-from broker.node.cluster import InCluster
+from broker.model import TopicId
+from broker.node.cluster import PART_S, InCluster, Stores
+from broker.routing import secret
+from broker.routing.nodeheaders import PROTOCOL
+from broker.storage.call_health import CallOutcome
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Record, Records
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
 SAID = "left without releasing leases: ZooKeeper does not answer"
+URL = "http://node:8080"
 
 
-class Server:
-    """Records its close. A silent server never completes it."""
+class MemoryServers:
+    """Storage and coordination in memory."""
 
-    def __init__(self, *, silent: bool = False) -> None:
-        self.silent = silent
-        self.done: list[str] = []
+    protocol = PROTOCOL
+    records_type = Records
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.clock = VirtualClock(loop)
+        self.coordination = MemoryCoordination(self.clock)
+        self.is_closed = False
+
+    async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
+        del on_call_end
+        logs = Logs(MemoryTable(is_alone=False), self.clock)
+        return Stores(logs, self.records_type(logs.resolver), self.close)
+
+    async def coordinator(self) -> TreeCoordinator:
+        return self.coordination.session()
 
     async def close(self) -> None:
-        if self.silent:
-            await asyncio.get_running_loop().create_future()
-        self.done.append("closed")
+        self.is_closed = True
 
-    async def leave(self) -> None:
-        await self.close()
+    def ground(self) -> InCluster:
+        return InCluster(Config(), self.clock, Metrics("0"), self)
 
 
-def opened(ground: InCluster, *, silent: str) -> dict[str, Server]:
-    names = ("peers", "tenure", "membership", "coordinator", "stores")
-    parts = {name: Server(silent=name == silent) for name in names}
-    ground._opened = cast("Any", SimpleNamespace(**parts))
-    ground._coordinator = cast("Any", parts["coordinator"])
-    ground._stores = cast("Any", parts["stores"])
-    return parts
-
-
-@pytest.mark.parametrize("silent", ["tenure", "membership", ""])
-async def test_a_node_ends_though_zookeeper_does_not_take_its_leave(
-    monkeypatch: pytest.MonkeyPatch, silent: str
-) -> None:
-    monkeypatch.setattr(cluster, "PART_S", 0.05 if silent else 30.0)
-    ground = InCluster(Config(), SystemClock(), Metrics("0"), cast("Any", None))
-    parts = opened(ground, silent=silent)
-    with capture_logs() as lines:
-        async with asyncio.timeout(30):
+@pytest.mark.parametrize("has_lease", [False, True])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_node_ends_even_if_zookeeper_does_not_answer(is_silent: bool, has_lease: bool) -> None:
+    async def scenario(loop: VirtualLoop) -> None:
+        servers = MemoryServers(loop)
+        ground = servers.ground()
+        await ground.open(URL)
+        if has_lease:
+            await ground.tenure.permit(TopicId("ns", "t"), loop.time() + 1)
+            assert ground.tenure.slots_led == 1
+        servers.coordination.delay_s = 1e6 if is_silent else 0.0
+        began_s = loop.time()
+        with capture_logs() as lines:
             await ground.close()
-    assert {name for name in parts if not parts[name].done} <= {silent, "membership"}
-    assert parts["coordinator"].done, "closed all the same"
-    assert parts["stores"].done, "closed all the same"
-    assert (SAID in [line["event"] for line in lines]) == bool(silent)
-    assert bool(parts["membership"].done) == (not silent)
+        assert loop.time() - began_s == (PART_S if is_silent else 0.0)
+        assert (SAID in [line["event"] for line in lines]) == is_silent
+        assert servers.is_closed
+        servers.coordination.delay_s = 0.0
+        assert await servers.coordination.session().nodes() == {}
+
+    simulate(scenario)
+
+
+def test_a_node_that_does_not_start_leaves_no_task() -> None:
+    class NoSecret(Records):
+        @override
+        async def get(self, key: bytes) -> Record | None:
+            if key == secret.KEY:
+                raise Unavailable("storage does not answer")
+            return await super().get(key)
+
+    async def scenario(loop: VirtualLoop) -> None:
+        servers = MemoryServers(loop)
+        servers.records_type = NoSecret
+        ground = servers.ground()
+        with pytest.raises(Unavailable):
+            await ground.open(URL)
+        await ground.close()
+        await pass_time(1)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    simulate(scenario)

@@ -98,7 +98,7 @@ async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
 async def test_a_store_that_opens_slowly_is_logged_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alone, "OPENING_TOLD_EVERY_S", 0.01)
+    monkeypatch.setattr(alone, "OPENING_LOG_EVERY_S", 0.01)
     told_twice, opened = asyncio.Event(), alone.open_table
 
     async def slowly(*arguments: object, **named: object) -> LevelDBTable:

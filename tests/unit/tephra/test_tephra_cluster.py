@@ -45,8 +45,8 @@ class MemoryServers:
         self.table = MemoryTable(is_alone=False)
         self.coordination = MemoryCoordination(SystemClock())
 
-    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
-        del told
+    async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
+        del on_call_end
         logs = Logs(self.table, SystemClock())
 
         async def close() -> None:
