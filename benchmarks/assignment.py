@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from broker.coordination.assignment import SLOTS, Assignment
@@ -31,7 +32,8 @@ def main() -> int:
         f"assignment: the first {first_s * 1e3:.1f} ms, after a node joined {made_s * 1e3:.1f} ms"
     )
     print(f"a topic: {topic_us:.2f} µs, of at most {TOPIC_US_MAX:.0f} µs")
-    led = sorted(len(after.slots_of(node)) for node in range(NODES))
+    counts = Counter(after.leader_of_slot(slot) for slot in range(SLOTS))
+    led = sorted(counts[node] for node in range(NODES))
     print(f"moved when the {NODES}th joined: {moved / TOPICS:.2%} of the topics")
     print(f"slots a node: {led[0]} to {led[-1]}, half of them at most {led[NODES // 2]}")
     return int(topic_us > TOPIC_US_MAX)

@@ -8,7 +8,7 @@ with the highest score for it (rendezvous hashing)::
 
 An instance's scores depend only on its number. So a node that joins takes the slots for which it has the highest
 score, about 1/N of all, and every other slot stays. A node that leaves gives up only its own slots. All nodes that
-know the same members and pins compute the same leader. A node that knows less only asks the wrong node.
+know the same members and pins compute the same leader. A node with older knowledge only asks the wrong node.
 
 The scores of an instance come from one hash, computed once. An assignment costs one maximum per slot; a lookup costs
 one hash of the topic's name.
@@ -48,9 +48,9 @@ def pin_resource(topic: TopicId) -> str:
 
 @cache
 def _scores(instance: int) -> tuple[int, ...]:
-    """Return an instance's score for each slot: 7 bytes of hash, then the number itself.
+    """Return an instance's score for each slot: 7 bytes of hash, then the instance number.
 
-    The number makes scores of different instances different, and the winner readable from its score.
+    So no two instances have the same score, and the highest score tells its instance.
     """
     drawn = shake_128(b"slots of %d" % instance).digest(SLOTS * _SCORE_BYTES)
     last = bytes((instance,))
@@ -116,7 +116,3 @@ class Assignment:
             namespace, _, topic = name.partition(":")
             return self.pins.get(TopicId(namespace, topic))
         raise ValueError(f"{resource!r} is neither a slot nor a pin")
-
-    def slots_of(self, instance: int) -> list[int]:
-        """Return the slots that ``instance`` should lead."""
-        return [slot for slot, leader in enumerate(self._leaders) if leader == instance]

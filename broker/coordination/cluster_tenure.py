@@ -176,15 +176,15 @@ class ClusterTenure:
         changed.set_result(None)
 
     async def _follow_placement(self) -> None:
-        patience_s = PLACEMENT_READ_S
+        interval_s = PLACEMENT_READ_S
         while True:
             try:
-                async with asyncio.timeout(patience_s * self._jitter.uniform(0.5, 1.0)):
+                async with asyncio.timeout(interval_s * self._jitter.uniform(0.5, 1.0)):
                     await self._hinted.wait()
             except TimeoutError:
-                pass  # Hints may be lost.
+                pass  # A hint may have been lost.
             self._hinted.clear()
-            patience_s = await self._read_placement()
+            interval_s = await self._read_placement()
 
     async def _read_placement(self) -> float:
         """Read the operators' settings; return the time until the next read."""
@@ -223,7 +223,7 @@ class ClusterTenure:
             NotLeader, NoLeader: see Tenure.
             Unavailable: the log's head can't be read.
         """
-        patient_until: float | None = None
+        wait_until: float | None = None
         pause_s = PAUSE_S
         while True:
             changed = self._changed
@@ -243,9 +243,9 @@ class ClusterTenure:
                 continue
             if self._live_owner(written) is None:
                 break
-            if patient_until is None:
-                patient_until = min(self._clock.monotonic() + RELEASE_WAIT_S, deadline)
-            if self._clock.monotonic() >= patient_until:
+            if wait_until is None:
+                wait_until = min(self._clock.monotonic() + RELEASE_WAIT_S, deadline)
+            if self._clock.monotonic() >= wait_until:
                 break
             await self._clock.sleep(pause_s * self._jitter.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, PAUSE_S_MAX)

@@ -1,7 +1,8 @@
 """Coordinate over a tree of nodes: members, locks and hints under one session.
 
-The tree replaces a lost session by a new one. When a session is known to be over, this module ends its leases. It
-renews the node's membership and the watches under the next session. Callers that ask meanwhile wait for contact.
+The tree replaces a lost session by a new one. When this module learns that a session is over, it ends the session's
+leases. Under the next session it renews the node's membership and the watches. Callers that ask meanwhile wait for
+contact.
 """
 
 from __future__ import annotations

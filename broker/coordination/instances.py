@@ -102,8 +102,8 @@ def choose(live: Mapping[int, NodeInfo], claims: Mapping[int, Claim], url: str) 
     return (had or free)[0]
 
 
-class _Patience:
-    """Retries calls to a coordinator that does not answer: a session may end also while a node starts."""
+class _Retries:
+    """Retries calls to a coordinator that does not answer: a session may end while a node starts."""
 
     def __init__(self, clock: Clock) -> None:
         """Retry for ``START_S`` from now on."""
@@ -119,7 +119,7 @@ class _Patience:
             sleep=self._clock.sleep,
             reraise=True,
         )
-        # tenacity runs only coroutine functions, and does not recognize a partial of one.
+        # tenacity awaits only coroutine functions, and does not recognize a partial of one.
         answer: Answer = await retrying(_awaited, ask)
         return answer
 
@@ -149,20 +149,20 @@ async def claim_instance(
         InstanceTaken: another live node has the configured id; the error names the node.
         Unavailable: coordination did not answer for ``START_S``, storage does not answer, or no id is free.
     """
-    patience = _Patience(clock)
+    retries = _Retries(clock)
     while True:
         instance = configured
         if instance is None:
-            live = await patience.answer(coordinator.nodes)
+            live = await retries.answer(coordinator.nodes)
             instance = choose(live, await read_claims(records), me.url)
         joining = partial(coordinator.join, me._replace(instance=instance))
         try:
-            membership = await patience.answer(joining)
+            membership = await retries.answer(joining)
         except InstanceTaken:
             if configured is not None:
                 raise
             continue  # Another node took it meanwhile.
-        live_now = partial(patience.answer, coordinator.nodes)
+        live_now = partial(retries.answer, coordinator.nodes)
         try:
             if await _record_claim(live_now, records, membership):
                 return membership
@@ -235,9 +235,8 @@ async def until_superseded(
     membership.stopped.add_done_callback(lambda _: changed.set())
     while not membership.stopped.done():
         changed.clear()
-        with suppress(
-            Unavailable
-        ):  # Nothing proves that another incarnation has the id; check again later.
+        # Without an answer nothing proves that another incarnation has the id; check again later.
+        with suppress(Unavailable):
             reason = await check_incarnation(records, membership.me)
             if reason is not None:
                 return reason

@@ -1,6 +1,6 @@
 """Keep the leases of one node: take a lease on request, share it among all requests, keep it while it is wanted.
 
-The node must know that it still holds a lease, at a time after the last fencing. A counter of fencings gives the
+Before a claim, the node must know that it held the lease after the log's last fencing. A counter of fencings gives the
 order: a lease is good after a fencing if the node began to take it, or to verify it, after that fencing::
 
     fencing 1      taken      fencing 2        verified

@@ -52,7 +52,6 @@ class TreeLease:
         self._attempt = attempt
         self._name = name
         self.session = session
-        self.taken_at = locks.reach.clock.monotonic()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -111,7 +110,7 @@ class Locks:
         self.reach = reach
         self.leases: dict[TreeLease, None] = {}
         self.holder = b""
-        """The data of this session's lock nodes: it shows operators the node that made them."""
+        """The data of this session's lock nodes. It shows operators which node made them."""
         self._name = name
         self._attempts = 0
         self._making = asyncio.Lock()
@@ -163,8 +162,8 @@ class Locks:
 
     async def _make_folder(self, attempt: LockAttempt) -> None:
         kind = attempt.folder.rpartition("/")[0]
-        with suppress(Unanswered):  # Then the next step finds it missing again.
-            # A node mostly takes many locks of one kind together; the first one makes their common folder.
+        with suppress(Unanswered):  # The caller then finds the folder missing, and makes it again.
+            # A node often takes many locks of one kind at once. The first attempt makes their common folder.
             async with self._making:
                 if kind not in self._made:
                     await self.reach.make_folder(kind)
@@ -179,7 +178,7 @@ class Locks:
             found = await tree.get(path)
             if found is not None and found[1].owner == tree.session:
                 return Created(path, tree.session)
-            # A node of an earlier session lasts until that session ends, and would block this attempt until then.
+            # A node of an earlier session would block this attempt until that session ends.
             await tree.delete(path)
         path = f"{attempt.folder}/{attempt.token}"
         return await tree.create(path, self.holder, ephemeral=True, sequential=True)

@@ -28,18 +28,15 @@ from broker.coordination.tree import Changed, NodeExists, NoNode, Reach, Stat, U
 from broker.errors import Unavailable
 
 SETTLE_S = 2.0
-"""The time that a member under a new session waits for others to return. A node tries to connect twice a
-second."""
-
-
+"""The time that a member under a new session waits for others to return. A node tries to connect twice a second."""
 SAME_URL = (
     "the same URL (another process was started there, or elsewhere under that advertised_url)"
 )
-"""How a node describes a process that replaced it as its earlier incarnation."""
+"""How a node describes the address of a process that has replaced it."""
 
 
 class MemberNode(NamedTuple):
-    """A member's tree node, as read."""
+    """A member's tree node, as this node has read it."""
 
     info: NodeInfo
     stat: Stat
@@ -69,20 +66,20 @@ def decode(name: str, data: bytes) -> NodeInfo | None:
     return info if sound else None
 
 
-async def read_nodes(reach: Reach) -> dict[int, MemberNode]:
-    """Read and return the members' tree nodes. Raises Unanswered."""
+async def live_nodes(reach: Reach) -> dict[int, NodeInfo]:
+    """Read and return the live nodes. Raises Unavailable."""
     folder = f"{reach.root}/nodes"
     try:
         names = await reach.tree.children(folder)
+        found = await asyncio.gather(*(reach.tree.get(f"{folder}/{name}") for name in names))
     except NoNode:
         return {}
-    found = await asyncio.gather(*(reach.tree.get(f"{folder}/{name}") for name in names))
-    read = {
-        name: MemberNode(info, node[1])
-        for name, node in zip(names, found, strict=True)
-        if node is not None and (info := decode(name, node[0])) is not None
-    }
-    return {seen.info.instance: seen for seen in read.values()}
+    except Unanswered as error:
+        raise Unavailable("The live nodes can't be read now.") from error
+    read = (
+        decode(name, node[0]) for name, node in zip(names, found, strict=True) if node is not None
+    )
+    return {info.instance: info for info in read if info is not None}
 
 
 class TreeMembership:
@@ -133,9 +130,9 @@ class TreeMembership:
             self._reach.begin(self._settle())
 
     async def _settle(self) -> None:
-        """After some time, count members that have not returned as gone."""
+        """After ``SETTLE_S``, count the members that have not returned as gone."""
         clock = self._reach.clock
-        # A sleep may end a little early, and no other event would cause a read after this one.
+        # A sleep may end a little early. A read that comes too early would be the last one.
         while (left_s := self._settled_at - clock.monotonic()) > 0:
             await clock.sleep(left_s)
         self._stale.set()
@@ -159,7 +156,7 @@ class TreeMembership:
         self.look_again()
 
     async def _has_node(self) -> bool:
-        """Return whether the tree node of this number is this incarnation's: it must not change another one's."""
+        """Return whether the tree node belongs to this incarnation, which must not change another one's."""
         found = await self._reach.tree.get(self._path)
         holder = None if found is None else decode(name_of(self._me.instance), found[0])
         return holder is not None and self._is_me(holder)
@@ -229,7 +226,7 @@ class TreeMembership:
                 await self._reach.pause()
 
     async def _make_folder_again(self) -> None:
-        """Make the folder again. It is gone, and with it all members' tree nodes."""
+        """Make the folder again: the coordinator lost its data, and all members' tree nodes."""
         self.look_again()
         try:
             await self._reach.make_folder(self._folder)
@@ -252,7 +249,7 @@ class TreeMembership:
             self._stale.set()
 
         found = await self._reach.tree.get(f"{self._folder}/{name}", forget)
-        # The watch may be called before this code sees the answer that set it.
+        # The watch may be called before this code gets the answer to its read.
         if found is not None and not moved.is_set():
             info = decode(name, found[0])
             self._known[name] = None if info is None else MemberNode(info, found[1])
@@ -300,11 +297,3 @@ class TreeMembership:
         reason = f"Instance id {self._me.instance} is held by another incarnation, at {where}."
         if not self.stopped.done():
             self.stopped.set_result(reason)
-
-
-async def live_nodes(reach: Reach) -> dict[int, NodeInfo]:
-    """Read and return the live nodes. Raises Unavailable."""
-    try:
-        return {instance: seen.info for instance, seen in (await read_nodes(reach)).items()}
-    except Unanswered as error:
-        raise Unavailable("The live nodes can't be read now.") from error

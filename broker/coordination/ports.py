@@ -70,10 +70,6 @@ class Lease(Protocol):
         """Return the session that holds the lock."""
 
     @property
-    def taken_at(self) -> float:
-        """Return the time when the lock was acquired, in monotonic seconds."""
-
-    @property
     def valid(self) -> bool:
         """Return whether the lock was not released, and its session is not known to be over."""
 

@@ -102,10 +102,6 @@ class TopicRegistry:
         self._cached_max = cached_max
         self._cached: dict[TopicId, TopicRecord] = {}
 
-    def cached(self, topic: TopicId) -> TopicRecord | None:
-        """Return the cached record of a topic, without a read; None if it is not cached."""
-        return self._cached.get(topic)
-
     async def read(self, topic: TopicId) -> TopicRecord | None:
         """Return the topic's record, also of a deleted topic; None if the name was never used."""
         record, _ = await self._fetch(topic)

@@ -43,7 +43,7 @@ def test_a_joining_node_takes_about_its_share(count, first):
     before = Assignment(range(first, first + count))
     after = Assignment([*range(first, first + count), 0])
     moved = sum(before.leader_of(topic) != after.leader_of(topic) for topic in TOPICS)
-    # The share of slots has a deviation of at most 16 of 1024, and of the topics in them some more.
+    # The share of slots deviates by at most 16 of 1024, and the share of topics by a little more.
     assert moved / len(TOPICS) == pytest.approx(1 / (count + 1), abs=0.09)
 
 
@@ -82,7 +82,7 @@ def test_slots_of_topics_and_leaders_of_slots_never_change():
     ]
 
 
-def test_a_pin_comes_first_while_its_node_lives():
+def test_a_pin_overrides_the_slot_while_its_node_lives():
     topic = TOPICS[0]
     usual = Assignment([1, 2]).leader_of(topic)
     other = 3 - usual
@@ -97,7 +97,7 @@ def test_a_pin_comes_first_while_its_node_lives():
 
 
 @given(st.frozensets(INSTANCES, min_size=1, max_size=8), st.data())
-def test_leading_a_topic_goes_with_holding_its_lock(live, data):
+def test_the_leader_of_a_topic_should_hold_its_lock(live, data):
     topics = st.sampled_from(TOPICS[:50])
     assignment = Assignment(live, data.draw(st.dictionaries(topics, INSTANCES, max_size=5)))
     topic = data.draw(topics)
@@ -105,18 +105,17 @@ def test_leading_a_topic_goes_with_holding_its_lock(live, data):
     assert assignment.leader_of_resource(resource) == assignment.leader_of(topic)
 
 
-def test_nodes_that_drain_or_were_drained_take_nothing():
+def test_draining_and_drained_nodes_lead_no_topic():
     nodes = {1: node(1), 2: node(2, draining=True), 3: node(3)}
     pins = {TOPICS[0]: 2, TOPICS[1]: 3}
     assignment = Assignment.of(nodes, {3}, pins)
     assert assignment.instances == {1}
     assert assignment.pins == {}
     assert {assignment.leader_of(topic) for topic in TOPICS[:100]} == {1}
-    assert assignment.slots_of(1) == list(range(SLOTS))
-    assert assignment.slots_of(3) == []
+    assert {assignment.leader_of_slot(slot) for slot in range(SLOTS)} == {1}
 
 
-def test_where_all_that_stay_were_drained_they_lead_nevertheless():
+def test_drained_nodes_lead_if_no_other_node_is_left():
     nodes = {1: node(1), 2: node(2), 3: node(3, draining=True)}
     assert Assignment.of(nodes, {1, 2}).instances == {1, 2}
     assert Assignment.of(nodes, {1, 2}, {TOPICS[0]: 2}).leader_of(TOPICS[0]) == 2
@@ -125,13 +124,12 @@ def test_where_all_that_stay_were_drained_they_lead_nevertheless():
 
 
 def test_without_nodes_a_topic_has_no_leader():
-    nobody = Assignment()
-    assert nobody.leader_of(TOPICS[0]) is None
-    assert nobody.leader_of_slot(17) is None
-    assert nobody.leader_of_resource("pin/ns:topic") is None
-    assert nobody.slots_of(0) == []
+    empty = Assignment()
+    assert empty.leader_of(TOPICS[0]) is None
+    assert empty.leader_of_slot(17) is None
+    assert empty.leader_of_resource("pin/ns:topic") is None
 
 
-def test_other_locks_are_nobodys_slot_or_pin():
+def test_a_lock_that_is_no_slot_or_pin_is_refused():
     with pytest.raises(ValueError, match="rowlog/orders"):
         Assignment([1]).leader_of_resource("rowlog/orders")

@@ -39,7 +39,7 @@ HELD: Any = Held()
 
 
 class Permits:
-    """Keeps the calls that it gets."""
+    """A tenure that records its calls."""
 
     def __init__(self, *, refuse_from: int = 1 << 30) -> None:
         self.happened: list[str] = []
@@ -62,7 +62,7 @@ class Permits:
 
 
 class Store:
-    """Answers claims by a plan, and notes when they came."""
+    """Answers claims by a plan, and records their times."""
 
     def __init__(self, clock: VirtualClock, plan: list[Exception | Held]) -> None:
         self._clock = clock
@@ -111,7 +111,7 @@ def test_temporary_failures_are_retried_with_doubling_pauses(error: BrokerError)
         assert whole / 2 <= pause <= whole
 
 
-def test_it_ends_at_the_deadline_without_having_done_anything() -> None:
+def test_at_the_deadline_the_request_is_refused() -> None:
     result, at = claims([Unavailable("down")])
     assert isinstance(result, NoLeader)
     assert (result.outcome, result.retriable) == ("refused", True)
@@ -126,20 +126,20 @@ def test_permanent_failures_are_raised(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["unknown", "refused"])
-def test_a_full_disk_leaves_nothing_of_the_request(outcome: Any) -> None:
+def test_a_full_disk_refuses_the_request(outcome: Any) -> None:
     result, _ = claims([StorageFull("full", outcome=outcome)])
     assert isinstance(result, StorageFull)
     assert (result.outcome, result.retriable) == ("refused", True)
 
 
-def test_every_claim_has_a_permit_of_its_own_and_a_fencing_is_told() -> None:
+def test_each_claim_needs_a_permit_and_the_tenure_learns_of_a_fencing() -> None:
     permits = Permits()
     result, _ = claims([Fenced("x"), OutcomeUnknown("x"), HELD], permits)
     assert isinstance(result, Claimed)
     assert permits.happened == ["permit", "fenced", "permit", "permit"]
 
 
-def test_a_permit_that_is_refused_ends_the_attempts() -> None:
+def test_a_refused_permit_ends_the_attempts() -> None:
     result, at = claims([Fenced("x")], Permits(refuse_from=3))
     assert isinstance(result, NotLeader)
     assert len(at) == 2
@@ -161,6 +161,6 @@ def test_a_permit_that_is_refused_ends_the_attempts() -> None:
         (Held(200, 199), None),
     ],
 )
-def test_how_far_a_clock_is_off_is_never_overstated(held: Any, skew: int | None) -> None:
+def test_the_error_of_a_clock_is_never_overstated(held: Any, skew: int | None) -> None:
     found = written(held, SendTime(100, 0.0), 110)
     assert (None if found is None else found.ahead_ms) == skew

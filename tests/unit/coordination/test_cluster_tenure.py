@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
-from broker.coordination import placement
+from broker.coordination import cluster_tenure, placement
 from broker.coordination.assignment import SLOTS, slot_of
-from broker.coordination.cluster_tenure import FENCINGS_MAX, RELEASE_WAIT_S, ClusterTenure
+from broker.coordination.cluster_tenure import RELEASE_WAIT_S, ClusterTenure
+from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.coordination.placement import HINT
 from broker.coordination.ports import NodeInfo
@@ -27,7 +29,7 @@ TOPICS = [TopicId("ns", f"t{number}") for number in range(30)]
 
 
 class Holder:
-    """Leads the topics that a test sets, and hands them over when the test lets it."""
+    """Leads the topics that a test sets. It hands them over while ``may`` is set."""
 
     def __init__(self) -> None:
         self.led: dict[TopicId, LogHold] = {}
@@ -53,9 +55,18 @@ class Node:
         self.world = world
         self.session = world.coordination.session()
         self.holder = Holder()
+        self.change_members: Callable[[], None]
+        """Tells the tenure that the members have changed."""
 
     async def start(self) -> None:
         self.membership = await self.session.join(self.me)
+        on_change = self.membership.on_change
+
+        def noted(changed: Callable[[], None]) -> None:
+            self.change_members = changed
+            on_change(changed)
+
+        self.membership.on_change = noted  # type: ignore[method-assign]
         self.tenure = ClusterTenure(
             self.session,
             self.membership,
@@ -106,7 +117,7 @@ class World:
         await pass_time(0.1)
 
 
-async def test_all_nodes_place_every_topic_at_the_same_one() -> None:
+async def test_all_nodes_place_a_topic_at_the_same_node() -> None:
     world = World()
     nodes = await world.nodes(3)
     for topic in TOPICS:
@@ -130,7 +141,7 @@ async def test_only_the_assigned_node_is_permitted() -> None:
     assert one.tenure.slots_led == 1
 
 
-async def test_a_slot_that_moves_is_released_when_its_topics_are_handed_over() -> None:
+async def test_a_lease_is_released_after_its_topics_were_handed_over() -> None:
     world = World()
     (one,) = await world.nodes(1)
     for topic in TOPICS:
@@ -155,7 +166,7 @@ async def test_a_slot_that_moves_is_released_when_its_topics_are_handed_over() -
         assert (held.epoch, held.owner) == (2, two.me.incarnation)
 
 
-async def test_a_slot_that_comes_back_meanwhile_is_kept() -> None:
+async def test_a_lease_is_kept_if_its_slot_comes_back_during_the_handover() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
@@ -171,7 +182,7 @@ async def test_a_slot_that_comes_back_meanwhile_is_kept() -> None:
     assert one.tenure.slots_led == 1
 
 
-async def test_what_is_claimed_while_its_slot_comes_and_goes_is_handed_over_too() -> None:
+async def test_a_topic_that_is_claimed_during_a_handover_is_handed_over_later() -> None:
     world = World()
     one, two = await world.nodes(2)
     first = one.here()[0]
@@ -190,9 +201,10 @@ async def test_what_is_claimed_while_its_slot_comes_and_goes_is_handed_over_too(
     assert not one.holder.led
 
 
-async def test_what_is_claimed_before_its_slot_begins_to_be_passed_on_is_handed_over_too(
+async def test_a_topic_that_is_claimed_just_before_a_handover_is_handed_over_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The node claims the topic after the handover's list was made, and before the handover begins."""
     world = World()
     one, two = await world.nodes(2)
     first = one.here()[0]
@@ -202,14 +214,13 @@ async def test_what_is_claimed_before_its_slot_begins_to_be_passed_on_is_handed_
     (hold,) = one.holder.led.values()
     one.holder.may.clear()
 
-    def claimed_late() -> None:
+    def claim_second() -> None:
         one.holder.led[second] = hold
-        one.tenure._assign()
+        one.change_members()
 
     def list_and_claim() -> Collection[TopicId]:
-        # Its turn comes after the list was made, before anything else that the list brings about.
         if not one.tenure.place(first).here and second not in one.holder.led:
-            asyncio.get_running_loop().call_soon(claimed_late)
+            asyncio.get_running_loop().call_soon(claim_second)
         return list(one.holder.led)
 
     monkeypatch.setattr(one.holder, "topics_led", list_and_claim)
@@ -221,7 +232,7 @@ async def test_what_is_claimed_before_its_slot_begins_to_be_passed_on_is_handed_
     assert not one.holder.led
 
 
-async def test_a_wait_for_a_lease_ends_when_another_should_lead() -> None:
+async def test_a_wait_for_a_lease_ends_when_another_node_should_lead() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
@@ -250,7 +261,7 @@ async def test_a_wait_for_a_lease_ends_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("lives", [True, False])
-async def test_a_live_leader_under_another_lock_is_given_a_moment(lives: bool) -> None:
+async def test_a_claim_waits_for_a_live_leader_that_has_another_lock(lives: bool) -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
@@ -274,7 +285,7 @@ async def test_a_live_leader_under_another_lock_is_given_a_moment(lives: bool) -
     assert control.owner == two.me.incarnation
 
 
-async def test_patience_with_a_leader_that_does_not_let_go_is_bounded() -> None:
+async def test_the_wait_for_a_leader_that_does_not_hand_over_is_bounded() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
@@ -287,7 +298,7 @@ async def test_patience_with_a_leader_that_does_not_let_go_is_bounded() -> None:
     assert RELEASE_WAIT_S <= world.clock.monotonic() - began < RELEASE_WAIT_S + 0.2
 
 
-async def test_a_pause_ends_when_another_should_lead() -> None:
+async def test_a_pause_ends_when_another_node_should_lead() -> None:
     world = World()
     one, two = await world.nodes(2)
     pausing = asyncio.ensure_future(one.tenure.pause(1000))
@@ -302,7 +313,7 @@ async def test_a_pause_ends_when_another_should_lead() -> None:
     assert world.clock.monotonic() - began == pytest.approx(3)
 
 
-async def test_a_pin_to_a_node_that_is_gone_counts_for_nothing() -> None:
+async def test_a_pin_to_a_dead_node_has_no_effect() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = two.here()[0]
@@ -312,7 +323,7 @@ async def test_a_pin_to_a_node_that_is_gone_counts_for_nothing() -> None:
     assert one.tenure.placement.pins == {topic: 9}
 
 
-async def test_without_contact_only_ones_own_log_is_claimed_again() -> None:
+async def test_without_contact_a_node_claims_only_its_own_logs() -> None:
     world = World()
     (one,) = await world.nodes(1)
     await one.claim(TOPICS[0])
@@ -330,7 +341,7 @@ async def test_without_contact_only_ones_own_log_is_claimed_again() -> None:
     await later
 
 
-async def test_without_contact_the_control_row_names_the_current_leader() -> None:
+async def test_without_contact_the_head_names_the_current_leader() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
@@ -354,54 +365,51 @@ async def test_a_fenced_node_reads_the_placement_at_once() -> None:
     one.tenure.fenced(topic)
     await pass_time(0.01)
     assert not one.tenure.place(topic).here
-    assert two.tenure.place(topic).node == one.me, "nobody has told it yet"
+    assert two.tenure.place(topic).node == one.me, "it has not read the placement yet"
     await pass_time(10)
     assert two.tenure.place(topic).here
 
 
-async def test_after_a_fencing_the_coordinator_is_asked_for_the_lease_before_the_next_claim(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_after_a_fencing_the_lease_is_verified_before_the_next_claim(
+    record_verifications: Callable[[TreeCoordinator], list[str]],
 ) -> None:
-    """The session may be over, and the node not know it."""
+    """The session may be over without the knowledge of the node."""
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
-    hold, asked = one.session.hold, 0
-
-    async def noted(resource: str, deadline: float) -> Any:
-        lease = await hold(resource, deadline)
-        verify = lease.verify
-
-        async def verified() -> bool:
-            nonlocal asked
-            asked += 1
-            return await verify()
-
-        monkeypatch.setattr(lease, "verify", verified)
-        return lease
-
-    monkeypatch.setattr(one.session, "hold", noted)
+    verified = record_verifications(one.session)
     await one.claim(topic)
     await world.logs.claim(LogId(topic, 1), two.me.incarnation)
-    assert asked == 0
+    assert len(verified) == 0
     one.tenure.fenced(topic)
     await one.claim(topic)
-    assert asked == 1
+    assert len(verified) == 1
     await world.logs.claim(LogId(topic, 1), two.me.incarnation)
     await one.claim(topic)
-    assert asked == 1, "one answer counts until the next fencing"
+    assert len(verified) == 1, "one answer counts until the next fencing"
 
 
-async def test_fencings_of_very_many_topics_take_bounded_memory() -> None:
+async def test_fencings_of_many_topics_take_bounded_memory_and_still_count(
+    record_verifications: Callable[[TreeCoordinator], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_tenure, "FENCINGS_MAX", 3)
     world = World()
-    (one,) = await world.nodes(1)
-    for number in range(FENCINGS_MAX + 2):
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    verified = record_verifications(one.session)
+    await one.claim(topic)
+    await world.logs.claim(LogId(topic, 1), two.me.incarnation)
+    references = sys.getrefcount(topic)
+    one.tenure.fenced(topic)
+    assert sys.getrefcount(topic) > references
+    for number in range(10):
         one.tenure.fenced(TopicId("many", str(number)))
-    assert len(one.tenure._fenced) < 3
-    await one.claim(TOPICS[0])
+    assert sys.getrefcount(topic) == references, "the tenure does not keep it"
+    await one.claim(topic)
+    assert len(verified) == 1
 
 
-async def test_a_node_starts_though_a_pin_makes_no_sense() -> None:
+async def test_a_node_starts_despite_an_undecodable_pin() -> None:
     world = World()
     await world.records.put_if(b"pin/ns:odd:", None, b"{")
     await placement.pin(world.records, TOPICS[0], 1)
@@ -409,7 +417,7 @@ async def test_a_node_starts_though_a_pin_makes_no_sense() -> None:
     assert two.tenure.place(TOPICS[0]).here
 
 
-async def test_a_placement_that_cannot_be_read_is_read_again_and_the_last_one_holds(
+async def test_a_node_keeps_its_placement_until_it_can_read_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -433,7 +441,7 @@ async def test_a_placement_that_cannot_be_read_is_read_again_and_the_last_one_ho
     assert not one.tenure.place(topic).here
 
 
-async def test_a_leaving_node_hands_over_all_topics_and_takes_no_more() -> None:
+async def test_a_leaving_node_hands_over_all_topics_and_claims_no_more() -> None:
     world = World()
     one, two = await world.nodes(2)
     mine = one.here()
@@ -477,7 +485,7 @@ async def test_the_last_leaving_node_names_no_other_node() -> None:
     assert world.clock.monotonic() == began
 
 
-async def test_a_cluster_of_one_leads_every_slot_it_is_asked_for() -> None:
+async def test_a_cluster_of_one_node_leads_every_slot() -> None:
     world = World()
     (one,) = await world.nodes(1)
     for number in range(50):

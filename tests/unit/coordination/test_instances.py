@@ -73,7 +73,7 @@ def test_a_node_that_starts_again_has_its_number_again():
         _, again = await world.start("b", "second")
         assert again.me.instance == 1
         assert world.clock.monotonic() == 0.0, "at once"
-        # After a whole night: nothing but the records knows.
+        # After a whole night only the record names its number.
         await a.close()
         await again.leave()
         await pass_time(10_000)
@@ -84,7 +84,7 @@ def test_a_node_that_starts_again_has_its_number_again():
     in_world(scenario)
 
 
-def test_an_undecodable_claim_stops_no_other_node_and_is_written_again():
+def test_an_undecodable_claim_is_ignored_and_replaced():
     async def scenario(world):
         await world.records.put_if(b"instance/000", None, b"{")
         await world.records.put_if(b"instance/odd", None, b"{}")
@@ -96,7 +96,7 @@ def test_an_undecodable_claim_stops_no_other_node_and_is_written_again():
     in_world(scenario)
 
 
-def test_a_configured_number_that_lives_elsewhere_is_refused_with_its_holder():
+def test_a_configured_number_of_another_live_node_is_refused_with_its_holder():
     async def scenario(world):
         await world.start("a", configured=7)
         with pytest.raises(
@@ -110,7 +110,7 @@ def test_a_configured_number_that_lives_elsewhere_is_refused_with_its_holder():
     in_world(scenario)
 
 
-def test_a_configured_number_is_free_once_its_session_is_over():
+def test_a_configured_number_is_free_when_its_session_is_over():
     async def scenario(world):
         a, _ = await world.start("a", configured=7)
         await world.coordination.crash(a)
@@ -136,8 +136,8 @@ def test_nodes_that_start_together_get_different_numbers():
     in_world(scenario)
 
 
-def test_an_incarnation_whose_number_went_to_another_stops():
-    """Cut off from coordination, not from storage; its session ends, and another takes its number."""
+def test_an_incarnation_stops_when_another_has_its_number():
+    """The node is cut off from coordination, not from storage. Its session ends, and another node takes its number."""
 
     async def scenario(world):
         a, member = await world.start("a")
@@ -146,19 +146,19 @@ def test_an_incarnation_whose_number_went_to_another_stops():
         await pass_time(5.0)
         _, b = await world.start("b")
         assert b.me.instance == 0
-        assert not member.stopped.done(), "coordination can't tell it"
+        assert not member.stopped.done(), "it has no contact with coordination"
         reason = await within(60.0, stopping, lambda: "it goes on")
         assert reason == "Instance id 0 was claimed by another incarnation, at http://b:8080."
 
     in_world(scenario)
 
 
-def test_without_the_guard_it_goes_on_under_anothers_number():
+def test_without_the_guard_an_incarnation_goes_on_under_the_number_of_another():
     with in_force("id-claim"), pytest.raises(AssertionError, match="it goes on"):
-        test_an_incarnation_whose_number_went_to_another_stops()
+        test_an_incarnation_stops_when_another_has_its_number()
 
 
-def test_an_incarnation_that_is_back_in_contact_stops_at_once():
+def test_an_incarnation_stops_when_it_has_contact_again():
     async def scenario(world):
         a, member = await world.start("a")
         world.coordination.expire(a, noticed_after_s=0.5)
@@ -171,7 +171,7 @@ def test_an_incarnation_that_is_back_in_contact_stops_at_once():
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-def test_of_two_with_one_url_the_earlier_stops_and_says_what_may_be_wrong(is_cut_off):
+def test_of_two_nodes_with_one_url_the_earlier_stops_and_its_reason_has_advice(is_cut_off):
     async def scenario(world):
         a, member = await world.start("a")
         stopping = asyncio.ensure_future(until_superseded(world.records, member, world.clock))
@@ -199,7 +199,7 @@ def test_an_incarnation_without_a_successor_does_not_stop():
 
 
 class Unsure(MemoryRecords):
-    """Puts, and says that it does not know; every second time it did not put."""
+    """Answers each put with an unknown outcome; it does only every second put."""
 
     def __init__(self):
         super().__init__()
@@ -209,10 +209,10 @@ class Unsure(MemoryRecords):
         self.puts += 1
         if self.puts % 2 == 0:
             await super().put_if(key, expected, value)
-        raise OutcomeUnknown("who knows")
+        raise OutcomeUnknown("lost")
 
 
-def test_a_claim_of_unknown_outcome_is_made_until_the_record_shows_it():
+def test_a_claim_with_an_unknown_outcome_is_repeated_until_the_record_shows_it():
     async def scenario(world):
         records = Unsure()
         _, member = await world.start("a", records=records)
@@ -223,7 +223,7 @@ def test_a_claim_of_unknown_outcome_is_made_until_the_record_shows_it():
 
 
 class Overtaken(MemoryRecords):
-    """Lets something happen just before the first put."""
+    """Awaits ``meanwhile`` just before the first put."""
 
     def __init__(self, meanwhile):
         super().__init__()
@@ -236,7 +236,7 @@ class Overtaken(MemoryRecords):
         return await super().put_if(key, expected, value)
 
 
-def test_a_late_claim_does_not_replace_that_of_the_next_holder():
+def test_a_late_claim_does_not_replace_the_claim_of_the_next_holder():
     async def scenario(world):
         async def lose_number_to_b():
             world.coordination.suspend(world.a, session_ends_after_s=0.0)
@@ -255,15 +255,15 @@ def test_a_late_claim_does_not_replace_that_of_the_next_holder():
 
 
 @pytest.mark.parametrize("configured", [None, 7])
-def test_a_node_that_loses_its_session_while_it_starts_starts_nevertheless(configured):
+def test_a_node_starts_although_it_loses_its_session_meanwhile(configured):
     async def scenario(world):
         world.coordination.delay_s = 0.01
         starting = asyncio.ensure_future(world.start("a", configured=configured))
         for _ in range(5):
             await pass_time(0.015)
             assert not starting.done()
-            (tree,) = world.coordination._trees
-            world.coordination.nodes.end_session(tree.session)
+            for session in list(world.coordination.nodes.sessions):
+                world.coordination.nodes.end_session(session)
         _, member = await within(START_S, starting, lambda: "it does not start")
         assert member.me.instance == (configured or 0)
         await pass_time(3.0)
@@ -273,7 +273,7 @@ def test_a_node_that_loses_its_session_while_it_starts_starts_nevertheless(confi
     in_world(scenario)
 
 
-def test_a_session_that_is_lost_before_the_record_is_written_costs_no_number():
+def test_a_node_keeps_its_number_if_it_loses_its_session_before_it_writes_the_record():
     async def scenario(world):
         async def lose_session():
             world.coordination.expire(world.a)
@@ -287,7 +287,7 @@ def test_a_session_that_is_lost_before_the_record_is_written_costs_no_number():
     in_world(scenario)
 
 
-def test_a_node_does_not_wait_for_ever_for_a_coordinator():
+def test_a_starting_node_waits_for_a_coordinator_for_a_limited_time():
     async def scenario(world):
         world.coordination.outage()
         with pytest.raises(Unavailable, match="can't be read"):
@@ -297,7 +297,7 @@ def test_a_node_does_not_wait_for_ever_for_a_coordinator():
     in_world(scenario)
 
 
-def test_a_node_whose_storage_fails_is_no_member():
+def test_a_node_leaves_the_members_if_its_storage_fails():
     class Failing(MemoryRecords):
         async def get(self, key):
             raise Unavailable("no storage")
@@ -310,14 +310,14 @@ def test_a_node_whose_storage_fails_is_no_member():
     in_world(scenario)
 
 
-def test_when_all_numbers_are_held_the_error_says_so():
+def test_an_error_tells_that_all_numbers_are_held():
     live = {number: node(f"n{number}") for number in range(256)}
     with pytest.raises(Unavailable, match="256"):
         choose(live, {}, "http://new:1")
     assert choose(live, {}, "http://n77:8080") == 77
 
 
-def test_a_claim_reads_as_it_was_written():
+def test_a_claim_is_decoded_as_it_was_encoded():
     claim = Claim("i", "http://a:1", 0x10000D3CCFB0002)
     assert decode(b"k", encode(claim)) == claim
     assert b'"0x10000d3ccfb0002"' in encode(claim)

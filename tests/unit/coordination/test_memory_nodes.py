@@ -1,4 +1,4 @@
-"""The servers' side; how clients see it is in test_memory.py."""
+"""The state of the servers. test_memory.py tests the view of the clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.coordination.memory_nodes import TreeNodes, Watched
 from broker.coordination.tree import NodeExists, NoNode
 
 
-class One:
+class Client:
     context = Context()
 
 
@@ -25,7 +25,7 @@ def test_an_ephemeral_node_ends_with_its_session_and_has_no_children() -> None:
     assert session not in nodes.sessions
 
 
-def test_sequential_nodes_are_numbered_on_though_some_are_gone() -> None:
+def test_the_number_of_a_removed_sequential_node_is_not_used_again() -> None:
     nodes = TreeNodes(Watched.fire)
     first = nodes.create("/n-", b"", 0, sequential=True)
     nodes.delete(first)
@@ -37,9 +37,9 @@ def test_sequential_nodes_are_numbered_on_though_some_are_gone() -> None:
         nodes.create("/n-0000000001", b"", 0, sequential=False)
 
 
-def test_a_watch_is_called_once_and_none_that_was_forgotten() -> None:
+def test_a_watch_is_called_once_and_a_forgotten_watch_never() -> None:
     told: list[str] = []
-    nodes, one, other = TreeNodes(Watched.fire), One(), One()
+    nodes, one, other = TreeNodes(Watched.fire), Client(), Client()
     nodes.create("/a", b"", 0, sequential=False)
     nodes.watch("data", "/a", Watched(one, lambda: told.append("one")))
     nodes.watch("data", "/a", Watched(other, lambda: told.append("other")))

@@ -21,7 +21,7 @@ A, B = TopicId("ns", "a"), TopicId("ns", "b")
 
 
 class Forgetful(MemoryRecords):
-    """Answers the first puts with *unknown*; ``applied`` says whether they were done."""
+    """Answers the first puts with *unknown*. ``applied``: it does them."""
 
     def __init__(self, unknown: int, *, applied: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Forgetful(MemoryRecords):
 
 
 class Contended(MemoryRecords):
-    """Another operator pins the topic elsewhere just before the first put."""
+    """Another operator pins the topic to another node just before the first put."""
 
     came_between = False
 
@@ -51,11 +51,11 @@ class Contended(MemoryRecords):
         return await super().put_if(key, expected, value)
 
 
-async def test_nothing_was_said_yet() -> None:
+async def test_without_records_there_is_no_placement() -> None:
     assert await read_placement(MemoryRecords()) == Placement()
 
 
-async def test_pins_are_set_moved_and_taken_back() -> None:
+async def test_pins_are_set_moved_and_removed() -> None:
     records = MemoryRecords()
     assert await pin(records, A, 0)
     assert await pin(records, B, 255)
@@ -76,7 +76,7 @@ async def test_removing_a_pin_that_was_never_set_writes_nothing() -> None:
     assert await records.scan_prefix(b"") == []
 
 
-async def test_nodes_are_drained_until_they_are_not() -> None:
+async def test_a_node_is_drained_until_it_is_undrained() -> None:
     records = MemoryRecords()
     assert await drain(records, 7)
     assert await drain(records, 200)
@@ -95,30 +95,30 @@ async def test_an_unknown_outcome_is_resolved_by_reading(applied: bool) -> None:
     assert (await read_placement(records)).pins == {A: 5}
 
 
-async def test_an_uncertain_change_is_not_refused_while_storage_does_not_answer() -> None:
+async def test_a_change_stays_unknown_if_storage_does_not_answer_later() -> None:
     records = Forgetful(1, applied=True)
     get, asked = records.get, 0
 
-    async def deaf(key: bytes) -> Record | None:
+    async def silent(key: bytes) -> Record | None:
         nonlocal asked
         asked += 1
         if asked > 1:
             raise Unavailable("no gateway")
         return await get(key)
 
-    records.get = deaf  # type: ignore[method-assign]
+    records.get = silent  # type: ignore[method-assign]
     with pytest.raises(OutcomeUnknown):
         await pin(records, A, 5)
     records.get = get  # type: ignore[method-assign]
     assert (await read_placement(records)).pins == {A: 5}
 
 
-async def test_an_outcome_that_stays_unknown_is_reported_as_unknown() -> None:
+async def test_an_outcome_that_stays_unknown_is_reported() -> None:
     with pytest.raises(OutcomeUnknown):
         await drain(Forgetful(PUT_TRIES_MAX, applied=False), 5)
 
 
-async def test_a_change_that_came_between_is_overwritten_knowingly() -> None:
+async def test_a_concurrent_change_is_overwritten() -> None:
     records = Contended()
     assert await pin(records, A, 5)
     assert (await read_placement(records)).pins == {A: 5}
@@ -138,9 +138,7 @@ async def test_a_change_that_came_between_is_overwritten_knowingly() -> None:
         (b"drained/001", b"\xff"),
     ],
 )
-async def test_a_record_that_does_not_decode_is_ignored_and_reported(
-    key: bytes, value: bytes
-) -> None:
+async def test_an_undecodable_record_is_ignored_and_reported(key: bytes, value: bytes) -> None:
     records = MemoryRecords()
     await pin(records, B, 3)
     await drain(records, 2)
@@ -151,7 +149,7 @@ async def test_a_record_that_does_not_decode_is_ignored_and_reported(
     assert repr(key) in placement.problems[0]
 
 
-async def test_a_record_that_does_not_decode_is_replaced_by_the_next_change() -> None:
+async def test_an_undecodable_record_is_replaced_by_the_next_change() -> None:
     records = MemoryRecords()
     assert await records.put_if(b"pin/ns:a:", None, b"{")
     assert await records.put_if(b"drained/001", None, b"{")

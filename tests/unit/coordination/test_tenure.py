@@ -13,9 +13,9 @@ async def test_a_standalone_node_may_claim_everything() -> None:
     assert EVERYTHING.place(TOPIC) == HERE
 
 
-def test_a_node_that_is_not_the_leader_names_the_assigned_one() -> None:
+def test_a_node_that_does_not_lead_names_the_assigned_node() -> None:
     node = NodeInfo(7, "life", "http://seven", "1.0", 1)
     error = not_leader(TOPIC, TopicPlacement(here=False, node=node), 5)
     assert (error.node, error.url, error.epoch, error.outcome) == (7, "http://seven", 5, "refused")
-    nobody = not_leader(TOPIC, TopicPlacement(here=False, node=None))
-    assert (nobody.node, nobody.url, nobody.epoch) == (None, None, None)
+    unled = not_leader(TOPIC, TopicPlacement(here=False, node=None))
+    assert (unled.node, unled.url, unled.epoch) == (None, None, None)

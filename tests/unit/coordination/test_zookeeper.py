@@ -1,4 +1,4 @@
-"""Calls of kazoo while ZooKeeper does not answer, in virtual time, without a server and without threads."""
+"""Calls of kazoo while ZooKeeper does not answer, in virtual time, without a server or threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from kazoo.client import KazooState
 from broker.coordination import zookeeper
 from broker.coordination.ports import Contact
 from broker.coordination.tree import Unanswered
-from broker.testing.virtual_time import VirtualClock, pass_time, simulate, within
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate, within
 from tests.kit.contract.coordination import Told, reaches
 
 SESSION_S = 4.0
@@ -19,7 +19,7 @@ SLOTS = [f"slot/{number}" for number in range(20)]
 
 
 class FakeKazoo:
-    """Answers at once, as long as it ``serves``; it keeps what it was ``asked``, and when."""
+    """Answers at once while it ``serves``. It records the requests in ``asked``, with their times."""
 
     def __init__(self) -> None:
         self.client_id = (77, b"")
@@ -33,8 +33,11 @@ class FakeKazoo:
         self._heard.append(heard)
 
     def start_async(self) -> None:
+        self.report(KazooState.CONNECTED)
+
+    def report(self, state: str) -> None:
         for heard in self._heard:
-            heard(KazooState.CONNECTED)
+            heard(state)
 
     def exists_async(self, _: str) -> Any:
         return self._answer("exists", None)
@@ -68,18 +71,15 @@ def kazoo(monkeypatch: pytest.MonkeyPatch) -> FakeKazoo:
     async def here(call: Callable[[], None]) -> None:
         call()
 
-    def post(tree: zookeeper.ZooKeeperTree, call: Callable[..., None], *arguments: object) -> None:
-        tree._loop.call_soon(call, *arguments)
-
     monkeypatch.setattr(zookeeper, "KazooClient", lambda **_: kazoo)
     monkeypatch.setattr(zookeeper, "granted_ms", granted)
-    monkeypatch.setattr(zookeeper.ZooKeeperTree, "_post", post)
+    monkeypatch.setattr(VirtualLoop, "call_soon_threadsafe", VirtualLoop.call_soon)
     monkeypatch.setattr(asyncio, "to_thread", here)
     return kazoo
 
 
 async def granted(host: str, _: int, asked_ms: int) -> int:
-    """Stand for the first host's network, which swallows everything, and for the second's answer."""
+    """Answer for the second host. The first host never answers."""
     if host == "dead":
         await asyncio.get_running_loop().create_future()
     return min(asked_ms, 4_000)
@@ -94,39 +94,50 @@ async def connected(loop: asyncio.AbstractEventLoop, session_s: float = SESSION_
     )
 
 
-def test_only_the_heartbeat_asks_a_server_that_is_silent(kazoo: FakeKazoo) -> None:
+def test_only_the_heartbeat_asks_a_silent_server(
+    kazoo: FakeKazoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         node = await connected(loop)
-        refused = count_refused(node.tree)
+        refused = count_refused(node.tree, monkeypatch)
         kazoo.serves = False
         fell_silent = loop.time()
         deadline = fell_silent + 1000
         waiting = [asyncio.ensure_future(node.hold(slot, deadline)) for slot in SLOTS]
         await pass_time(20 * SESSION_S)
-        # What was asked in time is given a time-out, too.
+        # Requests that were sent before the silence was noticed have a time-out, too.
         asked = kazoo.asked_since(fell_silent + SESSION_S + 0.1)
         assert len(asked) > 10, "contact that is back must be noticed"
         assert set(asked) == {"exists"}
-        assert len(refused) <= 2 * len(SLOTS), "who is refused waits, rather than ask again"
+        assert len(refused) <= 2 * len(SLOTS), (
+            "a refused caller waits for contact, and does not ask again"
+        )
         assert not any(attempt.done() for attempt in waiting)
+        for attempt in waiting:
+            attempt.cancel()
+        await asyncio.wait(waiting)
 
     simulate(scenario)
 
 
-def count_refused(tree: zookeeper.ZooKeeperTree) -> list[Unanswered]:
-    """Keep from now on what the tree's callers were refused with."""
-    refused = []
-    ask = tree._ask
+def count_refused(
+    tree: zookeeper.ZooKeeperTree, monkeypatch: pytest.MonkeyPatch
+) -> list[Unanswered]:
+    """Return a list to which the tree adds the errors of its callers from now on."""
+    refused: list[Unanswered] = []
 
-    async def counting(*arguments: Any, **options: Any) -> Any:
-        try:
-            return await ask(*arguments, **options)
-        except Unanswered as error:
-            if "is_beat" not in options:
+    def counting(call: Callable[..., Any]) -> Callable[..., Any]:
+        async def counted(*arguments: Any, **options: Any) -> Any:
+            try:
+                return await call(*arguments, **options)
+            except Unanswered as error:
                 refused.append(error)
-            raise
+                raise
 
-    tree._ask = counting  # type: ignore[method-assign]
+        return counted
+
+    for name in ("create", "children", "get"):
+        monkeypatch.setattr(tree, name, counting(getattr(tree, name)))
     return refused
 
 
@@ -147,33 +158,34 @@ def test_callers_that_waited_for_a_silent_server_go_on_by_themselves(kazoo: Fake
     simulate(scenario)
 
 
-def test_a_connection_that_kazoo_makes_anew_is_asked_at_once(kazoo: FakeKazoo) -> None:
+def test_a_new_connection_of_kazoo_is_used_at_once(kazoo: FakeKazoo) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         node = await connected(loop)
         kazoo.serves = False
         waiting = asyncio.ensure_future(node.hold(SLOTS[0], loop.time() + 1000))
         await reaches(node, Contact.SUSPENDED)
         kazoo.serves = True
-        for state in (KazooState.SUSPENDED, KazooState.CONNECTED):
-            for heard in kazoo._heard:
-                heard(state)
+        kazoo.report(KazooState.SUSPENDED)
+        kazoo.report(KazooState.CONNECTED)
         assert (await within(0.1, waiting, lambda: f"{node.contact}")).valid
 
     simulate(scenario)
 
 
 @pytest.mark.parametrize(("asked_s", "granted_s"), [(60.0, 4.0), (1.0, 1.0)])
-def test_hosts_that_swallow_everything_keep_no_node_from_starting(
+def test_a_node_starts_although_some_hosts_do_not_answer(
     kazoo: FakeKazoo, asked_s: float, granted_s: float
 ) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         kazoo.hosts = [*[("dead", 2181)] * 3, ("alive", 2181)]
         node = await connected(loop, asked_s)
-        assert node.tree._timeout_s == granted_s, "another host was asked what is granted"
         assert node.contact is Contact.CONNECTED
         told = Told()
         node.on_contact(told)
         await pass_time(3 * asked_s)
-        assert not told.heard, "it was heard of in time"
+        assert not told.heard, "a heartbeat was answered in time"
+        kazoo.serves = False
+        await pass_time(granted_s + 0.1)
+        assert node.contact is Contact.SUSPENDED, "a host that answers was asked for the time-out"
 
     simulate(scenario)

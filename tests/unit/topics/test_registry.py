@@ -182,13 +182,23 @@ async def test_a_record_that_does_not_decode_is_corrupt() -> None:
 
 
 async def test_the_cache_of_records_has_a_limit() -> None:
-    registry = TopicRegistry(MemoryRecords(), cached_max=3)
+    class CountedReads(MemoryRecords):
+        reads = 0
+
+        @override
+        async def get(self, key: bytes) -> records.Record | None:
+            self.reads += 1
+            return await super().get(key)
+
+    counted = CountedReads()
+    registry = TopicRegistry(counted, cached_max=3)
     topics = [TopicId("ns", f"t{number}") for number in range(10)]
     for topic in topics:
         await registry.create(topic, PROPERTIES)
-    assert sum(registry.cached(topic) is not None for topic in topics) == 3
-    for topic in topics:
+    counted.reads = 0
+    for topic in reversed(topics):
         assert (await registry.get(topic)).generation == 1
+    assert counted.reads == 7, "the last three are cached"
     assert len(await registry.all()) == 10
 
 
