@@ -1,11 +1,12 @@
-"""The clean-up of messages of invalid transactions, and pruning: no message of a pruned pointer is seen."""
+"""The clean-up of messages of invalid transactions, and pruning: no message of a pruned pointer is seen.
+
+test_inversion_runs.py has the same promise in random runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Awaitable, Collection
 from typing import Any
 
 import pytest
@@ -14,89 +15,27 @@ from broker.errors import (
     Fenced,
     OutcomeUnknown,
     StorageCorrupt,
-    TopicExists,
-    TopicNotFound,
     TransactionTooOld,
-    Unavailable,
 )
-from broker.model import POINTERS_PER_MS, Poll, PublishRequest, Snapshot, TopicId
+from broker.model import POINTERS_PER_MS, Poll, PublishRequest, Snapshot
 from broker.storage.log import Logs
-from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.storage.table import NotWritten, WriteUnknown
 from broker.testing.mutants import in_force
 from broker.topics import settlement
 from broker.topics.inversion import Inverting
-from broker.topics.retention import Sweeper
 from broker.topics.settlement import read_pass
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
-from broker.transactions.prune import Pruning
-from chaos.transactions_model import TransactionModel
 from tests.kit.bench import TOPIC, Bench, Gate, failing, settle
-
-LIFE_S = 1000
-MARGIN_MS = 60_000
-TIMEOUT_MS = 10_000
-SETTLED_MS = LIFE_S * 1000 + MARGIN_MS + 1
-OTHER = TopicId("ns", "other")
-
-
-class World:
-    """One node, and a transaction service that follows Tephra's rules."""
-
-    def __init__(self, bench: Bench) -> None:
-        bench.bounds = PageBounds(cells_max=4)
-        self.bench = bench
-        self.model = TransactionModel(bench.clock.now_ms())
-        self.is_down = False
-        self.restart()
-
-    def restart(self) -> None:
-        self.bench.restart(transaction_life_max_s=LIFE_S, sweep_margin_ms=MARGIN_MS)
-        self.sweeper = Sweeper(self.bench.topics.leaders, self.snapshot)
-        self.pruning = Pruning(
-            self.bench.topics.registry,
-            self,
-            self.bench.clock,
-            life_ms=LIFE_S * 1000,
-            margin_ms=MARGIN_MS,
-        )
-
-    # As a service.
-
-    async def snapshot(self) -> Snapshot:
-        if self.is_down:
-            raise Unavailable("the service is down")
-        return self.model.look(self.now_ms)
-
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
-        known = self.model.invalid & set(ids)
-        self.model.invalid -= known
-        return len(known)
-
-    # As its users.
-
-    @property
-    def now_ms(self) -> int:
-        return self.bench.clock.now_ms()
-
-    def begin(self, timeout_ms: int = TIMEOUT_MS) -> int:
-        return self.model.begin(self.now_ms, timeout_ms).pointer
-
-    async def publish(self, pointer: int | None, topic: TopicId = TOPIC) -> None:
-        await self.bench.publish(str(pointer).encode(), pointer=pointer, topic=topic)
-
-    async def shown(self, snapshot: Snapshot | None = None, topic: TopicId = TOPIC) -> list[str]:
-        """Return the messages that a consumer is shown. The cache and storage must show the same."""
-        poll = Poll(snapshot=snapshot or self.model.look(self.now_ms))
-        cached = await self.bench.payloads(poll, topic)
-        self.bench.forget_cache()
-        assert await self.bench.payloads(poll, topic) == cached
-        return [payload.decode() for payload in cached]
-
-    async def settle(self) -> None:
-        await self.bench.pass_ms(SETTLED_MS)
+from tests.unit.topics.cleanup_world import (
+    LIFE_S,
+    MARGIN_MS,
+    OTHER,
+    SETTLED_MS,
+    TIMEOUT_MS,
+    World,
+)
 
 
 @pytest.fixture
@@ -285,7 +224,7 @@ async def test_a_restored_service_needs_a_new_pass(world: World) -> None:
     assert list((await world.pruning.plan()).prunable) == [pointer, pointer + 1]
 
 
-# Guards: for each a story that needs it, with the guard and without it.
+# Guards: for each one an order of events that needs it, with the guard and without it.
 
 
 async def pruned_before_a_sweep(world: World) -> list[str]:
@@ -319,9 +258,8 @@ async def published_within_its_life(world: World) -> None:
     """Publish late, but within the longest life, after a sweep."""
     await world.bench.create(ttl_s=10 * LIFE_S)
     await world.publish(None)
-    foreign = (
-        world.now_ms * POINTERS_PER_MS
-    )  # It belongs to a service that this broker does not know.
+    # The pointer belongs to a service that this broker does not know.
+    foreign = world.now_ms * POINTERS_PER_MS
     await world.bench.pass_ms(1)
     world.begin()
     await world.bench.pass_ms(TIMEOUT_MS + 1)
@@ -366,7 +304,9 @@ async def test_a_pass_shows_no_new_message_to_a_running_transaction(world: World
     assert await held_and_held_again(world) == []
 
 
-async def test_without_the_check_of_running_transactions_a_pass_does(world: World) -> None:
+async def test_without_the_check_of_running_transactions_a_pass_shows_one_a_new_message(
+    world: World,
+) -> None:
     with in_force("in-progress-below-the-bound"):
         assert await held_and_held_again(world) != []
 
@@ -375,7 +315,9 @@ async def test_a_transaction_may_publish_through_its_longest_life(world: World) 
     await published_within_its_life(world)
 
 
-async def test_without_the_margin_such_a_publish_is_refused(world: World) -> None:
+async def test_without_the_margin_a_publish_within_the_longest_life_is_refused(
+    world: World,
+) -> None:
     with in_force("settled-by-age"), pytest.raises(TransactionTooOld):
         await published_within_its_life(world)
 
@@ -385,7 +327,7 @@ async def test_no_clock_lets_a_pruned_pointer_publish(world: World, again: bool)
     assert await published_by_a_clock_that_went_back(world, again=again) == []
 
 
-async def test_without_the_announcement_a_clock_lets_it_publish(world: World) -> None:
+async def test_without_the_announcement_a_clock_lets_a_pruned_pointer_publish(world: World) -> None:
     with in_force("announce"):
         assert await published_by_a_clock_that_went_back(world) != []
 
@@ -435,7 +377,7 @@ async def test_a_pass_of_a_former_leader_does_not_count(world: World) -> None:
     assert await passed_by_a_leader_of_before(world) == []
 
 
-async def test_without_the_last_change_such_a_pass_counts(world: World) -> None:
+async def test_without_the_last_change_a_pass_of_a_former_leader_counts(world: World) -> None:
     with in_force("end-inverting"):
         assert await passed_by_a_leader_of_before(world) != []
 
@@ -466,7 +408,9 @@ async def test_a_publish_in_the_queue_is_not_stored_after_a_pass(world: World) -
     assert await stored_after_the_pass(world) == []
 
 
-async def test_without_the_leaders_refusal_it_is_stored(world: World) -> None:
+async def test_without_the_leaders_refusal_a_queued_publish_is_stored_after_a_pass(
+    world: World,
+) -> None:
     with in_force("refuse"):
         assert await stored_after_the_pass(world) != []
 
@@ -493,7 +437,7 @@ async def test_a_pass_counts_for_its_own_generation(world: World) -> None:
     assert await created_anew_after_the_pass(world) == []
 
 
-async def test_without_the_generation_it_counts_for_the_next(world: World) -> None:
+async def test_without_the_generation_a_pass_counts_for_the_next_generation(world: World) -> None:
     with in_force("own-generation"):
         assert await created_anew_after_the_pass(world) != []
 
@@ -567,130 +511,3 @@ def test_a_record_is_read_as_it_was_written() -> None:
     for value in (b"", b"{}", b"[]", b'{"generation": 1, "start": "x", "through": ""}'):
         with pytest.raises(StorageCorrupt):
             settlement.decode(value)
-
-
-# All together, in random order.
-
-
-class Story:
-    """Random steps on two topics, and the check after each step."""
-
-    def __init__(self, world: World, seed: int) -> None:
-        self.world = world
-        self.chance = random.Random(seed)
-        self.open: list[int] = []
-        self.failed: set[int] = set()
-
-    async def step(self) -> None:
-        await self.chance.choice(
-            [
-                self._begin,
-                self._begin,
-                *[self._publish] * 4,
-                *[self._fail] * 2,
-                self._commit,
-                *[self._sweep] * 4,
-                *[self._wait] * 3,
-                *[self._prune] * 3,
-                self._restart,
-                self._delete,
-                self._create,
-            ]
-        )(self.chance.choice([TOPIC, TOPIC, OTHER]))
-        model = self.world.model
-        model.expire(self.world.now_ms)
-        for pointer in [each for each in self.open if each not in model.in_progress]:
-            self.open.remove(pointer)
-            self.failed.add(pointer)
-
-    async def _begin(self, _: TopicId) -> None:
-        self.open.append(self.world.begin(self.chance.choice([1, 100, 5000]) * TIMEOUT_MS))
-
-    async def _publish(self, topic: TopicId) -> None:
-        if pointers := [*self.open, *sorted(self.failed)[-3:]]:
-            await self._try_to(self.world.publish(self.chance.choice(pointers), topic))
-
-    async def _fail(self, _: TopicId) -> None:
-        if self.open:
-            self.world.model.invalidate(self.world.now_ms, self._end(self.failed))
-
-    async def _commit(self, _: TopicId) -> None:
-        if self.open:
-            self.world.model.commit(self.world.now_ms, self._end(set()))
-
-    async def _sweep(self, _: TopicId) -> None:
-        await self.world.sweeper.sweep()
-
-    async def _prune(self, _: TopicId) -> None:
-        await self.world.pruning.prune()
-
-    async def _wait(self, _: TopicId) -> None:
-        await self.world.bench.pass_ms(self.chance.choice([1000, 100_000, SETTLED_MS]))
-        if self.chance.random() < 0.1:
-            self.world.bench.clock.step(self.chance.choice([-SETTLED_MS, 10_000]))
-
-    async def _restart(self, _: TopicId) -> None:
-        await self.world.bench.topics.close()
-        self.world.restart()
-
-    async def _delete(self, topic: TopicId) -> None:
-        await self._try_to(self.world.bench.topics.delete(topic))
-
-    async def _create(self, topic: TopicId) -> None:
-        await self._try_to(self.world.bench.create(topic, ttl_s=100 * LIFE_S))
-
-    def _end(self, ended: set[int]) -> int:
-        pointer = self.chance.choice(self.open)
-        self.open.remove(pointer)
-        ended.add(pointer)
-        return pointer
-
-    @staticmethod
-    async def _try_to(change: Awaitable[object]) -> None:
-        with contextlib.suppress(TopicNotFound, TopicExists, TransactionTooOld):
-            await change
-
-    async def seen(self) -> set[int]:
-        """Return the failed transactions of which a consumer is shown a message."""
-        found: set[str] = set()
-        for topic in (TOPIC, OTHER):
-            with contextlib.suppress(TopicNotFound):
-                found |= set(await self.world.shown(topic=topic))
-        return self.failed & {int(payload) for payload in found if payload != "None"}
-
-
-async def told(bench: Bench, seed: int, steps: int) -> set[int]:
-    story = Story(World(bench), seed)
-    await story.world.bench.create(ttl_s=100 * LIFE_S)
-    for _ in range(steps):
-        await story.step()
-        if seen := await story.seen():
-            return seen
-    return set()
-
-
-@pytest.mark.parametrize("seed", range(12))
-async def test_no_message_of_a_failed_transaction_is_ever_seen(bench: Bench, seed: int) -> None:
-    assert await told(bench, seed, 60) == set()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(100, 400))
-async def test_no_message_of_a_failed_transaction_is_ever_seen_in_many_runs(
-    bench: Bench, seed: int
-) -> None:
-    assert await told(bench, seed, 150) == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["prune-before-sweep"])
-async def test_random_runs_find_a_missing_guard(name: str) -> None:
-    found = False
-    with in_force(name):
-        for seed in range(30):
-            bench = Bench()
-            found = found or bool(await told(bench, seed, 60))
-            await bench.topics.close()
-            if found:
-                break
-    assert found
