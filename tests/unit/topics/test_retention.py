@@ -14,7 +14,7 @@ from broker.storage.ownpage import PageBounds
 from broker.storage.page_entries import entries_in
 from broker.storage.root import RootState
 from broker.storage.table import Space
-from broker.topics.retention import Sweeper
+from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, done_but, settle
 
@@ -455,5 +455,5 @@ async def test_a_reader_that_judged_a_message_alive_still_finds_it(
             return len(await reading)
 
     assert await read_while_sweeping("a") == 6
-    monkeypatch.setattr(Sweeper, "_margin_ms", 0)
-    assert await read_while_sweeping("b") < 6
+    with in_force("sweep-margin"):
+        assert await read_while_sweeping("b") < 6

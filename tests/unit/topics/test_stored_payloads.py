@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Poll, RollbackRange, Snapshot
+from broker.slices import ASIDE_BYTES_MIN
 from broker.storage import head as heads
 from broker.storage.head import PageState
 from broker.storage.keys import LogId, is_root
 from broker.storage.ownpage import PageBounds
 from broker.storage.root import RootState
 from broker.storage.table import NotWritten, Space
+from broker.topics import keyed_log
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
 
@@ -69,7 +72,7 @@ async def test_the_reference_seals_first_and_is_marked_after(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("stores", [[], [b"a"]])
-async def test_after_its_publish_nothing_is_stored(bench: Bench, stores: list[bytes]) -> None:
+async def test_a_published_payload_log_takes_no_more(bench: Bench, stores: list[bytes]) -> None:
     await bench.create()
     if stores:
         await bench.stored(5, *stores)
@@ -81,7 +84,9 @@ async def test_after_its_publish_nothing_is_stored(bench: Bench, stores: list[by
     assert await bench.payloads() == stores
 
 
-async def test_the_same_reference_twice_delivers_once_and_answers_as_before(bench: Bench) -> None:
+async def test_a_repeated_publish_of_a_reference_delivers_once_and_answers_as_before(
+    bench: Bench,
+) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     first = await bench.publish(pointer=5)
@@ -94,7 +99,7 @@ async def test_the_same_reference_twice_delivers_once_and_answers_as_before(benc
     assert await bench.payloads() == [b"a"]
 
 
-async def test_two_at_once_are_one(bench: Bench) -> None:
+async def test_two_concurrent_publishes_of_a_reference_are_one(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     one, two = await asyncio.gather(bench.publish(pointer=5), bench.publish(pointer=5))
@@ -214,7 +219,7 @@ async def test_a_keyed_store_that_comes_behind_the_seal_is_refused_and_leading_g
     assert bench.leader() is leader
 
 
-async def test_the_caller_may_leave_a_publish_half_way(bench: Bench) -> None:
+async def test_a_publish_of_a_reference_completes_although_its_caller_leaves(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     gate = Gate()
@@ -242,7 +247,7 @@ async def test_a_store_is_acknowledged_only_while_the_topic_is_led(bench: Bench)
     await bench.publish(b"m")
 
 
-async def test_a_check_that_cannot_be_made_is_an_unknown_outcome(bench: Bench) -> None:
+async def test_a_store_whose_proof_gets_no_answer_is_unknown(bench: Bench) -> None:
     bench.memory.is_alone = False
     await bench.create()
     await bench.stored(5, b"a")
@@ -251,7 +256,7 @@ async def test_a_check_that_cannot_be_made_is_an_unknown_outcome(bench: Bench) -
         await bench.stored(5, b"b")
 
 
-async def test_stores_share_checks_that_were_begun_after_their_commits(bench: Bench) -> None:
+async def test_stores_share_a_proof_that_began_after_their_commits(bench: Bench) -> None:
     bench.memory.is_alone = False
     await bench.create()
     for number in (5, 6, 7):
@@ -284,26 +289,49 @@ async def test_a_failed_seal_gives_the_topic_up_and_may_be_repeated(bench: Bench
     assert await bench.payloads() == [b"a"]
 
 
-async def test_open_payload_logs_are_bounded_and_those_in_use_stay(bench: Bench) -> None:
+@pytest.mark.parametrize("is_caller_gone", [False, True])
+async def test_few_payload_logs_stay_open_and_those_in_use_do(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, is_caller_gone: bool
+) -> None:
+    """A log is in use while a request for it is hashed, and while a store works on although its caller left."""
     bench.restart(payload_logs_open_max=2)
     await bench.create()
+
+    async def is_claimed_for_a_store(number: int, payload: bytes = b"x") -> bool:
+        bench.table.calls.clear()
+        await bench.stored(number, payload)
+        return "head" in bench.table.calls or "make" in bench.table.calls
+
+    assert await is_claimed_for_a_store(5, b"a")
     gate = Gate()
-    await bench.stored(5, b"a")
-    bench.table.on("scan", gate.before)
-    slow = asyncio.ensure_future(bench.stored(5, b"slow", options=PublishOptions(key="k")))
+
+    async def hashed(work: Callable[[], bytes]) -> bytes:
+        gate.reached.set()
+        await gate.opened.wait()
+        return work()
+
+    if is_caller_gone:
+        bench.table.on("scan", gate.before)
+        slow_payload = b"slow"
+    else:
+        monkeypatch.setattr(keyed_log, "aside", hashed)
+        slow_payload = bytes(ASIDE_BYTES_MIN)
+    slow = asyncio.ensure_future(bench.stored(5, slow_payload, options=PublishOptions(key="k")))
     await gate.reached.wait()
-    kept = bench.leader().payloads._logs[5]
+    if is_caller_gone:
+        slow.cancel()
     for number in range(6, 16):
-        await bench.stored(number, b"x")
-    assert bench.leader().payloads._logs[5] is kept
+        assert await is_claimed_for_a_store(number)
+    assert not await is_claimed_for_a_store(5, b"b"), "it is in use"
     gate.open()
-    await slow
+    await asyncio.wait({slow})
     for number in range(16, 26):
-        await bench.stored(number, b"x")
-    assert len(bench.leader().payloads._logs) == 2
+        assert await is_claimed_for_a_store(number)
+    claimed = [number for number in (25, 24, 23, 5) if await is_claimed_for_a_store(number)]
+    assert claimed == [23, 5]
     for number in range(5, 26):
         await bench.publish(pointer=number)
-    assert await bench.payloads() == [b"a", b"slow", *[b"x"] * 20]
+    assert await bench.payloads() == [b"a", b"b", slow_payload, *[b"x"] * 24]
 
 
 async def test_payload_ids_rise_though_their_log_was_forgotten_and_the_clock_steps_back(
@@ -383,9 +411,8 @@ async def test_a_rollback_that_fails_midway_is_unknown_and_may_be_repeated(
     rows = [await bench.publish(b"%d" % number, pointer=7) for number in range(3)]
     rollback = RollbackRange(7, rows[0].first, rows[-1].last)
     bench.table.on("rolled", _real, done_but(error) if done else failing(error))
-    if isinstance(
-        error, NotWritten
-    ):  # The first time it may have been made: it is never taken back.
+    if isinstance(error, NotWritten):
+        # The first attempt may have been made, so this error of a repetition is no refusal.
         bench.table.on("get", _real, *[failing(NotWritten("gone"))] * 10_000)
     with pytest.raises(OutcomeUnknown) as caught:
         await bench.topics.rollback(TOPIC, rollback)
