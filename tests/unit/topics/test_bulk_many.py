@@ -1,4 +1,4 @@
-"""Bulk reads by nodes that do not lead: what storage shows may be from before, and is never taken for all."""
+"""Bulk reads by nodes that do not lead: a stale read of storage never counts as the whole range."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_stale_prefix_that_stays_is_refused(cluster: TopicCluster) -> No
     with pytest.raises(Unavailable, match="through") as caught:
         await payloads(other, end)
     assert caught.value.retriable
-    assert await payloads(other, first) == [b"first"], "what it shows is enough for this"
+    assert await payloads(other, first) == [b"first"], "the stale read has all of this range"
     table.answer_as_of(first[:10], 0)
     assert await payloads(other, end) == [b"first", b"second"]
 

@@ -63,9 +63,8 @@ async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
     with pytest.raises(OutcomeUnknown):
         await cursors.put(topic, "c", PLACE, made.version, "mine")
     moved = await cursors.put(topic, "c", PLACE, made.version, "mine")
-    bench.table.on(
-        "record", done_but(WriteUnknown("x"))
-    )  # The store reads again, and finds the put.
+    # The store reads again, and finds the put.
+    bench.table.on("record", done_but(WriteUnknown("x")))
     assert (await cursors.put(topic, "c", LATER, moved.version, "mine")).after == LATER
 
 

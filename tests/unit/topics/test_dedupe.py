@@ -170,8 +170,7 @@ async def test_a_stored_key_counts_until_it_is_swept(bench: Bench, *, by_clock: 
     with pytest.raises(IdempotencyKeyReused):
         await bench.publish(b"b", options=K)
     assert await bench.payloads() == [b"a"]
-    await bench.pass_ms(1000)  # Until the claim's marks are on disk.
-    await bench.pass_ms(1000)  # The claim's marks are on disk then.
+    await bench.pass_ms(1000)  # The claim puts its marks on disk meanwhile.
     await bench.sweeper.sweep()
     await bench.topics.close()
     bench.restart()

@@ -1,4 +1,4 @@
-"""A topic that moves between two nodes, at moments that a story can't name (tests/simulation/scenarios has the others)."""
+"""A topic moves between two nodes, at moments that no scenario file can name (tests/simulation/scenarios)."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def test_a_topic_that_moves_unused_is_claimed_at_once(cluster: TopicCluste
 
 
 @on_nodes(2)
-async def test_a_node_that_does_not_lead_lets_a_poll_wait_if_it_must(cluster: TopicCluster) -> None:
-    """A node asks its own topics so if it reaches no leader."""
+async def test_a_poll_may_wait_at_a_node_that_does_not_lead(cluster: TopicCluster) -> None:
+    """A node does this if it reaches no leader."""
     home, other = await cluster.led(TOPIC)
     (first,) = await other.poll(TOPIC)
     poll = Poll(first.id, inclusive=False)

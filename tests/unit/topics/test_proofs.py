@@ -1,4 +1,4 @@
-"""A deposed leader that does not know it answers nothing from memory; a proof is one shared reading."""
+"""A deposed leader that has not noticed it answers nothing from memory. Concurrent requests share a proof."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ async def lag(node: TopicNode) -> int:
 
 
 @on_nodes(2)
-async def test_a_changed_lifetime_is_seen_at_once(cluster: TopicCluster) -> None:
+async def test_a_deposed_leader_shows_a_changed_ttl_at_once(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.update(TOPIC, {"ttl": "77"})
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     assert await ttl_s(home) == 77
 
 
 @on_nodes(2)
-async def test_without_the_proof_it_is_not(cluster: TopicCluster) -> None:
+async def test_without_the_proof_a_deposed_leader_shows_the_old_ttl(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.update(TOPIC, {"ttl": "77"})
     with in_force("proof"):
@@ -64,19 +64,19 @@ async def test_without_the_proof_it_is_not(cluster: TopicCluster) -> None:
 
 
 @on_nodes(2)
-async def test_a_poll_goes_by_a_changed_lifetime(cluster: TopicCluster) -> None:
+async def test_a_poll_of_a_deposed_leader_uses_the_changed_ttl(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.update(TOPIC, {"ttl": "1"})
     await pass_time(1.1)
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     assert await home.payloads(TOPIC) == []
 
 
 @on_nodes(2)
-async def test_a_poll_shows_the_present_end(cluster: TopicCluster) -> None:
+async def test_a_poll_of_a_deposed_leader_shows_the_newest_message(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.publish(TOPIC, b"second")
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     with in_force("proof"):
         assert await home.payloads(TOPIC) == [b"first"]
     assert await home.payloads(TOPIC) == [b"first", b"second"]
@@ -84,10 +84,10 @@ async def test_a_poll_shows_the_present_end(cluster: TopicCluster) -> None:
 
 
 @on_nodes(2)
-async def test_a_topic_that_was_deleted_is_not_found(cluster: TopicCluster) -> None:
+async def test_a_deposed_leader_does_not_find_a_deleted_topic(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     await other.topics.delete(TOPIC)
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     for ask in (generation, published, browsed, lag):
         with pytest.raises(TopicNotFound):
             await ask(home)
@@ -97,43 +97,43 @@ async def test_a_topic_that_was_deleted_is_not_found(cluster: TopicCluster) -> N
 
 @pytest.mark.parametrize(("ask", "told"), [(generation, 2), (published, 1), (browsed, 1), (lag, 1)])
 @on_nodes(2)
-async def test_after_a_re_creation_it_tells_of_the_new_one(
+async def test_a_deposed_leader_describes_the_new_generation(
     cluster: TopicCluster, ask: Callable[[TopicNode], Awaitable[int]], told: int
 ) -> None:
     home, other = await deposed(cluster)
     await other.topics.delete(TOPIC)
     await other.topics.create(TOPIC, {"ttl": "600"})
     await other.publish(TOPIC, b"new")
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     assert await ask(home) == told
 
 
 @on_nodes(2)
-async def test_a_poll_after_a_re_creation_is_not_empty(cluster: TopicCluster) -> None:
+async def test_a_poll_of_a_deposed_leader_shows_the_new_generation(cluster: TopicCluster) -> None:
     home, other = await deposed(cluster)
     (old,) = await other.poll(TOPIC)
     await other.topics.delete(TOPIC)
     await other.topics.create(TOPIC, {"ttl": "600"})
     await other.publish(TOPIC, b"new")
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     found = await home.poll(TOPIC, Poll(old.id, inclusive=False))
     assert [message.payload for message in found] == [b"new"]
 
 
 @pytest.mark.parametrize("ask", [published, browsed, lag])
 @on_nodes(2)
-async def test_what_another_published_counts(
+async def test_a_deposed_leader_counts_messages_of_the_new_leader(
     cluster: TopicCluster, ask: Callable[[TopicNode], Awaitable[int]]
 ) -> None:
     home, other = await deposed(cluster)
     await other.publish(TOPIC, b"second")
-    assert home.leads(TOPIC), "it does not know yet"
+    assert home.leads(TOPIC), "it has not noticed yet"
     assert await ask(home) == 2
 
 
 @on_nodes(1)
 async def test_many_reads_share_a_proof(cluster: TopicCluster) -> None:
-    """Those that come while one is under way wait for the next one, all for the same."""
+    """Requests that come while a proof is in flight share the next one."""
     node, _ = await cluster.led(TOPIC)
     await node.poll(TOPIC)  # It has compared its clock.
     gate = Gate()

@@ -18,7 +18,7 @@ from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 NEVER_MS = 0
 AHEAD_MS = TopicSettings().id_lead_ms_max + 1
-"""How far past the clock the moment of a purge of all that is stored lies."""
+"""A purge of all stored messages names a moment that lies so far past the clock."""
 
 
 async def browsed(bench: Bench) -> list[object]:
@@ -26,7 +26,7 @@ async def browsed(bench: Bench) -> list[object]:
     return [entry.payload for entry in page.entries]
 
 
-async def test_every_way_of_reading_is_without_what_was_purged(bench: Bench) -> None:
+async def test_no_reader_shows_purged_messages(bench: Bench) -> None:
     await bench.create()
     old = await bench.publish(b"old")
     await bench.pass_ms(10)
@@ -50,7 +50,7 @@ async def test_every_way_of_reading_is_without_what_was_purged(bench: Bench) -> 
     assert await bench.payloads() == [b"kept"]
 
 
-async def test_all_that_is_stored_goes_and_nothing_that_comes_after(bench: Bench) -> None:
+async def test_a_purge_removes_all_stored_messages_and_no_later_one(bench: Bench) -> None:
     await bench.create()
     for _ in range(3):
         await bench.publish(b"old")
@@ -59,7 +59,7 @@ async def test_all_that_is_stored_goes_and_nothing_that_comes_after(bench: Bench
         assert await bench.payloads() == [b"new"]
 
 
-async def test_a_purge_that_is_carried_out_late_removes_nothing_that_came_since(
+async def test_a_late_purge_removes_no_message_published_since_its_request(
     bench: Bench,
 ) -> None:
     await bench.create()
@@ -116,7 +116,7 @@ def test_a_moment_never_lies_past_the_last_message(before_ms: int, moment_ms: in
     assert purge_through(before_ms, now_ms=100, pointer_ms=50, ahead_ms_max=5) == moment_ms
 
 
-async def test_a_reference_goes_with_all_that_it_shows(bench: Bench) -> None:
+async def test_a_purged_reference_hides_its_stored_messages(bench: Bench) -> None:
     await bench.create()
     number = bench.clock.now_ms() * 1_000_000
     await bench.stored(number, b"a", b"b")
@@ -127,7 +127,7 @@ async def test_a_reference_goes_with_all_that_it_shows(bench: Bench) -> None:
     assert await browsed(bench) == []
 
 
-async def test_the_sweeper_removes_whole_pages_of_what_was_purged(bench: Bench) -> None:
+async def test_the_sweeper_removes_whole_pages_of_purged_messages(bench: Bench) -> None:
     bench.bounds = PageBounds(cells_max=5)
     bench.restart()
     await bench.create()
@@ -143,7 +143,7 @@ async def test_the_sweeper_removes_whole_pages_of_what_was_purged(bench: Bench) 
     assert await bench.payloads() == [b"new"]
 
 
-async def test_a_topic_that_nobody_leads_is_swept_of_what_was_purged(bench: Bench) -> None:
+async def test_purged_messages_of_a_topic_without_leader_are_swept(bench: Bench) -> None:
     bench.bounds = PageBounds(cells_max=5)
     bench.restart()
     await bench.create()
@@ -155,7 +155,9 @@ async def test_a_topic_that_nobody_leads_is_swept_of_what_was_purged(bench: Benc
     assert (await bench.sweeper.sweep()).rows == 12
 
 
-async def test_the_record_of_a_topic_that_was_never_purged_is_as_before(bench: Bench) -> None:
+async def test_the_record_of_a_topic_without_a_purge_is_that_of_the_previous_release(
+    bench: Bench,
+) -> None:
     await bench.create()
     found = await bench.records.get(record_key(TOPIC))
     assert found is not None
@@ -173,7 +175,7 @@ async def purge(node: TopicNode) -> int:
 
 
 @on_nodes(3)
-async def test_every_node_answers_without_what_was_purged_through_any(
+async def test_a_purge_through_any_node_counts_at_every_node(
     cluster: TopicCluster,
 ) -> None:
     _, other = await cluster.led(TOPIC)
@@ -190,7 +192,7 @@ async def test_every_node_answers_without_what_was_purged_through_any(
 
 
 @on_nodes(2)
-async def test_a_leader_that_took_over_meanwhile_goes_by_the_purge(cluster: TopicCluster) -> None:
+async def test_a_purge_counts_for_a_leader_that_took_over_meanwhile(cluster: TopicCluster) -> None:
     home, other = await cluster.led(TOPIC)
     gate = Gate()
     home.table.on("record", gate.before)
@@ -209,7 +211,7 @@ async def test_a_leader_that_took_over_meanwhile_goes_by_the_purge(cluster: Topi
 
 
 @on_nodes(2)
-async def test_a_leader_behind_by_its_clock_hides_nothing_that_it_publishes(
+async def test_a_leader_whose_clock_is_behind_hides_none_of_its_own_messages(
     cluster: TopicCluster,
 ) -> None:
     home, other = await cluster.led(TOPIC)
@@ -220,10 +222,9 @@ async def test_a_leader_behind_by_its_clock_hides_nothing_that_it_publishes(
     assert await home.payloads(TOPIC) == [b"new"]
 
 
-async def test_a_purge_whose_record_was_not_answered_for_is_unknown(bench: Bench) -> None:
+async def test_a_purge_whose_record_gets_no_answer_is_unknown(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"m")
-
     bench.table.on("record", *[failing(OutcomeUnknown("no answer"))] * 1000)
     with pytest.raises(OutcomeUnknown):
         await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)

@@ -98,7 +98,7 @@ async def test_all_stages_of_a_publish_are_seen_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-async def test_more_stages_than_a_page_has_entries(bench: Bench) -> None:
+async def test_a_publish_may_have_more_stages_than_a_page_has_entries(bench: Bench) -> None:
     await bench.create()
     stages = [await staged(bench, b"%d" % number) for number in range(1500)]
     await publish(bench, *stages)
@@ -140,7 +140,7 @@ async def test_a_repeated_publish_of_stages_is_replayed(bench: Bench) -> None:
     assert await bench.payloads() == [b"a", b"b"]
 
 
-async def test_two_at_once_are_one(bench: Bench) -> None:
+async def test_two_concurrent_publishes_of_the_same_stages_are_one(bench: Bench) -> None:
     await bench.create()
     stages = [await staged(bench, b"a"), await staged(bench, b"b")]
     other = await staged(bench, b"c")
@@ -198,7 +198,7 @@ async def test_a_crash_before_the_notes_publishes_nothing_again(bench: Bench) ->
     assert await bench.payloads() == [b"a", b"b", b"m"]
 
 
-async def test_once_by_a_producers_number(bench: Bench) -> None:
+async def test_a_producers_number_publishes_stages_once(bench: Bench) -> None:
     await bench.create()
     producer = Producer("query", 0)
     await publish(bench, await staged(bench, b"a"), await staged(bench, b"b"), producer=producer)
@@ -245,7 +245,7 @@ async def test_a_stage_that_was_never_begun_is_refused(bench: Bench) -> None:
     assert await state_of(bench, never) is None
 
 
-async def test_a_topic_that_takes_transactions_alone(bench: Bench) -> None:
+async def test_a_topic_for_transactions_only_refuses_stages_without_a_pointer(bench: Bench) -> None:
     await bench.create(transactions="required")
     stage = await staged(bench, b"a")
     with pytest.raises(BadRequest):
@@ -254,7 +254,7 @@ async def test_a_topic_that_takes_transactions_alone(bench: Bench) -> None:
     assert await bench.payloads() == [b"a"]
 
 
-# Their lives.
+# The lives of stages.
 
 
 async def test_a_stage_that_is_not_published_ends_with_its_life(bench: Bench) -> None:
@@ -354,7 +354,7 @@ async def test_stages_that_live_are_not_read_again_at_each_sweep(bench: Bench) -
 
 @pytest.mark.parametrize("call", ["head", "root", "append"])
 @pytest.mark.parametrize("outcome", ["done", "failed"])
-async def test_an_error_at_any_step_ends_in_one_publish(
+async def test_a_repeat_after_an_error_at_any_step_publishes_once(
     bench: Bench, call: str, outcome: str
 ) -> None:
     await bench.create()

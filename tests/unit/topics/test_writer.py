@@ -19,6 +19,7 @@ from broker.model import ROW_ID_MIN, PublishRequest
 from broker.storage.entry import decode
 from broker.storage.table import HEAD
 from broker.topics.settings import PublishOptions
+from broker.topics.write import Write
 from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
 
 
@@ -272,7 +273,7 @@ async def test_a_full_disk_is_unknown_for_sent_requests_and_refuses_queued_ones(
     bench.table.on("append", failing(Fenced("the hold is done")))
     queued = publishing(bench, b"queued")
     await settle()
-    # A claim that was under way itself: nothing of the request was sent.
+    # The next claim has an unknown outcome; nothing of the queued request was sent.
     bench.table.on("head", failing(StorageFull("no space", outcome="unknown")))
     gate.open()
     with pytest.raises(StorageFull) as caught:
@@ -302,9 +303,7 @@ async def test_a_closed_writer_refuses_requests(bench: Bench) -> None:
     leader = bench.leader()
     leader.end(NoLeader("over"))
     with pytest.raises(Fenced):
-        leader.writer.submit(
-            type("W", (), {"size": 1})()  # Refused before it is looked at.
-        )
+        leader.writer.submit(Write(asyncio.get_running_loop().create_future(), [b"m"]))
     assert leader.hold.pointer > ROW_ID_MIN
 
 
@@ -345,7 +344,7 @@ async def test_a_batch_that_was_never_sent_is_refused_and_the_leader_goes_on(
     await bench.create()
     await bench.publish(b"first")
     leader = bench.leader()
-    bench.table.on("append", failing(Unavailable("nobody there")))
+    bench.table.on("append", failing(Unavailable("no server answers")))
     with pytest.raises(Unavailable):
         await bench.publish(b"refused")
     await bench.publish(b"last")

@@ -127,10 +127,8 @@ def test_a_hole_that_leveldb_does_not_notice_is_refused(tmp_path: Path) -> None:
 
 def test_a_write_that_begins_in_the_last_bytes_of_a_block_is_found() -> None:
     # Its first record has no room for a sequence number.
-    path_free = BLOCK - HEADER
     for room in range(12):
-        body = bytes(path_free - HEADER - room)
-        one = record(1, body)
+        one = record(1, bytes(BLOCK - 2 * HEADER - room))
         begun = record(2, bytes(room))
         data = one + begun + record(4, bytes(100))
         assert torn_tail.sound_end(data, is_log=True) == len(data)
