@@ -6,8 +6,8 @@
     ├── RequestError          the request is wrong; repeating it does not help    (4xx, 501)
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
     │   ├── TopicNotFound  TopicExists  NotFound  MethodNotAllowed
-    │   ├── PayloadsSealed  TransactionTooOld  IdempotencyKeyReused
-    │   ├── CursorMoved  TooManyCursors
+    │   ├── PayloadsSealed  IdempotencyKeyReused  CursorMoved  TooManyCursors
+    │   ├── TransactionTooOld  TransactionNotInProgress  TransactionConflict  ChangesTooLarge
     │   └── Forbidden  NotInstalled
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
