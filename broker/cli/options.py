@@ -17,6 +17,7 @@ from broker.cli import completion, contexts
 from broker.cli.given_options import given
 from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
+from broker.client.positions import moment_ms
 from broker.clock import SystemClock
 from broker.config.sources import check_environment
 from broker.errors import BadName, BadRequest, UnavailableError
@@ -268,7 +269,7 @@ def place_of(text: str, now_ms: int) -> MessageId | int:
             f"{text!r} is neither a duration (30m, 1h, 2d), a time (2026-01-31T12:00:00Z), "
             "ms since 1970, nor a message id of 40 hex digits"
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    return moment_ms(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def ttl_option(help_text: str) -> Callable[[Command], Command]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Literal
 
 import click
@@ -12,7 +11,8 @@ from broker.cli.output import time_text, write_json
 from broker.clock import SystemClock
 from broker.model import TopicId
 
-Moment = datetime | Literal["now"]
+Moment = int | Literal["now"]
+"""ms since 1970, or the word ``now``."""
 
 
 def moment_of(text: str) -> Moment:
@@ -30,10 +30,7 @@ def moment_of(text: str) -> Moment:
         raise click.BadParameter(
             "a purge takes no message id: name a time, an age such as 30d, or now"
         )
-    try:
-        return datetime.fromtimestamp(place / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(f"{text!r} is after the year 9999") from None
+    return place
 
 
 @click.command()
@@ -67,7 +64,7 @@ def purge(
         which = (
             f"all messages of {name}"
             if before == "now"
-            else f"the messages of {name} published before {before:%FT%TZ}"
+            else f"the messages of {name} published before {time_text(before)}"
         )
         click.confirm(f"Remove {which}? This can't be undone.", abort=True, err=True)
     with connect(url, deadline_s) as client:

@@ -59,10 +59,20 @@ def start_of(place: Start, name: str = "start") -> MessageId | int | None:
                 f"{error.message} A moment is given as a datetime with a time zone, or in ms since 1970."
             ) from None
     if isinstance(place, datetime):
-        return _moment_ms(place, name)
+        if place.utcoffset() is None:
+            raise BadRequest(
+                f"{name}: {place!r} has no time zone, so it would be another moment on another machine. Give "
+                "it one: moment.astimezone() for local time, moment.replace(tzinfo=UTC) for UTC."
+            )
+        return moment_ms(place)
     if isinstance(place, bool) or not isinstance(place, SupportsIndex):
         raise TypeError(f"{name}: give {_KINDS}, not {shown(place)}.")
     return _checked_ms(place.__index__(), name)
+
+
+def moment_ms(moment: datetime) -> int:
+    """Return a moment with a time zone in ms since 1970, rounded up; 0 for a moment before 1970."""
+    return max(0, -int((_EPOCH - moment) // _MS))
 
 
 def id_of(identifier: MessageId | str, name: str) -> MessageId:
@@ -95,15 +105,6 @@ def before(place: MessageId | int) -> MessageId:
     if inside > ROW_ID_MIN:
         return row + row_before(inside)
     return row + ROW_ID_MIN if row == ROW_ID_MIN else row_before(row) + ROW_ID_MAX
-
-
-def _moment_ms(moment: datetime, name: str) -> int:
-    if moment.utcoffset() is None:
-        raise BadRequest(
-            f"{name}: {moment!r} has no time zone, so it would be another moment on another machine. Give "
-            "it one: moment.astimezone() for local time, moment.replace(tzinfo=UTC) for UTC."
-        )
-    return max(0, -int((_EPOCH - moment) // _MS))
 
 
 def _checked_ms(time_ms: int, name: str) -> int:

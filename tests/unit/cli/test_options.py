@@ -1,6 +1,6 @@
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.cli.options import duration_s, place_of
@@ -28,6 +28,8 @@ NOW_MS = 1_800_000_000_000
         ("2026-01-31T12:00:00", 1_769_860_800_000),
         ("2026-01-31T13:00:00+01:00", 1_769_860_800_000),
         ("2026-01-31", 1_769_817_600_000),
+        ("2026-01-31T12:00:00.0001Z", 1_769_860_800_001),
+        ("1969-12-31", 0),
         ("00" * 19 + "Ff", bytes(19) + b"\xff"),
     ],
 )
@@ -64,8 +66,13 @@ def test_seconds_are_not_taken_for_milliseconds():
         place_of("1769860800", NOW_MS)
 
 
-def test_times_are_written_as_they_are_read():
-    assert place_of(time_text(1_769_860_800_123), 0) == 1_769_860_800_123
+@given(st.integers(0, 4_000_000_000_000))
+@example(1_084_819_160_870)  # As seconds in a float, it is less.
+def test_a_time_is_read_as_it_is_written(time_ms):
+    assert place_of(time_text(time_ms), 0) == time_ms
+
+
+def test_a_time_beyond_the_calendar_is_written_as_a_number():
     assert time_text((1 << 63) - 1) == str((1 << 63) - 1)
 
 
