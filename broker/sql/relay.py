@@ -61,8 +61,6 @@ class Relay:
         self._work = SqlWork(engine)
         self._clock = clock or SystemClock()
         self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
-        self._fresh: set[tuple[str, int]] = set()
-        """Batches that were assigned while this relay looked. They are fresh, so their age needs no check."""
 
     async def run(self, stop: asyncio.Event | None, idle_s: float) -> None:
         """Relay until ``stop`` is set. A failing topic does not block the others."""
@@ -105,37 +103,33 @@ class Relay:
 
     async def _next(self, topic: str) -> int:
         """Relay the next batch of a topic, and return the number of its messages."""
-        batch = await self._batch(topic)
+        batch = await self._work(self._outbox.assigned, topic)
+        if batch is None:
+            batch = await self._assign(topic)
+        else:
+            await self._check_age(batch)
         if batch is None:
             return 0
-        await self._check_age(batch)
         published = await self._client.publish(
             batch.topic, batch.messages, producer=(batch.producer, batch.number)
         )
         known = not published.replayed or published.count == len(batch.messages)
         await self._work(self._outbox.forget, batch, known=known)
-        self._fresh.discard((batch.topic, batch.number))
         return len(batch.messages)
 
-    async def _batch(self, topic: str) -> OutboxBatch | None:
-        """Return the assigned batch; assign one if there is none."""
-        batch = await self._work(self._outbox.assigned, topic)
-        if batch is not None:
-            return batch
+    async def _assign(self, topic: str) -> OutboxBatch | None:
+        """Assign the next batch, and return it; None if there are no rows."""
         try:
             if not await self._work(self._outbox.assign, topic, self._clock.now_ms()):
                 return None
         except (Overtaken, IntegrityError):
             log.info("another relay has assigned the next batch of %s", topic)
-        batch = await self._work(self._outbox.assigned, topic)
-        if batch is not None:
-            self._fresh.add((topic, batch.number))
-        return batch
+        return await self._work(self._outbox.assigned, topic)
 
     async def _check_age(self, batch: OutboxBatch) -> None:
         """Raise OutcomeUnknown if the broker may have forgotten the number of a batch."""
         age_ms = self._clock.now_ms() - batch.assigned_ms
-        if age_ms <= KNOWN_MS or (batch.topic, batch.number) in self._fresh:
+        if age_ms <= KNOWN_MS:
             return
         ttl_s = (await self._client.topic(batch.topic)).ttl_s
         if age_ms > KNOWN_MS + ttl_s * 1000:

@@ -8,6 +8,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from broker.client import BadName, Client, NewMessage, OutcomeUnknown, TopicNotFound
+from broker.clock import SystemClock
 from broker.sql import Outbox
 from broker.sql.relay import KNOWN_MS, CounterWentBack, Relay
 from tests.kit.served import ServedNode
@@ -130,21 +131,18 @@ def failing(*_, **__):
     raise OperationalError("DELETE", {}, Exception("locked"))
 
 
-async def test_a_relay_that_slept_publishes_no_row_twice(world):
+async def test_a_relay_that_slept_publishes_no_row_twice(world, monkeypatch):
     """The slow relay has read a batch; then another relay publishes that batch and further ones."""
     world.write("t", ["a", "b", "c", "d", "e"])
-    slow = Relay(world.outbox, world.client, world.engine)
-    batch = await slow._batch(f"{world.client.settings.namespace}/t")
-    assert await world.relay() == 5
+    publish = world.client.publish
 
-    assert [message.payload for message in batch.messages] == [b"a", b"b", b"c"]
-    batches = iter([batch, None])
+    async def slow(topic, messages, **options):
+        monkeypatch.undo()
+        assert await world.relay() == 5
+        return await publish(topic, messages, **options)
 
-    async def given(_):
-        return next(batches)
-
-    slow._batch = given
-    await slow._next(batch.topic)
+    monkeypatch.setattr(world.client, "publish", slow)
+    assert await world.relay() == 3
     assert await world.seen() == [b"a", b"b", b"c", b"d", b"e"]
 
 
@@ -163,31 +161,51 @@ async def test_a_counter_that_went_back_is_noticed_and_no_row_is_lost(world):
     assert await world.seen() == [b"a", b"b", b"c", b"new"]
 
 
-@pytest.mark.parametrize("published", [False, True])
-async def test_a_batch_older_than_the_brokers_memory_is_not_guessed_at(world, published):
+class AheadClock(SystemClock):
+    ahead_ms = 0
+
+    def now_ms(self):
+        return super().now_ms() + self.ahead_ms
+
+
+@pytest.fixture
+async def unanswered(world, monkeypatch):
+    """A relay whose publish of a batch got no answer, its clock, and how long the broker knows the batch's number."""
     world.write("t", "a")
-    relay = Relay(world.outbox, world.client, world.engine)
-    topic = f"{world.client.settings.namespace}/t"
-    ttl_ms = (await world.client.topic("t")).ttl_s * 1000
-    batch = await relay._batch(topic)
-    for age_ms, refused in (
-        (KNOWN_MS + ttl_ms - DAY_MS, False),
-        (KNOWN_MS + ttl_ms + DAY_MS, True),
-    ):
-        aged = batch._replace(assigned_ms=batch.assigned_ms - age_ms)
-        await relay._check_age(aged)  # This relay has assigned the batch itself.
-        fresh = Relay(world.outbox, world.client, world.engine)
-        if refused:
-            with pytest.raises(OutcomeUnknown, match="settle"):
-                await fresh._check_age(aged)
-        else:
-            await fresh._check_age(aged)
-    with world.engine.begin() as connection:
-        connection.execute(update(world.outbox.topics).values(assigned_ms=0))
-    with pytest.raises(OutcomeUnknown):
-        await world.relay()
+    clock = AheadClock()
+    relay = Relay(world.outbox, world.client, world.engine, clock)
+
+    async def lost(*_, **__):
+        raise OutcomeUnknown("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.client, "publish", lost)
+        with pytest.raises(OutcomeUnknown, match="lost"):
+            await relay.all()
+    return relay, clock, KNOWN_MS + (await world.client.topic("t")).ttl_s * 1000
+
+
+async def test_a_batch_is_published_again_while_the_broker_knows_its_number(world, unanswered):
+    relay, clock, known_ms = unanswered
+    clock.ahead_ms = known_ms - DAY_MS
+    assert await relay.all() == 1
+    assert await world.seen() == [b"a"]
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_batch_older_than_the_brokers_memory_is_not_guessed_at(
+    world, unanswered, published, restarted
+):
+    relay, clock, known_ms = unanswered
+    clock.ahead_ms = known_ms + DAY_MS
+    if restarted:
+        relay = Relay(world.outbox, world.client, world.engine, clock)
+    with pytest.raises(OutcomeUnknown, match="settle"):
+        await relay.all()
+    assert await world.seen() == []
     await world.outbox.settle(world.engine, "t", published=published)
-    assert await world.relay() == (0 if published else 1)
+    assert await relay.all() == (0 if published else 1)
     assert await world.seen() == ([] if published else [b"a"])
 
 
