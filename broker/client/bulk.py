@@ -56,7 +56,7 @@ async def record_batches(
         BrokerError: the range can't be read, or every attempt failed for ``deadline_s`` seconds.
     """
     arrow = check_pyarrow()
-    patience = Backoff(source.retrier, deadline_s)
+    backoff = Backoff(source.retrier, deadline_s)
     while True:
         request = protocol.arrow(source.topic, span.after, span.through, span.snapshot)
         try:
@@ -66,10 +66,10 @@ async def record_batches(
             ):
                 async for batch in batches:
                     span = span._replace(after=batch.column(0)[-1].as_py())
-                    patience.succeeded()
+                    backoff.succeeded()
                     yield batch
         except UnavailableError as error:
-            await patience.failed(error)
+            await backoff.failed(error)
         else:
             return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -321,7 +321,7 @@ class Reader:
             place: a store of the caller that keeps the place, in the handler's own transaction; None: a named cursor
                 of the broker.
             options: the options of the subscriber.
-            executor: runs a handler that is not asynchronous; by default a thread of the subscriber.
+            executor: runs a handler that is not asynchronous, in one thread; by default a thread of the subscriber.
             **single: single options by name; they override ``options``.
 
         Raises:
@@ -334,7 +334,7 @@ class Reader:
             self._topic(topic),
             name,
             handler,
-            executor=executor or ThreadPoolExecutor(1, "broker-subscriber"),
+            executor=executor,
             place=place,
             options=replace(options or SubscriberOptions(), **single),
         )

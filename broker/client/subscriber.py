@@ -27,8 +27,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.client import dead_letters, positions
 from broker.client.handler import Calling, GaveUp, Handler, Stopped, Trying, Work, as_given, log
@@ -41,7 +41,12 @@ from broker.client.place_keepers import (
     PlaceStore,
 )
 from broker.client.retrier import Retrier
-from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
+from broker.client.subscription import (
+    EmptyPolls,
+    SubscriberCounts,
+    SubscriberOptions,
+    SubscriberProgress,
+)
 from broker.client.tail import NOW, Backoff
 from broker.clock import Clock, SystemClock
 from broker.errors import (
@@ -58,30 +63,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOOK_S_MIN: Final = 0.005
-LOOK_S_MAX: Final = 0.5
-LOOK_PART: Final = 0.125
-"""The pause before the next poll after an empty answer that came without a wait. An open transaction holds the messages
-back, or the broker does not wait. The pause is this part of the time for which that has lasted, within these bounds. So
-a message is late by a small part of its transaction's time, and a transaction that stays open costs little.
-"""
-
-
-class Looks:
-    """Computes the pause between polls that returned empty without waiting."""
-
-    def __init__(self) -> None:
-        self._since_s: float | None = None
-
-    def pause_s(self, now_s: float, *, waited: bool) -> float:
-        """Return the pause after an empty poll; 0 if the broker ``waited``, since new messages may have arrived."""
-        if waited:
-            self._since_s = None
-            return 0.0
-        if self._since_s is None:
-            self._since_s = now_s
-        return min(max(LOOK_PART * (now_s - self._since_s), LOOK_S_MIN), LOOK_S_MAX)
-
 
 class Subscriber:
     """Passes the messages of a topic to a handler; ``client.subscriber`` makes one.
@@ -97,20 +78,22 @@ class Subscriber:
         name: str,
         handler: Handler,
         *,
-        executor: Executor,
+        executor: Executor | None,
         place: PlaceStore | None,
         options: SubscriberOptions,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """``executor`` has one thread; it runs functions that are not asynchronous."""
+        """``executor`` has one thread, and runs functions that are not asynchronous; None: a thread of its own."""
         self.topic = topic
         self.name = check_cursor(name)
         self.options = options
         self.counts = SubscriberCounts()
         self._client = client
         self._retrier = retrier
-        self._executor = executor
+        self._own_executor: Executor | None = None
+        if executor is None:
+            executor = self._own_executor = ThreadPoolExecutor(1, "broker-subscriber")
         self._calling = Calling(handler, executor)
         self._clock = clock or SystemClock()
         self._stopping = asyncio.Event()
@@ -158,7 +141,8 @@ class Subscriber:
         except Stopped:
             return
         finally:
-            self._executor.shutdown(wait=False)
+            if self._own_executor is not None:
+                self._own_executor.shutdown(wait=False)
 
     async def _turn(self) -> None:
         """Take the place, and work until it is lost or the subscriber must stop. Raises Stopped."""
@@ -214,27 +198,27 @@ class Subscriber:
 
         Before it waits, it writes the place. Otherwise a crash during the wait would repeat messages.
         """
-        patience, looks = Backoff(self._retrier, None), Looks()
+        backoff, empty_polls = Backoff(self._retrier, None), EmptyPolls()
         while True:
             self._keeper.check()
             try:
                 page = await self._unless_stopped(
-                    self._poll(progress.after, looks if progress.is_written else None)
+                    self._poll(progress.after, empty_polls if progress.is_written else None)
                 )
             except UnavailableError as error:
-                await self._unless_stopped(patience.failed(error))
+                await self._unless_stopped(backoff.failed(error))
                 continue
             if page:
                 return page
-            patience.succeeded()
+            backoff.succeeded()
             if not progress.is_written:
                 await self._save(progress)
 
-    async def _poll(self, after: MessageId | None, looks: Looks | None) -> list[Message]:
-        """Poll once. With ``looks`` None the broker does not wait."""
+    async def _poll(self, after: MessageId | None, empty: EmptyPolls | None) -> list[Message]:
+        """Poll once. With ``empty`` None the broker does not wait."""
         options = self.options
         snapshot = await self._client.transactions.snapshot() if options.transactional else None
-        wait_s = 0.0 if looks is None else min(options.wait_s, options.takeover_s)
+        wait_s = 0.0 if empty is None else min(options.wait_s, options.takeover_s)
         asked_s = self._now_s()
         page = await self._client.poll(
             self.topic,
@@ -244,11 +228,11 @@ class Subscriber:
             snapshot=snapshot,
             wait_s=wait_s,
         )
-        if not page and looks is not None:
+        if not page and empty is not None:
             # If an open transaction holds messages back, the broker answers at once, and only a poll with a new
             # snapshot can show them. Some brokers never wait.
             now_s = self._now_s()
-            pause_s = looks.pause_s(now_s, waited=now_s - asked_s >= wait_s / 2)
+            pause_s = empty.pause_s(now_s, waited=now_s - asked_s >= wait_s / 2)
             if pause_s:
                 await asyncio.sleep(pause_s)
         return page
@@ -330,7 +314,7 @@ class Subscriber:
 
     async def _publish(self, letter: Any, key: str) -> None:
         """Publish a dead letter, and retry without a time limit. Raises Stopped, BrokerError."""
-        patience = Backoff(self._retrier, None)
+        backoff = Backoff(self._retrier, None)
         while True:
             try:
                 await self._create_letters()
@@ -338,7 +322,7 @@ class Subscriber:
             except IdempotencyKeyReused:
                 return  # It was published before a crash, with another time in its headers.
             except (UnavailableError, OutcomeUnknown) as error:
-                await self._unless_stopped(patience.failed(error))
+                await self._unless_stopped(backoff.failed(error))
             else:
                 return
 

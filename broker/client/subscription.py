@@ -1,10 +1,10 @@
-"""A subscriber's options, counts and progress, and the decision when to write its place (pure)."""
+"""A subscriber's options, counts and progress, and its decisions when to write its place and when to poll (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from broker.client.values import Start, TopicName
 from broker.model import Message, MessageId
@@ -103,3 +103,31 @@ class SubscriberProgress:
     def written(self, now_s: float) -> None:
         """Record that the place is written."""
         self._messages, self._written_s = 0, now_s
+
+
+EMPTY_PAUSE_S_MIN: Final = 0.005
+EMPTY_PAUSE_S_MAX: Final = 0.5
+EMPTY_PAUSE_SHARE: Final = 0.125
+"""The pause after a poll that returned no message at once, as a share of the time since the first such poll."""
+
+
+class EmptyPolls:
+    """Computes the pause between polls that return no message without waiting.
+
+    An open transaction holds the messages back, or the broker does not wait. The pause grows with the time for which
+    that has lasted. So a message is late by a small share of its transaction's time, and a transaction that stays open
+    costs little.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def pause_s(self, now_s: float, *, waited: bool) -> float:
+        """Return the pause after an empty poll; 0 if the broker ``waited``, since new messages may have arrived."""
+        if waited:
+            self._since_s = None
+            return 0.0
+        if self._since_s is None:
+            self._since_s = now_s
+        pause_s = EMPTY_PAUSE_SHARE * (now_s - self._since_s)
+        return min(max(pause_s, EMPTY_PAUSE_S_MIN), EMPTY_PAUSE_S_MAX)

@@ -115,7 +115,7 @@ async def tail(
     Raises:
         RequestError: the broker refused the poll for good; for example, TopicNotFound.
     """
-    patience = Backoff(source.retrier, options.give_up_after_s)
+    backoff = Backoff(source.retrier, options.give_up_after_s)
     loop = asyncio.get_running_loop()
     wait_s = options.wait_s if options.follow else 0
     poll = replace(poll, limit=options.page_messages_max)
@@ -130,13 +130,13 @@ async def tail(
             ):
                 async for page in received:
                     empty = False
-                    patience.succeeded()  # Every reply to a slow consumer may be cut off, and still bring messages.
+                    backoff.succeeded()  # Every reply to a slow consumer may be cut off, and still bring messages.
                     poll = replace(poll, start=page[-1].id, inclusive=False)
                     yield page
         except UnavailableError as error:
-            await patience.failed(error)
+            await backoff.failed(error)
             continue
-        patience.succeeded()
+        backoff.succeeded()
         if empty and not options.follow:
             return
         # A server that closes twice in a row is not a stopping node: it never keeps connections.
@@ -153,7 +153,7 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
     Before the first message the broker names the id behind which the stream begins. So ``now`` stays the
     same moment, however often the stream is resumed.
     """
-    patience = Backoff(source.retrier, None)
+    backoff = Backoff(source.retrier, None)
     place, last = start, None
     leaving = False
     while True:
@@ -171,7 +171,7 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
                     if data:
                         message = protocol.event_message(data)
                         last, place = message.id.hex(), None
-                        patience.succeeded()
+                        backoff.succeeded()
                         yield message
                     elif identifier:
                         last, place = identifier, None
@@ -179,7 +179,7 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
                     if leaving:
                         break  # By now ``last`` has the start of this stream, if the broker names it.
         except UnavailableError as error:
-            await patience.failed(error)
+            await backoff.failed(error)
         else:
             if not leaving:
                 await source.retrier.pause(source.retrier.pause_s(UnavailableError(""), 1))

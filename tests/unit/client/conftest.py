@@ -14,11 +14,12 @@ from broker.client.transport import StreamedReply
 from broker.model import TopicId
 from broker.testing.virtual_time import VirtualLoop
 from broker.wire import avro
+from tests.unit.client.subscribing import World
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
     """Run the tests of subscribers in virtual time, and all others in real time."""
-    if item.path.name in ("test_subscriber.py", "test_keeping.py"):
+    if item.path.name.startswith("test_subscriber"):
         return {"virtual": VirtualLoop}
     return {"asyncio": asyncio.new_event_loop}
 
@@ -124,6 +125,15 @@ def make_client(transport: ScriptedTransport) -> Callable[..., Client]:
         return Client(transport=transport, **{**quick, **options})
 
     return make
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """Return a broker with one topic, and its clients, for tests of subscribers."""
+    made = World()
+    await made.create()
+    yield made
+    await made.close()
 
 
 class RawBroker:

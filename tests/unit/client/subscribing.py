@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker.client import Client
+from broker.client import Client, Subscriber
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable
@@ -15,6 +16,7 @@ from broker.testing.virtual_time import VirtualClock, pass_time
 from tests.kit.serving import Broker, topic_path
 
 TOPIC = "default/t"
+LETTERS = "default/t-dead-letters"
 Fault = Callable[[ClientRequest], str | None]
 """Returns the fault of a request: "before" (the request is lost), "after" (its answer is lost), or None."""
 
@@ -118,3 +120,29 @@ class Handled:
             while len(self.payloads) < count:
                 self._more.clear()
                 await self._more.wait()
+
+
+@asynccontextmanager
+async def running(subscriber: Subscriber) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a subscriber, and stop it at the end."""
+    task = asyncio.create_task(subscriber.run())
+    yield task
+    subscriber.stop()
+    async with asyncio.timeout(600):
+        await task
+
+
+async def crash(world: World, task: asyncio.Task[None], client: int = -1) -> None:
+    """Let a subscriber's process die: it and its requests have no further effect."""
+    world.transports[client].dead = True
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+async def place_of(world: World, name: str = "mailer") -> bytes | None:
+    return (await world.clients[0].cursors.get(TOPIC, name)).after
