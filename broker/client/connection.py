@@ -134,10 +134,9 @@ class ClientConnection(outbound.OutboundConnection):
         now = self._loop.time()
         self._nodes.heard(request.topic, self.url, headers.get(HEADER), now)
         closes = headers.get("connection", "").lower() == "close"
+        # After any other error the server closes only for an unread body.
         if closes and (status < 400 or status in {408, 503}):
-            self._nodes.leaving(
-                self.url, now
-            )  # After any other error the server closes only for an unread body.
+            self._nodes.leaving(self.url, now)
         else:
             self._nodes.answered(self.url)
 

@@ -82,11 +82,11 @@ class Calling:
             async with around:
                 return
 
-        def nothing() -> None:
+        def enter_and_leave() -> None:
             with around:
                 pass
 
-        await self.aside(nothing)
+        await self.aside(enter_and_leave)
 
     async def _within(self, messages: Any, around: Work) -> None:
         if isinstance(around, AbstractAsyncContextManager):
@@ -97,7 +97,7 @@ class Calling:
                 await self._handler(messages, value)
         else:
 
-            def whole() -> None:
+            def call_within() -> None:
                 with around as value:
                     done = self._handler(messages, value)
                     if inspect.isawaitable(done):
@@ -107,7 +107,7 @@ class Calling:
                             "The handler returned an awaitable. Define it with async def."
                         )
 
-            await self.aside(whole)
+            await self.aside(call_within)
 
     async def _called(self, *arguments: Any) -> None:
         if self._is_async:
@@ -148,9 +148,8 @@ class Trying:
         """
 
         async def attempt() -> None:
-            await (
-                call()
-            )  # AsyncRetrying awaits only coroutine functions; ``call`` may be another callable.
+            # AsyncRetrying awaits only coroutine functions; ``call`` may be another callable.
+            await call()
 
         def may_retry(error: BaseException) -> bool:
             return isinstance(error, Exception) and not isinstance(error, (Stopped, *final))

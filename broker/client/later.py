@@ -157,9 +157,8 @@ class Later:
                 batch = self._take(queue)
                 await self._publish(topic, batch)
         finally:
-            self._settle_all(
-                batch, outcomes.gave_up()
-            )  # Only a cancelled batch is not settled yet.
+            # A no-op, unless this task was cancelled.
+            self._settle_all(batch, outcomes.gave_up())
             del self._workers[topic]
             if not self._queues.get(topic, True):
                 del self._queues[topic]

@@ -302,9 +302,8 @@ class CursorKeeper:
         beat_s = self._wanted.takeover_s / BEATS
         while True:
             left_s = self._written_s + beat_s - _now_s()
-            if (
-                left_s > beat_s / 100
-            ):  # A sleep can end a tick early; don't sleep again for the rest.
+            # A sleep can end a tick early; don't sleep again for the rest.
+            if left_s > beat_s / 100:
                 await asyncio.sleep(left_s)
                 continue
             try:

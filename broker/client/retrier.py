@@ -125,9 +125,9 @@ class Retrier:
         if self._on_trouble is None:
             yield
             return
-        loop = asyncio.get_running_loop()
-        left_s = None if deadline is None else deadline - loop.time() - SLOW_S
-        timer = loop.call_later(waits_s + SLOW_S, self.tell, None, left_s)
+        loop, slow_s = asyncio.get_running_loop(), waits_s + SLOW_S
+        left_s = None if deadline is None else deadline - loop.time() - slow_s
+        timer = loop.call_later(slow_s, self.tell, None, left_s)
         try:
             yield
         finally:

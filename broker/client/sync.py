@@ -226,7 +226,7 @@ class SyncClient:
         close the client or call ``flush``: messages that are still queued then are lost.
         """
         answer = self._wait(self._client.publish_later(topic, message, on_full=on_full))
-        return self._thread.submit(_outcome(answer))
+        return self._thread.submit(_awaited(answer))
 
     @property
     def later_counts(self) -> Counts:
@@ -332,7 +332,7 @@ class SyncClient:
 
     def _wait(self, work: Awaitable[T]) -> T:
         """Run a call on the loop and wait for it; an interrupt of the wait cancels it."""
-        future = self._thread.submit(_outcome(work))
+        future = self._thread.submit(_awaited(work))
         try:
             return future.result()
         except BaseException:
@@ -392,7 +392,8 @@ class SyncReading:
     to_polars = blocking(Reading.to_polars)
 
 
-async def _outcome(work: Awaitable[T]) -> T:
+async def _awaited(work: Awaitable[T]) -> T:
+    """Return the result of any awaitable; a loop takes only coroutines from other threads."""
     return await work
 
 

@@ -46,8 +46,6 @@ from broker.model import Snapshot
 State = Literal["new", "in_progress", "committed", "aborted", "invalid", "unknown", "decided"]
 """``decided``: the deciding participant has committed, and the service not yet; recovery does the rest."""
 
-Published = Callable[[], Collection[Topical]]
-
 _FAILURE: Final = (Exception, asyncio.CancelledError)
 
 
@@ -148,7 +146,7 @@ class TransactionContext:
             raise
         return started
 
-    async def finish(self, *, published: Published = tuple) -> None:
+    async def finish(self, *, published: Callable[[], Collection[Topical]] = tuple) -> None:
         """Commit the transaction.
 
         Args:
@@ -227,7 +225,9 @@ class TransactionContext:
             if not await resolved(aware.commit_tx()):
                 raise ParticipantFailed(f"{aware.name} could not persist its changes.")
 
-    async def _decide(self, transaction: Snapshot, published: Published) -> None:
+    async def _decide(
+        self, transaction: Snapshot, published: Callable[[], Collection[Topical]]
+    ) -> None:
         decider = self.decider
         if decider is None:
             return
@@ -337,7 +337,7 @@ class TransactionContext:
 
     @property
     def _id(self) -> int:
-        assert self.transaction is not None, "started"
+        assert self.transaction is not None, "only a transaction that was started is undone"
         return self.transaction.transaction_id
 
 

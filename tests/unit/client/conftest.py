@@ -18,8 +18,8 @@ from tests.unit.client.subscribing import World
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
-    """Run the tests of subscribers in virtual time, and all others in real time."""
-    if item.path.name.startswith("test_subscriber"):
+    """Run the tests of subscribers and of retries in virtual time, and all others in real time."""
+    if item.path.name.startswith(("test_subscriber", "test_retrier")):
         return {"virtual": VirtualLoop}
     return {"asyncio": asyncio.new_event_loop}
 
@@ -147,8 +147,10 @@ class RawBroker:
         self.answers: deque[Any] = deque()
         self.requests: list[bytes] = []
         self.connections = 0
+        """The number of all connections so far; ``open`` is the number of those that are open now."""
+        self.open = 0
         self.server: asyncio.Server | None = None
-        self.arrived = asyncio.Condition()
+        self.changed = asyncio.Condition()
 
     @property
     def url(self) -> str:
@@ -157,6 +159,7 @@ class RawBroker:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -175,15 +178,24 @@ class RawBroker:
             return
         finally:
             writer.close()
+            async with self.changed:
+                self.open -= 1
+                self.changed.notify_all()
 
     async def note(self, request: bytes) -> None:
-        async with self.arrived:
+        async with self.changed:
             self.requests.append(request)
-            self.arrived.notify_all()
+            self.changed.notify_all()
 
     async def wait_for(self, count: int) -> None:
-        async with self.arrived, asyncio.timeout(10):
-            await self.arrived.wait_for(lambda: len(self.requests) >= count)
+        """Wait until so many requests have arrived."""
+        async with self.changed, asyncio.timeout(10):
+            await self.changed.wait_for(lambda: len(self.requests) >= count)
+
+    async def wait_until_left(self) -> None:
+        """Wait until a client has connected, and all clients have closed their connections."""
+        async with self.changed, asyncio.timeout(10):
+            await self.changed.wait_for(lambda: self.connections and not self.open)
 
 
 HTTP_OK = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 0\r\n\r\n"

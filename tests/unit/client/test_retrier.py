@@ -98,19 +98,18 @@ async def test_a_final_refusal_is_not_reported_as_trouble():
     assert told == []
 
 
-@pytest.mark.slow
-async def test_a_slow_attempt_is_reported_while_it_goes_on():
+@pytest.mark.parametrize("waits_s", [0, 20])
+async def test_a_slow_attempt_is_reported_with_the_time_left(waits_s):
     telling = asyncio.get_running_loop().create_future()
 
     async def attempt(_):
         return await telling
 
     retrier = Retrier(Settings(deadline_s=60), on_trouble=telling.set_result)
-    told = await retrier.run(POLL, attempt)
-    assert told == Trouble(None, pytest.approx(60 - SLOW_S, abs=1))
+    told = await retrier.run(POLL, attempt, waits_s=waits_s)
+    assert told == Trouble(None, pytest.approx(60 - waits_s - SLOW_S))
 
 
-@pytest.mark.slow
 async def test_a_requested_wait_is_not_reported_as_trouble():
     told = []
     loop = asyncio.get_running_loop()
