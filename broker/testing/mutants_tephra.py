@@ -37,7 +37,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "not-heard": Mutant(
         "the server forgets a commit of Tephra's client whose answer was lost",
         Commits,
-        "not_heard",
+        "put_in_doubt",
         _not_heard,
     ),
     "in-doubt-again": Mutant(

@@ -68,8 +68,8 @@ class Commits:
             task.add_done_callback(lambda _: self._under_way.pop(transaction))
         await asyncio.shield(task)
 
-    def not_heard(self, transaction: int) -> None:
-        """Note that a commit is in doubt: it may be done, but its client may not know it."""
+    def put_in_doubt(self, transaction: int) -> None:
+        """Remember a commit that may be done although its client does not know it."""
         self._in_doubt.pop(transaction, None)
         self._in_doubt[transaction] = None
         while len(self._in_doubt) > REMEMBERED_MAX:
@@ -81,7 +81,7 @@ class Commits:
             try:
                 await self._transactions.commit(transaction, write_pointer)
             except OutcomeUnknown:
-                self.not_heard(transaction)
+                self.put_in_doubt(transaction)
             except (TransactionNotInProgress, UnavailableError):
                 if transaction not in self._in_doubt:
                     raise
@@ -91,7 +91,7 @@ class Commits:
             if snapshot.is_visible(transaction):
                 break
             if not is_in_progress(snapshot, transaction):
-                del self._in_doubt[transaction]
+                self._in_doubt.pop(transaction, None)
                 raise TransactionNotInProgress(f"Transaction {transaction} is not in progress.")
             await self._pause(transaction, until, "it is in progress")
         self._in_doubt.pop(transaction, None)

@@ -91,7 +91,11 @@ class TephraConnection(asyncio.Protocol):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.idle_since_s = self._server.loop.time()
         if not self._server.admit(self):
-            self.refuse(Overloaded("this node has reached its limit of open connections"))
+            self.refuse(
+                Overloaded(
+                    "this node takes no more connections: it stops, or has reached its limit"
+                )
+            )
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -131,7 +135,7 @@ class TephraConnection(asyncio.Protocol):
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         if self._last_commit is not None:
-            self._server.service.commits.not_heard(self._last_commit)
+            self._server.service.commits.put_in_doubt(self._last_commit)
         self._hold.close()
         self._account.close()
         self._server.left(self)
@@ -204,7 +208,7 @@ class TephraConnection(asyncio.Protocol):
             self._transport.resume_reading()
         if (self._sent_all and self._task is None) or (self._server.draining and not self.in_use):
             self.close()
-        self._server.look()
+        self._server.wake_close()
 
     async def _read(self, segments: list[bytearray]) -> frames.TephraCall | TephraAnswer | None:
         """Return the call in a frame, or the answer to a bad call. None if no answer is possible."""
@@ -241,7 +245,7 @@ class TephraConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             if answer.committed is not None:
-                self._server.service.commits.not_heard(answer.committed)
+                self._server.service.commits.put_in_doubt(answer.committed)
             return
         self._last_commit = answer.committed
         transport.write(answer.frame)

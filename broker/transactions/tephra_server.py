@@ -102,10 +102,10 @@ class TephraServer:
     def left(self, connection: TephraConnection) -> None:
         """Forget a connection that has ended."""
         self.open.pop(connection, None)
-        self.look()
+        self.wake_close()
 
-    def look(self) -> None:
-        """Wake ``close``: a call or a connection has ended."""
+    def wake_close(self) -> None:
+        """Let ``close`` look again, because a call or a connection has ended."""
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
@@ -140,7 +140,7 @@ class TephraServer:
         self._server = None
 
     async def _wait(self, happens: Callable[[], bool], within_s: float) -> None:
-        """Wait until ``happens`` returns true, at most ``within_s``. Calls to ``look`` make it check again."""
+        """Wait until ``happens`` returns true, at most ``within_s``. ``wake_close`` makes it check again."""
         until = self.loop.time() + within_s
         while not happens() and (left_s := until - self.loop.time()) > 0:
             self._changed = self.loop.create_future()

@@ -1,4 +1,4 @@
-"""Tephra's service on two nodes of a cluster: whichever is asked, one of them answers."""
+"""Tephra's service on two nodes of a cluster: each of them answers every call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from broker.client import Client as BrokerClient
+from broker.client import admin
 from broker.clock import Clock, SystemClock
 from broker.config.sections import (
     ClusterConfig,
@@ -37,7 +39,7 @@ CONFIG = Config(
 
 
 class MemoryServers:
-    """What the nodes of one cluster connect to."""
+    """The storage and the coordination of one cluster, in memory."""
 
     protocol = PROTOCOL
 
@@ -50,7 +52,7 @@ class MemoryServers:
         logs = Logs(self.table, SystemClock())
 
         async def close() -> None:
-            """Leave it to the other node."""
+            """Close nothing: the other node uses the stores, too."""
 
         return Stores(logs, Records(logs.resolver), close)
 
@@ -70,8 +72,7 @@ async def nodes() -> AsyncIterator[list[Node]]:
         await each.start()
     yield nodes
     for each in nodes:
-        if not each._stopping:
-            await each.stop()
+        await each.stop()
 
 
 async def begun(client: Client) -> int:
@@ -89,18 +90,21 @@ async def test_one_node_commits_a_transaction_that_another_began(nodes: list[Nod
     clients = [await connect(node.thrift_port or 0) for node in nodes]
     for first, second in (clients, clients[::-1]):
         await commit(second, await begun(first))
-    kept = [await begun(client) for client in clients]
-    # The node that leads goes, in good order, and a client of it with it.
-    leading = next(number for number, node in enumerate(nodes) if leads(node))
-    await nodes[leading].stop()
+    open_ = [await begun(client) for client in clients]
+    leading = await leader_of_transactions(nodes)
+    await nodes.pop(leading).stop()
     assert await clients[leading].ended()
-    for transaction in kept:
+    for transaction in open_:
         await commit(clients[1 - leading], transaction)
     for client in clients:
         client.close()
     await asyncio.gather(*(client.closed() for client in clients))
 
 
-def leads(node: Node) -> bool:
-    assert node._transactions is not None
-    return node._transactions.state is not None
+async def leader_of_transactions(nodes: list[Node]) -> int:
+    """Return the index of the node that leads the transaction service."""
+    async with BrokerClient(nodes[0].url) as client:
+        leader = (await client.transactions.list())["leader"]
+        rows = (await client.ask(admin.status()))["nodes"]
+    (url,) = [row["url"] for row in rows if row["node"] == leader]
+    return [node.url for node in nodes].index(url)

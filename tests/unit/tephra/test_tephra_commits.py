@@ -1,4 +1,4 @@
-"""Commits whose outcome is in doubt: told by a snapshot, never by a guess."""
+"""Commits with an unknown outcome: a snapshot shows the outcome, and nothing is guessed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,19 +40,19 @@ async def commit(commits: Commits) -> None:
     await commits.commit(7, 8)
 
 
-def test_a_commit_is_passed_on() -> None:
+def test_a_commit_reaches_the_service() -> None:
     script = Scripted()
     run(script, commit)
     assert script.calls == [("commit", 7, 8)]
 
 
 @pytest.mark.parametrize("error", [OVER, TransactionConflict("k"), NO_LEADER])
-def test_a_refusal_is_told(error: Exception) -> None:
+def test_a_refusal_is_raised(error: Exception) -> None:
     with pytest.raises(type(error)):
         run(Scripted(error), commit)
 
 
-def test_a_transaction_that_a_snapshot_shows_was_committed() -> None:
+def test_a_visible_transaction_was_committed() -> None:
     script = Scripted(UNKNOWN, NO_LEADER, UNKNOWN, VISIBLE)
     run(script, commit)
     assert [call[0] for call in script.calls] == ["commit", "snapshot", "snapshot", "snapshot"]
@@ -70,20 +70,20 @@ def test_a_transaction_in_progress_is_committed_again(snapshot: Snapshot) -> Non
     assert [call[0] for call in script.calls] == ["commit", "snapshot", "commit"]
 
 
-def test_after_doubt_no_leader_is_no_answer() -> None:
+def test_a_refusal_after_an_unknown_outcome_proves_nothing() -> None:
     script = Scripted(UNKNOWN, OPEN, NO_LEADER, OPEN, OVER, VISIBLE)
     run(script, commit)
     assert not script.answers
 
 
-def test_without_a_snapshot_it_is_unknown() -> None:
+def test_without_a_snapshot_the_outcome_stays_unknown() -> None:
     with pytest.raises(OutcomeUnknown):
         run(Scripted(UNKNOWN, *[NO_LEADER] * 100), commit)
     with pytest.raises(OutcomeUnknown):
         run(Scripted(*[UNKNOWN, OPEN] * 100), commit)
 
 
-def test_one_that_was_unknown_is_told_when_it_is_repeated() -> None:
+def test_a_repeated_commit_learns_the_outcome_that_was_unknown() -> None:
     async def test(commits: Commits) -> None:
         with pytest.raises(OutcomeUnknown):
             await commits.commit(7, 8)
@@ -97,9 +97,9 @@ def test_one_that_was_unknown_is_told_when_it_is_repeated() -> None:
     run(script, test)
 
 
-def test_one_that_was_not_heard_is_told_again() -> None:
+def test_a_repeated_commit_gets_the_answer_that_was_lost() -> None:
     async def test(commits: Commits) -> None:
-        commits.not_heard(7)
+        commits.put_in_doubt(7)
         await commits.commit(7, 8)
 
     run(Scripted(OVER, VISIBLE), test)
@@ -107,27 +107,27 @@ def test_one_that_was_not_heard_is_told_again() -> None:
         run(Scripted(OVER, INVALID), test)
 
 
-def test_without_a_note_what_was_committed_is_called_over() -> None:
+def test_without_the_record_of_doubt_a_done_commit_is_called_not_in_progress() -> None:
     async def test(commits: Commits) -> None:
-        commits.not_heard(7)
+        commits.put_in_doubt(7)
         await commits.commit(7, 8)
 
     with in_force("not-heard"), pytest.raises(TransactionNotInProgress):
         run(Scripted(OVER, VISIBLE), test)
 
 
-def test_one_in_doubt_must_be_committed_again() -> None:
+def test_without_a_second_commit_a_transaction_in_progress_is_called_not_in_progress() -> None:
     with in_force("in-doubt-again"), pytest.raises(TransactionNotInProgress):
         run(Scripted(UNKNOWN, OPEN, None), commit)
 
 
-def test_one_that_was_heard_is_over() -> None:
+def test_a_repeated_commit_whose_answer_arrived_is_refused() -> None:
     with pytest.raises(TransactionNotInProgress):
         run(Scripted(OVER, VISIBLE), commit)
 
 
 async def two_commit(commits: Commits, script: Scripted) -> int:
-    """Commit twice at a time, and give the first up; return how many commits there were."""
+    """Commit the same transaction twice at once, and cancel the first call. Return the number of commits at the service."""
     gate = asyncio.get_running_loop().create_future()
     script.answers = [lambda: gate, None]
     first = asyncio.ensure_future(commits.commit(7, 8))
@@ -146,18 +146,18 @@ def test_a_second_commit_joins_the_first() -> None:
     assert run(script, lambda commits: two_commit(commits, script)) == 1
 
 
-def test_else_it_is_committed_twice() -> None:
+def test_without_joining_the_transaction_is_committed_twice() -> None:
     script = Scripted()
     with in_force("one-commit"):
         assert run(script, lambda commits: two_commit(commits, script)) == 2
 
 
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_commits_in_doubt_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tephra_commits, "REMEMBERED_MAX", 1)
 
     async def test(commits: Commits) -> None:
-        commits.not_heard(7)
-        commits.not_heard(8)
+        commits.put_in_doubt(7)
+        commits.put_in_doubt(8)
         with pytest.raises(TransactionNotInProgress):
             await commits.commit(7, 7)
         await commits.commit(8, 8)

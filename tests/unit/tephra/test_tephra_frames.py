@@ -1,4 +1,4 @@
-"""Reading calls: what thriftpy2's own client writes, and what no client would."""
+"""Reading calls: those that thriftpy2's own client writes, and malformed ones."""
 
 import contextlib
 import struct
@@ -44,7 +44,7 @@ def test_arguments_are_read() -> None:
     assert taken == [2]
 
 
-def test_of_a_transaction_the_numbers_are_read() -> None:
+def test_only_the_numbers_of_a_transaction_are_read() -> None:
     vector = next(each for each in VECTORS if each.method == "checkpoint")
     (numbers,) = read(vector.request).arguments.values()
     assert set(numbers) == {1, 2, 5, 7}
@@ -82,7 +82,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_the_malformed_is_refused(case: str) -> None:
+def test_malformed_arguments_are_refused(case: str) -> None:
     with pytest.raises(BadRequest):
         read(CAN_COMMIT + MALFORMED[case])
 
@@ -106,7 +106,7 @@ def test_many_keys_are_refused_before_they_are_read() -> None:
     assert call.arguments == {2: [b"abc", b"", b"de"]}
 
 
-def test_one_who_counts_can_refuse() -> None:
+def test_the_count_of_items_can_refuse_a_call() -> None:
     def take(_: int) -> None:
         raise BodyTooLarge("no")
 

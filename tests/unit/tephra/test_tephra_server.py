@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from broker.clock import SystemClock
+from broker.errors import TransactionNotInProgress
 from broker.http.budget import DEFAULTS, Bounds, BudgetKind, Budgets
 from broker.metrics import Metrics
 from broker.model import Snapshot
@@ -84,7 +85,7 @@ async def test_a_call_may_come_in_pieces(world: World) -> None:
     assert (await client.answer("invalidTxSize")).success == 5
 
 
-async def test_an_unknown_method_is_told_and_the_connection_goes_on(world: World) -> None:
+async def test_an_unknown_method_is_an_error_and_the_connection_goes_on(world: World) -> None:
     client = await world.connect()
     client.send(INVALID_SIZE.replace(b"invalidTxSize", b"invalidTxSizf"), INVALID_SIZE)
     world.script.answers = [5]
@@ -92,7 +93,7 @@ async def test_an_unknown_method_is_told_and_the_connection_goes_on(world: World
     assert (await client.answer("invalidTxSize")).success == 5
 
 
-async def test_the_malformed_is_told_and_ends_the_connection(world: World) -> None:
+async def test_malformed_arguments_are_an_error_and_end_the_connection(world: World) -> None:
     client = await world.connect()
     with structlog.testing.capture_logs() as lines:
         client.send(INVALID_SIZE + b"more")
@@ -153,7 +154,7 @@ async def test_a_waiting_call_is_given_up_with_its_connection(world: World) -> N
     await world.until(lambda: any(each.in_use for each in world.server.open))
     (connection,) = world.server.open
     reset(client)
-    await world.until(lambda: not world.server.open and connection._task is None)
+    await world.until(lambda: not world.server.open and not connection.in_use)
     assert not world.script.calls
 
 
@@ -199,7 +200,7 @@ async def test_connections_are_bounded_and_the_idle_make_room(
     assert (await third.answer("invalidTxSize")).success == 5
 
 
-async def test_calls_under_way_are_bounded(world: World) -> None:
+async def test_the_number_of_calls_in_flight_is_bounded(world: World) -> None:
     world.server.turns = asyncio.Semaphore(1)
     gate = asyncio.get_running_loop().create_future()
     world.script.answers = [lambda: gate, 2]
@@ -246,7 +247,9 @@ async def test_a_stop_does_not_wait_for_ever(world: World) -> None:
 
 
 @pytest.mark.parametrize("resets", [True, False])
-async def test_a_commit_whose_client_has_gone_is_told_again(world: World, *, resets: bool) -> None:
+async def test_a_client_that_lost_the_answer_to_its_commit_gets_it_again(
+    world: World, *, resets: bool
+) -> None:
     gate = asyncio.get_running_loop().create_future()
     world.script.answers = [lambda: gate]
     client = await world.connect()
@@ -258,7 +261,8 @@ async def test_a_commit_whose_client_has_gone_is_told_again(world: World, *, res
         client.writer.transport.abort()
     await world.until(lambda: not resets or not world.server.open)
     gate.set_result(None)
-    await until_in_doubt(world, 7)
+    await world.until(lambda: not world.server.open)
+    assert await is_committed_again(world, 7)
 
 
 async def test_only_the_last_answer_of_a_connection_may_not_have_arrived(world: World) -> None:
@@ -268,16 +272,20 @@ async def test_only_the_last_answer_of_a_connection_may_not_have_arrived(world: 
     client.send(message("commitOrThrow", txId=8, wp=8))
     await client.answer("commitOrThrow")
     client.close()
-    await until_in_doubt(world, 8)
-    assert 7 not in in_doubt(world)
+    await world.until(lambda: not world.server.open)
+    assert await is_committed_again(world, 8)
+    assert not await is_committed_again(world, 7)
 
 
-def in_doubt(world: World) -> dict[int, None]:
-    return world.server.service.commits._in_doubt
-
-
-async def until_in_doubt(world: World, transaction: int) -> None:
-    await world.until(lambda: transaction in in_doubt(world))
+async def is_committed_again(world: World, transaction: int) -> bool:
+    """Repeat a commit that was done, on a new connection. Return whether the answer is that it was done."""
+    world.script.answers = [
+        TransactionNotInProgress("It is over."),
+        Snapshot(transaction_id=0, read_pointer=transaction),
+    ]
+    client = await world.connect()
+    client.send(message("commitOrThrow", txId=transaction, wp=transaction))
+    return (await client.answer("commitOrThrow")).notInProgress is None
 
 
 async def test_calls_are_counted(world: World) -> None:

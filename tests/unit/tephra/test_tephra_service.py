@@ -105,13 +105,13 @@ def test_answers_have_the_bytes_of_tephra_s(number: int) -> None:
     answer = ask(vector.request, script)
     expected = vector.answer
     if b"\x0b\x00\x03\x00\x00\x00\x04java" in expected:
-        # Of a conflict the service does not know the other client.
+        # The service does not know the other client of a conflict.
         expected = expected.replace(b"\x0b\x00\x03\x00\x00\x00\x04java", b"")
     assert answer.frame[4:] == expected
     assert int.from_bytes(answer.frame[:4], "big") == len(expected)
 
 
-def test_the_vectors_are_of_every_method() -> None:
+def test_there_is_a_vector_of_every_method() -> None:
     assert {vector.method for vector in VECTORS} == set(IDL.methods)
 
 
@@ -201,7 +201,7 @@ def test_each_error_has_its_exception(
     assert getattr(thrown, "message", error.message) == error.message
 
 
-def test_a_refusal_is_false_for_old_clients() -> None:
+def test_the_old_methods_answer_false_to_a_refusal() -> None:
     for error in (TransactionConflict("k"), ChangesTooLarge("much")):
         told = result(ask(message("canCommitTx"), Scripted(error)).frame[4:], "canCommitTx")
         assert told.success.value is False
@@ -221,7 +221,7 @@ def test_the_status_is_not_ok_without_a_leader() -> None:
     assert told.success == "NOTOK"
 
 
-def test_an_unexpected_error_has_no_words_of_its_own() -> None:
+def test_the_text_of_an_unexpected_error_is_not_sent() -> None:
     async def broken() -> None:
         raise ValueError("secret")
 
@@ -235,7 +235,7 @@ def test_an_answer_that_java_would_not_read_is_an_error() -> None:
     assert "reads at most" in told.noSnapshot.message
 
 
-def test_an_invalidation_of_unknown_outcome_is_looked_up() -> None:
+def test_a_snapshot_shows_the_outcome_of_an_unknown_invalidation() -> None:
     snapshot = Snapshot(transaction_id=0, read_pointer=9, invalids=[7])
     for second, expected in ((True, True), (False, True)):
         script = Scripted(UNKNOWN, second, snapshot)
@@ -254,5 +254,7 @@ def test_an_invalidation_of_unknown_outcome_is_looked_up() -> None:
         (message("abortTx", tx=transaction(transactionId=7)), None),
     ],
 )
-def test_an_answer_says_what_was_committed(request_: bytes, committed: int | None) -> None:
+def test_an_answer_names_the_transaction_that_it_committed(
+    request_: bytes, committed: int | None
+) -> None:
     assert ask(request_, Scripted()).committed == committed
