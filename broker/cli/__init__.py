@@ -1,4 +1,4 @@
-"""The command line: ``broker topics|publish|tail|poll|browse|stats|serve|config|storage|streams|chaos``.
+"""The command line, ``broker``.
 
 Each group of commands has one module; ``app`` gathers them. Commands only translate: the command line
 into calls of the client (or of the node), answers into text or JSON, errors into exit codes.

@@ -246,16 +246,15 @@ def _wait(
     wait_s_max: float,
     *,
     silent: bool,
-    now: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when ``look`` returns None. Raises Overloaded with its last text after ``wait_s_max``."""
-    deadline = now() + wait_s_max
+    deadline = time.monotonic() + wait_s_max
     progress = ProgressLine(silent=silent)
     pause = threading.Event()
     try:
         while (left := look()) is not None:
             progress(left)
-            if now() > deadline:
+            if time.monotonic() > deadline:
                 raise Overloaded(
                     f"The change is stored and in progress, but after {wait_s_max:g} s {left}."
                 )
