@@ -1,4 +1,4 @@
-"""The journal over LevelDB: its file ends at any byte, as after a power cut, and nothing answered is missing."""
+"""The journal over LevelDB: its file ends at any byte, as after a power cut, and no answered edit is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 60
 
 
 class Answered(NamedTuple):
-    """What was known when an answer came: the size of LevelDB's log, and the number of the last edit."""
+    """The moment of an answer: the size of LevelDB's log, the number of the last edit, and the last pointer given."""
 
     size: int
     number: int
@@ -73,7 +73,7 @@ def parts_of(state: ServiceState | None) -> dict[str, Any]:
 async def work(
     store: Store, service: Transactions, chance: random.Random
 ) -> tuple[list[Answered], dict[int, Any]]:
-    """Do one thing after another; return what was answered when, and the state after each edit."""
+    """Make random calls. Return the moment of each answer, and the state after each edit."""
     answered: list[Answered] = []
     states: dict[int, Any] = {}
     begun: list[int] = []
@@ -121,7 +121,7 @@ async def check_cut(
 @pytest.mark.parametrize(
     "cuts", [40, pytest.param(2000, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
 )
-async def test_nothing_answered_is_missing_wherever_the_file_ends(
+async def test_no_answered_edit_is_missing_wherever_the_file_ends(
     tmp_path: Path, drawn_seed: int, cuts: int
 ) -> None:
     chance = random.Random(drawn_seed)

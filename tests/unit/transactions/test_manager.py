@@ -96,7 +96,7 @@ def test_a_snapshot_lists_the_transactions_in_progress_and_invalid(tx: Manager) 
     assert (list(seen.in_progress), list(seen.invalids)) == (pointers, [invalid.transaction_id])
     assert (seen.first_short_in_progress, seen.long) == (short.transaction_id, True)
     assert long.first_short_in_progress == POINTER_MAX
-    # The next pointer that is given is above all: nothing of a transaction is visible to itself by the read pointer.
+    # Its own pointer is above the read pointer, so no snapshot shows it before the commit.
     assert seen.is_own(seen.transaction_id)
     assert not tx.seen.is_visible(seen.transaction_id)
 
@@ -116,7 +116,7 @@ def test_a_commit_makes_all_its_pointers_visible(tx: Manager, long: bool) -> Non
         tx.commit(begun.transaction_id)
 
 
-def test_the_second_of_two_that_changed_the_same_conflicts(tx: Manager) -> None:
+def test_the_later_of_two_transactions_that_changed_a_key_conflicts(tx: Manager) -> None:
     one, two, other = tx.start(), tx.start(), tx.start()
     tx.can_commit(one.transaction_id, b"a", b"b")
     tx.can_commit(two.transaction_id, b"b")
@@ -140,12 +140,12 @@ def test_commits_of_one_moment_all_conflict_with_earlier_transactions(tx: Manage
     for key in (b"a", b"b"):
         with pytest.raises(TransactionConflict):
             tx.can_commit(before.transaction_id, key)
-    # The commits above took the number that comes next, and a start is given that number: it came after.
+    # Both commits have the number behind the last pointer. The next start gets this number, so it began after them.
     after = tx.start()
     tx.can_commit(after.transaction_id, b"a")
 
 
-def test_change_sets_are_forgotten_with_the_last_short_one_before_them(tx: Manager) -> None:
+def test_a_change_set_is_forgotten_when_no_earlier_short_transaction_is_left(tx: Manager) -> None:
     tx.start(long=True)
     old, one = tx.start(), tx.start()
     tx.can_commit(one.transaction_id, b"a")
@@ -158,7 +158,7 @@ def test_change_sets_are_forgotten_with_the_last_short_one_before_them(tx: Manag
     assert tx.state.change_bytes == 0
 
 
-def test_one_edit_forgets_no_more_change_sets_than_the_loop_can_bear(
+def test_one_edit_forgets_a_bounded_number_of_change_sets(
     tx: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_state, "FORGOTTEN_AT_ONCE", 2)
@@ -177,7 +177,7 @@ def test_one_edit_forgets_no_more_change_sets_than_the_loop_can_bear(
     tx.can_commit(later, b"c")
 
 
-def test_an_abort_makes_a_short_one_visible_and_a_long_one_invalid(tx: Manager) -> None:
+def test_an_abort_makes_a_short_transaction_visible_and_a_long_one_invalid(tx: Manager) -> None:
     short, long = tx.start(), tx.start(long=True)
     checked = tx.checkpoint(short.transaction_id)
     tx.abort(short.transaction_id)
@@ -191,7 +191,7 @@ def test_an_abort_makes_a_short_one_visible_and_a_long_one_invalid(tx: Manager) 
     tx.abort(12345)
 
 
-def test_an_abort_takes_a_short_one_back_that_timed_out(tx: Manager) -> None:
+def test_an_abort_makes_a_short_transaction_that_timed_out_visible(tx: Manager) -> None:
     short, long = tx.start(timeout_s=1), tx.start(long=True, timeout_s=1)
     checked = tx.checkpoint(short.transaction_id)
     assert tx.expire(NOW_MS + 1000) == 0
@@ -291,7 +291,7 @@ def test_bounds(tx: Manager) -> None:
         Manager().start(long=True, timeout_s=90_001)
 
 
-def test_a_journal_with_a_gap_or_without_sense_is_refused(tx: Manager) -> None:
+def test_an_edit_with_a_wrong_number_or_that_does_not_fit_is_refused(tx: Manager) -> None:
     with pytest.raises(StorageCorrupt, match="an edit is missing"):
         tx.state.apply(5, Truncated(()))
     with pytest.raises(StorageCorrupt, match="does not fit"):

@@ -1,7 +1,7 @@
 """Tephra's rules as a state machine, against a model that keeps a list of all transactions and no more.
 
-The model has none of the manager's structures: it knows of each pointer what became of it, and of each transaction what
-it changed and when it committed. After each step the state is made anew from its edits, and from a snapshot.
+The model shares no structure with the manager. It records the fate of each transaction, the keys that it changed, and the
+step that ended it. After each step the state is restored from its edits, and from a snapshot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Known:
     fate: str = "open"
     changes: set[bytes] = field(default_factory=set)
     ended_at: int = 0
-    """Which step ended it; 0: none has."""
+    """The step that ended it; 0: none."""
     began_at: int = 0
 
 
@@ -64,7 +64,7 @@ class Rules(RuleBasedStateMachine):
         self.given: list[int] = []
         self.truncated: set[int] = set()
         self.forgotten: set[int] = set()
-        """The steps at which those committed with which nothing can conflict any more."""
+        """The steps of commits with which no transaction can conflict any more."""
         self.do(manager.begin(self.state, self.now_ms))
 
     def do(self, decision: Decision[Any]) -> Any:
@@ -121,7 +121,7 @@ class Rules(RuleBasedStateMachine):
 
     @rule(transaction=transactions, keys=KEYS)
     def finish(self, transaction: int, keys: set[bytes]) -> None:
-        """Do what most transactions do."""
+        """Send the keys and commit, as most transactions do."""
         self.can_commit(transaction, keys)
         self.commit(transaction)
 
@@ -141,7 +141,7 @@ class Rules(RuleBasedStateMachine):
         self.forget()
 
     def forget(self) -> None:
-        """Note the commits that no short one in progress overlaps: a long one finds no conflict with them."""
+        """Record the commits that overlap no short transaction in progress. Long transactions do not conflict with them."""
         begun = [
             each.began_at for each in self.known.values() if each.fate == "open" and not each.long
         ]
@@ -232,7 +232,7 @@ class Rules(RuleBasedStateMachine):
         return any(pointer in self.known[first].pointers for first in self.truncated)
 
     @invariant()
-    def shows_what_became_of_each(self) -> None:
+    def shows_the_fate_of_each_transaction(self) -> None:
         seen = self.state.snapshot()
         for known in self.known.values():
             for pointer in known.pointers:
@@ -246,7 +246,7 @@ class Rules(RuleBasedStateMachine):
                     assert not seen.is_visible(pointer)
 
     @invariant()
-    def the_journal_gives_the_state_again(self) -> None:
+    def the_journal_restores_the_state(self) -> None:
         replay = Replay()
         for message in self.messages:
             replay.take(message)

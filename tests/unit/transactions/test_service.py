@@ -141,7 +141,7 @@ async def test_time_outs_are_bounded(service: Service, timeout_s: float) -> None
         await service.start(timeout_s=timeout_s)
 
 
-async def test_very_many_are_truncated_some_at_a_time(service: Service) -> None:
+async def test_many_pointers_are_truncated_in_several_steps(service: Service) -> None:
     await service.snapshot()
     begun = [(await service.start()).transaction_id for _ in range(10)]
     for transaction in begun:

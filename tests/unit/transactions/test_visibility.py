@@ -1,4 +1,4 @@
-"""Every combination of what may become of three transactions, and of what each that begins sees of the others."""
+"""Every combination of the fates of three transactions, and whether a snapshot shows, skips or waits for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEEN_OF_LONG = {**SEEN, "abort": FetchAction.SKIP, "time out, abort": FetchActio
 
 
 class World:
-    """A state, and what is done to it."""
+    """A state, and the calls that change it."""
 
     def __init__(self) -> None:
         self.state = ServiceState()
