@@ -393,7 +393,6 @@ class SyncReading:
 
 
 async def _awaited(work: Awaitable[T]) -> T:
-    """Return the result of any awaitable; a loop takes only coroutines from other threads."""
     return await work
 
 
