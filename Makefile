@@ -55,7 +55,7 @@ test: setup-dev test-servers lint ## Set up all that tests need, and run all tha
 	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)
 
 test-all: setup-dev test-servers lint ## Run every test, also the nightly ones: more than an hour.
-	@$(BIN)/python -m pytest -n 2 --timeout=3600 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --timeout=3600 --hypothesis-profile=thorough $(ARGS)
 
 # What is compiled is kept: else every worker and every process that a test starts compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -15,10 +15,12 @@ pytest_plugins = [
     "pytester",
 ]
 
-# No test asserts how long it takes. plugins/seeds.py draws the examples from the seed of the day; CI draws more of them.
+# No test asserts how long it takes. plugins/seeds.py draws the examples from the seed of the day. `make check` takes the
+# profile quick, `make test-all` takes thorough.
 settings.register_profile("here", deadline=None, max_examples=40)
-settings.register_profile("ci", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, max_examples=40, print_blob=True)
 settings.register_profile("quick", deadline=None, max_examples=10)
+settings.register_profile("thorough", deadline=None, max_examples=400, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "here")
 
 # Without debug lines: a test of many refusals would write many of them.
