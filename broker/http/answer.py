@@ -105,9 +105,9 @@ class Streamed:
 
     def _take(self) -> bytes:
         chunks, self._chunks = self._chunks, deque()
-        if self._bytes >= STREAM_BUFFER_BYTES:
-            self._connection.resume()
-        self._bytes = 0
+        size, self._bytes = self._bytes, 0
+        if size >= STREAM_BUFFER_BYTES:
+            self._connection.resume()  # It may call ``feed`` at once.
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     # Called by the connection.
