@@ -9,6 +9,7 @@ from broker.http import drain
 from broker.http.server import Server
 from broker.model import Poll
 from broker.wire import avro
+from tests.kit.bench import settle
 from tests.kit.serving import Broker, Http, RawHttp, eventually, topic_path
 
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -142,8 +143,7 @@ async def test_a_client_that_is_being_accepted_when_the_listener_closes_is_answe
     """The listener closes ``turns`` turns of the loop after the kernel has the connection and its request."""
     with socket.create_connection(("127.0.0.1", http.port), timeout=30) as late:
         late.sendall(PING)
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await settle(turns)
         await broker.server.close()
         assert late.recv(12) == b"HTTP/1.1 200"
 
