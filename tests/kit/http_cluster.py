@@ -26,6 +26,8 @@ from multidict import CIMultiDict
 from typing_extensions import override
 
 from broker.client import Client
+from broker.coordination import placement
+from broker.coordination.placement import HINT
 from broker.model import TopicId
 from broker.storage.table import Space
 from broker.testing import simulated
@@ -199,6 +201,25 @@ class HttpCluster:
         reply = await self(via, "PUT", path, json.dumps({"node": str(node)}).encode(), JSON)
         assert reply.status == 200, reply
         await asyncio.sleep(MOVED_S)
+
+    async def lead_all(self, node: int) -> None:
+        """Let one node lead all topics without a pin, also those of the broker itself: drain all other nodes."""
+        for machine in self.machines:
+            change = placement.undrain if machine.number == node else placement.drain
+            await change(self.sim.records, machine.number)
+        session = self.sim.coordination.session()
+        await session.hint(HINT)
+        await session.close()
+        await asyncio.sleep(MOVED_S)
+
+    def kill_without_successor(self, node: int) -> None:
+        """Kill a leader while the coordinator is out: no node takes over until ``coordinator_recovers``."""
+        self.sim.coordination.outage()
+        self.machines[node].kill()
+
+    def coordinator_recovers(self) -> None:
+        """End the outage of ``kill_without_successor``."""
+        self.sim.coordination.recover()
 
     def cut_off_from_coordinator(self, node: int) -> None:
         """Cut a node off from the coordinator: it goes on with its last knowledge, also that it leads no topic."""

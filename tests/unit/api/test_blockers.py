@@ -225,8 +225,11 @@ async def test_a_plan_changes_nothing_and_says_why_not_more(broker: Broker) -> N
 # In a cluster any node answers, and so does a service elsewhere.
 
 
+@pytest.mark.parametrize("leader", [0, 1])
 @on_cluster(nodes=2)
-async def test_any_node_of_a_cluster_tells_the_blockers(cluster: HttpCluster) -> None:
+async def test_any_node_of_a_cluster_tells_the_blockers(cluster: HttpCluster, leader: int) -> None:
+    """One of these topic leaders also leads the service, and the other one does not."""
+    await cluster.lead(leader)
     pointer = (await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"]
     body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
     assert (await cluster(0, "POST", topic_path("t", "publish"), body, AVRO)).status == 200
@@ -234,6 +237,7 @@ async def test_any_node_of_a_cluster_tells_the_blockers(cluster: HttpCluster) ->
         reply = await cluster(node, "POST", BLOCKERS, b"", JSON)
         assert [each["transaction"] for each in reply.json["blockers"]] == [pointer]
         assert reply.json["blockers"][0]["state"] == "in_progress"
+        assert reply.headers["Broker-Leader"] == f"{cluster.url(leader)};node={leader};epoch=1"
         reply = await cluster(node, "GET", f"{SERVICE}/prune", b"", JSON)
         assert (reply.status, reply.json["invalid"]) == (200, 0)
 

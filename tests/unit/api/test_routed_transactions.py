@@ -1,6 +1,9 @@
-"""The transaction service as every node of a cluster has it."""
+"""The transaction service as a node's own parts call it, on a node that leads the service or not."""
 
-from collections.abc import AsyncIterator
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,78 +19,100 @@ from broker.errors import (
     Unavailable,
 )
 from broker.http.answer import HttpAnswer
-from broker.topics.reserved import TRANSACTIONS
-from tests.kit.ring import Ring, RingNode, answer_lost, ring_of
+from broker.node.part_settings import transaction_settings
+from broker.transactions.service import Transactions
+from tests.kit.http_cluster import HttpCluster, on_cluster
+from tests.kit.transacting import PATH
+
+Result = TypeVar("Result")
 
 
-@pytest.fixture
-async def ring() -> AsyncIterator[Ring]:
-    """Two nodes, of which the first leads."""
-    async with ring_of(2) as ring:
-        yield ring
+def service_of(cluster: HttpCluster, node: int, deadline_s: float = 30.0) -> RoutedTransactions:
+    """Return the service for parts of a node. While the node leads the service, use no other door to it."""
+    machine = cluster.machines[node]
+    assert machine.below is not None
+    assert machine.below.topics is not None
+    local = Transactions(machine.below.topics.leaders, transaction_settings(machine.config))
+    return machine.below.transactions(local, deadline_s)
 
 
-def of(node: RingNode, deadline_s: float = 30.0) -> RoutedTransactions:
-    return RoutedTransactions(node.transactions, node.routing, deadline_s=deadline_s)
+async def at(cluster: HttpCluster, node: int, work: Coroutine[Any, Any, Result]) -> Result:
+    """Do work in a node's process."""
+    process = cluster.machines[node].process
+    assert process is not None
+    return await process.begin(work)
 
 
-async def test_both_nodes_give_the_same_service(ring: Ring) -> None:
-    for service in map(of, ring.nodes):
-        begun = await service.start(client="c", timeout_s=5)
-        await service.can_commit(begun.transaction_id, [b"k\xff"])
-        checkpoint = await service.checkpoint(begun.transaction_id)
-        assert checkpoint.checkpoint_pointers[-1] == checkpoint.write_pointer
-        await service.commit(begun.transaction_id, checkpoint.write_pointer)
-        assert (await service.snapshot()).is_visible(checkpoint.write_pointer)
-        with pytest.raises(TransactionNotInProgress):
-            await service.commit(begun.transaction_id)
-        older = await service.start()
-        with pytest.raises(BadRequest):
-            await service.truncate_invalid_before(1 << 42)
-        await service.abort(older.transaction_id)
-        long = await service.start(long=True)
-        assert long.long
-        assert await service.invalidate(long.transaction_id)
-        assert not await service.invalidate(long.transaction_id)
-        assert await service.invalid_count() == 1
-        assert (await service.tephra_snapshot())[:1] == b"\x08"
-        assert await service.truncate_invalid([long.transaction_id, 5]) == 1
-        assert await service.truncate_invalid_before(1 << 42) == 0
-        first, second = await service.start(), await service.start()
-        await service.can_commit(first.transaction_id, [b"k"])
-        await service.commit(first.transaction_id)
-        with pytest.raises(TransactionConflict):
-            await service.can_commit(second.transaction_id, [b"k"])
-        with pytest.raises(BadRequest, match="time-out"):
-            await service.start(timeout_s=0)
-        await service.reset()
-        with pytest.raises(TransactionNotInProgress):
-            await service.commit(second.transaction_id)
-    assert ring.nodes[1].forwarded()
-    assert not ring.nodes[0].forwarded()
-
-
-async def test_a_commit_whose_answer_is_lost_is_unknown(ring: Ring) -> None:
-    service = of(ring.nodes[1])
-    begun = await service.start()
-    ring.nodes[1].peers.hooks.append(answer_lost)
-    with pytest.raises(OutcomeUnknown):
+async def call_everything(service: RoutedTransactions) -> None:
+    begun = await service.start(client="c", timeout_s=5)
+    await service.can_commit(begun.transaction_id, [b"k\xff"])
+    checkpoint = await service.checkpoint(begun.transaction_id)
+    assert checkpoint.checkpoint_pointers[-1] == checkpoint.write_pointer
+    await service.commit(begun.transaction_id, checkpoint.write_pointer)
+    assert (await service.snapshot()).is_visible(checkpoint.write_pointer)
+    with pytest.raises(TransactionNotInProgress):
         await service.commit(begun.transaction_id)
-    assert (await service.snapshot()).is_visible(begun.transaction_id)
+    older = await service.start()
+    with pytest.raises(BadRequest):
+        await service.truncate_invalid_before(1 << 42)
+    await service.abort(older.transaction_id)
+    long = await service.start(long=True)
+    assert long.long
+    assert await service.invalidate(long.transaction_id)
+    assert not await service.invalidate(long.transaction_id)
+    assert await service.invalid_count() == 1
+    assert (await service.tephra_snapshot())[:1] == b"\x08"
+    assert await service.truncate_invalid([long.transaction_id, 5]) == 1
+    assert await service.truncate_invalid_before(1 << 42) == 0
+    first, second = await service.start(), await service.start()
+    await service.can_commit(first.transaction_id, [b"k"])
+    await service.commit(first.transaction_id)
+    with pytest.raises(TransactionConflict):
+        await service.can_commit(second.transaction_id, [b"k"])
+    with pytest.raises(BadRequest, match="time-out"):
+        await service.start(timeout_s=0)
+    await service.reset()
+    with pytest.raises(TransactionNotInProgress):
+        await service.commit(second.transaction_id)
 
 
-async def test_it_moves_with_its_leader(ring: Ring) -> None:
-    begun = await of(ring.nodes[1]).start()
-    await ring.move(1, [TRANSACTIONS])
-    for node in ring.nodes:
-        assert begun.transaction_id in (await of(node).snapshot()).in_progress
-    await of(ring.nodes[0]).commit(begun.transaction_id)
+@pytest.mark.parametrize("leading", [0, 1])
+@on_cluster(nodes=2, topic=False)
+async def test_the_service_is_the_same_whether_this_node_leads_it_or_another(
+    cluster: HttpCluster, leading: int
+) -> None:
+    await cluster.lead_all(leading)
+    await at(cluster, 1, call_everything(service_of(cluster, 1)))
+    assert bool(cluster.forwarded(1, PATH)) == (leading != 1)
 
 
-async def test_without_a_leader_nothing_is_done(ring: Ring) -> None:
-    ring.leader = -1
+@on_cluster(nodes=2, topic=False)
+async def test_a_commit_whose_answer_is_lost_is_unknown(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    service = service_of(cluster, 1)
+    begun = await at(cluster, 1, service.start())
+    committing = at(cluster, 1, service.commit(begun.transaction_id))
+    with pytest.raises(OutcomeUnknown):
+        await cluster.answer_lost(committing, by=1, to=0)
+    assert (await at(cluster, 1, service.snapshot())).is_visible(begun.transaction_id)
+
+
+@on_cluster(nodes=2, topic=False)
+async def test_transactions_go_on_when_this_node_becomes_the_leader(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    service = service_of(cluster, 1)
+    begun = await at(cluster, 1, service.start())
+    await cluster.lead_all(1)
+    assert begun.transaction_id in (await at(cluster, 1, service.snapshot())).in_progress
+    await at(cluster, 1, service.commit(begun.transaction_id))
+
+
+@on_cluster(nodes=2, topic=False)
+async def test_without_a_leader_nothing_is_done(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    cluster.kill_without_successor(0)
     with pytest.raises(NoLeader):
-        await of(ring.nodes[1], deadline_s=0.05).start()
+        await at(cluster, 1, service_of(cluster, 1, deadline_s=0.05).start())
 
 
 @pytest.mark.parametrize(

@@ -1,163 +1,162 @@
-"""Transactions in a cluster of two nodes: any node takes any request, one answers it."""
+"""Transactions in a cluster of two nodes over HTTP: any node takes any request, and the service's leader answers it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import pytest
-
 from broker.errors import Unavailable
-from broker.topics.reserved import TRANSACTIONS
+from broker.storage.table import Table
+from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.openapi import Answered
-from tests.kit.ring import Ring, request_lost, ring_of
-from tests.kit.serving import eventually, topic_path
-from tests.kit.transacting import PATH, Told, Transactors, told_by
+from tests.kit.serving import topic_path
+from tests.kit.transacting import PATH, Told, Transactors, pause, told_by
 
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
-@pytest.fixture
-async def ring() -> AsyncIterator[Ring]:
-    """Two nodes that listen; the first leads."""
-    async with ring_of(2) as ring:
-        yield ring
-
-
-async def ask(ring: Ring, node: int, method: str, path: str = "", sent: Any = None) -> Answered:
+async def ask(
+    cluster: HttpCluster, node: int, method: str, path: str = "", sent: Any = None
+) -> Answered:
     body = b"" if sent is None else json.dumps(sent).encode()
-    return await ring.nodes[node].http(method, PATH + path, body, JSON)
+    return await cluster(node, method, PATH + path, body, JSON)
 
 
-async def test_any_node_takes_any_request(ring: Ring) -> None:
-    begun = [(await ask(ring, node, "POST")).json["transaction_id"] for node in (0, 1, 1)]
+@on_cluster(nodes=2, topic=False)
+async def test_any_node_takes_any_request(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    begun = [(await ask(cluster, node, "POST")).json["transaction_id"] for node in (0, 1, 1)]
     assert begun == sorted(begun)
     one, two, three = begun
     keys = {"changes": ["YQ=="]}
-    assert (await ask(ring, 1, "POST", f"/{one}/can-commit", keys)).json == {}
-    reply = await ask(ring, 1, "POST", f"/{one}/commit")
-    assert (reply.json, reply.headers["Broker-Leader"]) == (
-        {},
-        f"{ring.infos[0].url};node=0;epoch=1",
-    )
+    assert (await ask(cluster, 1, "POST", f"/{one}/can-commit", keys)).json == {}
+    reply = await ask(cluster, 1, "POST", f"/{one}/commit")
+    assert reply.json == {}
+    assert reply.headers["Broker-Leader"] == f"{cluster.url(0)};node=0;epoch=1"
     for node in (0, 1):
-        reply = await ask(ring, node, "POST", f"/{two}/can-commit", keys)
+        reply = await ask(cluster, node, "POST", f"/{two}/can-commit", keys)
         assert (reply.status, reply.json["code"]) == (409, "transaction_conflict")
-    assert (await ask(ring, 1, "POST", f"/{two}/abort")).json == {}
-    assert (await ask(ring, 1, "POST", f"/{three}/invalidate")).json == {"invalidated": True}
-    listed = [(await ask(ring, node, "GET")).json for node in (0, 1)]
+    assert (await ask(cluster, 1, "POST", f"/{two}/abort")).json == {}
+    assert (await ask(cluster, 1, "POST", f"/{three}/invalidate")).json == {"invalidated": True}
+    listed = [(await ask(cluster, node, "GET")).json for node in (0, 1)]
     assert listed[0] == listed[1]
     assert (listed[0]["leader"], listed[0]["invalid"]) == (0, 1)
-    assert (await ask(ring, 1, "GET", f"/{three}")).json["state"] == "invalid"
+    assert (await ask(cluster, 1, "GET", f"/{three}")).json["state"] == "invalid"
     accept = {"Accept": "application/x-thrift"}
-    replies = [
-        await ring.nodes[node].http("GET", f"{PATH}/snapshot", b"", accept) for node in (0, 1)
-    ]
+    replies = [await cluster(node, "GET", f"{PATH}/snapshot", b"", accept) for node in (0, 1)]
     assert replies[0].body == replies[1].body
-    assert (await ask(ring, 1, "POST", "/truncate", {"ids": [three]})).json == {"removed": 1}
+    assert (await ask(cluster, 1, "POST", "/truncate", {"ids": [three]})).json == {"removed": 1}
 
 
-async def test_clients_go_on_while_the_service_moves(ring: Ring) -> None:
+@on_cluster(nodes=2, topic=False)
+async def test_clients_go_on_while_the_service_moves(cluster: HttpCluster) -> None:
     chance = random.Random(1)
 
     async def told(method: str, path: str, body: bytes) -> Told:
-        answer = await ring.nodes[chance.randrange(2)].http(method, path, body, JSON)
+        answer = await cluster(chance.randrange(2), method, path, body, JSON)
         return told_by(answer.status, answer.headers, answer.body)
 
-    async def pause(_: float) -> None:
-        """Go on at once: the nodes are real."""
+    async def long_pause(milliseconds: float) -> None:
+        await pause(20 * milliseconds)
 
-    clients = Transactors(told, chance, pause)
+    async def move() -> None:
+        for to in (1, 0, 1, 0):
+            await cluster.lead_all(to)
+
+    clients = Transactors(told, chance, long_pause)
+    await cluster.lead_all(0)
+    moving = asyncio.ensure_future(move())
 
     async def transact() -> None:
-        for _ in range(9):
+        while not moving.done():
             await clients.transact()
 
-    def has_gone_on(starts: int) -> Callable[[], bool]:
-        return lambda: clients.starts > starts + 3 or all(each.done() for each in transacting)
-
-    transacting = [asyncio.ensure_future(transact()) for _ in range(4)]
-    moves = 0
-    while not all(each.done() for each in transacting):
-        starts = clients.starts
-        await ring.move(1 - ring.leader, [TRANSACTIONS])
-        moves += 1
-        await eventually(has_gone_on(starts), lambda: f"{clients.starts} transactions began")
-    await asyncio.gather(*transacting)
+    await asyncio.gather(*(transact() for _ in range(4)))
     await clients.look()
     assert not clients.violations
-    assert moves > 3
-    assert clients.starts == 36
     assert clients.unknown == 0
     assert len(clients.commits) > 15
 
 
-async def test_a_takeover_loses_nothing(ring: Ring) -> None:
-    begun = (await ask(ring, 1, "POST")).json["transaction_id"]
-    assert (await ask(ring, 0, "POST", f"/{begun}/commit")).json == {}
-    still = (await ask(ring, 1, "POST")).json["transaction_id"]
-    ring.leader = 1
-    await ring.nodes[0].kill()
-    later = (await ask(ring, 1, "POST")).json
+@on_cluster(nodes=2, topic=False)
+async def test_a_takeover_loses_nothing(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    begun = (await ask(cluster, 1, "POST")).json["transaction_id"]
+    assert (await ask(cluster, 0, "POST", f"/{begun}/commit")).json == {}
+    still = (await ask(cluster, 1, "POST")).json["transaction_id"]
+    cluster.machines[0].kill()
+    later = (await ask(cluster, 1, "POST")).json
     assert later["transaction_id"] > still
     assert later["in_progress"] == [still]
     assert begun <= later["read_pointer"]
-    assert (await ask(ring, 1, "POST", f"/{still}/commit")).json == {}
+    assert (await ask(cluster, 1, "POST", f"/{still}/commit")).json == {}
 
 
-async def test_a_lost_answer_is_unknown_and_a_commit_is_not_sent_twice(ring: Ring) -> None:
-    begun = (await ask(ring, 1, "POST")).json["transaction_id"]
-
-    async def done_but_lost(send: Any) -> Any:
-        await send()
-        return await request_lost(send)
-
-    ring.nodes[1].peers.hooks.append(done_but_lost)
-    reply = await ask(ring, 1, "POST", f"/{begun}/commit")
-    assert (reply.status, reply.json["code"]) == (500, "outcome_unknown")
-    assert (await ask(ring, 1, "POST", f"/{begun}/commit")).status == 409
-
-
-@pytest.mark.slow
-async def test_nothing_is_answered_without_a_leader(ring: Ring) -> None:
-    ring.leader = -1
-    for method, path in (("POST", ""), ("GET", "/snapshot"), ("GET", "")):
-        reply = await ring.nodes[1].http(
-            method, PATH + path, b"", {**JSON, "Request-Timeout": "0.2"}
-        )
-        assert (reply.status, reply.json["code"], reply.json["outcome"]) == (
-            503,
-            "no_leader",
-            "refused",
-        )
-
-
-@pytest.mark.slow
-async def test_topics_go_on_while_the_service_is_down(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
+@on_cluster(nodes=2, topic=False)
+async def test_a_commit_whose_answer_is_lost_is_unknown_and_not_sent_twice(
+    cluster: HttpCluster,
 ) -> None:
-    """All else is answered where the service can't read its journal."""
+    await cluster.lead_all(0)
+    begun = (await ask(cluster, 1, "POST")).json["transaction_id"]
+    committing = ask(cluster, 1, "POST", f"/{begun}/commit")
+    reply = await cluster.answer_lost(committing, by=1, to=0)
+    assert (reply.status, reply.json["code"]) == (500, "outcome_unknown")
+    assert len(cluster.forwarded(1, f"{begun}/commit")) == 1
+    snapshot = (await ask(cluster, 1, "GET", "/snapshot")).json
+    assert snapshot["read_pointer"] >= begun
+    assert begun not in snapshot["in_progress"]
 
-    async def down(*_: object) -> None:
-        raise Unavailable("the journal's region is down")
 
-    for node in ring.nodes:
-        monkeypatch.setattr(node.transactions._journal, "_replayed", down)
-        reply = await ring.nodes[node.instance].http(
-            "POST", PATH, b"", {**JSON, "Request-Timeout": "0.2"}
-        )
+@on_cluster(nodes=2, topic=False)
+async def test_nothing_is_answered_without_a_leader(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    cluster.kill_without_successor(0)
+    for method, path in (("POST", ""), ("GET", "/snapshot"), ("GET", "")):
+        reply = await cluster(1, method, PATH + path, b"", {**JSON, "Request-Timeout": "0.2"})
+        assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
+        assert reply.headers["Broker-Outcome"] == "refused"
+
+
+class JournalDown:
+    """A table that can't read or write the rows of the service's journal."""
+
+    def __init__(self, inner: Table) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._inner, name)
+        if not callable(real):
+            return real
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            if any(isinstance(key, bytes) and b"*:transactions:" in key for key in arguments):
+                raise Unavailable("the journal's region is down")
+            return await real(*arguments, **named)
+
+        return call
+
+
+@on_cluster(nodes=2, topic=False)
+async def test_topics_go_on_while_the_service_is_down(cluster: HttpCluster) -> None:
+    await ask(cluster, 0, "POST")
+    for machine in cluster.machines:
+        machine.kill()
+        machine.storage = JournalDown(machine.storage)  # type: ignore[assignment]
+        machine.start()
+    for node, machine in enumerate(cluster.machines):
+        assert await machine.served(60.0)
+        topic = f"t{node}"
+        assert (await cluster(node, "PUT", topic_path(topic))).status == 200
+    for node in (0, 1):
+        reply = await cluster(node, "POST", PATH, b"", {**JSON, "Request-Timeout": "1"})
         assert (reply.status, reply.json["outcome"]) == (503, "refused")
-    for node in ring.nodes:
-        topic = f"t{node.instance}"
-        assert (await node.http("PUT", topic_path(topic))).status == 200
-        publish = await node.http(
-            "POST", topic_path(topic, "publish"), b"a", {"Content-Type": "text/plain"}
-        )
-        assert publish.status == 200
-        sent = json.dumps({"write_pointer": 5, "messages": ["b"]}).encode()
-        await node.http("POST", topic_path(topic, "publish"), sent, JSON)
-        polled = await node.http("POST", topic_path(topic, "poll"), b"{}", JSON)
-        assert [each["payload"] for each in polled.json][:1] == ["a"]
+        publish = topic_path(f"t{node}", "publish")
+        text = {"Content-Type": "text/plain"}
+        assert (await cluster(node, "POST", publish, b"a", text)).status == 200
+        pointer = cluster.sim.clock.now_ms() * 1_000_000
+        sent = json.dumps({"write_pointer": pointer, "messages": ["b"]}).encode()
+        assert (await cluster(node, "POST", publish, sent, JSON)).status == 200
+        polled = await cluster(node, "POST", topic_path(f"t{node}", "poll"), b"{}", JSON)
+        assert polled.json[0]["payload"] == "a"
