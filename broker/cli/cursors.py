@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from broker.cli.options import connect, id_option, place_option, to_broker, topic_argument
+from broker.cli.options import (
+    confirm,
+    connect,
+    id_option,
+    place_option,
+    to_broker,
+    topic_argument,
+    yes_option,
+)
 from broker.cli.output import time_text, write_json, write_properties, write_table
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind
@@ -148,7 +156,7 @@ def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
 @cursors.command()
 @topic_argument
 @_name_argument
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 @to_broker
 def delete(
     *, topic: TopicId, name: str, yes: bool, url: str, deadline_s: float, as_json: bool
@@ -158,11 +166,8 @@ def delete(
     \b
     broker cursors delete audit/logins mailer --yes
     """  # noqa: D301
-    if as_json and not yes:
-        raise click.UsageError("With --json the command can't ask: give --yes, too.")
-    if not yes:
-        of = f"{topic.namespace}/{topic.topic}"
-        click.confirm(f"Delete cursor {name} of {of}?", abort=True, err=True)
+    of = f"{topic.namespace}/{topic.topic}"
+    confirm(f"Delete cursor {name} of {of}?", yes=yes, as_json=as_json)
     with connect(url, deadline_s) as client:
         deleted = client.cursors.delete(topic, name)
     if as_json:

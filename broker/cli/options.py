@@ -140,6 +140,20 @@ def _note_json(context: click.Context, _: click.Parameter, flag: bool) -> bool:
     return known.as_json
 
 
+def yes_option(command: Command) -> Command:
+    """Add ``--yes`` to a command that calls ``confirm``."""
+    return click.option("--yes", is_flag=True, help="Don't ask for confirmation.")(command)
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask the user before a change. Raises click.Abort, or click.UsageError if the command can't ask."""
+    if yes:
+        return
+    if as_json:
+        raise click.UsageError("With --json the command can't ask: give --yes, too.")
+    click.confirm(question, abort=True, err=True)
+
+
 def client_settings(url: str, deadline_s: float) -> Settings:
     """Return the settings of a client of the broker. Raises click.BadParameter if an address is not valid."""
     try:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from broker.cli.options import connect, place_of, to_broker, topic_argument
+from broker.cli.options import confirm, connect, place_of, to_broker, topic_argument, yes_option
 from broker.cli.output import time_text, write_json
 from broker.clock import SystemClock
 from broker.model import TopicId
@@ -42,7 +42,7 @@ def moment_of(text: str) -> Moment:
     required=True,
     help="Remove messages published before: an age (30d), a time, or now for all messages.",
 )
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 @to_broker
 def purge(
     *, topic: TopicId, before: Moment, yes: bool, url: str, deadline_s: float, as_json: bool
@@ -58,15 +58,12 @@ def purge(
     broker purge audit/logins --before now
     """  # noqa: D301
     name = f"{topic.namespace}/{topic.topic}"
-    if as_json and not yes:
-        raise click.UsageError("With --json the command can't ask: give --yes, too.")
-    if not yes:
-        which = (
-            f"all messages of {name}"
-            if before == "now"
-            else f"the messages of {name} published before {time_text(before)}"
-        )
-        click.confirm(f"Remove {which}? This can't be undone.", abort=True, err=True)
+    which = (
+        f"all messages of {name}"
+        if before == "now"
+        else f"the messages of {name} published before {time_text(before)}"
+    )
+    confirm(f"Remove {which}? This can't be undone.", yes=yes, as_json=as_json)
     with connect(url, deadline_s) as client:
         purged_ms = client.purge(topic, before)
     purged_before = time_text(purged_ms)

@@ -11,7 +11,8 @@ import click
 from broker.cli.output import time_text, write_properties, write_table
 from broker.errors import BadRequest
 from broker.model import RowId, timestamp_of
-from broker.storage.entry import Entry
+from broker.storage.columns import LIFE, POINTER, REFERENCE
+from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.head import NO_END, Head
 from broker.storage.report import COUNTED, CheckReport
 from broker.storage.root import Root, RootState
@@ -19,7 +20,15 @@ from broker.storage.shown_log import ShownEntry, ShownLog, ShownPage
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
 
-_FLAGS: Final = ((1, "pointer"), (2, "lifetime"), (4, "reference"), (8, "stored"), (16, "stub"))
+_PAGE_COLUMNS: Final = (
+    *("PAGE", "STATE", "EPOCH", "OWNER", "POINTER", "TOTAL", "BYTES", "ENTRIES", "MARKED"),
+    "PREV",
+)
+_ENTRY_COLUMNS: Final = ("FIRST", "LAST", "PUBLISHED", "COUNT", "EPOCH", "BYTES", "KIND")
+_FLAGS: Final = (
+    *((POINTER, "pointer"), (LIFE, "lifetime"), (REFERENCE, "reference")),
+    *((STORED, "stored"), (STUB, "stub")),
+)
 
 
 def write_report(report: CheckReport) -> None:
@@ -135,22 +144,10 @@ def write_shown(shown: ShownLog, invalid: Collection[int] = ()) -> None:
         write_properties(dict(_root_lines(shown.root)))
     if shown.pages:
         click.echo()
-        heads = (
-            "PAGE",
-            "STATE",
-            "EPOCH",
-            "OWNER",
-            "POINTER",
-            "TOTAL",
-            "BYTES",
-            "ENTRIES",
-            "MARKED",
-        )
-        write_table((*heads, "PREV"), map(_page_cells, shown.pages))
+        write_table(_PAGE_COLUMNS, map(_page_cells, shown.pages))
     if shown.entries:
         click.echo()
-        entry_heads = ("FIRST", "LAST", "PUBLISHED", "COUNT", "EPOCH", "BYTES", "KIND")
-        write_table(entry_heads, [_entry_cells(each, invalid) for each in shown.entries])
+        write_table(_ENTRY_COLUMNS, [_entry_cells(each, invalid) for each in shown.entries])
 
 
 def _root_lines(root: Root) -> Iterator[tuple[str, object]]:
@@ -174,7 +171,7 @@ def _id(row: RowId) -> str:
 def _page_cells(page: ShownPage) -> Sequence[str]:
     head = page.head
     if isinstance(head, str):
-        return (page.key.hex(), f"wrong: {head}", *[""] * 8)
+        return (page.key.hex(), f"wrong: {head}", *[""] * (len(_PAGE_COLUMNS) - 2))
     numbers = (head.total, head.bytes, head.cells)
     return (
         page.key.hex(),
@@ -191,7 +188,7 @@ def _page_cells(page: ShownPage) -> Sequence[str]:
 def _entry_cells(shown: ShownEntry, invalid: Collection[int]) -> Sequence[str]:
     entry = shown.entry
     if isinstance(entry, str):
-        return (shown.column.hex(), f"wrong: {entry}", *[""] * 5)
+        return (shown.column.hex(), f"wrong: {entry}", *[""] * (len(_ENTRY_COLUMNS) - 2))
     time = time_text(timestamp_of(entry.first))
     numbers = (entry.count, entry.epoch, len(entry.items))
     return entry.first.hex(), entry.last.hex(), time, *map(str, numbers), _kind(entry, invalid)

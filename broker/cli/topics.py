@@ -7,7 +7,14 @@ from click.shell_completion import CompletionItem
 
 from broker.cli import completion
 from broker.cli.given_options import given
-from broker.cli.options import connect, to_broker, topic_argument, ttl_option
+from broker.cli.options import (
+    confirm,
+    connect,
+    to_broker,
+    topic_argument,
+    ttl_option,
+    yes_option,
+)
 from broker.cli.output import write_json, write_properties
 from broker.cli.properties import PROPERTY, properties_of, property_arguments
 from broker.client import TopicInfo
@@ -180,7 +187,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
 
 @topics.command()
 @topic_argument
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 @to_broker
 def delete(topic: TopicId, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
     """Delete a topic and all its messages.
@@ -188,12 +195,9 @@ def delete(topic: TopicId, yes: bool, url: str, deadline_s: float, as_json: bool
     \b
     broker topics delete audit/logins --yes
     """  # noqa: D301
-    if as_json and not yes:
-        raise click.UsageError("With --json the command can't ask: give --yes, too.")
-    if not yes:
-        name = f"{topic.namespace}/{topic.topic}"
-        click.confirm(f"Delete {name} and all its messages?", abort=True, err=True)
+    name = f"{topic.namespace}/{topic.topic}"
+    confirm(f"Delete {name} and all its messages?", yes=yes, as_json=as_json)
     with connect(url, deadline_s) as client:
         client.delete_topic(topic)
     if as_json:
-        write_json({"deleted": f"{topic.namespace}/{topic.topic}"})
+        write_json({"deleted": name})

@@ -5,20 +5,19 @@ from __future__ import annotations
 import click
 
 from broker.cli import transactions_text as text
-from broker.cli.options import connect, place_option, to_broker, topic_argument
+from broker.cli.options import (
+    confirm,
+    connect,
+    place_option,
+    to_broker,
+    topic_argument,
+    yes_option,
+)
 from broker.cli.output import write_json, write_properties
 from broker.model import MessageId, TopicId
 
 TRANSACTION = click.IntRange(min=1)
 TRANSACTION.name = "whole number"
-
-
-def _confirmed(question: str, *, yes: bool, as_json: bool) -> None:
-    """Ask the user before a change. Raises click.Abort, click.UsageError."""
-    if as_json and not yes:
-        raise click.UsageError("With --json the command can't ask: give --yes, too.")
-    if not yes:
-        click.confirm(question, abort=True, err=True)
 
 
 @click.group()
@@ -78,7 +77,7 @@ def show(transaction: int, url: str, deadline_s: float, as_json: bool) -> None:
 
 @tx.command()
 @click.argument("transaction", type=TRANSACTION)
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 @to_broker
 def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
     """Abort a transaction whose messages were all rolled back.
@@ -89,7 +88,7 @@ def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: boo
     \b
     broker tx abort 1764000000000000000
     """  # noqa: D301
-    _confirmed(
+    confirm(
         f"Abort transaction {transaction}? Its messages that were not rolled back become visible.",
         yes=yes,
         as_json=as_json,
@@ -104,7 +103,7 @@ def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: boo
 
 @tx.command()
 @click.argument("transaction", type=TRANSACTION)
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 @to_broker
 def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
     """Make a transaction invalid: it can no longer commit, and consumers never see its messages.
@@ -115,7 +114,7 @@ def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json
     broker tx invalidate 1764000000000000000
     broker tx invalidate 1764000000000000000 --yes --json
     """  # noqa: D301
-    _confirmed(
+    confirm(
         f"Make transaction {transaction} invalid? Its client can then no longer commit it.",
         yes=yes,
         as_json=as_json,

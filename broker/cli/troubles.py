@@ -50,7 +50,7 @@ class Teller:
         if reason == self._reported and now - self._reported_at < AGAIN_S:
             return
         self._reported, self._reported_at = reason, now
-        click.echo(f"broker: {reason}; {_patience(trouble.left_s)}, Ctrl-C ends", err=True)
+        click.echo(f"broker: {reason}; {_retry_text(trouble.left_s)}, Ctrl-C ends", err=True)
 
 
 def address(url: str, target: BrokerTarget | None) -> str:
@@ -69,5 +69,5 @@ def trouble_text(name: str, trouble: Trouble) -> str:
     return f"{name}: {message}"
 
 
-def _patience(left_s: float | None) -> str:
+def _retry_text(left_s: float | None) -> str:
     return "retrying until it works" if left_s is None else f"retrying for {left_s:.0f} s"

@@ -27,7 +27,7 @@ import click
 from broker.cli.transfer.sidecars import beside, place, read_json, write_json
 
 NAMES: Final = ("status.json", "stop", "lock")
-PATIENCE_S: Final = 1.0
+LOCK_WAIT_S: Final = 1.0
 """The time for which ``held`` tries to get the lock: ``is_held`` of another process takes it for a moment."""
 _TRY_S: Final = 0.05
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -58,7 +58,7 @@ class Control:
         """Hold the lock. Raises click.ClickException if another process runs the job."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as lock:
-            if not _locked(lock.fileno(), fcntl.LOCK_EX, PATIENCE_S):
+            if not _locked(lock.fileno(), fcntl.LOCK_EX, LOCK_WAIT_S):
                 status = read_json(self._status) or {}
                 raise click.ClickException(
                     f"the job runs already, as process {status.get('pid', 'unknown')} on {status.get('host', 'a host')}. "
@@ -102,9 +102,9 @@ class Control:
         return self._stop.is_file()
 
 
-def _locked(lock: int, kind: int, patience_s: float) -> bool:
+def _locked(lock: int, kind: int, wait_s: float) -> bool:
     """Lock an open file until it is closed; return whether the lock was free in time."""
-    ends_s = time.monotonic() + patience_s
+    ends_s = time.monotonic() + wait_s
     pause = threading.Event()
     while True:
         try:

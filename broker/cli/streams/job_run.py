@@ -106,7 +106,7 @@ def _check_topics(job: Job, wanted: JobOptions) -> None:
         settings = sink_options(dict(wanted.options), streaming=True).settings
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    topics = {job.graph.dead_letters} - {None}
+    topics = {job.graph.dead_letters}
     for each in job.graph.operators():
         if isinstance(each, graph.Sink) and each.topic is not None:
             topics.add(each.topic)

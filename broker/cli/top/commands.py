@@ -93,7 +93,7 @@ def _write(snapshot: ClusterSnapshot) -> None:
     console.print(shown)
 
 
-PATIENCE_S: Final = 5.0
+SNAPSHOT_S_MAX: Final = 5.0
 """The most time that a snapshot may take when more follow; then the screen shows the failure."""
 
 
@@ -101,7 +101,7 @@ async def _follow(wanted: TopOptions) -> None:
     """Take snapshots and show them. Raises BrokerError if the first one fails; the screen shows later failures."""
     from rich.live import Live  # noqa: PLC0415 - Slow to import, and only this command needs it.
 
-    deadline_s = min(wanted.settings.deadline_s, PATIENCE_S)
+    deadline_s = min(wanted.settings.deadline_s, SNAPSHOT_S_MAX)
     async with Client(settings=wanted.settings, deadline_s=deadline_s) as client:
         snapshot = await take(client, wanted.namespace, wanted.rows_max)
         with Live(screen.tables(snapshot), screen=True, auto_refresh=False) as live:

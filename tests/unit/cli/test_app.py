@@ -158,6 +158,11 @@ def test_a_wrong_command_line_is_2_and_names_the_mistake(words, said, capsys):
         ("storage", "verify", "there-is-none", "--json"),
         ("context", "use", "there-is-none", "--json"),
         ("config", "--port", "http", "--json"),
+        ("topics", "delete", "a/b", "--json"),
+        ("cursors", "delete", "a/b", "c", "--json"),
+        ("purge", "a/b", "--before", "now", "--json"),
+        ("tx", "abort", "7", "--json"),
+        ("tx", "invalidate", "7", "--json"),
     ],
     ids=" ".join,
 )
