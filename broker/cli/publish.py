@@ -231,15 +231,16 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     Messages that are arguments go in one request: all are stored, or none. The command prints their ids, one on
     each line.
 
-    With --lines the command sends requests of up to 1000 lines or 1 MiB, in order. It prints the first and
-    the last id on standard error. If a request fails, the error says which lines are published.
+    With --lines the command sends requests of 1000 lines or 1 MiB, in order, and the rest at the end of the input.
+    It prints the first and the last id on standard error. If a request fails, the error says which lines are
+    published.
 
     \b
     broker publish audit/logins 'alice logged in' 'bob logged in'
     broker publish audit/logins --file report.pdf --key r-7 --header type=application/pdf
     curl -s https://example.org/feed | broker publish audit/feeds -
     broker publish audit/logins --lines /var/log/dpkg.log --idempotency-key dpkg-1
-    journalctl -f | broker publish audit/journal --lines -
+    journalctl -b | broker publish audit/journal --lines -
     """  # noqa: D301
     words, whole = _one_source(messages, lines, file)
     order, tally = _Order(topic, idempotency_key, ttl_s, key, headers), Tally(topic)
