@@ -162,10 +162,8 @@ def _json(reply: Reply) -> Mapping[str, Any]:
 
 
 def _seconds(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:  # The header may also be a date; then the client uses its own delays.
-        return None
+    # The header may also be a date; then the client uses its own delays.
+    return float(text) if text is not None and text.isdecimal() else None
 
 
 def _kind_by_text(message: str) -> type[BrokerError] | None:

@@ -72,8 +72,9 @@ def test_the_outcome_header_decides():
 def test_retry_after_is_read():
     error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "7"}, b""))
     assert error.retry_after_s == 7
-    error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "Fri, 31 Dec"}, b""))
-    assert error.retry_after_s is None
+    for text in ("Fri, 31 Dec", "inf", "-1", ""):
+        error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": text}, b""))
+        assert error.retry_after_s is None
 
 
 @pytest.mark.parametrize(
