@@ -73,7 +73,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "nothing-behind-a-failed-edit": Mutant(
         "the leader stores edits that depend on a failed edit",
         LedState,
-        "_landed",
+        "_end_if_failed",
         _nothing_behind_a_failed_edit,
     ),
     "time-outs": Mutant(
@@ -85,7 +85,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "read-proof": Mutant(
         "the leader answers requests that change nothing from memory",
         LedState,
-        "_is_so",
+        "_prove",
         _read_proof,
     ),
     "floor-at-the-begin": Mutant(

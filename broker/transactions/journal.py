@@ -104,12 +104,12 @@ class LedState:
             raise ChangesTooLarge(
                 "The change set has more bytes than the store can hold."
             ) from error
-        future.add_done_callback(self._landed)
+        future.add_done_callback(self._end_if_failed)
         self._last = future
         self.bytes += len(message)
         return future
 
-    def _landed(self, future: asyncio.Future[PublishedIds]) -> None:
+    def _end_if_failed(self, future: asyncio.Future[PublishedIds]) -> None:
         """End the state if the append failed: the messages queued behind it must not be stored.
 
         The writer forms its next batch in a later round of the loop, and is closed by then. Of two appends in flight
@@ -136,12 +136,12 @@ class LedState:
         try:
             decision = decide(self.state, now_ms)
         except BrokerError as refused:
-            await self._is_so(last)
+            await self._prove(last)
             raise refused from None
         if not decision.edits:
-            await self._is_so(last)
+            await self._prove(last)
             return decision.answer
-        written = [self._make(edit) for edit in decision.edits]
+        written = [self._write(edit) for edit in decision.edits]
         await self._on_disk(written[-1])
         return decision.answer
 
@@ -155,9 +155,9 @@ class LedState:
     def begin(self, now_ms: int) -> None:
         """Queue the first edit of a journal."""
         decision = manager.begin(self.state, now_ms)
-        self._last = self._make(decision.edits[0])
+        self._last = self._write(decision.edits[0])
 
-    def _make(self, edit: Edit) -> asyncio.Future[PublishedIds]:
+    def _write(self, edit: Edit) -> asyncio.Future[PublishedIds]:
         """Queue an edit and apply it."""
         number = self.state.number + 1
         future = self.append(encode_edit(number, edit))
@@ -165,8 +165,8 @@ class LedState:
         self.edits += 1
         return future
 
-    async def _is_so(self, last: asyncio.Future[PublishedIds] | None) -> None:
-        """Wait until ``last`` is on disk, and storage proves that this node led after the call began. Raises Doubt."""
+    async def _prove(self, last: asyncio.Future[PublishedIds] | None) -> None:
+        """Wait until ``last`` is on disk, and storage proves that this node still led during this call. Raises Doubt."""
         if last is not None:
             try:
                 await asyncio.shield(last)

@@ -207,7 +207,7 @@ class Transactions:
         found = list(state.in_progress.values())[:limit]
         led = self._journal.led
         return {
-            "in_progress": [told(each) for each in found],
+            "in_progress": [details_of(each) for each in found],
             "in_progress_count": len(state.in_progress),
             "committing": sum(each.changes is not None for each in state.in_progress.values()),
             "committed": len(state.committed),
@@ -289,7 +289,7 @@ class Transactions:
                 await self._journal.close()
 
 
-def told(each: OpenTransaction) -> dict[str, Any]:
+def details_of(each: OpenTransaction) -> dict[str, Any]:
     """Return a transaction in progress, as values for JSON."""
     return {
         "id": each.id,
@@ -306,7 +306,7 @@ def shown(state: ServiceState, transaction_id: int) -> dict[str, Any]:
     found = state.in_progress.get(transaction_id)
     if found is not None:
         name = "in_progress" if found.changes is None else "committing"
-        return {"state": name, **told(found), "changes": len(found.changes or ())}
+        return {"state": name, **details_of(found), "changes": len(found.changes or ())}
     if state.is_invalid(transaction_id):
         ended = state.ended.get(transaction_id)
         more: dict[str, Any] = {}

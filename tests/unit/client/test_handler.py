@@ -24,7 +24,7 @@ def plain(*given: Any) -> None:
     CALLS.append(("plain", given, threading.get_ident()))
 
 
-def gives_to_wait(*given: Any) -> Any:
+def returns_a_coroutine(*given: Any) -> Any:
     return waits(*given)
 
 
@@ -58,7 +58,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
     ("handler", "is_here"),
     [
         *((waits, True), (Waits(), True), (partial(waits), True)),
-        *((plain, False), (partial(plain), False), (gives_to_wait, True)),
+        *((plain, False), (partial(plain), False), (returns_a_coroutine, True)),
     ],
 )
 async def test_a_handler_is_called_in_its_own_way(executor, handler, is_here):
@@ -88,7 +88,7 @@ async def test_a_work_block_encloses_the_call(executor, handler, work, here):
 
 async def test_plain_work_refuses_a_handler_that_returns_a_coroutine(executor):
     with pytest.raises(TypeError):
-        await Calling(gives_to_wait, executor).hand("m", plain_work)
+        await Calling(returns_a_coroutine, executor).hand("m", plain_work)
     assert [name for name, _, _ in CALLS] == ["begin"]
 
 

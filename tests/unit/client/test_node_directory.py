@@ -18,7 +18,7 @@ T1, T2 = TopicId("ns1", "t1"), TopicId("ns1", "t2")
 
 
 class First(random.Random):
-    """Starts at the first address, and never shortens a rest."""
+    """Chooses the first address, and never shortens a back-off."""
 
     def randrange(self, *_):
         return 0
@@ -115,10 +115,10 @@ def test_an_assigned_node_without_a_claim_is_asked_but_the_epoch_is_kept():
     assert known.place(T1, 0.0) == C
 
 
-def test_a_leader_that_is_lost_rests_longer_each_time_and_others_are_asked_meanwhile():
+def test_the_back_off_of_a_lost_leader_grows_and_others_are_asked_meanwhile():
     known = nodes()
     known.heard(T1, A, header(C, 1), 0.0)
-    now, rests = 0.0, []
+    now, back_offs = 0.0, []
     for _ in range(8):
         known.lost(C, now)
         known.lost(C, now)  # A second lost request to the same node does not count.
@@ -126,15 +126,15 @@ def test_a_leader_that_is_lost_rests_longer_each_time_and_others_are_asked_meanw
         before = now
         while known.place(T1, now) != C:
             now += 0.001
-        rests.append(now - before)
-    assert rests == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], abs=0.002)
-    assert rests[-1] == pytest.approx(BACK_OFF_MAX_S, abs=0.002)
+        back_offs.append(now - before)
+    assert back_offs == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], abs=0.002)
+    assert back_offs[-1] == pytest.approx(BACK_OFF_MAX_S, abs=0.002)
     known.answered(C)
     known.lost(C, now)
     assert known.place(T1, now + 0.101) == C
 
 
-def test_a_node_that_leaves_rests_until_a_newer_epoch_names_it():
+def test_a_node_that_leaves_is_avoided_until_a_newer_epoch_names_it():
     known = nodes()
     known.heard(T1, A, header(B, 1), 0.0)
     known.leaving(B, 0.0)
@@ -146,7 +146,7 @@ def test_a_node_that_leaves_rests_until_a_newer_epoch_names_it():
     assert known.place(T1, 0.3) == B
 
 
-def test_when_all_nodes_rest_the_first_to_end_its_rest_is_asked():
+def test_when_all_nodes_are_backed_off_the_first_back_off_to_end_decides():
     known = nodes()
     known.leaving(B, 0.0)
     known.lost(C, 0.0)
@@ -154,7 +154,7 @@ def test_when_all_nodes_rest_the_first_to_end_its_rest_is_asked():
     assert known.place(T1, 0.06) == C
 
 
-def test_an_attempt_visits_the_untried_nodes_that_do_not_rest():
+def test_an_attempt_goes_on_with_untried_nodes_that_are_not_backed_off():
     known = nodes()
     known.heard(T1, A, header(C, 1), 0.0)
     known.lost(B, 0.0)
