@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from broker.storage.columns import is_rolled_column
 from broker.storage.memory.row_space import MemoryRow, Undo
 from broker.storage.table import HEAD, Space
 
@@ -30,7 +31,7 @@ class Past:
 
     def note(self, space: Space, key: bytes, undo: Undo, columns: Iterable[bytes] = ()) -> None:
         """Keep the undo of a change that put ``columns``."""
-        if any(is_edit(column) for column in columns):
+        if any(map(is_rolled_column, columns)):
             self._undos.pop((space, key), None)
             return
         undos = self._undos.pop((space, key), None)
@@ -65,8 +66,3 @@ class Past:
             if HEAD in undo:
                 head = undo[HEAD]
                 yield None if head is None else head.value
-
-
-def is_edit(column: bytes) -> bool:
-    """True if a rollback writes the column: it begins or ends with an ``x``."""
-    return column.startswith(b"x") or column.endswith(b"x")

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from broker.storage.columns import is_rolled_column
 from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
 from broker.storage.memory.past import ROWS_MAX, STATES_MAX
 from broker.storage.memory.table import MemoryTable
@@ -313,11 +314,13 @@ def test_each_row_of_a_scan_may_be_stale_by_itself_and_deleted_rows_may_appear()
     run(story, "old_answer")
 
 
-@pytest.mark.parametrize("column", [b"xe%d", b"e%dx"])
-def test_no_read_shows_a_state_before_a_rollback(column):
+def test_no_read_shows_a_state_before_a_rollback():
+    rolled = b"e%010d1" + bytes(8) + b"x"
+    assert is_rolled_column(rolled % 3)
+
     async def story(table):
         await grow(table, [1, 2])
-        await grow(table, [3], columns=(column,))
+        await grow(table, [3], columns=(rolled,))
         after = await shown(table, READINGS["columns"])
         assert len(after) == 1
         await grow(table, [4])

@@ -1,8 +1,8 @@
 import random
 
-import pytest
-
-from broker.storage.memory.past import ROWS_MAX, STATES_MAX, Past, is_edit
+from broker.model import row_id
+from broker.storage.columns import POINTER, column_of, rolled_column
+from broker.storage.memory.past import ROWS_MAX, STATES_MAX, Past
 from broker.storage.memory.row_space import RowSpace
 from broker.storage.table import HEAD, Space
 
@@ -52,13 +52,13 @@ def test_the_last_changes_leave_older_states():
     assert kept.older() == {b"%d" % number for number in range(20 - STATES_MAX, 20)}
 
 
-@pytest.mark.parametrize("column", [b"xe1", b"e1x"])
-def test_a_rollback_ends_the_past(column):
+def test_a_rollback_ends_the_past():
     kept = Kept()
+    entry = column_of(row_id(1, 0), POINTER, int.from_bytes(b"x", "big"))
     kept.change(1)
-    kept.change(2, b"e1")
-    kept.change(3, b"e2", column)
-    assert (is_edit(column), is_edit(b"e1"), is_edit(HEAD)) == (True, False, False)
+    kept.change(2, entry)
+    assert kept.older() == {None, b"1"}, "the pointer of the entry is no rollback"
+    kept.change(3, rolled_column(entry))
     assert kept.older() == set()
     kept.change(4)
     assert kept.older() == {b"3"}
