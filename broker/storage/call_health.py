@@ -66,20 +66,16 @@ class CallHealth:
         )
 
     def ended(self, kind: str | None, message: str | None) -> None:
-        """Count a call by how it ended: ``kind`` None is a success; ``cancelled`` is not counted."""
+        """Count a call by how it ended; for ``kind`` and ``message`` see CallOutcome.
+
+        An answer of *no*, for a change that was not made, is a success. A cancelled call does not count.
+        """
+        if kind == CANCELLED:
+            return
+        self._calls += 1
         if kind is None:
-            self.succeeded()
-        elif kind != CANCELLED:
-            self.failed(message or kind)
-
-    def succeeded(self) -> None:
-        """Count a call that storage answered, also if the answer is *no* (a change that was not made)."""
-        self._calls += 1
-        self._last_success_ms = self._now_ms()
-
-    def failed(self, error: str) -> None:
-        """Count a call that was refused, failed, or got no answer."""
-        self._calls += 1
-        self._errors += 1
-        self._last_failure_ms = self._now_ms()
-        self._last_error = error
+            self._last_success_ms = self._now_ms()
+        else:
+            self._errors += 1
+            self._last_failure_ms = self._now_ms()
+            self._last_error = message or kind

@@ -6,10 +6,10 @@ from broker.storage.call_health import CallHealth, StorageHealth
 def test_calls_are_counted_when_they_end() -> None:
     health = CallHealth(count(100).__next__)
     assert health.so_far == StorageHealth(0, 0, None, None, None)
-    health.succeeded()
-    health.failed("no gateway answers")
+    health.ended(None, None)
+    health.ended("refused", "no gateway answers")
     assert health.so_far == StorageHealth(2, 1, 100, 101, "no gateway answers")
-    health.succeeded()
+    health.ended(None, None)
     assert health.so_far == StorageHealth(3, 1, 102, 101, "no gateway answers")
 
 
