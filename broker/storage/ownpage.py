@@ -108,11 +108,6 @@ class OwnPage:
         return IN_FLIGHT_IN_ORDER if self._resolver.table.keeps_order else 1
 
     @property
-    def is_busy(self) -> bool:
-        """True if a change of the own page is in flight."""
-        return self._turn.locked() or self._last is not None
-
-    @property
     def is_alone(self) -> bool:
         """True if no other process uses the store, and no read is stale."""
         return self._resolver.table.is_alone
