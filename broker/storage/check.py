@@ -39,8 +39,8 @@ from broker.storage.log import Logs
 from broker.storage.marks import decode_mark
 from broker.storage.pagecheck import name_of
 from broker.storage.payloadcheck import PayloadsCheck
-from broker.storage.records import NONCE_BYTES
 from broker.storage.report import CheckProgress, CheckReport, StoreProblem, Tell
+from broker.storage.resolve import NONCE_BYTES
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -152,13 +152,11 @@ class TopicCheck:
         self._all.add(self._report)
 
     async def _has_changed(self) -> bool:
-        """True if the topic's record or root changed its generation or state since the check of it began."""
+        """True if the topic's record or root changed its generation or state since its check began."""
         before, root = self._recorded, None
-        cell = await self._resolver.head(
-            Space.RECORDS, walk.TOPIC_RECORDS + topic_prefix(self._topic)
-        )
+        key = walk.TOPIC_RECORDS + topic_prefix(self._topic)
+        cell = await self._resolver.head(Space.RECORDS, key)
         if cell is not None:
-            key = walk.TOPIC_RECORDS + topic_prefix(self._topic)
             self._recorded = _recorded_topic(key, cell.value) or before
         try:
             root = await self._options.root(LogId(self._topic, 0))

@@ -6,16 +6,14 @@ compare-and-set expects. Each write has a new nonce, so a record that changed an
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from broker.storage import entry as entries
 from broker.storage.keys import prefix_end
-from broker.storage.resolve import Resolver
+from broker.storage.resolve import NONCE_BYTES, Resolver, random_nonce
 from broker.storage.table import Cell, Space
 
-NONCE_BYTES: Final = 8
 ROWS_AT_ONCE: Final = 128
 ROWS_AT_FIRST: Final = 100
 BYTES_AT_ONCE: Final = 4 * 1024 * 1024
@@ -53,11 +51,6 @@ class RecordStore(Protocol):
 
     def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
         """Yield the records that ``scan_prefix`` returns, a bounded number at a time."""
-
-
-def random_nonce() -> bytes:
-    """Return a random nonce: it makes each write of a record different from every other."""
-    return secrets.token_bytes(NONCE_BYTES)
 
 
 class Records:

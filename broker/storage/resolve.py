@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 def random_nonce() -> bytes:
-    """Return a random nonce: the part of a hold's tokens that no other hold has."""
+    """Return a random nonce: it is in all tokens of one hold, or in one record, and in no other."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
