@@ -46,7 +46,7 @@ class _Slice(NamedTuple):
     columns: list[bytes]
 
 
-class Looked(NamedTuple):
+class PageInversion(NamedTuple):
     """The result of inverting one page.
 
     ``low`` and ``high``: the least and the greatest write pointer in its columns; None if it has none.
@@ -169,7 +169,7 @@ class LogHold(OwnChain):
 
     # Inverting messages of invalid transactions.
 
-    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> Looked:
+    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> PageInversion:
         """Roll back all messages of invalid transactions in a page (rule 7). May be repeated.
 
         The columns hold the write pointers, so this reads no payload. The caller does this for all pages, and
@@ -183,10 +183,10 @@ class LogHold(OwnChain):
         if page != self.page:
             found = await self._sealed_head(page, self._resolver.pauses())
             if found is None:
-                return Looked()
+                return PageInversion()
             _, head = found
         if not head.cells:
-            return Looked()
+            return PageInversion()
         row = page_key(self.log, page)
         columns = await self._columns(row, column_from(page), ENTRIES_END, head.pointer)
         pointers = {
@@ -195,14 +195,16 @@ class LogHold(OwnChain):
             if not is_rolled_column(column) and (pointer := pointer_of(column)) is not None
         }
         if not pointers:
-            return Looked(last=head.pointer)
+            return PageInversion(last=head.pointer)
         invalid = [column for column, pointer in pointers.items() if is_invalid(pointer)]
         targets = await self._to_invert(page, invalid, set(columns))
         for at in range(0, len(targets), ROLLED_AT_ONCE):
             some = targets[at : at + ROLLED_AT_ONCE]
             await self._roll_back(page, _Slice(page, last_of(some[-1]), some))
         low, high = min(pointers.values()), max(pointers.values())
-        return Looked(low, high, frozenset(map(pointers.__getitem__, targets)), head.pointer)
+        return PageInversion(
+            low, high, frozenset(pointers[column] for column in targets), head.pointer
+        )
 
     async def _to_invert(
         self, page: RowId, columns: Sequence[bytes], there: Collection[bytes]

@@ -69,7 +69,7 @@ class Slot:
             return self.entries
         return self.entries[place:]
 
-    def negate(self, first: RowId, last: RowId, pointer: int) -> None:
+    def mark_rolled_back(self, first: RowId, last: RowId, pointer: int) -> None:
         """Note that a transaction's messages in a range were rolled back."""
         entry = self.entries[0]
         if entry.pointer == pointer and entry.first <= last and entry.last >= first:
@@ -189,17 +189,17 @@ class TopicCache:
                 yield entry
             place += 1
 
-    def negate(self, first: RowId, last: RowId, pointer: int) -> Iterator[None]:
+    def mark_rolled_back(self, first: RowId, last: RowId, pointer: int) -> Iterator[None]:
         """Mark messages as rolled back, after storage did; each step handles some slots.
 
         Slots may come and go between the steps.
         """
         following: RowId | None = first
         while following is not None:
-            following = self._negate_some(following, (first, last), pointer)
+            following = self._mark_some(following, (first, last), pointer)
             yield
 
-    def _negate_some(self, start: RowId, rolled: tuple[RowId, RowId], pointer: int) -> RowId | None:
+    def _mark_some(self, start: RowId, rolled: tuple[RowId, RowId], pointer: int) -> RowId | None:
         """Mark messages from ``start`` on; return the id where this stopped, None if nothing is left."""
         first, last = rolled
         place = max(bisect_right(self._firsts, start, self._evicted) - 1, self._evicted)
@@ -207,6 +207,6 @@ class TopicCache:
             if slot.first > last:
                 return None
             if slot.last >= first:
-                slot.negate(first, last, pointer)
+                slot.mark_rolled_back(first, last, pointer)
         place += SLOTS_AT_ONCE
         return self._firsts[place] if place < len(self._firsts) else None

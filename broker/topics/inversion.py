@@ -179,15 +179,15 @@ class Inverting:
         pointers = known.pages.get(page)
         if page in known.pages and (pointers is None or not work.any_in(*pointers)):
             return pointers, frozenset()
-        looked = await leader.invert(page, work.is_invalid)
+        found = await leader.invert(page, work.is_invalid)
         pointers = None
-        if looked.low is not None and looked.high is not None:
-            pointers = looked.low, looked.high
+        if found.low is not None and found.high is not None:
+            pointers = found.low, found.high
         is_new = page not in known.pages and self._pages_known < PAGES_KNOWN_MAX
         if head.is_sealed and is_new:
             known.pages[page] = pointers
             self._pages_known += 1
-        return pointers, looked.inverted
+        return pointers, found.inverted
 
     def _known_pages_of(self, leader: TopicLeader) -> _KnownPointers:
         topic = leader.topic

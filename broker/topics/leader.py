@@ -18,7 +18,7 @@ from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.slices import Slice
 from broker.storage import sweep
-from broker.storage.hold import LogHold, Looked
+from broker.storage.hold import LogHold, PageInversion
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed_log import KeyedLog, request_hash
@@ -205,7 +205,7 @@ class TopicLeader:
     async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         await self.guarded(self.hold.rollback(pointer, first, last))
         mine = Slice()
-        for _ in self.cache.negate(first, last, pointer):
+        for _ in self.cache.mark_rolled_back(first, last, pointer):
             await mine.go_on()
         self._notify()
 
@@ -226,16 +226,16 @@ class TopicLeader:
 
     # Retention.
 
-    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> Looked:
+    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> PageInversion:
         """Roll back all messages of invalid transactions in a page. Raises as LogHold.invert does."""
-        looked = await self.guarded(self.hold.invert(page, is_invalid))
+        found = await self.guarded(self.hold.invert(page, is_invalid))
         mine = Slice()
-        for pointer in looked.inverted:
-            for _ in self.cache.negate(page, looked.last, pointer):
+        for pointer in found.inverted:
+            for _ in self.cache.mark_rolled_back(page, found.last, pointer):
                 await mine.go_on()
-        if looked.inverted:
+        if found.inverted:
             self._notify()
-        return looked
+        return found
 
     async def raise_floor(self, bound: RowId) -> None:
         """Raise the floor to the page that holds the first id at or above ``bound``."""

@@ -119,9 +119,9 @@ def test_an_entry_shows_which_messages_are_rolled_back() -> None:
     log = Log()
     cache.add(log.batch(("tx", 5), ("plain", 2), ("reference", 1)))
     ids = [row for row, _ in log.all]
-    for _ in cache.negate(ids[1], ids[3], 7):
+    for _ in cache.mark_rolled_back(ids[1], ids[3], 7):
         pass
-    for _ in cache.negate(ids[0], ids[-1], 8):
+    for _ in cache.mark_rolled_back(ids[0], ids[-1], 8):
         pass
     told = [
         entry.is_rolled_back(row) for entry in cache.entries(START, ids[-1]) for row in entry.ids()
