@@ -96,7 +96,7 @@ def _ids_rise(_: Any) -> Any:
 
 
 def _closed_reference(_: Any) -> Any:
-    async def mutant(self: PayloadReader) -> bool:
+    def mutant(self: PayloadReader) -> bool:
         self.ended = True
         return True
 

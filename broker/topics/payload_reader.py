@@ -48,7 +48,7 @@ class PayloadReader:
     async def next(self, bytes_max: int, messages_max: int = 4096) -> list[Entry]:
         """Return the next entries. Raises Unavailable if repeated reads show no closed end."""
         found = await self._reader.next(bytes_max, messages_max)
-        if self._reader.ended and not await self._update_ended():
+        if self._reader.ended and not self._update_ended():
             await self.read_again()
         return found
 
@@ -64,19 +64,18 @@ class PayloadReader:
 
     def _starts_at_end(self) -> bool:
         """Return whether the backward read began at an end behind which no message can come."""
-        reader = self._reader
-        is_dropped = reader.root is not None and reader.root.state is RootState.DROPPED
-        return reader.is_closed or reader.reaches_through or is_dropped
+        return self._reader.is_closed or self._reader.reaches_through or self._is_dropped()
 
-    async def _update_ended(self) -> bool:
+    def _update_ended(self) -> bool:
+        """Note and return whether the end that the reader has reached is certain."""
         reader = self._reader
-        if (
-            reader.is_closed
-            or (self._through is not None and reader.after >= self._through)
-            or (reader.root is not None and reader.root.state is RootState.DROPPED)
-        ):
-            self.ended = True
+        has_all = self._through is not None and reader.after >= self._through
+        self.ended = reader.is_closed or has_all or self._is_dropped()
         return self.ended
+
+    def _is_dropped(self) -> bool:
+        root = self._reader.root
+        return root is not None and root.state is RootState.DROPPED
 
     async def read_again(self) -> None:
         """Wait, and begin again behind the entries read so far. Raises Unavailable after some repetitions."""
