@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.model import POINTER_MAX, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
+from broker.model import POINTER_MAX, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import sweep
@@ -25,6 +25,7 @@ from broker.storage.keys import (
     LogId,
     generation_roots,
     page_key,
+    page_of,
     payload_log_of_root,
     payload_root_range,
     root_key,
@@ -254,16 +255,16 @@ class PayloadLogs:
                     Space.PAYLOADS, first, last, limit=ROOTS_AT_ONCE
                 )
             )
-            found += [(row[-len(low) :], heads.decode(cell.value)) for row, cell in rows]
+            found += [(page_of(row), heads.decode(cell.value)) for row, cell in rows]
             if len(rows) < ROOTS_AT_ONCE:
                 return found
-            low = (int.from_bytes(found[-1][0], "big") + 1).to_bytes(len(low), "big")
+            low = row_after(found[-1][0])
 
     async def of_generations(self, topic: TopicId, below: int) -> list[LogId]:
         """Return payload logs of generations below ``below``, at most ROOTS_AT_ONCE."""
-        low, high = generation_roots(topic, 1), generation_roots(topic, below)
         if below <= 1:
             return []
+        low, high = generation_roots(topic, 1), generation_roots(topic, below)
         found = await self._resolver.read(
             lambda: self._resolver.table.scan(Space.PAYLOADS, low, high, limit=ROOTS_AT_ONCE)
         )

@@ -70,9 +70,9 @@ def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> Ro
 def start_of(poll: Poll, bound: RowId) -> FetchStart:
     """Return the place where a poll begins, given the oldest live row."""
     if poll.start is None:
-        return FetchStart(_just_before(bound))
+        return FetchStart(row_before(bound))
     if isinstance(poll.start, int):
-        return FetchStart(_just_before(max(bound, first_row_at(poll.start))))
+        return FetchStart(row_before(max(bound, first_row_at(poll.start))))
     return after_id(poll.start[:MESSAGE_ID_BYTES], poll.inclusive, bound)
 
 
@@ -80,13 +80,9 @@ def after_id(identifier: MessageId, inclusive: bool, bound: RowId) -> FetchStart
     """Return the start above a message id, or at it if ``inclusive``."""
     row, payload = identifier[:ROW_ID_BYTES], identifier[ROW_ID_BYTES:]
     if timestamp_of(row) < timestamp_of(bound):
-        return FetchStart(_just_before(bound))
+        return FetchStart(row_before(bound))
     inline = inclusive and payload == ROW_ID_MIN
-    return FetchStart(_just_before(row), row, row_before(payload) if inclusive else payload, inline)
-
-
-def _just_before(row: RowId) -> RowId:
-    return row_before(row)
+    return FetchStart(row_before(row), row, row_before(payload) if inclusive else payload, inline)
 
 
 def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:

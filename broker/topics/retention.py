@@ -311,12 +311,9 @@ class Sweeper:
         if root.state is RootState.DROPPED:
             return True
         number = log.number or 0
-        if (
-            number < 0
-            and root.state is not RootState.OPEN
-            and now_ms <= (self._lives.end_ms(number) + topic.ttl_ms)
-        ):
-            return False  # It was published, or may have been: its messages may still live.
+        may_be_published = number < 0 and root.state is not RootState.OPEN
+        if may_be_published and now_ms <= self._lives.end_ms(number) + topic.ttl_ms:
+            return False  # Its messages may still live.
         tail = await self._around.payload_logs.tail(log, root)
         return may_drop(number, root, tail, topic, now_ms=now_ms, lives=self._lives)
 

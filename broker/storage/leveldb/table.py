@@ -103,7 +103,7 @@ class LevelDBTable:
             raise ValueError(f"a row in {space} has no cell except its head")
         _bound(sum(map(len, puts.values())))
         if clear and has_cells(space):
-            await self._warm(space, [row])
+            await self._warm(cells_prefix(space, row))
         request = ChangeRequest(space, row, expected, puts, deletes, clear)
         with ShortWork():
             changed: bool = await self._writer.submit(lambda round_: round_.change(request))
@@ -120,10 +120,9 @@ class LevelDBTable:
         """Remove whole rows; on disk on return."""
         self._compaction.gone(await self._writer.submit(lambda round_: round_.delete(space, rows)))
 
-    async def _warm(self, space: Space, rows: Sequence[bytes]) -> None:
+    async def _warm(self, prefix: bytes) -> None:
         """Read the keys of the cells to clear, so that the writer finds them in memory and not on disk."""
-        prefixes = [cells_prefix(space, row) for row in rows]
-        await self._readers.read(lambda: [self._database.keys_of(prefix) for prefix in prefixes])
+        await self._readers.read(partial(self._database.keys_of, prefix))
 
     # --- Reads ----------------------------------------------------------------------------------
 
@@ -214,9 +213,8 @@ class LevelDBTable:
         await self._compaction.close()
         self._readers.close()
         has_ended &= await asyncio.to_thread(self._readers.join)
-        if (
-            has_ended
-        ):  # A thread that hangs in the disk keeps the database open until the process ends.
+        # A thread that hangs in the disk keeps the database open until the process ends.
+        if has_ended:
             await asyncio.to_thread(self._close_files)
 
     def _close_files(self) -> None:
