@@ -120,9 +120,8 @@ class LogSink:
     def _write_some(self, rest: memoryview) -> int:
         try:
             return os.write(self._descriptor, rest)
-        except (
-            BlockingIOError
-        ):  # Another process that shares standard error may set it to non-blocking.
+        except BlockingIOError:
+            # Another process that shares standard error may set it to non-blocking.
             select.select([], [self._descriptor], [], 1.0)
             return 0
 

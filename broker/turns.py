@@ -98,9 +98,8 @@ class Turns:
                 return await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                self.give_back(
-                    waiter.result()
-                )  # The turn came while the caller was being cancelled.
+                # The turn came while the caller was being cancelled.
+                self.give_back(waiter.result())
             else:
                 self._remove_waiter(place, waiter)
             raise

@@ -8,7 +8,7 @@
     size, 4 bytes | attributes                  of messages that have any, if the flags say so (attributed.py)
     offsets                                     where each item but the first begins, 2 bytes each
     items                                       Avro items of a poll's reply; a stub has its first id here
-    CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
+    CRC-32 of all before, little-endian         so that the CRC-32 of any whole value is one number
 
 The epoch counts the claims of a topic. Ten claims a second would fill its 4 bytes in 13 years.
 An entry has at most 16 KiB of items and attributes, or one message. With attributes it has format 2, so that

@@ -176,7 +176,9 @@ class ChangeVerdict(enum.Enum):
     REPEAT = "repeat"
     """Not applied yet: the writer may send the same change again, byte for byte."""
     NEVER = "never"
+    """Certainly not applied, now or later: another writer has the log."""
     UNKNOWN = "unknown"
+    """The page no longer shows the entry, whether it was applied or not."""
     STALE = "stale"
     """The read was stale: read again."""
 

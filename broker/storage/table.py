@@ -6,7 +6,7 @@ is the row's **head** (column ``h``). ``change`` compares the head, and never an
     change(row, head as expected, cells to put, columns to delete)  ->  True | False
            └─ one row, all cells or none, on disk on return ─┘
 
-    True      certain: the change was made, and is on disk
+    True             certain: the change was made, and is on disk
     False            the head had another value; or the store made the change, and lost that answer
     WriteUnknown     the change was made, or will be made at any later moment, or never
     NotWritten       certainly not made, now or later

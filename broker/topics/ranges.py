@@ -3,7 +3,7 @@
 A range is ``(after, through]``, by the ids of rows. Messages of a reference count with the row of their reference, so
 no range divides them. The broker gives every later message an id above the latest one. So a range that ends at or
 below the latest id does not change, except that messages expire or are rolled back. The heads of pages have all
-these numbers. This code reads entries only if a range begins or ends inside a page (storage/numbering.py).
+these numbers. This code reads entries only if a range begins or ends inside a page (storage/ordinals.py).
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await asyncio.shield(task)
     finally:
-        del (
-            task
-        )  # The task refers to its error, the error to this frame: this breaks the reference cycle.
+        # The task refers to its error, and the error to this frame: this breaks the reference cycle.
+        del task
 
 
 def _finished(task: asyncio.Task[Any]) -> None:

@@ -15,7 +15,7 @@ nothing sent.
 
 ==========================================  ==========================================================
 no turn, no connection                      NotWritten
-a declared exception (``TIOError``)          WriteUnknown: the gateway's own client may have repeated a call
+a declared exception (``TIOError``)         WriteUnknown: the gateway's own client may have repeated a call
                                             that it thought lost; some rows of a multi-put may be written.
                                             ``canRetry`` does not help: it is true even for a table that
                                             does not exist. The connection is kept

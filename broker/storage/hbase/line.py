@@ -9,12 +9,12 @@ All of this runs in the event loop. The table compares ways to talk to one gatew
 on two cores at a load of 10 (trust the ratios). The cases are one head, and 20 cells of 16 KiB. The values are the
 median of a lone call, this process's time of it, and calls a second with 8 in flight:
 
-========================================  =========================  =========================
-the loop's transport (this)               0.62 ms, 0.13 ms, 3,093/s  2.0 ms, 0.33 ms, 431/s
+==========================================  =========================  =========================
+the loop's transport (this)                 0.62 ms, 0.13 ms, 3,093/s  2.0 ms, 0.33 ms, 431/s
 a socket that the loop watches, thriftpy2  0.67 ms, 0.15 ms, 2,032/s  4.0 ms, 1.19 ms, 206/s
-threads, thriftpy2                        0.94 ms, 0.40 ms, 1,722/s  2.5 ms, 0.75 ms, 374/s
-thriftpy2.contrib.aio                     1.64 ms, 0.40 ms, 695/s    11.1 ms, 3.21 ms, 85/s
-========================================  =========================  =========================
+threads, thriftpy2                          0.94 ms, 0.40 ms, 1,722/s  2.5 ms, 0.75 ms, 374/s
+thriftpy2.contrib.aio                       1.64 ms, 0.40 ms, 695/s    11.1 ms, 3.21 ms, 85/s
+==========================================  =========================  =========================
 """
 
 from __future__ import annotations
