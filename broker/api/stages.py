@@ -16,6 +16,8 @@ from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
 from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
+from broker.wire import avrojson
+from broker.wire.varint import LONG_MAX
 
 STAGES_MAX: Final = 5_000
 """The largest number of stages in one publish."""
@@ -82,8 +84,8 @@ def _list_of_stages(body: bytes) -> PublishRequest:
     listed, pointer = given.get("stages"), given.get("write_pointer")
     if not isinstance(listed, list) or not 0 < len(listed) <= STAGES_MAX:
         raise BadRequest(f"stages: must be a list of 1 to {STAGES_MAX} stages.")
-    if pointer is not None and (not isinstance(pointer, int) or isinstance(pointer, bool)):
-        raise BadRequest(f"write_pointer: must be a whole number, not {pointer!r:.80}.")
+    if pointer is not None:
+        pointer = avrojson.integer("write_pointer", pointer, LONG_MAX)
     stages = [_stage(each) for each in listed]
     if len(set(stages)) < len(stages):
         raise BadRequest("stages: the list has a stage twice.")

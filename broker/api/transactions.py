@@ -45,8 +45,8 @@ class TransactionsApi:
         timeout_s, client = sent.get("timeout_s"), sent.get("client", "")
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | None):
             raise BadRequest(f"timeout_s: must be a number of seconds, not {timeout_s!r:.80}.")
-        if not isinstance(client, str):
-            raise BadRequest("client: must be a string.")
+        if not isinstance(client, str) or not _is_unicode(client):
+            raise BadRequest("client: must be a string of valid Unicode text.")
         begun = await self._service.start(
             long=kind == "long", timeout_s=timeout_s, client=client, deadline=request.deadline
         )
@@ -136,6 +136,14 @@ def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     if _accepts(request, THRIFT):
         return Reply(200, encode_transaction(snapshot), THRIFT)
     return json_reply(encode_snapshot(snapshot))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _accepts(request: Request, content_type: str) -> bool:

@@ -93,6 +93,7 @@ async def test_conflicts(broker: Broker) -> None:
         b'{"stages": ["9999999999999999999"]}',
         b'{"stages": ["7", "7"]}',
         b'{"stages": ["7"], "write_pointer": "8"}',
+        b'{"stages": ["7"], "write_pointer": 9223372036854775808}',
         b'{"stages": ["7"], "pointer": 8}',
         json.dumps({"stages": [str(n) for n in range(1, 5002)]}).encode(),
     ],

@@ -101,6 +101,7 @@ async def test_transactions_end_by_abort_or_as_invalid(broker: Broker) -> None:
         ("", {"timeout": 5}),
         ("", {"client": 5}),
         ("", {"client": "x" * 257}),
+        ("", {"client": "\ud800"}),
         ("/x/commit", None),
         ("/99999999999999999999/commit", None),
         ("/5/can-commit", {"changes": ["!"]}),
