@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -107,27 +107,35 @@ python -m tests.kit.seeds.directed dedupe                   the result of its sc
 python -m tests.kit.seeds.directed dedupe --with            the same with the guard
 ```
 
-| guard | what its mutant does | runs of one log: plan | in the cluster: workload, seed: faults | found there as |
-|---|---|---|---|---|
-"""
-
-_ELSEWHERE_HEAD = """
-A schedule of the cluster is about a minute of virtual time, in which rare faults happen often. With the mutant the
-seed must show the violation; without the mutant it must show none. The violations, as a client sees them:
-
-| guard | without it |
+| guard | what its mutant does |
 |---|---|
 """
 
-_NOT_IN_CLUSTER_HEAD = """
-The cluster does not show these:
+_PLANS_HEAD = """
+## Found in random runs of one log
 
-| guard | why not | shown in |
-|---|---|---|
+Each plan (`--plan`) has other steps and faults. These plans find these mutants:
+
+"""
+
+_CLUSTER_HEAD = """
+## Found in the simulated cluster
+
+A schedule is about a minute of virtual time, in which rare faults happen often. With the mutant the seed must show
+the violation; without the mutant it must show none.
+
+"""
+
+_NOT_IN_CLUSTER_HEAD = """
+## Not found in the simulated cluster
+
+The cluster does not show these guards. Other tests do.
 """
 
 
 _OF_PROCESSES_HEAD = """
+## Below the processes
+
 The parts below the processes have mutants, too (`broker/testing/mutants_processes.py`). The verifier's cases find them
 (two also the tests of LevelDB's files, `tests/integration/test_leveldb_durability.py`):
 
@@ -139,19 +147,30 @@ The parts below the processes have mutants, too (`broker/testing/mutants_process
 def guards_page() -> str:
     """Return ``docs/internals/guards.md``."""
     table = tomllib.loads((ROOT / "tests/simulation/cluster_mutants.toml").read_text("utf-8"))
-    scheduled = {row["name"]: row for row in table["mutant"]}
+    plans: dict[str, list[str]] = {}
+    elsewhere: dict[str, dict[str, list[str]]] = {}
+    for name, mutant in MUTANTS.items():
+        if mutant.plan:
+            plans.setdefault(mutant.plan, []).append(name)
+    for row in table["elsewhere"]:
+        elsewhere.setdefault(row["where"], {}).setdefault(row["why"], []).append(row["name"])
     return "".join(
         [
             MADE,
             _GUARDS_HEAD,
-            *(_guard(name, scheduled.get(name)) for name in MUTANTS),
-            _ELSEWHERE_HEAD,
-            *(f"| `{row['name']}` | {row['without_it']} |\n" for row in table["mutant"]),
-            _NOT_IN_CLUSTER_HEAD,
             *(
-                f"| `{row['name']}` | {row['why']} | `{row['where']}` |\n"
-                for row in table["elsewhere"]
+                f"| `{name}` | {mutant.does.replace('``', '`')} |\n"
+                for name, mutant in MUTANTS.items()
             ),
+            _PLANS_HEAD,
+            *(f"* {plan}: {_listed(names)}.\n" for plan, names in plans.items()),
+            _CLUSTER_HEAD,
+            *(
+                f"* `{row['name']}`: {row['without_it']}\n  {_schedule(row)}\n"
+                for row in table["mutant"]
+            ),
+            _NOT_IN_CLUSTER_HEAD,
+            *(_elsewhere(where, reasons) for where, reasons in elsewhere.items()),
             _OF_PROCESSES_HEAD,
             *(
                 f"| `{name}` | {mutant.does} | {_cases_of(name)} |\n"
@@ -161,23 +180,28 @@ def guards_page() -> str:
     )
 
 
-def _cases_of(name: str) -> str:
-    return ", ".join(f"`{case.name}`" for case in CASES.values() if case.mutant == name)
+def _cases_of(mutant: str) -> str:
+    return _listed(case.name for case in CASES.values() if case.mutant == mutant)
 
 
-def _guard(name: str, row: dict[str, Any] | None) -> str:
-    mutant = MUTANTS[name]
-    plan = mutant.plan or "none"
-    shown = "none | none" if row is None else f"{_schedule(row)} | `{row['violation']}`"
-    return f"| `{name}` | {mutant.does} | {plan} | {shown} |\n"
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _elsewhere(where: str, reasons: dict[str, list[str]]) -> str:
+    found = "".join(f"* {_listed(names)}: {why}\n" for why, names in reasons.items())
+    return f"\n`{where}`:\n\n{found}"
 
 
 def _schedule(row: dict[str, Any]) -> str:
-    """Return the workload, the seed and the faults of a schedule."""
+    """Return the workload, the seed and the faults of a schedule, and the violation."""
     faults = [*row.get("faults", ()), *(kind for kind, *_ in row.get("script", ()))]
     storage = [name for name in row["bias"] if not name.endswith("_ms")]
+    told = ", ".join([*dict.fromkeys(faults), *storage]) or "none"
     workload = row.get("workload", "log")
-    return f"{workload}, {row['seed']}: {', '.join([*dict.fromkeys(faults), *storage]) or 'calm'}"
+    return (
+        f"Workload {workload}, seed {row['seed']}, faults: {told}. Violation: `{row['violation']}`."
+    )
 
 
 _CASES_HEAD = """
