@@ -1,4 +1,4 @@
-"""Pages mention only existing commands, options, and methods of the client."""
+"""Pages mention only existing commands, options, methods of the client, files and tests."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 from broker.cli.app import cli
 from broker.client import Client, SyncClient
 from chaos.cli import cli as verifier
-from tests.tidy.sources import text, tracked
+from tests.tidy.sources import ROOT, text, tracked
 
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *tracked("docs/*.md")]
 PAGES = [page for page in PAGES if not page.startswith("docs/results/")]
@@ -20,6 +20,10 @@ PRINTED = ("broker ready at ",)
 """Lines that begin like a command, and are output."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_FENCE = re.compile(r"(?:^|[|$] ?)((?:\.venv/bin/)?broker [^|#]*?)(?= {3}|#|\||$)", re.MULTILINE)
+FILE = re.compile(r"`((?:broker|chaos|tests|scripts|examples|benchmarks|docker)/[\w/.-]+)`")
+MADE_BY_RUNS = ("chaos/store/",)
+TEST = re.compile(r"`(test_\w+)`")
+DEFINED = re.compile(r"def (test_\w+)\(")
 METHOD = re.compile(r"(?<![\w./])[cC]lient\.([a-z_]+)(?!\w*\.)\b")
 
 
@@ -64,6 +68,17 @@ def test_a_page_mentions_only_existing_commands_and_options(page: str) -> None:
 def test_a_page_mentions_only_existing_methods_of_the_client(page: str) -> None:
     names = set(METHOD.findall(text(page))) - {"md"}
     assert {n for n in names if not hasattr(Client, n) and not hasattr(SyncClient, n)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_mentions_only_existing_files(page: str) -> None:
+    names = [name for name in FILE.findall(text(page)) if not name.startswith(MADE_BY_RUNS)]
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_pages_mention_only_existing_tests() -> None:
+    known = {found for name in tracked("tests/*.py") for found in DEFINED.findall(text(name))}
+    assert {name for page in PAGES for name in TEST.findall(text(page))} - known == set()
 
 
 @pytest.mark.parametrize("page", PAGES)
