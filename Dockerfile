@@ -1,5 +1,5 @@
-# A node: alone (the default command, with its data in /data), or of a cluster, as
-# docker-compose.cluster.yml runs it.
+# A node. The default command runs it standalone, with its data in /data.
+# docker-compose.cluster.yml runs nodes of a cluster.
 #
 #   docker build -t tms-broker .
 #   docker run -p 127.0.0.1:8080:8080 -v broker-data:/data tms-broker

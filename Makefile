@@ -1,19 +1,19 @@
-# Everything that a person or a machine runs here is a target; `make` alone lists them.
+# `make` lists the targets: all commands for this repository, for developers and for CI.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# What the targets hand on: INPUT and STAY to the demo, WINDOWS to the pipeline, ARGS to the broker, the tests,
-# the benchmarks or the verifier, which takes MINUTES.
+# Variables that targets pass on: INPUT and STAY to the demo, WINDOWS to the pipeline, MINUTES to the verifier,
+# ARGS to the broker, the tests, the benchmarks and the verifier.
 INPUT   ?=
 STAY    ?=
 WINDOWS ?=
 ARGS    ?=
 export INPUT STAY WINDOWS
 
-# Of the simulation: how many seeds, of how many virtual minutes; or the one seed to run again.
+# The simulation runs SEEDS seeds of MINUTES virtual minutes each, or repeats one SEED.
 SEEDS   ?= 100
 SEED    ?=
 sim: MINUTES ?= 3
@@ -27,7 +27,7 @@ chaos: MINUTES ?= 20
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.server ## Make .venv with what a standalone broker needs, and no more.
+setup: $(VENV)/.server ## Make .venv with the requirements of a standalone broker.
 
 wheel: $(VENV)/bin/python ## Build dist/tms_broker-VERSION-py3-none-any.whl, to install elsewhere.
 	@rm -f dist/tms_broker-*.whl
@@ -51,24 +51,24 @@ check: lint ## Check format, style and types, and run the unit tests, within a m
 	@$(BIN)/python -m pytest -n 2 -p no:schemathesis --hypothesis-profile=quick -m "not slow and not nightly" \
 	  tests/unit tests/tidy $(ARGS)
 
-test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
+test: setup-dev test-servers lint ## Set up everything for the tests, and run all except the nightly ones.
 	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)
 
 test-all: setup-dev test-servers lint ## Run every test, also the nightly ones: more than an hour.
 	@$(BIN)/python -m pytest -n 2 --timeout=3600 --hypothesis-profile=thorough $(ARGS)
 
-# What is compiled is kept: else every worker and every process that a test starts compiles all of it anew.
+# Keep compiled modules. Otherwise each worker, and each process that a test starts, compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Which servers a target needs; none named means all. The peers of the benchmarks take a minute more.
-# docker-compose, which reads the compose file, takes minutes to build: where it must not be missing.
+# SERVERS names the servers that a target needs; empty means all. The peers of the benchmarks take a minute to
+# build. docker-compose takes minutes, so only CI builds it: there a test may not be skipped for lack of it.
 test: SERVERS = tms tephra hbase toxiproxy $(if $(filter true,$(CI)),compose)
 bench: SERVERS = tms kafka redis
 
 test-servers: setup-dev
 	@$(BIN)/python -m tests.kit.servers fetch --if-possible $(SERVERS)
 
-bench: test-servers ## Measure us and our peers side by side.
+bench: test-servers ## Measure this broker beside Kafka, Redis and the original.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sim: setup-dev ## Run seeds of the simulated cluster (SEEDS=1000 MINUTES=10), or one again (SEED=77).
@@ -76,7 +76,7 @@ sim: setup-dev ## Run seeds of the simulated cluster (SEEDS=1000 MINUTES=10), or
 	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 bench-cluster: SERVERS = hbase
-bench-cluster: test-servers ## Measure a cluster beside what HBase does alone.
+bench-cluster: test-servers ## Measure a cluster beside HBase alone.
 	@$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 chaos: SERVERS = hbase toxiproxy
@@ -93,7 +93,7 @@ format: setup-dev ## Format the code and sort its imports.
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-docs: setup-dev ## Write the pages that are made from the code.
+docs: setup-dev ## Write the pages that are generated from the code.
 	@$(BIN)/python scripts/gen_docs.py
 
 clean: ## Remove .venv, caches and build products; data and fetched servers stay.
@@ -102,17 +102,17 @@ clean: ## Remove .venv, caches and build products; data and fetched servers stay
 
 setup-dev: $(VENV)/.dev
 
-# The stamps are as old as the installation; a change of pyproject.toml makes it anew.
+# A stamp is a file with the time of an installation. A newer pyproject.toml makes Make install again.
 
 $(VENV)/.server: pyproject.toml | $(VENV)/bin/python
 	@echo "installing the broker into $(VENV)"
 	@$(PIP) install --editable '.[server]' || { \
-	  echo "The packages in pyproject.toml could not be installed; pip's reason stands above."; \
+	  echo "pip could not install the packages of pyproject.toml; its reason is above."; \
 	  echo "It needs a package index that it can reach (see: $(BIN)/pip config list)."; exit 1; }
 	@touch $@
 
 $(VENV)/.cluster: pyproject.toml $(VENV)/.server
-	@echo "installing what a node of a cluster needs into $(VENV)"
+	@echo "installing the requirements of a cluster's node into $(VENV)"
 	@$(PIP) install --editable '.[cluster]'
 	@touch $@
 
@@ -122,7 +122,7 @@ $(VENV)/.spark: pyproject.toml $(VENV)/.server
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.server
-	@echo "installing what the tests need into $(VENV)"
+	@echo "installing the requirements of the tests into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.cluster $(VENV)/.spark
 

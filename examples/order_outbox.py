@@ -44,10 +44,8 @@ async def main() -> None:
 
         async with Client(os.environ.get("BROKER_URL")) as client:
             await client.create_topic(TOPIC, if_exists="keep")
-            forget, outbox.forget = (
-                outbox.forget,
-                die,
-            )  # Die after the publish, and before the delete.
+            # Die after the publish, and before the delete.
+            forget, outbox.forget = outbox.forget, die
             try:
                 await outbox.relay_all(client, engine)
             except Died:
