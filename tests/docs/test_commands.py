@@ -3,6 +3,9 @@
 Every line that begins with ``$`` in a console block runs in a shell, in an empty folder, with the project's command on
 the path. A test's broker stands in for the page's broker. Every Python block runs as a program. A program that follows
 a topic for ever is stopped after its first line of output.
+
+Commands and programs are forks of one process (``tests.kit.forked``), so that each need not import the packages again.
+Programs that use Spark run here only at night; each starts its own Spark. By day tests/integration/spark runs them.
 """
 
 import contextlib
@@ -20,20 +23,21 @@ import pytest
 
 from broker.client import SyncClient, TopicExists
 from broker.local.single import BrokerProcess
+from tests.kit.forked import Forked
+from tests.kit.pages import ROOT, at_port, blocks, named, spark_programs
 
-ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
-ADDRESS = "127.0.0.1:8080"
-BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEADLINE_S = 120
 
 ENDLESS = {"README.md"}
-"""Pages with a program that follows a topic for ever."""
+"""The page whose program follows a topic for ever."""
+
+TESTS = {"docs/guides/testing.md"}
+"""Pages whose program is a test; ``test_testing_guide`` runs it."""
 
 # Commands that other tests run, and these tests.
 FIRST = "tests/docs/test_first_contact.py"
 ELSEWHERE = {
-    "make demo": "test_the_demonstration_runs",
+    "make demo": "test_the_demonstration_runs_and_prints_three_commands_that_work",
     "make pipeline": "test_the_pipeline_runs",
     "python -m examples.rowlog": "tests/docs/test_examples.py",
     "python -m examples.streams word_count": "tests/integration/spark/test_stream_examples.py",
@@ -48,16 +52,6 @@ ELSEWHERE = {
 }
 
 
-def blocks(kind: str) -> list[tuple[str, str]]:
-    """Return (page, text) of each block of a kind."""
-    return [
-        (page, found.group(2))
-        for page in PAGES
-        for found in BLOCK.finditer((ROOT / page).read_text())
-        if found.group(1) == kind
-    ]
-
-
 def commands(block: str) -> list[str]:
     """Return the commands of a console block; a backslash continues one."""
     joined = block.replace("\\\n", " ")
@@ -70,11 +64,17 @@ def broker(tmp_path_factory):
         yield process
 
 
+@pytest.fixture(scope="module")
+def forked():
+    with Forked() as forked:
+        yield forked
+
+
 @pytest.fixture
-def environment(broker, tmp_path):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def environment(broker, forked, tmp_path):
+    path = os.pathsep.join([str(forked.folder), str(Path(sys.executable).parent)])
     own = {"BROKER_URL": broker.url, "XDG_CONFIG_HOME": str(tmp_path / "config")}
-    return {**os.environ, "PATH": path, **own}
+    return {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}", **own}
 
 
 @pytest.fixture
@@ -84,14 +84,18 @@ def greetings(broker):
         client.create_topic("demo/greetings")
 
 
-def there(text: str, broker: BrokerProcess) -> str:
-    """Replace the broker's address in a page by the address of the test's broker."""
-    return text.replace(ADDRESS, f"127.0.0.1:{broker.port}")
-
-
-def named(found: list[tuple[str, str]]) -> list[str]:
-    """Return an id for each block: the name of its page and a number."""
-    return [f"{page}-{number}" for number, (page, _) in enumerate(found)]
+def check_success(name: str, command: list, folder: Path, environment: dict[str, str]) -> None:
+    """Run a command, and check that it exits with 0."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("console"), ids=named(blocks("console")))
@@ -101,58 +105,58 @@ def test_commands_succeed(page, block, broker, environment, tmp_path):
     for command in found:
         if command in ELSEWHERE:
             continue
-        script = there(command, broker).replace("curl ", "curl --fail --silent --show-error ")
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", script],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
+        script = at_port(command, broker.port).replace(
+            "curl ", "curl --fail --silent --show-error "
         )
-        assert done.returncode == 0, f"{page}: {command}\n{done.stdout}{done.stderr}"
+        shell = ["bash", "-o", "pipefail", "-c", script]
+        check_success(f"{page}: {command}", shell, tmp_path, environment)
 
 
-@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=named(blocks("python")))
+PROGRAMS = [
+    (page, block)
+    for page, block in blocks("python")
+    if page not in TESTS | ENDLESS and "pyspark" not in block
+]
+
+
+@pytest.mark.parametrize(("page", "block"), PROGRAMS, ids=named(PROGRAMS))
 @pytest.mark.usefixtures("greetings")
-def test_programs_run(page, block, broker, environment, tmp_path):
-    if "pyspark" in block and shutil.which("java") is None:
-        pytest.skip("Spark needs Java 17")
+def test_programs_run(page, block, broker, forked, environment, tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(there(block, broker))
-    is_test = "def test_" in block
-    endless = page in ENDLESS
-    command = [sys.executable, "-u", *(("-m", "pytest", "-q") if is_test else ()), str(program)]
+    program.write_text(at_port(block, broker.port))
+    check_success(page, [forked.folder / "program", program], tmp_path, environment)
+
+
+@pytest.mark.usefixtures("greetings")
+def test_a_program_without_an_end_prints_messages(broker, environment, tmp_path):
+    (block,) = [block for page, block in blocks("python") if page in ENDLESS]
+    program = tmp_path / "program.py"
+    program.write_text(at_port(block, broker.port))
     with subprocess.Popen(
-        command,
-        cwd=tmp_path,
+        [sys.executable, "-u", program],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        if endless:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            process.terminate()
-            assert first, f"{page}: printed nothing\n{process.communicate(timeout=DEADLINE_S)[1]}"
-        else:
-            printed, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"{page}:\n{printed}{errors}"
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.terminate()
+        assert first, f"printed nothing\n{process.communicate(timeout=DEADLINE_S)[1]}"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java 17")
+@pytest.mark.parametrize(("page", "block"), spark_programs(), ids=named(spark_programs()))
+def test_a_program_that_starts_spark_runs(page, block, broker, environment, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(at_port(block, broker.port))
+    check_success(page, [sys.executable, program], tmp_path, environment)
 
 
 def test_the_pages_with_commands_are_found():
     assert {page for page, _ in blocks("console")} >= {"README.md", "docs/reference/http.md"}
     assert {page for page, _ in blocks("python")} >= {"README.md", "docs/guides/transactions.md"}
-
-
-@pytest.mark.slow
-def test_the_demonstration_runs(tmp_path):
-    done = run_demonstration(tmp_path, b"a line\nanother\xff\n\n" * 500 + b"without an end")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "every byte is the same" in done.stdout
-    assert "after a restart of the broker: 1,501 messages" in done.stdout
 
 
 @pytest.mark.slow
@@ -164,18 +168,19 @@ def test_the_demonstration_refuses_an_empty_or_missing_input(tmp_path, content):
 
 
 @pytest.mark.slow
-def test_a_demonstration_that_stays_prints_three_commands_that_work(tmp_path, environment):
-    done = run_demonstration(tmp_path, b"a line\n" * 20, stay="yes")
+def test_the_demonstration_runs_and_prints_three_commands_that_work(tmp_path, environment):
+    lines = b"a line\nanother\xff\n\n" * 500 + b"without an end"
+    done = run_demonstration(tmp_path, lines, stay="yes")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "every byte is the same" in done.stdout
+    assert "after a restart of the broker: 1,501 messages" in done.stdout
     stays = re.search(r"stays up at (\S+) with its data in (\S+); stop it: kill (\d+)", done.stdout)
     assert stays, done.stdout
     url, folder, pid = stays[1], stays[2], int(stays[3])
     ended = os.pidfd_open(pid)
     try:
-        said = [
-            subprocess.check_output(
-                ["bash", "-c", line], env=environment, text=True, timeout=DEADLINE_S
-            )
+        published, tailed, newest = [
+            subprocess.check_output(["bash", "-c", line], env=environment, timeout=DEADLINE_S)
             for line in done.stdout.replace(".venv/bin/broker", "broker").splitlines()
             if line.startswith("  ")
         ]
@@ -184,11 +189,13 @@ def test_a_demonstration_that_stays_prints_three_commands_that_work(tmp_path, en
         assert select.select([ended], [], [], DEADLINE_S)[0], f"{url} did not stop"
         os.close(ended)
         shutil.rmtree(folder)
-    assert re.fullmatch(r"[0-9a-f]{40}\n", said[0]), "the id of the published message"
-    assert said[1] == "a line\n" * 20 + "one more\n"
-    assert [row["payload"] for row in json.loads(said[2])["messages"]] == ["one more"] + [
-        "a line"
-    ] * 2
+    assert re.fullmatch(rb"[0-9a-f]{40}\n", published), "the id of the published message"
+    assert tailed == lines + b"\none more\n"
+    assert [row["payload"] for row in json.loads(newest)["messages"]] == [
+        "one more",
+        "without an end",
+        "",
+    ]
 
 
 CHANGES_A_BYTE = """
