@@ -38,12 +38,14 @@ class ClockOffsets:
     def __init__(self, folder: Path) -> None:
         """Begin with the folder for the offsets. Raises ClocksMissing."""
         self._library = library()
+        self._offsets_s: dict[str, float] = {}
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment variables for the process ``name``."""
-        self.set(name, 0)
+        """Return the environment variables for the process ``name``. Its clock is right until ``set``."""
+        if name not in self._offsets_s:
+            self.set(name, 0)
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._folder / name),
@@ -61,7 +63,8 @@ class ClockOffsets:
         written = self._folder / f"{name}.new"
         written.write_text(f"{offset_s:+g}\n")
         written.replace(self._folder / name)
+        self._offsets_s[name] = offset_s
 
     def offset_s(self, name: str) -> float:
         """Return the offset of a clock."""
-        return float((self._folder / name).read_text())
+        return self._offsets_s[name]

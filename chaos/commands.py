@@ -285,9 +285,14 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         salt="" if target is None else secrets.token_hex(4),
     )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(workloads)}"
-    folder = RunFolder(directory or STORE / name)
+    urls = [url.strip() for url in (target or "").split(",") if url.strip()]
+    if target is not None and not urls:
+        raise click.UsageError("--target has no address")
+    try:
+        folder = RunFolder(directory or STORE / name)
+    except FileExistsError as error:
+        raise click.UsageError(str(error)) from error
     if target is not None:
-        urls = [url.strip() for url in target.split(",") if url.strip()]
         commands = {key.removesuffix("_cmd"): command for key, command in hooks.items()}
         given = GivenTarget(urls, Hooks(**commands), session_s=session_s)
         judged = asyncio.run(_run(given, plan, folder))

@@ -1,9 +1,8 @@
 """A full disk: a small tmpfs in its own mount namespace.
 
-``unshare -m python -m chaos.full_disk DIR`` (as root; else ``unshare -rm``) mounts the tmpfs on DIR. An
-appender fills it. The program then frees some room, lets the appender go on, and kills it. It prints JSON:
-the acknowledged appends, and the violations that the checkers find in the history of the appends and of the
-final log.
+``command`` runs the program in the namespace, where it mounts the tmpfs on a directory. An appender fills it.
+The program then frees some room, lets the appender go on, and kills it. It prints JSON: the acknowledged
+appends, and the violations that the checkers find in the history of the appends and of the final log.
 
 All this is one process tree, because the tmpfs goes with its namespace.
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -42,10 +42,12 @@ appends began after the disk had room again.
 
 def command(directory: Path, *arguments: str) -> list[str]:
     """Return the command that runs this program on an empty directory, with the appender's options."""
-    return [
-        *("unshare", "-rm", sys.executable, "-m", "chaos.full_disk", str(directory)),
-        *arguments,
-    ]
+    return in_own_mounts(sys.executable, "-m", "chaos.full_disk", str(directory), *arguments)
+
+
+def in_own_mounts(*command: str) -> list[str]:
+    """Return the command that runs ``command`` in a mount namespace: as root, or as root of a user namespace."""
+    return ["unshare", "-m" if os.geteuid() == 0 else "-rm", *command]
 
 
 def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list[str]]:

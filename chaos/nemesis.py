@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from broker.client import BrokerError
 from broker.local.servers import ServerFailed
+from chaos.clocks import ClocksMissing
 from chaos.links import Link
 from chaos.sessions import NotEnded
 from chaos.target import Ability, Target, Unable
@@ -33,6 +34,7 @@ FAILURES: Final = (
     ServerFailed,
     NotEnded,
     Unable,
+    ClocksMissing,
     ToxiproxyFailed,
     OSError,
     TimeoutError,

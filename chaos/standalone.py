@@ -2,7 +2,7 @@
 
 The broker runs under strace, whose trace shows the synced bytes of its files. It runs in a mount namespace
 with a small tmpfs, which a fault can fill, and which goes when the process ends. ``in_namespace`` starts the
-program again in a new namespace: as root with ``unshare -m``, else as root of a new user namespace::
+program again in a new namespace::
 
     FOLDER/disk/            the tmpfs, if there is one
       data/                 LevelDB's files
@@ -31,6 +31,7 @@ from broker.local.servers import ServerFailed, ServerMissing, ToxiproxyServer
 from broker.local.servers.process import HOST
 from broker.local.single import BrokerProcess
 from chaos.clocks import ClockOffsets, ClocksMissing
+from chaos.full_disk import in_own_mounts
 from chaos.links import CLIENT, Link
 from chaos.proxies import client_url, proxied
 from chaos.synced import Disk, replay, traced
@@ -53,9 +54,8 @@ def in_namespace(arguments: Sequence[str]) -> None:
     """
     if os.environ.get(INSIDE):
         return
-    rights = "-m" if os.geteuid() == 0 else "-rm"
     os.environ[INSIDE] = "1"
-    command = ["unshare", rights, sys.executable, "-m", "chaos", *arguments]
+    command = in_own_mounts(sys.executable, "-m", "chaos", *arguments)
     os.execvp(command[0], command)  # noqa: S606  The same program again.
 
 

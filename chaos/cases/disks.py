@@ -110,8 +110,8 @@ async def hole(scene: Scene) -> None:
         directory, "--write-buffer-bytes", str(64 << 20), *_lacking(scene.mutant)
     )
     done = await asyncio.to_thread(_on_a_full_disk, command)
-    if done.returncode and "mount" in done.stderr:
-        scene.fault("the disk was full", happened=False, missing="a mount namespace")
+    if done.returncode:
+        scene.fault("the disk was full", happened=False, failed=done.stderr.strip()[-300:])
         return
     seen = json.loads(done.stdout)
     scene.fault(

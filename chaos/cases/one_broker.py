@@ -37,7 +37,7 @@ def broker_of(scene: Scene, *flags: str, clocks: ClockOffsets | None = None) -> 
 
 
 def clocks_of(scene: Scene) -> ClockOffsets:
-    """Return the settable clock of the broker. Raises ClocksMissing."""
+    """Return the clock of the broker, which can be set. Raises ClocksMissing."""
     return ClockOffsets(scene.folder / "clocks")
 
 
@@ -48,6 +48,7 @@ def _fetch(url: str) -> str:
 
 
 def _asked_clock(environment: dict[str, str]) -> float:
+    """Return the time that a process with the broker's clock sees, in seconds since 1970."""
     command = [sys.executable, "-c", "import time; print(time.time())"]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout)
@@ -109,7 +110,8 @@ async def clock_ahead(scene: Scene) -> None:
             labels = process.labels(1)
             await process.publish(topic, labels, key="in-the-future")
             await scene.publish(process, topic, 10)
-            seen_s = await asyncio.to_thread(_asked_clock, {**os.environ, **_same(clocks)})
+            environment = {**os.environ, **clocks.environment(BROKER)}
+            seen_s = await asyncio.to_thread(_asked_clock, environment)
             off_s = seen_s - _now_ms() / 1000
             clocks.set(BROKER, 0)
             again = await process.publish(topic, labels, key="in-the-future")
@@ -122,14 +124,6 @@ async def clock_ahead(scene: Scene) -> None:
         )
         await _check_times(scene, topic, broker.url)
         await scene.finish(topic)
-
-
-def _same(clocks: ClockOffsets) -> dict[str, str]:
-    """Return the environment of a process with the broker's present clock."""
-    offset_s = clocks.offset_s(BROKER)
-    environment = clocks.environment(BROKER)
-    clocks.set(BROKER, offset_s)
-    return environment
 
 
 async def _check_times(scene: Scene, topic: TopicTarget, url: str) -> None:

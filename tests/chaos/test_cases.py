@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from broker.storage.memory.row_space import RowSpace
 from broker.testing import mutants
+from chaos import clocks, full_disk
 from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.checkers import NAMES, Violation
@@ -94,6 +95,23 @@ class TestOnACluster:
     async def test_a_case_fails_under_its_mutant(self, case: Case, cluster: ChaosCluster) -> None:
         require("hbase")
         failed(await play(case, cluster, mutant=case.mutant))
+
+
+async def test_a_case_on_a_machine_without_settable_clocks_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clocks, "find_spec", lambda _: None)
+    played = await play(CASES["clock-back"], None)
+    assert played.exit_code == 2
+    assert "libfaketime is not installed" in played.evidence["ended_by"]
+
+
+async def test_a_case_on_a_machine_without_mount_namespaces_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(full_disk, "in_own_mounts", lambda *_: ["false"])
+    played = await play(CASES["hole"], None)
+    assert (played.exit_code, list(played.faults.values())) == (2, [False])
 
 
 def test_there_are_24_cases() -> None:

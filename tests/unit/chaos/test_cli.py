@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -25,6 +27,16 @@ def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     refused = CliRunner().invoke(cli, ["run", "--target", "http://h", "--kill-cmd", "sh -c '"])
     assert refused.exit_code == 2
     assert "No closing quotation" in refused.stderr
+
+
+def test_a_run_without_an_address_or_into_the_folder_of_another_run_is_refused(
+    tmp_path: Path,
+) -> None:
+    refused = CliRunner().invoke(cli, ["run", "--target", " , ", "--dir", str(tmp_path)])
+    assert (refused.exit_code, "--target has no address" in refused.stderr) == (2, True)
+    (tmp_path / "verdict.json").touch()
+    refused = CliRunner().invoke(cli, ["run", "--target", "http://h", "--dir", str(tmp_path)])
+    assert (refused.exit_code, "holds a run already" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", sorted(cli.commands))

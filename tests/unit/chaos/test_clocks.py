@@ -26,6 +26,7 @@ def test_a_clock_is_set_while_its_process_runs(tmp_path: Path) -> None:
         for offset_s in (0, 3600, -7200.5, 0):
             clocks.set("broker-1", offset_s)
             assert clocks.offset_s("broker-1") == offset_s
+            assert clocks.environment("broker-1").items() <= environment.items()
             process.stdin.write("\n")
             process.stdin.flush()
             off_s = float(process.stdout.readline()) - SystemClock().now_ms() / 1000
