@@ -102,7 +102,7 @@ def described(cluster: LocalCluster) -> dict[str, Any]:
 
 def welcome(cluster: LocalCluster) -> str:
     """Return commands that use the cluster, for people."""
-    urls = [node.url for node in cluster.nodes]
+    urls = cluster.urls
     if not urls:
         return "Storage and ZooKeeper are ready; there are no nodes. Ctrl-C stops everything."
     broker = Path(sys.executable).with_name("broker")

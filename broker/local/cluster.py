@@ -126,6 +126,11 @@ class LocalCluster:
         return self._of(ProcessKind.BROKER)[: self.sizes.nodes]
 
     @property
+    def urls(self) -> list[str]:
+        """The addresses of ``nodes``, for clients."""
+        return [node.url for node in self.nodes if node.url is not None]
+
+    @property
     def spares(self) -> list[Member]:
         """Brokers that are not started with the others."""
         return self._of(ProcessKind.BROKER)[self.sizes.nodes :]

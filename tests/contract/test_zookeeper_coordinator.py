@@ -21,6 +21,7 @@ from broker.coordination.ports import Contact
 from broker.errors import Unavailable
 from broker.local.servers import ZooKeeperServer, free_ports
 from broker.testing.virtual_time import within
+from chaos.sessions import end_session
 from tests.kit.contract.coordination import (
     PATIENCE_S,
     Told,
@@ -60,10 +61,10 @@ class ZooKeeperHarness:
         return node
 
     async def expire(self, node: TreeCoordinator) -> None:
-        await asyncio.to_thread(end_session, self._server.hosts, client_of(node).client_id)
+        await asyncio.to_thread(end_session, [self._server.hosts], node.tree.session)
 
     async def crash(self, node: TreeCoordinator) -> None:
-        await asyncio.to_thread(break_off, client_of(node))
+        await asyncio.to_thread(break_off, node.tree._client)
 
     async def outage(self) -> None:
         await asyncio.to_thread(self._server.kill)
@@ -78,18 +79,6 @@ class ZooKeeperHarness:
 
     async def close(self) -> None:
         await asyncio.gather(*(node.close() for node in self._nodes))
-
-
-def client_of(node: TreeCoordinator) -> KazooClient:
-    return node.tree._client
-
-
-def end_session(hosts: str, identity: tuple[int, bytes]) -> None:
-    """End a session: take it over with its id and password, and close it."""
-    usurper = KazooClient(hosts, client_id=identity)
-    usurper.start()
-    usurper.stop()
-    usurper.close()
 
 
 def break_off(client: KazooClient) -> None:

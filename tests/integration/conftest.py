@@ -1,4 +1,4 @@
-"""One set of nodes for all tests that can share it. Each test leaves all nodes running."""
+"""Nodes that tests share: a cluster for the session, and a standalone node for each file that asks for it."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,8 @@ import pytest
 
 from broker.local import LocalCluster, Sizes
 from broker.local.servers import HBaseServer
+from tests.kit.commands import Run, in_this_process
+from tests.kit.served import ServedNode
 
 SESSION_MS = 2_000
 """So short that another node soon takes over from a killed or paused node."""
@@ -13,7 +15,23 @@ SESSION_MS = 2_000
 
 @pytest.fixture(scope="session")
 def shared_cluster(shared_hbase: HBaseServer) -> Iterator[LocalCluster]:
-    """Three nodes with their own ZooKeeper, on the HBase that all tests share."""
+    """Three nodes with their own ZooKeeper, on the HBase that all tests share. Each test leaves them running."""
     settings = {"cluster.session_timeout_ms": SESSION_MS}
     with LocalCluster(Sizes(nodes=3), hbase=shared_hbase, settings=settings) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ServedNode]:
+    """A standalone node; every test uses its own topics."""
+    with ServedNode() as node:
+        yield node
+
+
+@pytest.fixture
+def run(
+    node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """A function that runs a command in this process, for the node."""
+    monkeypatch.setenv("BROKER_URL", node.url)
+    return in_this_process(capfd, monkeypatch)

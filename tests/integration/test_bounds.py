@@ -15,6 +15,7 @@ import pytest
 from broker.local.single import BrokerProcess
 from broker.model import Poll, PublishRequest
 from broker.wire import avro
+from tests.kit.attacked import AVRO, memory_bytes, request
 from tests.kit.serving import Answered, RawHttp, topic_path
 
 IDLE = 10_000
@@ -30,21 +31,10 @@ DEADLINE_S = 60.0
 PUBLISHES_MIN = 300
 """The fewest publishes for a percentile."""
 
-AVRO = "Content-Type: avro/binary"
 MESSAGE = avro.encode_publish_request(PublishRequest(None, [b"x" * 256]))
 POLL = avro.encode_poll(Poll())
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
-    lines = [
-        f"{method} {target} HTTP/1.1",
-        "Host: localhost",
-        *headers,
-        f"Content-Length: {len(body)}",
-    ]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @pytest.fixture
@@ -116,13 +106,6 @@ async def publishing(port: int, publishes_min: int) -> AsyncIterator[Publisher]:
         assert isinstance(ended, asyncio.CancelledError), ended
 
 
-def memory(pid: int, name: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"no {name} of process {pid}")
-
-
 async def in_groups(count: int, act: Callable[[], Awaitable[Any]], group: int) -> list[Any]:
     done: list[Any] = []
     while len(done) < count:
@@ -171,7 +154,7 @@ async def test_everything_at_once(
     told: dict[str, str] = {}
 
     def tell(what: str, times: str) -> None:
-        resident = memory(broker.pid, "VmRSS") >> 20
+        resident = memory_bytes(broker.pid, "VmRSS") >> 20
         told[what] = f"{resident} MiB; publishing {times}"
         record_testsuite_property(what, told[what])
 
@@ -192,7 +175,7 @@ async def test_everything_at_once(
                 assert 413 in {reply.status for reply in done} <= {413, 503}
             if what == "endless heads":
                 assert all(done)
-    peak = memory(broker.pid, "VmHWM")
+    peak = memory_bytes(broker.pid, "VmHWM")
     told["peak"] = f"{peak >> 20} MiB"
     assert peak < PEAK_BYTES_MAX, told
     print("\n" + "\n".join(f"{what}: {figure}" for what, figure in told.items()))  # noqa: T201

@@ -1,13 +1,12 @@
 """The commands against a whole broker, as users and scripts run them."""
 
-import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cli import app, completion
+from broker.cli import completion
 from broker.cli import publish as publishing
 from broker.cli.publish import LONG_BYTES
 from broker.client import SyncClient
 from broker.local.single import BrokerProcess
+from tests.kit.commands import in_this_process
 from tests.kit.served import ServedNode
 
 LINES = [b"first", b"", b"\xff\x00 not text", b"last without an end"]
@@ -34,27 +34,14 @@ class Done(NamedTuple):
     stderr: bytes
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
-
-
 @pytest.fixture
 def broker(
     node: ServedNode, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Done]:
-    """Return a function that runs a command in this process, which is faster than a new process for each."""
+    """A function that runs a command in this process, with its output as bytes."""
     monkeypatch.setenv("BROKER_URL", node.url)
-
-    def run(*words: str, stdin: bytes = b"") -> Done:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as left:
-            app.run(list(words))
-        assert isinstance(left.value.code, int)
-        return Done(left.value.code, *capfdbinary.readouterr())
-
-    return run
+    run = in_this_process(capfdbinary, monkeypatch)
+    return lambda *words, **given: Done(*run(*words, **given))
 
 
 def done(completed: Done) -> bytes:

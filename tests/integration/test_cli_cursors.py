@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from broker.cli import app
 from broker.client import (
     BadName,
     BadRequest,
@@ -20,32 +16,8 @@ from broker.client import (
     TopicNotFound,
 )
 from broker.client.positions import before
+from tests.kit.commands import Run
 from tests.kit.served import ServedNode
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
-
-
-@pytest.fixture
-def run(
-    node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """Return a function that runs a command in this process, and returns its code, output and errors."""
-    monkeypatch.setenv("BROKER_URL", node.url)
-
-    def command(*words: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as left:
-            app.run(list(words))
-        assert isinstance(left.value.code, int)
-        return left.value.code, *capfd.readouterr()
-
-    return command
 
 
 def test_cursors_are_set_listed_shown_and_deleted(run: Run, node: ServedNode) -> None:
@@ -67,7 +39,7 @@ def test_cursors_are_set_listed_shown_and_deleted(run: Run, node: ServedNode) ->
     shown = run("cursors", "show", topic, "m")[1]
     assert before(ids[2]).hex() in shown
     assert json.loads(run("cursors", "show", topic, "m", "--json")[1])["behind"] == 1
-    assert run("cursors", "delete", topic, "m", stdin="y\n")[0] == 0
+    assert run("cursors", "delete", topic, "m", stdin=b"y\n")[0] == 0
     assert json.loads(run("cursors", "delete", topic, "m", "--yes", "--json")[1]) == {
         "deleted": False
     }

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from broker.cli import app
 from broker.client import BadRequest, Client, SyncClient
 from broker.clock import SystemClock
+from tests.kit.commands import Run
 from tests.kit.served import ServedNode
 
 NOW = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC)
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
-
-
-@pytest.fixture
-def run(
-    node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """Return a function that runs a command in this process, and returns its code, output and errors."""
-    monkeypatch.setenv("BROKER_URL", node.url)
-
-    def command(*words: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as left:
-            app.run(list(words))
-        assert isinstance(left.value.code, int)
-        return left.value.code, *capfd.readouterr()
-
-    return command
 
 
 def test_a_purge_asks_first_and_reports_the_time_of_the_oldest_message_left(
@@ -48,7 +21,7 @@ def test_a_purge_asks_first_and_reports_the_time_of_the_oldest_message_left(
     with SyncClient(node.url) as client:
         client.create_topic("purge/cli")
         client.publish("purge/cli", ["a", "b"])
-        code, _, asked = run("purge", "purge/cli", "--before", "now", stdin="n\n")
+        code, _, asked = run("purge", "purge/cli", "--before", "now", stdin=b"n\n")
         assert (code, "purge/cli" in asked) == (130, True)
         assert len(client.poll("purge/cli")) == 2
         code, out, _ = run("purge", "purge/cli", "--before", "1h", "--json")

@@ -7,22 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from broker.cli import app
 from broker.cli.transfer import exports, imports
 from broker.cli.transfer.avrofile import AvroFile
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
 from broker.cli.transfer.jsonlines import JsonLines
 from broker.client import Message, NewMessage, SyncClient
+from tests.kit.commands import Run
 from tests.kit.served import ServedNode
 
-Run = Callable[..., tuple[int, str, str]]
 HEADERS = {"trace": b"\xff\x00", "ü": b""}
 MESSAGES = [
     NewMessage(b"text", "key"),
@@ -77,34 +76,16 @@ app.run(sys.argv[3:])
 """
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
-
-
 @pytest.fixture
 def client(node: ServedNode) -> Iterator[SyncClient]:
     with SyncClient(node.url) as client:
         yield client
 
 
-@pytest.fixture
-def run(
-    node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """Return a function that runs a command in this process, and returns its code, output and errors."""
-    monkeypatch.setenv("BROKER_URL", node.url)
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "CHUNK_MESSAGES_MAX", CHUNK)
     monkeypatch.setattr(imports, "CHUNK_MESSAGES_MAX", CHUNK)
-
-    def command(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            app.run(list(words))
-        assert isinstance(left.value.code, int)
-        return left.value.code, *capfd.readouterr()
-
-    return command
 
 
 def died(node: ServedNode, step: int, *words: str) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from broker.cli import app
 from broker.client import SyncClient
 from broker.local.single import BrokerProcess
+from tests.kit.commands import Run
 
-Run = Callable[..., tuple[int, str, str]]
 LIVES = (
     *("--transaction-life-max", "3"),
     *("--sweep-interval", "0.1"),
@@ -24,29 +23,13 @@ DEADLINE_S = 60
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("tx") / "data", LIVES) as process:
-        yield process
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("tx") / "data", LIVES) as node:
+        yield node
 
 
-@pytest.fixture
-def run(
-    process: BrokerProcess, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """Return a function that runs a command in this process, and returns its code, output and errors."""
-    monkeypatch.setenv("BROKER_URL", process.url)
-
-    def command(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            app.run(list(words))
-        assert isinstance(left.value.code, int)
-        return left.value.code, *capfd.readouterr()
-
-    return command
-
-
-def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, process: BrokerProcess) -> None:
-    with SyncClient(process.url) as client:
+def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, node: BrokerProcess) -> None:
+    with SyncClient(node.url) as client:
         client.create_topic("tx/cli")
         began = client.transactions.start(timeout_s=60, client="cart").transaction_id
         client.publish("tx/cli", ["a", "b"], pointer=began)
@@ -75,9 +58,9 @@ def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, process: BrokerP
 
 
 def test_a_settled_transaction_is_pruned_and_its_messages_stay_hidden(
-    run: Run, process: BrokerProcess
+    run: Run, node: BrokerProcess
 ) -> None:
-    with SyncClient(process.url) as client:
+    with SyncClient(node.url) as client:
         client.create_topic("tx/pruned")
         client.create_topic("tx/empty")
         failed = client.transactions.start(timeout_s=0.2).transaction_id
@@ -95,13 +78,11 @@ def test_a_settled_transaction_is_pruned_and_its_messages_stay_hidden(
         snapshot = client.transactions.snapshot()
         assert not list(snapshot.invalids)
         assert [each.payload for each in client.poll("tx/pruned", snapshot=snapshot)] == [b"c"]
-    process.kill()
-    process.start()
-    with SyncClient(process.url) as client:
+    node.kill()
+    node.start()
+    with SyncClient(node.url) as client:
         snapshot = client.transactions.snapshot()
         assert [each.payload for each in client.poll("tx/pruned", snapshot=snapshot)] == [b"c"]
-        code, out, _ = run(
-            *("storage", "show", "tx/pruned", "--dir", str(process.data_dir), "--json")
-        )
+        code, out, _ = run(*("storage", "show", "tx/pruned", "--dir", str(node.data_dir), "--json"))
         shown = {each["pointer"]: each["tx_state"] for each in json.loads(out)["entries"]}
         assert shown == {failed: "rolled_back", None: "none"}

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,12 +23,6 @@ from broker.client import (
 from tests.kit.served import ServedNode
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
 
 
 @pytest.fixture

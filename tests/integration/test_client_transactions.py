@@ -1,7 +1,7 @@
 """Whole transactions of the client against a whole broker, its transaction service included."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,12 +15,6 @@ from tests.kit.served import ServedNode
 # ruff: noqa: PT012 - These tests test whole blocks.
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
 
 
 @pytest.fixture

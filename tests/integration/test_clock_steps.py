@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from broker.client import Client, Message
 from broker.local.single import BrokerProcess
+from chaos.clocks import ClockOffsets
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -30,40 +30,25 @@ TOLERANCE_MS = 60_000
 """The tolerance for a loaded machine; the steps are hours."""
 
 
-class FakeClock:
-    """The error of the wall clock in processes that run with ``environment``."""
+class WallClock:
+    """The settable wall clock of processes that run with ``environment``."""
 
     def __init__(self, folder: Path) -> None:
-        spec = find_spec("libfaketime")
-        assert spec is not None, "libfaketime is not installed: pip install libfaketime"
-        assert spec.origin is not None
-        library = Path(spec.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
-        self._file = folder / "offset"
-        self.environment = {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-        }
+        self._offsets = ClockOffsets(folder)
+        self.environment = self._offsets.environment("broker")
 
     def set(self, offset_s: int) -> None:
         """Set the error of the clock from now on."""
-        # A reader of a half-written file would see the true time for a moment.
-        written = self._file.with_suffix(".new")
-        written.write_text(f"{offset_s:+}\n")
-        written.replace(self._file)
+        self._offsets.set("broker", offset_s)
 
 
 @pytest.fixture
-def clock(tmp_path: Path) -> FakeClock:
-    clock = FakeClock(tmp_path)
-    clock.set(0)
-    return clock
+def clock(tmp_path: Path) -> WallClock:
+    return WallClock(tmp_path / "clocks")
 
 
 @pytest.fixture
-def broker(tmp_path: Path, clock: FakeClock) -> Iterator[BrokerProcess]:
+def broker(tmp_path: Path, clock: WallClock) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "data", environment=clock.environment) as broker:
         yield broker
 
@@ -103,7 +88,7 @@ def assert_in_order(messages: list[Message], payloads: list[bytes]) -> None:
     assert all(earlier < later for earlier, later in itertools.pairwise(ids))
 
 
-def test_the_boot_clock_stays_true(clock: FakeClock, tmp_path: Path) -> None:
+def test_the_boot_clock_stays_true(clock: WallClock, tmp_path: Path) -> None:
     """The guard needs this property of libfaketime. Without it these tests would test nothing."""
     script = tmp_path / "clocks.py"
     script.write_text(
@@ -127,7 +112,7 @@ def run_python(script: Path, environment: dict[str, str]) -> str:
     return result.stdout
 
 
-async def test_steps_under_load_lose_nothing(broker: BrokerProcess, clock: FakeClock) -> None:
+async def test_steps_under_load_lose_nothing(broker: BrokerProcess, clock: WallClock) -> None:
     began_ms = now_ms()
     async with Client(broker.url) as client:
         for topic in TOPICS:
@@ -153,7 +138,7 @@ async def test_steps_under_load_lose_nothing(broker: BrokerProcess, clock: FakeC
 
 
 async def test_a_start_under_another_clock_keeps_the_order(
-    broker: BrokerProcess, clock: FakeClock
+    broker: BrokerProcess, clock: WallClock
 ) -> None:
     payloads: list[bytes] = []
     for number, offset_s in enumerate((0, -HOUR_S, 2 * HOUR_S, -24 * HOUR_S, 0)):
@@ -174,7 +159,7 @@ async def test_a_start_under_another_clock_keeps_the_order(
 
 
 async def test_expiry_goes_by_the_clock_that_a_broker_starts_with(
-    broker: BrokerProcess, clock: FakeClock
+    broker: BrokerProcess, clock: WallClock
 ) -> None:
     async with Client(broker.url) as client:
         await client.create_topic("t", ttl_s=HOUR_S)

@@ -10,6 +10,7 @@ import pytest
 from broker.client import Client, admin
 from broker.local import LocalCluster
 from broker.model import TopicId
+from tests.integration.leaders import DEADLINE_S, until_led
 
 pytestmark = [
     pytest.mark.integration,
@@ -18,7 +19,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-DEADLINE_S = 60.0
 PUBLISHERS = 4
 
 
@@ -27,15 +27,11 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
     return shared_cluster
 
 
-def urls(cluster: LocalCluster) -> list[str]:
-    return [node.url for node in cluster.nodes if node.url is not None]
-
-
 async def forwarded(cluster: LocalCluster) -> int:
     """Return the number of requests that all nodes together have forwarded."""
     count = 0.0
     async with aiohttp.ClientSession() as session:
-        for url in urls(cluster):
+        for url in cluster.urls:
             async with session.get(f"{url}/metrics") as reply:
                 lines = (await reply.text()).splitlines()
             told = [line for line in lines if line.startswith("broker_forwarded_total{")]
@@ -78,18 +74,6 @@ class Publishers:
         self._stop.set()
 
 
-async def led_by(cluster: LocalCluster, client: Client, topic: str, url: str) -> None:
-    """Wait until a node leads a topic."""
-    found = None
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while found is None or found.url != url or found.epoch is None:
-                found = await client.leader(topic)
-    except TimeoutError:
-        told = f"{found} leads {topic}, not {url}, after {DEADLINE_S:g} s; {cluster.state()}"
-        raise AssertionError(told) from None
-
-
 def by_publisher(payloads: list[bytes]) -> dict[bytes, list[int]]:
     order: dict[bytes, list[int]] = {}
     for payload in payloads:
@@ -100,7 +84,7 @@ def by_publisher(payloads: list[bytes]) -> dict[bytes, list[int]]:
 
 async def test_nothing_is_forwarded_after_the_first_requests(cluster: LocalCluster) -> None:
     topics = [f"client/stable-{number}" for number in range(6)]
-    for given in ([urls(cluster)[0]], urls(cluster)):
+    for given in ([cluster.urls[0]], cluster.urls):
         async with Client(given) as client:
             for topic in topics:
                 await client.create_topic(topic, if_exists="keep")
@@ -120,15 +104,15 @@ async def test_nothing_is_forwarded_after_the_first_requests(cluster: LocalClust
 
 async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster: LocalCluster) -> None:
     topic = "client/moved"
-    async with Client(urls(cluster)) as client, asyncio.TaskGroup() as tasks:
+    async with Client(cluster.urls) as client, asyncio.TaskGroup() as tasks:
         await client.create_topic(topic)
         publishers = Publishers(cluster, client, topic)
         for name in range(PUBLISHERS):
             tasks.create_task(publishers.run(name))
         await publishers.more(50)
-        async with Client(urls(cluster)) as operator:
+        async with Client(cluster.urls) as operator:
             leader = await operator.leader(topic)
-            other = next(url for url in urls(cluster) if url != leader.url)
+            other = next(url for url in cluster.urls if url != leader.url)
             before = await forwarded(cluster)
             await operator.ask(admin.pin(TopicId("client", "moved"), other))
             while (await operator.leader(topic)).url != other:
@@ -140,7 +124,7 @@ async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster: Lo
             # In addition to the publishers' requests, the operator's own request may have been in flight.
             assert settled - before <= PUBLISHERS + 1
         publishers.stop()
-    async with Client(urls(cluster)) as reader:
+    async with Client(cluster.urls) as reader:
         found = [message.payload for message in await reader.poll(topic)]
     assert sorted(found) == sorted(publishers.acknowledged)
     assert all(order == sorted(order) for order in by_publisher(found).values())
@@ -149,7 +133,7 @@ async def test_a_move_costs_no_more_forwards_than_requests_under_way(cluster: Lo
 async def test_a_restart_and_a_kill_of_the_leader_are_no_errors(cluster: LocalCluster) -> None:
     """A planned restart without keys; a kill with the client's own keys."""
     for topic, idempotent in (("client/restarted", False), ("client/killed", True)):
-        async with Client(urls(cluster), idempotent=idempotent, deadline_s=60.0) as client:
+        async with Client(cluster.urls, idempotent=idempotent, deadline_s=60.0) as client:
             async with asyncio.TaskGroup() as tasks:
                 await client.create_topic(topic)
                 publishers = Publishers(cluster, client, topic)
@@ -161,7 +145,7 @@ async def test_a_restart_and_a_kill_of_the_leader_are_no_errors(cluster: LocalCl
                 await asyncio.to_thread(node.kill if idempotent else node.stop)
                 await publishers.more(100)
                 await asyncio.to_thread(node.start)
-                await led_by(cluster, client, topic, url)
+                await until_led(cluster, client, topic, url)
                 await publishers.more(100)
                 publishers.stop()
             found = [message.payload for message in await client.poll(topic)]

@@ -21,6 +21,7 @@ from broker.client import Client, Leader, Snapshot, admin
 from broker.local import LocalCluster, Member
 from broker.model import TopicId
 from chaos.workloads.beside import RAW
+from tests.integration.leaders import DEADLINE_S, until_led
 from tests.kit.keepalive import KeepAlive
 from tests.kit.load import READING, ClusterLoad
 
@@ -32,7 +33,6 @@ pytestmark = [
 ]
 
 SESSION_S = 2.0
-DEADLINE_S = 60.0
 MOVES, MOVES_IN_SHORT, MOVE_EVERY_S = 12, 4, 1.0
 CLIENTS, TOPICS, PUBLISHERS = 64, 3, 9
 PLAIN = CLIENTS - TOPICS * (PUBLISHERS + len(READING))
@@ -44,10 +44,6 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
     return shared_cluster
 
 
-def urls(cluster: LocalCluster) -> list[str]:
-    return [node.url for node in cluster.nodes if node.url is not None]
-
-
 @asynccontextmanager
 async def load(
     cluster: LocalCluster, name: str, topics: int = 2, publishers: int = 4, **options: float
@@ -55,7 +51,7 @@ async def load(
     """Put the cluster under load, and judge the history at the end."""
     names = [f"faults/{name}-{number}" for number in range(topics)]
     async with ClusterLoad(
-        urls(cluster), names, publishers=publishers, state=cluster.state, **options
+        cluster.urls, names, publishers=publishers, state=cluster.state, **options
     ) as one:
         await one.acknowledged(100)
         yield one
@@ -65,13 +61,13 @@ async def load(
 
 
 async def leader(cluster: LocalCluster, topic: str) -> Leader:
-    async with Client(urls(cluster)) as client:
+    async with Client(cluster.urls) as client:
         return await client.leader(topic)
 
 
 async def held(cluster: LocalCluster) -> dict[int, str]:
     """Return the ZooKeeper session that each node reports."""
-    async with Client(urls(cluster)) as client:
+    async with Client(cluster.urls) as client:
         told = (await client.ask(admin.status()))["nodes"]
     return {row["node"]: row["view"]["zookeeper"]["session"] for row in told if row["view"]}
 
@@ -86,7 +82,7 @@ async def in_contact(
     """
     told: list[dict[str, Any]] = []
     try:
-        async with asyncio.timeout(DEADLINE_S), Client(urls(cluster)) as client:
+        async with asyncio.timeout(DEADLINE_S), Client(cluster.urls) as client:
             while True:
                 told = (await client.ask(admin.status()))["nodes"]
                 views = [row["view"] for row in told if row["view"]]
@@ -101,7 +97,7 @@ async def in_contact(
         raise AssertionError(f"no contact in {DEADLINE_S} s: {told}; {cluster.state()}") from None
 
 
-async def led_by(cluster: LocalCluster, topic: str) -> Member:
+async def leading_node(cluster: LocalCluster, topic: str) -> Member:
     url = (await leader(cluster, topic)).url
     return next(node for node in cluster.nodes if node.url == url)
 
@@ -110,7 +106,7 @@ async def test_another_node_takes_over_from_a_killed_leader_which_returns_with_i
     cluster: LocalCluster,
 ) -> None:
     async with load(cluster, "killed") as work:
-        node = await led_by(cluster, "faults/killed-0")
+        node = await leading_node(cluster, "faults/killed-0")
         before = (await leader(cluster, "faults/killed-0")).node
         await asyncio.to_thread(node.kill)
         await work.acknowledged(200)
@@ -125,7 +121,7 @@ async def test_the_writes_of_a_leader_that_was_paused_for_long_are_fenced(
 ) -> None:
     topic = "faults/asleep-0"
     async with load(cluster, "asleep") as work:
-        node = await led_by(cluster, topic)
+        node = await leading_node(cluster, topic)
         epoch = (await leader(cluster, topic)).epoch
         await asyncio.to_thread(node.pause)
         try:
@@ -135,7 +131,7 @@ async def test_the_writes_of_a_leader_that_was_paused_for_long_are_fenced(
                 await work.acknowledged(200)
                 while time.monotonic() - began < 3 * SESSION_S:
                     await work.acknowledged(20)
-                others = [url for url in urls(cluster) if url != node.url]
+                others = [url for url in cluster.urls if url != node.url]
                 async with Client(others) as client:
                     assert (await client.leader(topic)).epoch != epoch
                 await asyncio.to_thread(node.resume)
@@ -191,13 +187,14 @@ async def test_a_topic_that_is_moved_every_second_stays_one_log(
 ) -> None:
     name = f"bounced-{moves}"
     topic, identifier = f"faults/{name}-0", TopicId("faults", f"{name}-0")
-    async with load(cluster, name, topics=1) as work, Client(urls(cluster)) as client:
+    async with load(cluster, name, topics=1) as work, Client(cluster.urls) as client:
         epochs = set()
         for turn in range(moves):
             # The next move begins a second after the begin of this one, or at its end if that is later.
             due = event_in(MOVE_EVERY_S)
-            await client.ask(admin.pin(identifier, str(turn % 2)))
-            await until_led(cluster, client, topic, turn % 2)
+            url = cluster.urls[turn % 2]
+            await client.ask(admin.pin(identifier, url))
+            await until_led(cluster, client, topic, url)
             await work.acknowledged(10)
             epochs.add((await client.leader(topic)).epoch)
             await due.wait()
@@ -219,7 +216,7 @@ async def roll(cluster: LocalCluster, rounds: int, between: int) -> ClusterLoad:
     name = f"rolled-{rounds}"
     stop = asyncio.Event()
     async with load(cluster, name, topics=TOPICS, publishers=PUBLISHERS, pause_s=0) as work:
-        addresses = urls(cluster)
+        addresses = cluster.urls
         plain = [
             KeepAlive(
                 f"{RAW}{one}", addresses[one % 3 :], f"faults/{name}-{one % TOPICS}", work.history
@@ -253,30 +250,19 @@ async def test_no_client_sees_an_error_in_three_rolling_restarts(cluster: LocalC
     await roll(cluster, 3, between=1000)
 
 
-async def until_led(cluster: LocalCluster, client: Client, topic: str, node: int) -> None:
-    found = None
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while found is None or found.node != node or found.epoch is None:
-                found = await client.leader(topic)
-    except TimeoutError:
-        told = f"{found} leads {topic}, not {node}, after {DEADLINE_S:g} s; {cluster.state()}"
-        raise AssertionError(told) from None
-
-
 async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalCluster) -> None:
     topic = "faults/once"
-    one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
+    one, other, third = (Client(url, follow_leaders=False) for url in cluster.urls)
     async with load(cluster, "beside-once") as work, one, other, third:
         await one.create_topic(topic)
         pointer = time.time_ns()
         first = await one.publish(topic, [b"a", b"b"], idempotency_key="k-1", pointer=pointer)
         again = await other.publish(topic, [b"a", b"b"], idempotency_key="k-1", pointer=pointer)
         assert again.rollback == first.rollback
-        node = await led_by(cluster, topic)
+        node = await leading_node(cluster, topic)
         await asyncio.to_thread(node.kill)
         try:
-            alive = one if node.url != urls(cluster)[0] else other
+            alive = one if node.url != cluster.urls[0] else other
             after = await alive.publish(topic, [b"a", b"b"], idempotency_key="k-1", pointer=pointer)
             assert after.rollback == first.rollback
             assert [m.payload for m in await alive.poll(topic)] == [b"a", b"b"]
@@ -287,16 +273,16 @@ async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalC
 
 async def test_all_nodes_show_a_rollback_after_a_takeover(cluster: LocalCluster) -> None:
     topic = "faults/rolled-back"
-    one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
+    one, other, third = (Client(url, follow_leaders=False) for url in cluster.urls)
     async with load(cluster, "beside-rollback") as work, one, other, third:
         await one.create_topic(topic)
         await one.publish(topic, b"plain")
         pointer = time.time_ns()
         published = await one.publish(topic, b"taken back", pointer=pointer)
-        node = await led_by(cluster, topic)
+        node = await leading_node(cluster, topic)
         await asyncio.to_thread(node.kill)
         try:
-            alive = one if node.url != urls(cluster)[0] else other
+            alive = one if node.url != cluster.urls[0] else other
             await alive.rollback(topic, published)
         finally:
             await asyncio.to_thread(node.start)

@@ -70,7 +70,7 @@ async def test_a_region_that_hangs_leaves_other_topics_their_writes(
         cluster = LocalCluster(Sizes(nodes=2), hbase=hbase_server, settings=settings)
         await asyncio.to_thread(cluster.start)
         try:
-            urls = [node.url for node in cluster.nodes if node.url is not None]
+            urls = cluster.urls
             await go_on(urls, hung, well, hangs)
         finally:
             await asyncio.to_thread(cluster.close)

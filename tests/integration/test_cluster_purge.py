@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.
 def test_no_node_shows_messages_that_were_purged_through_another(
     shared_cluster: LocalCluster,
 ) -> None:
-    urls = [node.url for node in shared_cluster.nodes if node.url]
+    urls = shared_cluster.urls
     with SyncClient(urls[0]) as client:
         client.create_topic("purged/t")
         client.publish("purged/t", ["a", "b"])

@@ -35,7 +35,7 @@ def swept(node: Member) -> int:
 def test_the_leader_of_a_topic_sweeps_it(hbase_server: HBaseServer) -> None:
     with LocalCluster(Sizes(nodes=2), hbase=hbase_server, settings=SETTINGS) as cluster:
         topics = [f"swept/topic-{number}" for number in range(4)]
-        with SyncClient([node.url for node in cluster.nodes if node.url]) as client:
+        with SyncClient(cluster.urls) as client:
             for topic in topics:
                 client.create_topic(topic, ttl_s=1)
                 for number in range(EACH):

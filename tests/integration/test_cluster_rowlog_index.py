@@ -32,7 +32,7 @@ def by_row(messages: list[Message]) -> dict[bytes, list[int]]:
 
 
 async def test_hints_go_through_a_topic_whose_leader_changes(shared_cluster: LocalCluster) -> None:
-    urls = [node.url for node in shared_cluster.nodes if node.url is not None]
+    urls = shared_cluster.urls
     heard = Heard()
     async with Client(urls) as client:
         await client.create_topic(TOPIC)

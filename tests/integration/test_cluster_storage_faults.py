@@ -53,7 +53,7 @@ def leading_zookeeper(cluster: LocalCluster) -> Member:
 async def test_no_acknowledged_message_is_lost_with_a_process_below_the_nodes(
     cluster: LocalCluster, victim: Callable[[LocalCluster], Member]
 ) -> None:
-    urls = [node.url for node in cluster.nodes if node.url is not None]
+    urls = cluster.urls
     topics = [f"beneath/{victim.__name__}-{number}" for number in range(2)]
     async with ClusterLoad(urls, topics, state=cluster.state, deadline_s=BACK_S) as work:
         await work.acknowledged(100)

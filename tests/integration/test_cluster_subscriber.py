@@ -21,10 +21,6 @@ DEADLINE_S = 60.0
 TOPIC = TopicId("subscriber", "moved")
 
 
-def urls(cluster: LocalCluster) -> list[str]:
-    return [node.url for node in cluster.nodes if node.url is not None]
-
-
 async def test_readers_race_through_all_nodes_and_a_subscriber_follows_its_topic(
     shared_cluster: LocalCluster,
 ) -> None:
@@ -33,7 +29,7 @@ async def test_readers_race_through_all_nodes_and_a_subscriber_follows_its_topic
     async def handle(message: Message) -> None:
         await handled.put(message.payload)
 
-    nodes = [Client(url, follow_leaders=False) for url in urls(shared_cluster)]
+    nodes = [Client(url, follow_leaders=False) for url in shared_cluster.urls]
     async with nodes[0] as first, nodes[1] as second, nodes[2] as third:
         await first.create_topic(TOPIC)
         puts = [
@@ -53,7 +49,7 @@ async def test_readers_race_through_all_nodes_and_a_subscriber_follows_its_topic
         subscriber = third.subscriber(TOPIC, "s", handle, place_messages_max=5)
         running = asyncio.create_task(subscriber.run())
         seen = []
-        for number, url in enumerate(urls(shared_cluster)):
+        for number, url in enumerate(shared_cluster.urls):
             await first.ask(admin.pin(TOPIC, url))
             await first.publish(TOPIC, [b"%d %d" % (number, each) for each in range(10)])
             async with asyncio.timeout(DEADLINE_S):

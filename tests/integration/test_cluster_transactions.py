@@ -28,14 +28,10 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
     return shared_cluster
 
 
-def urls(cluster: LocalCluster) -> list[str]:
-    return [node.url for node in cluster.nodes if node.url is not None]
-
-
 async def leader(cluster: LocalCluster) -> Member:
     """Return the node that leads the service."""
     async with aiohttp.ClientSession() as session:
-        for url in urls(cluster):
+        for url in cluster.urls:
             async with session.get(f"{url}{PATH}/snapshot") as reply:
                 told = reply.headers["Broker-Leader"].partition(";")[0]
                 return next(node for node in cluster.nodes if node.url == told)
@@ -68,7 +64,7 @@ async def test_no_transaction_is_lost_when_the_leader_dies_or_stops(
     cluster: LocalCluster, rounds: int
 ) -> None:
     over = False
-    async with Client(urls(cluster), deadline_s=20.0) as client:
+    async with Client(cluster.urls, deadline_s=20.0) as client:
         clients = Transactors(asking(client.transactions), random.Random(7), pause)
 
         async def transact() -> None:

@@ -61,8 +61,7 @@ class Log:
 async def subscribe(url: str, path: Path, name: str, steps: Steps) -> None:
     """Handle all messages of a topic; each call of the handler and each write to the broker is a step."""
     log, loop = Log(path), asyncio.get_running_loop()
-    async with Client(url) as client:
-        steps.wrap(client._calls, "write")
+    async with steps.client(url) as client:
         handle = steps.around("handle", log.handle)
         subscriber = client.subscriber(f"kills/{name}", "s", handle, takeover_s=1e6, **OPTIONS)
         log.subscriber = subscriber
@@ -83,12 +82,6 @@ async def follow(url: str, path: Path, name: str, steps: Steps) -> None:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("subscriber") / "data") as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServedNode]:
-    with ServedNode() as node:
-        yield node
 
 
 def published(client: SyncClient, name: str) -> None:

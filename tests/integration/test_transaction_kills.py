@@ -1,15 +1,17 @@
 """A transaction over a SQL database and the broker is killed at each step; after a recovery it is in both or in neither."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, insert, select
 
-from broker.client import SyncClient, TopicId
+from broker.client import Client, SyncClient, TopicId
 from broker.client.publish_request import parts_of
 from broker.client.transaction_aware import Topical
 from broker.local.single import BrokerProcess
+from broker.sql.record import Recovered
 from tests.integration.victims import (
     METADATA,
     ORDERS,
@@ -122,12 +124,12 @@ def test_a_recovery_killed_at_each_step_is_finished_by_the_next_one(world: World
 def test_two_recoveries_at_once_publish_once(world: World) -> None:
     for number in range(5):
         world.decide(f"race {number}")
-    both = [world.client._thread.submit(world_recovery(world)) for _ in range(2)]
-    counts = [one.result(60) for one in both]
+    counts = asyncio.run(two_recoveries(world))
     world.time_out()
     assert all(world.check(f"race {number}") for number in range(5))
     assert sum(count.republished for count in counts) >= 5
 
 
-async def world_recovery(world: World):
-    return await RECORD.recover(world.client._client, world.engine)
+async def two_recoveries(world: World) -> list[Recovered]:
+    async with Client(world.url) as client:
+        return await asyncio.gather(*(RECORD.recover(client, world.engine) for _ in range(2)))

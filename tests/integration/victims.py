@@ -18,11 +18,16 @@ from typing import Any
 
 from sqlalchemy import Column, MetaData, String, Table, create_engine, event, insert
 from sqlalchemy.orm import Session
+from typing_extensions import override
 
 from broker.client import Client
+from broker.client.protocol import ClientRequest, Reply
+from broker.client.transport import HttpTransport
+from broker.client.values import Settings
 from broker.sql import Outbox, SqlRecord
 
 TOPIC = "victims/t"
+TRANSACTIONS = "/v1/transactions"
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("name", String(80), primary_key=True))
 RECORD = SqlRecord(METADATA)
@@ -79,21 +84,25 @@ class Steps:
         return engine
 
     def client(self, url: str) -> Client:
-        client = Client(url)
-        self.wrap(client._calls, "write")
-        service = client.transactions
-        calls = ("start", "can_commit", "commit", "abort", "invalidate", "snapshot")
-        client.__class__ = _Stepping
-        client.stepping = self.wrap(service, *calls)
-        return client
+        """Return a client whose writes are steps."""
+        settings = Settings(url=url)
+        return Client(settings=settings, transport=_Stepping(settings, self))
 
 
-class _Stepping(Client):
-    """A client whose calls of the transaction service are steps."""
+class _Stepping(HttpTransport):
+    """Sends writes as steps: ``write``, or the last part of the path of a call of the transaction service."""
 
-    @property
-    def transactions(self) -> Any:
-        return self.stepping
+    def __init__(self, settings: Settings, steps: Steps) -> None:
+        super().__init__(settings, None)
+        self._steps = steps
+
+    @override
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
+        name = "write"
+        if request.path.startswith(TRANSACTIONS):
+            name = request.path.removeprefix(TRANSACTIONS).rpartition("/")[2] or "start"
+        reply: Reply = await self._steps.around(name, super().send)(request, timeout_s)
+        return reply
 
 
 async def transact(url: str, path: Path, name: str, steps: Steps) -> None:

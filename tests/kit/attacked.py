@@ -285,7 +285,7 @@ class Attacked:
 
     def peak_bytes(self) -> int:
         """Return the process's peak memory since ``_forget_peak``, or since its start."""
-        return self._memory("VmHWM")
+        return memory_bytes(self.process.pid, "VmHWM")
 
     async def held_s(self) -> dict[float, int]:
         """Return the histogram of the loop's holds since the start: for each bound in seconds, their number."""
@@ -311,12 +311,6 @@ class Attacked:
         publishes = self.neighbour.between(began, ended)
         times = [each.took_s for each in publishes]
         return Round(0.0, p99(times), max(times), len(times), held, others_cores)
-
-    def _memory(self, name: str) -> int:
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError(f"no {name} of process {self.process.pid}")
 
     def _forget_peak(self) -> None:
         """Reset the kernel's count of the process's peak memory."""
@@ -345,6 +339,14 @@ def others_processor_s(own: Sequence[int]) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used -= int(fields[11]) + int(fields[12])
     return used / os.sysconf("SC_CLK_TCK")
+
+
+def memory_bytes(pid: int, name: str) -> int:
+    """Return a figure of a process's memory, by its name in /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {name} of process {pid}")
 
 
 def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos import given_cluster
 from chaos.given_cluster import GivenTarget, HookFailed, Hooks, filled
 from chaos.nemeses.pause import Pause
 from chaos.target import Ability, Unable
@@ -53,12 +54,19 @@ async def test_a_hook_without_its_program_fails() -> None:
         await GivenTarget(URLS, Hooks(kill="no-such-program {node}", start="s")).kill("broker-1")
 
 
-async def test_a_killed_node_is_not_resumed() -> None:
-    hooks = Hooks(kill="true", start="true", pause="true", resume="false")
+async def test_a_killed_node_is_started_and_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(given_cluster, "READY_S", 0.0)
+    file = tmp_path / "did"
+    verbs = ("kill", "start", "pause", "resume")
+    hooks = Hooks(**{verb: f"sh -c 'echo {verb} >> {file}'" for verb in verbs})
     target = GivenTarget(URLS, hooks)
     await target.pause("broker-1")
     await target.kill("broker-1")
-    assert not target._frozen
+    with pytest.raises(TimeoutError, match="broker-1 is not ready"):
+        await target.mend()
+    assert file.read_text().split() == ["pause", "kill", "start"]
 
 
 async def test_nodes_can_be_paused_without_a_hook_that_kills(tmp_path: Path) -> None:

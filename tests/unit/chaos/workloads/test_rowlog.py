@@ -61,10 +61,10 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Below:
     monkeypatch.setattr(workloads, "Thrift2Rows", lambda _: rows)
     monkeypatch.setattr(workloads, "LOOK_S", 0.001)
 
-    def made(workload: RowLogWorkload, _: Below) -> RowLog:
-        return RowLog(None, workload._id, id=workload._id, rows=rows)
+    def in_memory(_: None, table: str, *, id: str, **__: Any) -> RowLog:  # noqa: A002 - RowLog's own name.
+        return RowLog(None, table, id=id, rows=rows)
 
-    monkeypatch.setattr(RowLogWorkload, "_made", made)
+    monkeypatch.setattr(workloads, "RowLog", in_memory)
     return Below(tmp_path)
 
 
