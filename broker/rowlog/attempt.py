@@ -3,12 +3,12 @@
 The mark is tried until its outcome is known: a listener was called, and only the mark keeps the message from being
 offered again.
 
-If a mark finds its claim gone, and no earlier attempt at this mark has an unknown outcome, another has taken the
-message over. If an earlier attempt has one, there are two cases: that attempt made the mark, and the state was
-changed or deleted afterwards; or another has taken the message over. Two readings tell them apart. A claim of a later
-epoch in the state, or a later epoch of the processor's resource, means: fenced. A successor raises the epoch before
-its first claim, so the second reading also finds one whose own mark has hidden its claim. Otherwise the processor
-still leads, and goes on from the state as it is.
+If a mark finds its claim gone, there are three cases: another has taken the message over; the message is settled
+otherwise, since its subscription was removed; or an earlier attempt at this mark, of unknown outcome, made it, and the
+state was changed or deleted afterwards. Two readings tell them apart. A claim of a later epoch in the state, or a later
+epoch of the processor's resource, means: fenced. A successor raises the epoch before its first claim, so the second
+reading also finds one whose own mark has hidden its claim. Otherwise the processor still leads, and goes on from the
+state as it is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ MARK_S: Final = 30.0
 """For how long a mark is tried while the table does not answer."""
 PAUSE_S: Final = 0.2
 REASON_MAX: Final = 300
-_TAKEN_OVER: Final = "Another took this message over before it was marked."
 
 
 class Outcome(NamedTuple):
@@ -229,16 +228,24 @@ class Attempts:
         async def once() -> State:
             try:
                 return await rows.change(claimed.row, claimed.found.id, mark, maybe=maybe)
-            except Gone as gone:
-                if not maybe:
-                    raise Fenced(_TAKEN_OVER) from gone
-            return await self._state_after_unknown_mark(claimed, is_done=is_done)
+            except Gone:
+                may_be_open = bool(maybe) and not is_done
+                return await self._state_without_claim(
+                    claimed, is_done=is_done, may_be_open=may_be_open
+                )
 
         state: State = await retrying(once)
         return state
 
-    async def _state_after_unknown_mark(self, claimed: _Claim, *, is_done: bool) -> State:
-        """Return the state of a message whose claim is gone after a mark of unknown outcome.
+    async def _state_without_claim(
+        self, claimed: _Claim, *, is_done: bool, may_be_open: bool
+    ) -> State:
+        """Return the state of a message whose claim is gone.
+
+        Args:
+            claimed: the claim.
+            is_done: whether the listener was done with the message.
+            may_be_open: whether this attempt may have left the message open, by a mark "failed" of unknown outcome.
 
         Raises:
             Fenced: another took the message over, or a later epoch leads.
@@ -252,9 +259,8 @@ class Attempts:
         state = found.state.with_part(name, DONE) if there is None else there.state
         part = state.parts[name]
         is_later = leading is not None and part.epoch > leading.epoch
-        # If this attempt had made its mark "done", the message would not be open.
-        if is_later or (is_done and part.standing is Standing.OPEN):
-            raise Fenced(_TAKEN_OVER)
+        if is_later or (part.standing is Standing.OPEN and not may_be_open):
+            raise Fenced("Another took this message over before it was marked.")
         if leading is not None:
             await leading.check(self._tools.meta)
         if there is None and not is_done:

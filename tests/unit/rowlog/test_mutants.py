@@ -161,11 +161,11 @@ def no_trailing_edge(_: Any) -> Any:
 
 
 def blind_to_the_state(original: Any) -> Any:
-    async def state_after(self: Any, claimed: Any, *, is_done: bool) -> Any:
-        del is_done
-        return await original(self, claimed._replace(leading=Epoch(1 << 60)), is_done=False)
+    async def state_without_claim(self: Any, claimed: Any, **_: bool) -> Any:
+        claimed = claimed._replace(leading=Epoch(1 << 60))
+        return await original(self, claimed, is_done=False, may_be_open=True)
 
-    return state_after
+    return state_without_claim
 
 
 def always(_: Any) -> Any:
@@ -255,13 +255,13 @@ MUTANTS = {
         nothing,
         test_failover.test_a_higher_epoch_is_seen_before_anything_is_scanned,
     ),
-    "unknown-mark-reads-the-state": Mutant(
+    "lost-claim-reads-the-state": Mutant(
         attempt.Attempts,
-        "_state_after_unknown_mark",
+        "_state_without_claim",
         blind_to_the_state,
         test_unknown_marks.test_a_processor_stops_that_finds_the_claim_of_a_later_epoch,
     ),
-    "unknown-mark-reads-the-epoch": Mutant(
+    "lost-claim-reads-the-epoch": Mutant(
         election.Leading,
         "check",
         nothing,

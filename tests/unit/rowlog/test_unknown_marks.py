@@ -1,7 +1,8 @@
-"""A mark or a claim whose answer was lost, on a message that changed or went before the processor could read it."""
+"""Marks that find their claim gone, and marks and claims whose answer was lost, on a message that changed meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -105,6 +106,61 @@ def test_a_removed_subscription_counts_as_done(made: bool) -> None:
         assert (await log._attempts.attempt(ROW, found, "a", log.listeners)).is_done
 
     test()
+
+
+@pytest.mark.parametrize("answer", [True, False], ids=["done", "failed"])
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["deleted", "stays-for-another"])
+def test_unsubscribing_while_a_listener_runs_costs_no_leadership(
+    names: list[str], answer: bool
+) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        log = await world.log("a", "b", "slow")
+        heard = Heard(answer)
+        heard.gate = asyncio.Event()
+        log.listen("a", heard)
+        begun, cleaned_up = asyncio.Event(), asyncio.Event()
+
+        async def slow_to_end(_: Message) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await cleaned_up.wait()
+
+        log.listen("slow", slow_to_end)
+        await log.start()
+        await log.put(ROW, subscriptions=names)
+        await log.put(b"other", subscriptions=["slow"])
+        await until(lambda: heard.seqs == [1] and begun.is_set())
+        # While the processor of "slow" ends, that of "a" goes on.
+        await log.pause("slow")
+        await pass_time(1)
+        await log.unsubscribe("a")
+        heard.gate.set()
+        await pass_time(1)
+        assert heard.ended == 1
+        cleaned_up.set()
+        await pass_time(10)
+        assert await log.meta.epoch("mq.all") == 1, "it still leads in its first epoch"
+        assert {key[1:2] for key in world.entries()} == {*map(str.encode, names), b"s"} - {b"a"}
+
+    test()
+
+
+@virtual
+async def test_a_call_is_done_if_its_subscription_was_removed_meanwhile(world: World) -> None:
+    log = await world.log("a")
+    heard = Heard()
+    heard.gate = asyncio.Event()
+    log.listen("a", heard)
+    message = await log.put(ROW)
+    assert message is not None
+    processing = asyncio.create_task(log.process(message))
+    await until(lambda: heard.seqs == [1])
+    await log.unsubscribe("a")
+    heard.gate.set()
+    assert await processing
 
 
 @pytest.mark.parametrize("answer", [None, False], ids=["no-answer", "a-repeated-call-says-no"])
