@@ -1,4 +1,4 @@
-"""This process among the processes of a rowlog: a member, a host of listeners, a candidate for processing."""
+"""The part of this process in a rowlog's nodes: it serves its listeners to them, and is a candidate for processing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from broker.coordination.memory import MemoryCoordination
@@ -16,7 +17,7 @@ from broker.coordination.ports import (
     Membership,
     NodeInfo,
 )
-from broker.errors import Unavailable
+from broker.errors import BadRequest, Unavailable
 from broker.rowlog.attempt import Tools
 from broker.rowlog.candidacy import Processing
 from broker.rowlog.election import Elections
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """Begins nothing by itself: see ``serve`` and ``start``."""
+    """Serves listeners and processes once ``serve`` or ``start`` is called."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
         self,
@@ -55,8 +56,8 @@ class Host:
         self._node: ListenerNode | None = None
         self._processing: Processing | None = None
         self.tasks: list[asyncio.Task[Any]] = []
-        self.url = ""
-        """Where other nodes reach this one's listeners (remote.py); empty: nowhere."""
+        self._url = ""
+        """The URL under which other nodes reach this one's listeners (remote.py); empty: none are served."""
 
     async def serve(self, host: str, port: int, url: str) -> str:
         """Serve the listeners over HTTP, join the rowlog's nodes, and return the URL.
@@ -64,30 +65,37 @@ class Host:
         After an error nothing is served, and it may be called again.
 
         Raises:
+            BadRequest: this process is already a member.
             OSError: the address can't be had.
-            Unavailable: there is no coordinator, or it can't be asked.
+            Unavailable: there is no coordinator, or it does not answer.
         """
-        from broker.rowlog.remote import ListenerNode  # noqa: PLC0415 - It needs a server.
-
         if self._coordinator is None:
             raise Unavailable("Remote listeners need ZooKeeper: RowLog(..., zookeeper=[...]).")
+        if self._membership is not None:
+            raise BadRequest(
+                "Call serve_listeners once, and before start: a member can't change its URL."
+            )
+        await _load_remote()
+        from broker.rowlog.remote import ListenerNode  # noqa: PLC0415 - See _load_remote.
+
         tools = self._tools
         most = (await tools.meta.setup()).settings.payload_bytes_max
         node = ListenerNode(tools.rowlog, self._listeners, tools.figures.text, tools.clock, most)
         try:
             taken = await node.start(host, port)
-            self.url = url or f"http://{host}:{taken}"
+            self._url = url or f"http://{host}:{taken}"
             await self._join(self._coordinator)
         except BaseException:
+            self._url = ""
             await node.close()
             raise
         self._node = node
-        return self.url
+        return self._url
 
     async def start(self, *, remote: bool) -> None:
-        """Be a candidate for processing, until closed; ``remote``: offer to the listeners of other nodes, too.
+        """Be a candidate for processing, until ``end``. ``remote``: offer messages to the listeners of other nodes, too.
 
-        Raises Unavailable: the coordinator can't be asked. Nothing has begun, and it may be called again.
+        Raises Unavailable: the coordinator does not answer. Nothing has begun, and it may be called again.
         """
         tools = self._tools
         coordinator = self._coordinator or MemoryCoordination(tools.clock).session()
@@ -96,7 +104,8 @@ class Host:
             await self._join(coordinator)
         offers: Offers = self._listeners
         if remote:
-            from broker.rowlog.remote import RemoteListeners  # noqa: PLC0415
+            await _load_remote()
+            from broker.rowlog.remote import RemoteListeners  # noqa: PLC0415 - See _load_remote.
 
             nodes = RemoteListeners(
                 tools.rowlog, self._listeners, lambda: self._membership, tools.clock
@@ -111,8 +120,8 @@ class Host:
         self.tasks.append(asyncio.create_task(self._processing.run()))
 
     async def _join(self, coordinator: Coordinator) -> None:
-        """Be a member of the rowlog's nodes, under the lowest number that is free."""
-        url = self.url or f"local:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        """Join the rowlog's nodes, under the lowest free instance id. Do nothing if this process is a member."""
+        url = self._url or f"local:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         taken: set[int] = set()
         while self._membership is None:
             taken |= set(await coordinator.nodes())
@@ -144,8 +153,13 @@ class Host:
         self.tasks.clear()
 
     async def leave(self) -> None:
-        """Leave the rowlog's nodes, and serve the listeners no more."""
+        """Leave the rowlog's nodes, and stop serving the listeners."""
         if self._membership is not None:
             await self._membership.leave()
         if self._node is not None:
             await self._node.close()
+
+
+async def _load_remote() -> None:
+    """Import the HTTP server and client in a thread: that takes a quarter of a second, and would stop the event loop."""
+    await asyncio.to_thread(import_module, "broker.rowlog.remote")

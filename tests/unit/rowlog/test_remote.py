@@ -115,6 +115,25 @@ async def test_serving_that_failed_leaves_nothing_and_may_be_tried_again(
     assert await log.serve_listeners(port=port) == f"http://127.0.0.1:{port}"
 
 
+async def test_a_process_that_is_a_member_can_not_serve_any_more(nodes: Nodes) -> None:
+    """Other nodes know it by a URL at which it serves nothing."""
+    log = await nodes.log()
+    await log.start(remote=True)
+    with pytest.raises(BadRequest, match="before start"):
+        await log.serve_listeners()
+
+
+async def test_a_process_that_failed_to_serve_can_process(nodes: Nodes) -> None:
+    log = await nodes.log()
+    nodes.coordination.outage()
+    with pytest.raises(Unavailable):
+        await log.serve_listeners()
+    nodes.coordination.recover()
+    await log.start(remote=True)
+    (node,) = (await nodes.coordination.session().nodes()).values()
+    assert node.url.startswith("local:"), "it announces no URL at which it serves nothing"
+
+
 async def test_it_serves_its_own_rowlog_and_no_pages(nodes: Nodes) -> None:
     log = await nodes.log()
     log.listen("a b", Heard(ValueError("why")))
