@@ -84,7 +84,7 @@ async def opened(rows: RowTable, name: str, zookeeper: Sequence[str] = ()) -> As
         Unavailable: HBase, ZooKeeper or the broker does not answer.
     """
     table = (TABLE_PREFIX + check_id(name)).encode()
-    setup = await Meta(rows, table, SystemClock()).fresh()
+    setup = await Meta(rows, table, SystemClock()).find()
     async with AsyncExitStack() as stack:
         index = None
         if setup.topic:

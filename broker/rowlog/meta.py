@@ -89,8 +89,7 @@ class Meta:
             except TableError as error:
                 raise Unavailable(f"The rowlog's setup can't be read: {error}.") from error
             if not raw:
-                name = self._table.decode(errors="replace")
-                raise NotFound(f"There is no rowlog in the table {name}; make it first.")
+                raise self._not_found()
             found = setups.decode(raw)
             known, self._read_at = self._setup, began
             if known is None or found.version > known.version:
@@ -98,6 +97,20 @@ class Meta:
                 for tell in self.changed:
                     tell(found)
             return found
+
+    async def find(self) -> Setup:
+        """Return the setup as it is now. Raises NotFound, also if there is no such table; Unavailable."""
+        try:
+            tables = await self._rows.tables()
+        except TableError as error:
+            raise Unavailable(f"The tables can't be listed: {error}.") from error
+        if self._table not in tables:
+            raise self._not_found()
+        return await self.fresh()
+
+    def _not_found(self) -> NotFound:
+        name = self._table.decode(errors="replace")
+        return NotFound(f"There is no rowlog in the table {name}; make it first.")
 
     def forget(self) -> None:
         """Have the next call of ``setup`` read it again."""

@@ -1,4 +1,4 @@
-"""RowLog: what applications use."""
+"""RowLog, the class that applications use: it wires the parts of a rowlog, and passes calls on to them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from broker import logs
 from broker.clock import Clock, SystemClock
-from broker.coordination.ports import (
-    Coordinator,
-)
+from broker.coordination.ports import Coordinator
 from broker.errors import BadRequest, OutcomeUnknown, Unavailable
 from broker.rowlog.attempt import Attempts, Tools
 from broker.rowlog.cell_keys import INDEX_FAMILY, TABLE_PREFIX, Columns, check_id
 from broker.rowlog.counters import Figures
-from broker.rowlog.doors import row_table
+from broker.rowlog.doors import rows_maker
 from broker.rowlog.execution_state import Standing
 from broker.rowlog.host import Host
 from broker.rowlog.index import Index, TableIndex
@@ -31,7 +28,7 @@ from broker.rowlog.repair import Repair, Report
 from broker.rowlog.row_locks import RowLocks
 from broker.rowlog.row_table import RowTable, TableError
 from broker.rowlog.rows import Message, Rows
-from broker.rowlog.setup import Settings, Setup, Shard, Subscription, changed_settings
+from broker.rowlog.setup import Settings, Setup, Subscription, changed_settings
 from broker.rowlog.subscriptions import Subscribing
 from broker.rowlog.upkeep import COUNTED_MAX, Upkeep
 from broker.rowlog.wakeups import Wakeups
@@ -43,14 +40,14 @@ if TYPE_CHECKING:
 log = logs.get_logger()
 
 SESSION_TIMEOUT_MS: Final = 10_000
-"""Of ZooKeeper: a dead processor is succeeded within this and a second."""
+"""The time-out of a session with ZooKeeper. After a processor's death another takes over within this and a second."""
 
 
 class RowLog:
     """A queue that is tied to rows of a table.
 
-    Use it as an async context, in one event loop. ``put`` and ``process`` need HBase alone; ``start`` makes
-    this process a candidate for processing, which needs ZooKeeper where there is more than one.
+    Use it as an async context, in one event loop. ``put`` and ``process`` need HBase alone. ``start`` makes this
+    process a candidate for processing; if several processes call it, they need ZooKeeper.
     """
 
     def __init__(  # noqa: PLR0913 - All but two by name.
@@ -73,25 +70,25 @@ class RowLog:
         coordinator: Coordinator | None = None,
         index: Callable[[RowLog], Index] | None = None,
     ) -> None:
-        """Use the rows of ``table``; nothing is read or made before the context is entered.
+        """Use the rows of ``table``. Nothing is read or made before the context is entered.
 
         Args:
-            pool: the application's own pool; it stays open. None if ``synced``.
-            table: the user's table; it has the family.
+            pool: the application's own pool, which stays open; None if ``synced`` or ``rows`` is given.
+            table: the user's table.
             id: the rowlog's id; its index lies in the table ``rowlog-<id>``.
-            family: where the messages lie in the user's rows.
-            log_byte: tells rowlogs in one family apart, 0 to 255. Lily's: 3 for a WAL, 4 for an MQ.
-            zookeeper: "host:port" of each server; none: this process is the only one that processes.
+            family: the family of the messages in the user's table; the table must have it.
+            log_byte: tells rowlogs in one family apart, 0 to 255. Lily has 3 for a WAL, 4 for an MQ.
+            zookeeper: "host:port" of each server; empty: this process is the only one that processes.
             synced: write through the Thrift-2 gateways at ``thrift2``, each write on disk.
             thrift2: "host:port" of each Thrift-2 gateway.
-            threads: how many calls to happybase run at once; as many as the pool has connections.
-            settings: of a rowlog that is made now; one that is there keeps its own (``change_settings``).
-            shards: likewise (``reshard``).
-            session_timeout_ms: of the session with ZooKeeper.
-            clock: for tests.
-            rows: the same; in place of HBase.
-            coordinator: the session to use, in place of one of this object's own.
-            index: makes another index than the table's (topicindex.py).
+            threads: how many calls to happybase run at once; give as many as the pool has connections.
+            settings: the settings if this object makes the rowlog; later use ``change_settings``.
+            shards: the number of shards if this object makes the rowlog; later use ``reshard``.
+            session_timeout_ms: the time-out of the session with ZooKeeper.
+            clock: a clock for tests.
+            rows: the rows to use in place of HBase; they stay open.
+            coordinator: the session to use in place of one with ``zookeeper``; it stays open.
+            index: makes the index, if that is not the table (topicindex.py).
 
         Raises:
             BadName, BadRequest: an argument is wrong.
@@ -108,18 +105,18 @@ class RowLog:
             log_byte,
             topic=getattr(index, "topic", ""),
             settings=changed_settings(Settings(), settings or {}),
-            shards=tuple(Shard(each) for each in range(shards)),
-        )
-        self._first = self._first.with_shards(shards)
+        ).with_shards(shards)
         self.zookeeper = tuple(zookeeper)
         self._session_timeout_ms = session_timeout_ms
         self._coordinator = coordinator
-        self._own_coordinator = coordinator is None
-        self._given = rows
-        self._door = partial(row_table, pool, tuple(thrift2), self.clock, threads, synced=synced)
+        self._given_rows = rows
+        if rows is None:
+            self._make_rows = rows_maker(pool, tuple(thrift2), self.clock, threads, synced=synced)
         self._make_index = index
+        self._opened = AsyncExitStack()
+        """Ends what ``open`` began."""
 
-    # Life.
+    # Opening and closing.
 
     async def __aenter__(self) -> Self:
         """Open the rowlog; make it if it is not there."""
@@ -131,25 +128,34 @@ class RowLog:
         await self.close()
 
     async def open(self, *, make: bool = True) -> None:
-        """Read the setup, and connect to ZooKeeper.
+        """Read the setup, and connect to ZooKeeper. After an error nothing is open, and it may be called again.
 
         Raises:
             NotFound: it is not there, and ``make`` is False.
             BadRequest: it belongs to another table, family or log byte.
             Unavailable: HBase or ZooKeeper does not answer.
         """
-        self.rows = self._given or self._door()
-        name = (TABLE_PREFIX + self.id).encode()
-        self.meta = Meta(self.rows, name, self.clock)
-        self.messages = Rows(self.rows, self._first.table.encode(), self._columns)
-        self.table_index = TableIndex(self.rows, name, self.meta.setup)
-        self.index = self._make_index(self) if self._make_index else self.table_index
-        try:
-            await self._check_setup(name, make=make)
-            await self._connect()
-        except TableError as error:
-            raise Unavailable(f"The rowlog can't be opened: {error}.") from error
-        self._wire()
+        async with AsyncExitStack() as opened:
+            if self._given_rows is None:
+                self.rows = self._make_rows()
+                opened.push_async_callback(self.rows.close)
+            else:
+                self.rows = self._given_rows
+            name = (TABLE_PREFIX + self.id).encode()
+            self.meta = Meta(self.rows, name, self.clock)
+            self.messages = Rows(self.rows, self._first.table.encode(), self._columns)
+            self.table_index = TableIndex(self.rows, name, self.meta.setup)
+            opened.push_async_callback(self._flush)
+            self.index = self._make_index(self) if self._make_index else self.table_index
+            try:
+                await self._check_setup(name, make=make)
+                coordinator = await self._connected(opened)
+            except TableError as error:
+                raise Unavailable(f"The rowlog can't be opened: {error}.") from error
+            self._wire(coordinator)
+            for end in (self.host.leave, self.wakeups.close, self.host.end):
+                opened.push_async_callback(end)
+            self._opened = opened.pop_all()
 
     async def _check_setup(self, name: bytes, *, make: bool) -> None:
         if make:
@@ -158,7 +164,7 @@ class RowLog:
                 log.info("rowlog index table made", table=name.decode())
             with suppress(OutcomeUnknown):
                 await self.meta.make(self._first)
-        setup = await self.meta.fresh()
+        setup = await self.meta.find()
         wanted = (self._first.table, self._first.family, self._first.log_byte)
         if setup.topic != self._first.topic:
             there = f"the topic {setup.topic}" if setup.topic else "its table"
@@ -169,25 +175,29 @@ class RowLog:
                 f"log byte {setup.log_byte}."
             )
 
-    async def _connect(self) -> None:
-        if self._coordinator is None and self.zookeeper:
+    async def _connected(self, opened: AsyncExitStack) -> Coordinator | None:
+        """Return the session with the coordinator, if there is one; ``opened`` closes it if it is new."""
+        coordinator = self._coordinator
+        if coordinator is None and self.zookeeper:
             from broker.coordination.zookeeper import connect  # noqa: PLC0415 - It needs kazoo.
 
-            self._coordinator = await connect(
+            coordinator = await connect(
                 self.zookeeper,
                 root=f"/rowlog/{self.id}",
                 session_timeout_ms=self._session_timeout_ms,
                 clock=self.clock,
             )
-        self.wakeups = Wakeups(self.id, self.clock, self._coordinator)
-        if self._coordinator is not None:
-            self._coordinator.on_hint(self.wakeups.hint("setup"), self.meta.forget)
+            opened.push_async_callback(coordinator.close)
+        return coordinator
 
-    def _wire(self) -> None:
+    def _wire(self, coordinator: Coordinator | None) -> None:
         """Make the parts that the methods below call."""
+        self.wakeups = Wakeups(self.id, self.clock, coordinator)
+        if coordinator is not None:
+            coordinator.on_hint(self.wakeups.hint("setup"), self.meta.forget)
         chance = random.Random(secrets.randbits(64)).random  # noqa: S311 - Jitter is no secret.
-        self.tools = Tools(self.id, self.messages, self.meta, self.clock, self.figures, chance)
-        self._attempts = Attempts(self.tools)
+        tools = Tools(self.id, self.messages, self.meta, self.clock, self.figures, chance)
+        self._attempts = Attempts(tools)
         self.repair = Repair(
             self.messages,
             self.index,
@@ -208,7 +218,7 @@ class RowLog:
         self._letters = DeadLetters(
             self._attempts, self.messages, self.meta, self.index, self.table_index, self.wakeups
         )
-        self.setting = Subscribing(
+        self._subscribing = Subscribing(
             self.id,
             self.messages,
             self.meta,
@@ -216,7 +226,7 @@ class RowLog:
             self.table_index,
             self.repair,
             self.wakeups,
-            self._coordinator,
+            coordinator,
         )
         locks = RowLocks(self.rows, self.messages, self.clock)
         parts = Parts(
@@ -236,34 +246,27 @@ class RowLog:
             self.index,
             self.table_index,
             self.repair,
-            self.setting,
+            self._subscribing,
             self.figures,
             self.clock,
         )
         self.host = Host(
-            self.tools,
+            tools,
             self.index,
             self.table_index,
             self.wakeups,
             self.listeners,
             self._upkeep,
-            self._coordinator,
+            coordinator,
         )
 
     async def close(self) -> None:
-        """End what runs, the session and what is this object's own; the pool stays open."""
-        if hasattr(self, "host"):
-            await self.host.end()
-        if hasattr(self, "wakeups"):
-            await self.wakeups.close()
-        if hasattr(self, "host"):
-            await self.host.leave()
-        if self._coordinator is not None and self._own_coordinator:
-            await self._coordinator.close()
-        if hasattr(self, "rows"):
-            with suppress(TableError):
-                await self.table_index.flush()
-            await self.rows.close()
+        """End the processing, the session and all else that ``open`` began; the pool stays open."""
+        await self._opened.aclose()
+
+    async def _flush(self) -> None:
+        with suppress(TableError):
+            await self.table_index.flush()
 
     # Putting.
 
@@ -280,23 +283,24 @@ class RowLog:
 
         Args:
             row: the row's key.
-            put: the change: values by ``family:qualifier``. None for a value: the column goes (not by Thrift-1).
-            payload: what the message says; it lies in the row.
-            data: something small that lies in the index, too.
-            subscriptions: of these alone; None: of all whose filter takes the message.
+            put: the change: values by ``family:qualifier``; None deletes the column (not through Thrift-1).
+            payload: the content of the message; it lies in the row.
+            data: at most 64 KiB for filters; it lies in the row and in the index.
+            subscriptions: the message is for these alone; None: for all whose filter takes it.
 
         Returns:
             The message; None if no subscription takes it: then only the row was changed.
 
         Raises:
-            NotFound, BadRequest, BodyTooLarge: it can't be put.
-            MessagesOpen, RowLocked, Unavailable: nothing was written; it may be put again.
-            OutcomeUnknown: the row may have been changed, or may be yet.
+            NotFound: a subscription is unknown.
+            BadRequest, BodyTooLarge: the message or the change is not allowed.
+            MessagesOpen, RowLocked, Unavailable: nothing was written, and the same call may succeed later.
+            OutcomeUnknown: the row may have been changed, or may still change.
         """
         return await self._putting.put(Put(row, put or {}, payload, data, subscriptions))
 
     async def put_many(self, puts: Sequence[Put]) -> list[Message | Exception | None]:
-        """Put many messages with few calls; of each the message, or why it was not put.
+        """Put many messages with few calls. Return the result of each: as ``put`` returns it, or its error.
 
         Each row changes in one step; all together do not. Messages of one row are put in their order.
         """
@@ -304,10 +308,10 @@ class RowLog:
             *(self._putting.put(each) for each in puts), return_exceptions=True
         )  # type: ignore[return-value]  # No cancellation is gathered here.
 
-    # Looking.
+    # Reading.
 
     async def open_messages(self, row: bytes, *subscriptions: str) -> list[Message]:
-        """Return a row's messages that are open for any of these subscriptions; none named: for any."""
+        """Return a row's messages that are open for any of these subscriptions; without names: for any at all."""
         found = await self.messages.open(row)
         return [
             await self._attempts.message(row, each)
@@ -319,12 +323,12 @@ class RowLog:
         ]
 
     async def is_done(self, message: Message, subscription: str) -> bool:
-        """Whether a message is done for a subscription; one that it was not put for counts as done."""
+        """Return whether a message is done for a subscription. It is for one that it was not put for."""
         found = await self.messages.one(message.row, message.id)
         part = None if found is None else found.state.parts.get(subscription)
         return part is None or part.standing is Standing.DONE
 
-    # Working off, by the caller.
+    # Working off by the caller.
 
     async def process(self, message: Message) -> bool:
         """Call the listeners of a message in their order, and return whether it is done for all.
@@ -335,7 +339,7 @@ class RowLog:
         return await self._working_off.process(message)
 
     async def work_off(self, row: bytes) -> None:
-        """Work off all open messages of a row. Raises MessagesOpen: it says which stay open, and why."""
+        """Call the listeners for all open messages of a row. Raises MessagesOpen: some stay open; its text says why."""
         await self._working_off.work_off(row)
 
     # Subscriptions.
@@ -346,32 +350,32 @@ class RowLog:
         """Add a subscription, or change the one of its id.
 
         Args:
-            subscription: what it is.
-            since: "now": it gets messages that are put from now on. "open": also those that are open for any
-                other subscription.
+            subscription: the subscription.
+            since: "now": it gets messages that are put from now on. "open": it also gets messages that are open for
+                any other subscription.
         """
-        await self.setting.subscribe(subscription, since=since)
+        await self._subscribing.subscribe(subscription, since=since)
 
     async def unsubscribe(self, name: str) -> int:
-        """Remove a subscription, and its messages; return how many waited for it. Raises NotFound."""
-        return await self.setting.unsubscribe(name)
+        """Remove a subscription and its messages; return how many were not done for it. Raises NotFound."""
+        return await self._subscribing.unsubscribe(name)
 
     async def pause(self, name: str, *, paused: bool = True) -> None:
-        """Process a subscription's messages no more, or again; they are put all the same. Raises NotFound."""
-        await self.setting.pause(name, paused=paused)
+        """Stop or resume the processing of a subscription. Puts go on. Raises NotFound."""
+        await self._subscribing.pause(name, paused=paused)
 
     async def change_settings(self, **changes: Any) -> Settings:
         """Change settings by name; return all of them. Raises BadRequest."""
-        return await self.setting.change_settings(**changes)
+        return await self._subscribing.change_settings(**changes)
 
     async def reshard(self, shards: int) -> None:
-        """Have another number of shards: new entries go by it, old ones are read until they are gone."""
-        await self.setting.reshard(shards)
+        """Change the number of shards. New entries use it; old shards are read until they are empty."""
+        await self._subscribing.reshard(shards)
 
     # Processing.
 
     def listen(self, subscription: str, listener: Listener) -> None:
-        """Have a local listener for a subscription: an async function of a message."""
+        """Call an async function of this process for each message of a subscription, in place of an earlier one."""
         self.listeners.add(subscription, listener)
 
     async def serve_listeners(
@@ -379,47 +383,55 @@ class RowLog:
     ) -> str:
         """Let processors on other nodes offer messages to this process's listeners; return the URL.
 
+        Call it before ``start``, and once. After an error nothing is served, and it may be called again.
+
         Args:
-            host: where to listen.
-            port: 0 takes a free one.
-            url: under which other nodes reach it; empty: as it listens.
+            host: the address to listen on.
+            port: the port; 0: a free one.
+            url: the URL under which other nodes reach this one; empty: made from host and port.
 
         Raises:
+            BadRequest: this process is already a member of the rowlog's nodes.
             OSError: the address can't be had.
-            Unavailable: there is no coordinator, or it can't be asked.
+            Unavailable: there is no coordinator, or it does not answer.
         """
         return await self.host.serve(host, port, url)
 
     async def start(self, *, remote: bool = False) -> None:
-        """Be a candidate for processing, until the context is left.
+        """Be a candidate for processing, until this object is closed.
 
         ``remote``: offer messages to the listeners of other nodes, too (``serve_listeners``).
+
+        Raises Unavailable: the coordinator does not answer. Nothing has begun, and it may be called again.
         """
         await self.host.start(remote=remote)
 
     # Dead letters.
 
     async def dead(self, subscription: str, limit: int = LISTED_MAX) -> list[DeadLetter]:
-        """Return the oldest dead letters of a subscription."""
+        """Return the oldest dead letters of a subscription, ``limit`` at most."""
         return await self._letters.listed(subscription, limit)
 
     async def revive(self, letter: DeadLetter) -> None:
-        """Open a dead message again. It comes after what its row has passed meanwhile. Raises NotFound."""
+        """Open a dead message again. Later messages of its row may have been processed before it.
+
+        Raises NotFound: it is not dead any more. BadRequest: it is held; revive the earlier subscription's letter.
+        """
         await self._letters.revive(letter)
 
     async def drop(self, letter: DeadLetter) -> None:
-        """Give a dead message up: it counts as done. Raises NotFound."""
+        """Drop a dead message: it counts as done. Raises NotFound, BadRequest, as ``revive`` does."""
         await self._letters.drop(letter)
 
     # Repair and figures.
 
     async def verify(self, *, mend: bool = False) -> Report:
-        """Go through all rows and the whole index; say what is wrong, and mend it if asked to."""
+        """Compare all rows with the whole index. Return what was found; ``mend`` also repairs it."""
         report = Report()
         await self.repair.sweep(report, mend=mend)
         await self.repair.entries(report, mend=mend)
         return report
 
     async def depth(self, subscription: str, limit: int = COUNTED_MAX) -> tuple[int, float]:
-        """Return how many messages are open, counted up to a limit, and the age of the oldest, seconds."""
+        """Return how many messages are open, counted up to ``limit``, and the age of the oldest, seconds."""
         return await self._upkeep.depth(subscription, limit)
