@@ -59,14 +59,10 @@ class Processing:
         self._membership = membership
         self._maintain = maintain
         self._candidates: dict[str, asyncio.Task[None]] = {}
-        self._processors: dict[str, Processor] = {}
+        self.processors: dict[str, Processor] = {}
+        """The processors that run here, by subscription."""
         self._changed = asyncio.Event()
         self._meta.changed.append(lambda _: self._changed.set())
-
-    @property
-    def processors(self) -> dict[str, Processor]:
-        """The processors that run here, by subscription."""
-        return self._processors
 
     def look_again(self) -> None:
         """Decide again which processors should run: the members or the setup changed."""
@@ -130,9 +126,9 @@ class Processing:
                 for name in [*running]:
                     if running[name][0] != wanted.get(name):
                         await _ended(running.pop(name)[1])
-                        self._processors.pop(name, None)
+                        self.processors.pop(name, None)
                 for name in wanted.keys() - running.keys():
-                    processor = self._processors[name] = Processor(
+                    processor = self.processors[name] = Processor(
                         self._means, wanted[name], leading
                     )
                     running[name] = (wanted[name], asyncio.create_task(processor.run()))
@@ -141,7 +137,7 @@ class Processing:
             self._means.tools.figures.add("leads", by=-1)
             tasks = [keeping, *(task for _, task in running.values())]
             for name in running:
-                self._processors.pop(name, None)
+                self.processors.pop(name, None)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""The index: hints of which rows may have open messages, in a table of shards; and the dead letters.
+"""The index, hints about rows that may have open messages, in a table of shards; and the list of dead letters.
 
-An entry may be too early, stale, or there twice, and its removal may get lost: it is the row that decides. So
-removals are gathered, and need not reach the disk.
+An entry may come before its message, be stale, or be there twice, and its removal may get lost: the row decides. So
+removals are batched, and need not reach the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from broker.rowlog.row_table import RowTable
 from broker.rowlog.setup import Setup
 
 SCAN_ENTRIES: Final = 1000
-"""How many entries one page has, of all shards together; at least one of each."""
+"""How many entries one page has at most, of all shards together; at least one of each shard."""
 
 
 class Inventory(Protocol):
@@ -37,16 +37,16 @@ class Inventory(Protocol):
 
 
 class Index(Protocol):
-    """Where open messages are looked for. All methods raise TableError."""
+    """The port to an index: a processor looks for open messages there. All methods raise TableError."""
 
     async def add(self, entries: Sequence[Entry]) -> None:
-        """Add entries; again is no harm."""
+        """Add entries. To add one twice does no harm."""
 
     async def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove entries, soon."""
+        """Remove entries, at the latest when ``flush`` is called."""
 
     async def flush(self) -> None:
-        """Remove now what is to be removed."""
+        """Remove the entries that ``remove`` was called with."""
 
     def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
         """Yield a subscription's entries from a time on (ms since 1970), roughly by time.
@@ -55,10 +55,10 @@ class Index(Protocol):
         """
 
     async def count(self, subscription: str, limit: int) -> tuple[int, int]:
-        """Return how many entries are open, counted up to ``limit``, and the oldest's time, ms since 1970 (or 0)."""
+        """Return how many entries are open, counted up to ``limit``, and the time of the oldest, ms since 1970, or 0."""
 
     async def inventory(self) -> Inventory:
-        """Return the inventory, for one sweep over the rows."""
+        """Return the inventory for one sweep of the rows."""
 
 
 def entries_for(
@@ -70,17 +70,17 @@ def entries_for(
 
 
 class TableIndex:
-    """The index in a table of HBase. It also has the dead letters, of a topic index as well."""
+    """The index in a table of HBase. This table also lists the dead letters, even if the index is a topic."""
 
     def __init__(self, rows: RowTable, table: bytes, setup: Callable[[], Awaitable[Setup]]) -> None:
-        """Use the table; ``setup`` tells the shards."""
+        """Use the table; ``setup`` returns the shards."""
         self._rows = rows
         self._table = table
         self._setup = setup
         self._gathering = Gathering(rows, table)
         self._removed: dict[bytes, None] = {}
         self._going: set[bytes] = set()
-        """What is being removed just now: a scan that was begun before may still show it."""
+        """The keys whose deletion is in flight: a scan that began before may still show them."""
 
     async def add(self, entries: Sequence[Entry]) -> None:
         """Add entries in one call."""
@@ -91,13 +91,13 @@ class TableIndex:
         )
 
     async def remove(self, entries: Sequence[Entry]) -> None:
-        """Gather what is to be removed, and remove it once it is enough."""
+        """Batch entries for removal; remove them all once there are ``delete_buffer`` of them."""
         self._removed.update(dict.fromkeys(map(index_key, entries)))
         if len(self._removed) >= (await self._setup()).settings.delete_buffer:
             await self.flush()
 
     async def flush(self) -> None:
-        """Remove what was gathered."""
+        """Remove the batched entries."""
         removed, self._removed = self._removed, {}
         if removed:
             self._going |= removed.keys()
@@ -107,7 +107,7 @@ class TableIndex:
                 self._going -= removed.keys()
 
     async def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
-        """Yield pages, each of which has a stretch of every shard, sorted by time, row and number."""
+        """Yield pages. Each has a stretch of every shard, sorted by time, row and sequence number."""
         shards = [shard.id for shard in (await self._setup()).shards]
         limit = max(1, SCAN_ENTRIES // len(shards))
         starts = {
@@ -150,7 +150,7 @@ class TableIndex:
         return count, oldest
 
     async def inventory(self) -> TableIndex:
-        """Return this index: it can be asked by key at any time."""
+        """Return this index: it answers for each key at any time."""
         return self
 
     async def lacks(self, entries: Collection[Entry], end: bytes = OPEN_END) -> set[Entry]:
@@ -165,7 +165,7 @@ class TableIndex:
         return set(entries) - {keys[key] for key in found}
 
     async def all(self, shard: int, start: bytes, limit: int) -> list[tuple[bytes, Entry, bytes]]:
-        """Return entries of a shard, of all subscriptions, open and dead: key, entry, end."""
+        """Return entries of a shard, of all subscriptions: key, entry, and OPEN_END or DEAD_END."""
         scanned = await self._rows.scan(
             self._table,
             max(start, bytes([shard])),
@@ -182,7 +182,7 @@ class TableIndex:
     # Dead letters.
 
     async def bury(self, entries: Sequence[Entry]) -> None:
-        """List messages as dead, and remove them from what is open."""
+        """List messages as dead letters, and remove their open entries."""
         if not entries:
             return
         await self._rows.put(
@@ -190,11 +190,11 @@ class TableIndex:
             [(index_key(each, DEAD_END), {INDEX_COLUMN: each.data}) for each in entries],
         )
         await self.remove(entries)
-        # At once: another process may revive them, and a late removal would take the new entry.
+        # At once: another process may revive them, and a later removal would remove the new entry.
         await self.flush()
 
     async def unbury(self, entries: Sequence[Entry]) -> None:
-        """Take messages off the list of the dead."""
+        """Remove messages from the list of dead letters."""
         if entries:
             keys = [index_key(each, DEAD_END) for each in entries]
             await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in keys])

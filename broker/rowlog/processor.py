@@ -187,12 +187,11 @@ class Processor:
     async def _work_for_ever(self) -> None:
         while True:
             await self._leading.until_it_may()
-            taken = self.work.take(self._tools.clock.now_ms())
-            if taken is None:
+            row = self.work.take(self._tools.clock.now_ms())
+            if row is None:
                 await self._until_ready()
                 continue
             self._room.set()
-            row, _ = taken
             due = self._tools.clock.now_ms() + BUSY_MS
             try:
                 due = await self._visit(row)
@@ -276,7 +275,7 @@ class Processor:
             if state.is_finished:
                 await self._tools.rows.remove(row, [each.id])
             else:
-                left.append(each._replace(state=state) if not removed else each)
+                left.append(each)
         return left
 
     async def _heal(

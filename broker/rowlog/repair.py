@@ -1,17 +1,17 @@
-"""Repair, both ways, and what is wrong if it is only looked at.
+"""Compare the rows with the index, and the index with the rows. Report the differences, and repair them if asked to.
 
 =====================================  ==============================================================
-index entry, no message                removed by the processor once it is older than
-                                       ``orphaned_message_delay_ms``; a younger one's put may be under way
-index entry, message done              removed by the processor at once: a removal got lost
-open message, no index entry           a sweep of the user's table puts the entry back
-dead message, not in the list          the same
-message finished, its cells there      the sweep deletes them
+index entry without a message          removed by the processor once it is older than
+                                       ``orphaned_message_delay_ms``: the put of a younger one may be in flight
+index entry of a done message          removed by the processor at once: an earlier removal was lost
+open message without an index entry    a sweep of the user's table adds the entry again
+dead message that is not listed        a sweep of the user's table lists it again
+finished message with its cells        the sweep deletes the cells
 message of a removed subscription      counts as done for it, by the processor and the sweep
 =====================================  ==============================================================
 
-A sweep and a processor may meet: an entry that the sweep puts back for a message that is done meanwhile is stale, and
-goes as any stale entry does.
+A sweep may add an entry for a message that a processor is done with meanwhile. That entry is stale, and is removed as
+any stale entry is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROWS: Final = 200
 
 @dataclass
 class Report:
-    """What was found, and mended if that was asked for."""
+    """The result of a comparison. ``mend`` repaired what it counts as wrong."""
 
     rows: int = 0
     messages: int = 0
@@ -49,21 +49,21 @@ class Report:
     dead: int = 0
     entries: int = 0
     without_entry: int = 0
-    """Open or dead messages that no index entry names."""
+    """Open or dead messages without an index entry, counted for each subscription."""
     orphans: int = 0
-    """Entries older than the delay without a message."""
+    """Entries without a message that are older than ``orphaned_message_delay_ms``."""
     stale: int = 0
-    """Entries of messages that are done."""
+    """Entries of messages that are done, or in the wrong list: open or dead."""
     finished: int = 0
-    """Messages that are done for all and still have their cells."""
+    """Messages that are done for all subscriptions, but still have their cells."""
     unreadable: int = 0
-    """Rows with a state that can't be read; they are left alone, and so are all messages in them."""
+    """Rows with a state that can't be decoded. All messages in them are left as they are."""
     of_removed: int = 0
-    """Messages that wait for a subscription that is removed."""
+    """Messages that are not done for a subscription that is removed."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing has to be mended."""
+        """True if nothing has to be repaired."""
         wrong = self.without_entry + self.orphans + self.stale + self.finished + self.unreadable
         return not wrong
 
@@ -73,9 +73,9 @@ class Report:
 
 
 class Repair:
-    """Looks at all that a rowlog has, and mends it."""
+    """Compares and repairs one rowlog."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - What it looks at.
+    def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
         self,
         rows: Rows,
         index: Index,
@@ -85,9 +85,9 @@ class Repair:
         figures: Figures,
         restored: Callable[[str], None],
     ) -> None:
-        """Look at the rows, the index (where open entries are put back) and its table.
+        """Use the parts of a rowlog.
 
-        ``restored`` is told of each subscription that old entries were put back for.
+        ``restored`` is called with the subscription of each open entry that was added again.
         """
         self._rows = rows
         self._index = index
@@ -98,7 +98,7 @@ class Repair:
         self._restored = restored
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
-        """Go through the user's table. Raises TableError."""
+        """Read the states of all rows of the user's table, and compare them with the index. Raises TableError."""
         inventory = await self._index.inventory()
         start = b""
         while True:
@@ -160,7 +160,7 @@ class Repair:
                 await self._rows.remove(row, [found.id])
 
     async def _restore(self, row: bytes, lost_open: set[Entry], lost_dead: set[Entry]) -> None:
-        """Put the entries of a row back into the index, and into the list of dead letters."""
+        """Add the entries of a row to the index and to the list of dead letters again."""
         data = await self._rows.data(row, [entry.message for entry in lost_open | lost_dead])
 
         def whole(entries: set[Entry]) -> list[Entry]:
@@ -174,7 +174,7 @@ class Repair:
             self._restored(entry.subscription)
 
     async def entries(self, report: Report, *, mend: bool) -> None:
-        """Go through the index table. Raises TableError."""
+        """Read the whole index table, and compare it with the rows. Raises TableError."""
         setup = await self._meta.fresh()
         for shard in setup.shards:
             start = b""
@@ -193,7 +193,7 @@ class Repair:
         try:
             found = await self._rows.one(entry.row, entry.message)
         except StorageCorrupt:
-            return  # The sweep tells of it.
+            return  # The sweep reports this row.
         part = None if found is None else found.state.parts.get(entry.subscription)
         known = {each.id for each in setup.subscriptions}
         if found is None:
@@ -219,7 +219,7 @@ class Repair:
     async def purge(self, name: str) -> int:
         """Count all messages as done for a subscription that is being removed, and remove its entries.
 
-        Returns how many messages waited for it. The rows of entries that were lost are left to the sweep.
+        Return how many messages were not done for it. Messages without an entry are left to the sweep.
         Raises TableError.
         """
         count = 0
@@ -235,7 +235,7 @@ class Repair:
         return count
 
     async def _let_go(self, entry: Entry) -> bool:
-        """Return whether the message waited for the entry's subscription until now."""
+        """Count a message as done for the entry's subscription. Return whether it was not done before."""
         waited = False
 
         def let_go(now: State) -> State:

@@ -14,7 +14,6 @@ an unknown outcome. So this module opens a connection again before it uses one t
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import happybase
+from happybase.batch import Mutation
 from happybase.pool import NoConnectionsAvailable
 
 from broker.clock import Clock
@@ -120,7 +120,7 @@ class Thrift1Rows:
         """Compare and set one cell."""
 
         def work(connection: Any) -> bool:
-            mutation = _mutation(connection)(column=column, value=value)
+            mutation = Mutation(column=column, value=value)
             named = connection.table(table).name
             # None means, as an empty value does: the cell is absent or empty.
             return bool(
@@ -214,18 +214,6 @@ def _named(columns: Sequence[bytes]) -> list[bytes]:
 
 def _prefix_filter(prefix: bytes) -> bytes:
     return b"ColumnPrefixFilter('%b')" % prefix.replace(b"'", b"''")
-
-
-@functools.cache
-def _mutation_of(module: str) -> Any:
-    import sys  # noqa: PLC0415 - The module that happybase has loaded its definition into.
-
-    return sys.modules[module].Mutation
-
-
-def _mutation(connection: Any) -> Any:
-    del connection
-    return _mutation_of("Hbase_thrift")
 
 
 def _told(error: Exception) -> str:

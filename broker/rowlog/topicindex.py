@@ -1,15 +1,15 @@
-"""A broker topic as the index: hints are published, and read from a time on. By choice, in place of the table's rows.
+"""A broker topic as the index, in place of the table's rows: hints are published, and read from a time on.
 
 ::
 
     01 | subscription: length int16, UTF-8 | timestamp int64 | seq int64 | row: length int32, bytes | data
 
-A topic has no removal. What is settled is kept in memory, so that it is not looked at again, and how far everything is
-settled is noted as a position: a time from which the next processor reads. The row decides here, too: a hint that is read
-again costs one reading of its row.
+Nothing can be removed from a topic. This process remembers which hints are settled, and skips them. It stores a position
+for each subscription: a time before which all hints are settled. The next processor reads from there. The row decides here,
+too: a hint that is read again costs one reading of its row.
 
-A sweep reads the topic once, from the position on, and publishes again the open messages that have no hint there. It can't
-go by the hints that this process remembers: another process may have settled one and noted a later position.
+A sweep reads the topic once, from the position on, and publishes hints again for open messages that have none there. It does
+not use the hints that this process remembers: another process may have settled one and stored a later position.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 PAGE: Final = 1_000
 SETTLED_MAX: Final = 200_000
-"""How many hints an index remembers as settled, and how many a sweep compares with."""
+"""How many settled hints an index remembers, and how many hints a sweep compares with."""
 NOTE_S: Final = 5.0
-"""How often positions are noted, at most."""
+"""How many seconds lie between two storings of the positions, at least."""
 _head = struct.Struct(">BH")
 _place = struct.Struct(">qqi")
 
@@ -45,7 +45,7 @@ def encode_hint(entry: Entry) -> bytes:
 
 
 def decode_hint(payload: bytes) -> Entry | None:
-    """Read an entry; None: it is none, or of a later version."""
+    """Read an entry; None: the payload is no hint, or of a later version."""
     try:
         version, length = _head.unpack_from(payload)
         at = _head.size + length
@@ -64,7 +64,7 @@ class topic_index:  # noqa: N801 - It is called as a function is.
     """Make a topic the index of a RowLog: ``RowLog(..., index=topic_index(client, "app/mq"))``."""
 
     def __init__(self, client: Client, topic: str) -> None:
-        """Publish to and poll ``topic``, which is there, by an open client."""
+        """Use an existing topic, through an open client."""
         self.client = client
         self.topic = topic
 
@@ -77,26 +77,26 @@ class TopicIndex:
     """Implements Index over a topic."""
 
     def __init__(self, client: Client, topic: str, log: RowLog) -> None:
-        """Note positions in the meta rows of ``log``."""
+        """Store positions in the meta rows of ``log``."""
         self._client = client
         self._topic = topic
         self._log = log
         self._open: dict[Entry, dict[bytes, int]] = {}
-        """Entries that are not settled: the ids and times of their messages."""
+        """For each entry that is not settled, the ids of its hints and the times of their publication."""
         self._settled: OrderedDict[bytes, None] = OrderedDict()
         self._read_from: dict[str, int] = {}
-        """Of a subscription that was wholly read: the time when its last reading began."""
+        """When the last reading of a subscription began, ms since 1970, once it was read from its position on."""
         self._noted_at = 0.0
 
     async def add(self, entries: Sequence[Entry]) -> None:
-        """Publish entries, all or none."""
+        """Publish entries in one request."""
         try:
             await self._client.publish(self._topic, [encode_hint(each) for each in entries])
         except BrokerError as error:
             raise _as_table_error(error) from error
 
     async def remove(self, entries: Sequence[Entry]) -> None:
-        """Know that entries are settled."""
+        """Remember that entries are settled."""
         for entry in entries:
             for message_id in self._open.pop(_key(entry), ()):
                 self._settled[message_id] = None
@@ -104,7 +104,7 @@ class TopicIndex:
             self._settled.popitem(last=False)
 
     async def flush(self) -> None:
-        """Note how far all is settled, now and then."""
+        """Store how far all entries are settled, if NOTE_S have passed since the last time."""
         now = self._log.clock.monotonic()
         if now < self._noted_at + NOTE_S:
             return
@@ -130,7 +130,7 @@ class TopicIndex:
             self._read_from[subscription] = began
 
     async def count(self, subscription: str, limit: int) -> tuple[int, int]:
-        """Count what this process doesn't know to be settled, from the position on: it may be too much."""
+        """Count hints from the position on. It counts too many: other processes may have settled some."""
         found: set[Entry] = set()
         async for hints in self._hints(await self._log.meta.position(subscription)):
             found |= {
@@ -156,7 +156,7 @@ class TopicIndex:
                     if hint.timestamp_ms >= positions.get(entry.subscription, hint.timestamp_ms)
                 }
                 if len(there) >= SETTLED_MAX:
-                    break  # Entries beyond are published again, which is no harm.
+                    break  # Entries beyond are published again, which does no harm.
         return TopicInventory(there, young)
 
     async def _hints(self, start: int | bytes) -> AsyncIterator[list[tuple[Hint, Entry]]]:
@@ -181,7 +181,7 @@ class TopicInventory:
     """The hints of a topic at one moment. Implements Inventory."""
 
     def __init__(self, there: set[Entry], young: int) -> None:
-        """Have ``there``; an entry of ``young`` (ms since 1970) or later may have been published since."""
+        """Keep the hints ``there``. Entries of time ``young`` (ms since 1970) or later may have been published since."""
         self._there = there
         self._young = young
 
@@ -199,7 +199,7 @@ class TopicInventory:
 
 
 def _key(entry: Entry) -> Entry:
-    """Return an entry without what a topic does not know of it."""
+    """Return an entry without shard and data."""
     return entry._replace(shard=0, data=b"")
 
 

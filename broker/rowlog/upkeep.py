@@ -1,4 +1,4 @@
-"""Upkeep of a rowlog, by one process at a time: figures, sweeps, and shards that are empty."""
+"""Regular work for a whole rowlog, in one process at a time: count messages, sweep, drop empty shards."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from broker.rowlog.subscriptions import Subscribing
 log = logs.get_logger()
 
 COUNT_S: Final = 30.0
-"""How often open and dead messages are counted, for the figures."""
+"""How often open and dead messages are counted, for the metrics."""
 COUNTED_MAX: Final = 10_000
+"""How many messages of a subscription are counted at most."""
 
 
 class Upkeep:

@@ -71,8 +71,8 @@ class Work:
             row.again = True
         row.entries[entry] = None
 
-    def take(self, now: int) -> tuple[bytes, list[Entry]] | None:
-        """Take a row into work, with its entries; None: no row is ready."""
+    def take(self, now: int) -> bytes | None:
+        """Take a row into work, and return its key; None: no row is ready."""
         while self._waiting and self._waiting[0][0] <= now:
             due, _, key = heapq.heappop(self._waiting)
             row = self._rows.get(key)
@@ -84,7 +84,7 @@ class Work:
         key = self._ready.popleft()
         row = self._rows[key]
         row.in_work, row.again = True, False
-        return key, list(row.entries)
+        return key
 
     def entries(self, key: bytes) -> list[Entry]:
         """Return the entries of a row in work, also those offered since it was taken."""
