@@ -295,7 +295,7 @@ async def test_a_lone_process_puts_processes_and_removes(
     await alone(RowLog(pool, table, id=f"mq{secrets.token_hex(4)}", threads=4), table)
 
 
-async def test_and_so_it_does_with_each_write_on_disk(
+async def test_a_lone_process_puts_processes_and_removes_with_each_write_on_disk(
     hbase_server: HBaseServer, table: str
 ) -> None:
     gateway = [f"{HOST}:{hbase_server.thrift2_port}"]

@@ -27,7 +27,7 @@ async def test_a_message_that_is_done_for_all_leaves_nothing(world: World) -> No
 
 
 @virtual
-async def test_it_stays_until_the_last_is_done(world: World) -> None:
+async def test_a_message_stays_until_all_subscriptions_are_done(world: World) -> None:
     log = await world.log("a", "b")
     heard = Heard()
     log.listen("a", heard)
@@ -45,7 +45,9 @@ async def test_it_stays_until_the_last_is_done(world: World) -> None:
 
 
 @virtual
-async def test_a_rows_head_holds_back_its_followers_and_other_rows_go_on(world: World) -> None:
+async def test_the_first_message_of_a_row_holds_back_later_ones_but_no_other_rows(
+    world: World,
+) -> None:
     log = await world.log(Subscription("a", backoff_ms_first=60_000))
     heard = Heard(False)
     log.listen("a", heard)
@@ -62,7 +64,7 @@ async def test_a_rows_head_holds_back_its_followers_and_other_rows_go_on(world: 
 
 
 @virtual
-async def test_one_message_of_a_row_is_in_work_and_many_rows_are(world: World) -> None:
+async def test_one_message_of_a_row_is_in_work_and_many_rows_at_once(world: World) -> None:
     log = await world.log(Subscription("a", parallel=4))
     heard = Heard()
     heard.gate = asyncio.Event()
@@ -79,7 +81,7 @@ async def test_one_message_of_a_row_is_in_work_and_many_rows_are(world: World) -
 
 
 @virtual
-async def test_tries_wait_longer_each_time_and_the_last_one_is_the_end(world: World) -> None:
+async def test_the_back_off_doubles_and_after_the_last_try_a_message_is_dead(world: World) -> None:
     log = await world.log(
         Subscription("a", max_tries=4, backoff_ms_first=1_000, backoff_ms_max=2_000)
     )
@@ -153,7 +155,7 @@ async def test_if_order_is_respected_later_subscriptions_wait_for_the_earlier(
 
 
 @virtual
-async def test_what_is_dead_for_an_earlier_subscription_is_held_for_later_ones(
+async def test_a_message_that_is_dead_for_an_earlier_subscription_is_held_for_later_ones(
     world: World,
 ) -> None:
     log = await world.log(
@@ -192,7 +194,7 @@ async def test_without_respect_for_order_no_subscription_waits_for_another(world
 
 
 @virtual
-async def test_a_paused_subscription_gets_all_of_it_later(world: World) -> None:
+async def test_a_paused_subscription_gets_its_messages_later(world: World) -> None:
     log = await world.log("a", "b")
     heard = Heard()
     log.listen("a", heard)
@@ -229,14 +231,14 @@ async def test_a_new_subscription_begins_now_or_with_what_is_open(world: World) 
 @virtual
 async def test_a_removed_subscription_leaves_nothing_behind(world: World) -> None:
     log = await world.log("a", "b")
-    stale = (await world.process()).log
+    stale = (await world.process(coordinator=None)).log
     await stale.put(ROW)
     await log.put(ROW)
     assert await log.unsubscribe("a") == 2
     assert not any(key[1:2] == b"a" for key in world.entries())
     with pytest.raises(NotFound):
         await log.unsubscribe("a")
-    stale.meta._read_at = float("inf")  # It does not know yet.
+    # Without a coordinator a process hears of no change before it reads the setup again.
     await stale.put(b"late")
     assert any(key[1:2] == b"a" for key in world.entries())
     log.listen("b", Heard())
@@ -286,7 +288,11 @@ async def test_old_shards_are_read_until_they_are_empty(world: World) -> None:
     await pass_time(10)
     assert world.entries() == []
     await log.change_settings(sweep_ms=60_000)
-    await until(lambda: len(log.meta._setup.shards) == 1, within_s=200)  # type: ignore[union-attr]
+
+    async def has_one_shard() -> bool:
+        return len((await log.meta.setup()).shards) == 1
+
+    await until(has_one_shard, within_s=200)
 
 
 @virtual
@@ -319,7 +325,7 @@ async def test_a_wake_up_of_another_process_is_at_once_and_its_trailing_edge_too
 
 
 @virtual
-async def test_a_lost_wake_up_is_made_up_for_by_the_poll(world: World) -> None:
+async def test_after_a_lost_wake_up_the_poll_finds_the_message(world: World) -> None:
     log = await world.log("a", settings={"enable_notify": False, "wakeup_timeout_ms": 3_000})
     heard = Heard()
     log.listen("a", heard)
@@ -330,7 +336,7 @@ async def test_a_lost_wake_up_is_made_up_for_by_the_poll(world: World) -> None:
 
 
 @virtual
-async def test_young_messages_are_left_to_their_writer(world: World) -> None:
+async def test_a_processor_leaves_young_messages_to_their_writer(world: World) -> None:
     log = await world.log("a", settings={"minimal_process_delay_ms": 5_000})
     heard = Heard()
     log.listen("a", heard)
@@ -355,7 +361,7 @@ async def test_a_row_with_very_many_messages_is_worked_off_in_order(world: World
 
 
 @virtual
-async def test_what_does_not_decode_stops_its_row_alone(world: World) -> None:
+async def test_a_state_that_can_not_be_decoded_stops_only_its_row(world: World) -> None:
     log = await world.log("a")
     await log.put(ROW)
     state = next(name for name in world.cells() if name[8:9] == b"\x02")
@@ -371,7 +377,7 @@ async def test_what_does_not_decode_stops_its_row_alone(world: World) -> None:
 
 
 @virtual
-async def test_a_bug_in_a_processor_is_told_and_not_the_end(world: World) -> None:
+async def test_a_bug_in_a_processor_is_logged_and_processing_goes_on(world: World) -> None:
     log = await world.log("a")
     heard, fails = Heard(), [ZeroDivisionError("a bug")]
     log.listen("a", heard)
@@ -412,7 +418,7 @@ async def test_two_rowlogs_share_a_family(world: World) -> None:
 
 
 @virtual
-async def test_figures_tell_what_was_done(world: World) -> None:
+async def test_metrics_count_puts_tries_and_leadership(world: World) -> None:
     log = await world.log("a")
     log.listen("a", Heard(False))
     await log.put(ROW)
@@ -431,7 +437,7 @@ async def test_figures_tell_what_was_done(world: World) -> None:
 
 
 @virtual
-async def test_entries_that_were_put_back_long_after_are_found(world: World) -> None:
+async def test_old_entries_that_a_sweep_adds_again_are_found_at_once(world: World) -> None:
     """A sweep of another process adds entries that are older than any margin."""
     log = await world.log("a")
     await log.put(ROW)

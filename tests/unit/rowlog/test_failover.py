@@ -10,7 +10,18 @@ from broker.rowlog.candidacy import best_for
 from broker.rowlog.cell_keys import Entry, index_key
 from broker.rowlog.cells import decode_state
 from broker.testing.virtual_time import pass_time
-from tests.unit.rowlog.world import INDEX, ROW, TABLE, Epoch, Heard, Process, World, until, virtual
+from tests.unit.rowlog.world import (
+    INDEX,
+    ROW,
+    TABLE,
+    Epoch,
+    Heard,
+    Process,
+    World,
+    attempt,
+    until,
+    virtual,
+)
 
 
 async def two(world: World, subscription: Subscription | None = None) -> tuple[Process, Process]:
@@ -105,7 +116,9 @@ async def test_without_contact_nothing_begins_and_what_was_begun_is_marked(world
 
 
 @virtual
-async def test_a_higher_epoch_is_seen_before_anything_is_scanned(world: World) -> None:
+async def test_a_processor_that_finds_a_higher_epoch_becomes_a_candidate_again(
+    world: World,
+) -> None:
     first, _ = await two(world)
     first.log.listen("a", Heard())
     await first.log.meta.raise_epoch("mq.all", "another")
@@ -171,7 +184,7 @@ async def test_a_row_that_is_put_late_is_processed(world: World) -> None:
 
 
 @virtual
-async def test_a_row_that_is_put_later_than_that_is_found_by_the_sweep(world: World) -> None:
+async def test_a_row_that_is_put_after_the_orphan_delay_is_found_by_the_sweep(world: World) -> None:
     log = await world.log("a", settings={"sweep_ms": 600_000})
     heard = Heard()
     log.listen("a", heard)
@@ -198,7 +211,7 @@ async def test_a_lost_removal_of_an_entry_heals(world: World) -> None:
 
 
 @virtual
-async def test_a_crash_between_the_last_mark_and_the_deletion_is_made_up_for(
+async def test_after_a_crash_between_the_last_mark_and_the_deletion_a_sweep_deletes(
     world: World,
 ) -> None:
     log = await world.log("a")
@@ -207,12 +220,10 @@ async def test_a_crash_between_the_last_mark_and_the_deletion_is_made_up_for(
     message = await log.put(ROW)
     assert message is not None
 
-    def before(name: str, table: bytes) -> None:
-        if (name, table) == ("delete", TABLE):
-            process.is_gone = True
-        Process._before(process, name, table)
+    def crash_before_the_deletion(name: str, table: bytes) -> None:
+        process.is_gone |= (name, table) == ("delete", TABLE)
 
-    process.rows._before = before
+    process.on_step = crash_before_the_deletion
     await log.process(message)
     assert [decode_state(each).is_finished for each in world.cells().values() if each] == [True]
     other = (await world.process()).log
@@ -226,7 +237,7 @@ async def test_a_crash_between_the_last_mark_and_the_deletion_is_made_up_for(
 
 
 @virtual
-async def test_writers_whose_clocks_are_wrong_within_the_bound_are_heard_by_the_poll(
+async def test_messages_of_writers_with_wrong_clocks_are_found_by_a_poll_or_a_full_scan(
     world: World,
 ) -> None:
     log = await world.log("a")
@@ -273,23 +284,18 @@ async def test_an_index_that_was_lost_is_made_again_from_the_rows(world: World) 
 
 
 @virtual
-async def test_a_later_epoch_is_no_ones_to_claim_from(world: World) -> None:
+async def test_an_earlier_epoch_can_not_claim_what_a_later_one_has_tried(world: World) -> None:
     log = await world.log("a")
-    log.listen("a", Heard())
-    await log.put(ROW)
-    (found,) = await log.messages.open(ROW)
-    await log._attempts.attempt(ROW, found, "a", log.listeners, Epoch(7))
     log.listen("a", Heard(False))
     await log.put(ROW)
-    (found,) = await log.messages.open(ROW)
-    await log._attempts.attempt(ROW, found, "a", log.listeners, Epoch(7))
-    (found,) = await log.messages.open(ROW)
+    await attempt(log, Epoch(7))
+    await pass_time(60)  # Its back-off is over.
     with pytest.raises(Fenced):
-        await log._attempts.attempt(ROW, found, "a", log.listeners, Epoch(6))
+        await attempt(log, Epoch(6))
 
 
 @virtual
-async def test_what_another_process_revives_at_once_is_not_removed_again(world: World) -> None:
+async def test_a_message_that_another_process_revives_at_once_keeps_its_entry(world: World) -> None:
     log = await world.log(Subscription("a", max_tries=1), settings={"enable_notify": False})
     heard = Heard(False)
     log.listen("a", heard)

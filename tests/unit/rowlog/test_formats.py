@@ -54,7 +54,7 @@ def test_the_number_of_subscriptions_is_lilys_varint() -> None:
     assert len(decode_state(raw).parts) == 300
 
 
-def test_more_than_that_is_version_2() -> None:
+def test_a_state_with_more_fields_is_version_2() -> None:
     part = Part(Standing.OPEN, 3, 1, 9, 8, b"tok", "why")
     raw = encode_state(State(7, {"a": part, "b": Part()}))
     assert raw == bytes.fromhex(

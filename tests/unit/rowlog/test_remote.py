@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import pytest
 
@@ -13,8 +14,18 @@ from broker.errors import BadRequest, Forbidden, NotFound, Unavailable
 from broker.http.outbound import OutboundConnection, open_connection
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
-from broker.rowlog.remote import PREFIX, ListenerNode, _Ask, decode_message, encode_message
+from broker.rowlog.remote import PREFIX, ListenerNode, decode_message, encode_message
 from tests.unit.rowlog.world import ROW, TABLE, Heard
+
+
+class Ask(NamedTuple):
+    """A request to a node."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
 
 MESSAGE = Message("mq", b"row\0", 2, 7, b"data", b"payload")
 
@@ -134,29 +145,29 @@ async def test_a_process_that_failed_to_serve_can_process(nodes: Nodes) -> None:
     assert node.url.startswith("local:"), "it announces no URL at which it serves nothing"
 
 
-async def test_it_serves_its_own_rowlog_and_no_pages(nodes: Nodes) -> None:
+async def test_a_listening_node_serves_its_own_rowlog_and_its_metrics(nodes: Nodes) -> None:
     log = await nodes.log()
     log.listen("a b", Heard(ValueError("why")))
     url = await log.serve_listeners()
     connection = await open_connection(OutboundConnection(url, {}), 5)
     for ask, status, told in (
-        (_Ask("GET", PREFIX + "mq", {}, b""), 200, {"rowlog": "mq", "listeners": ["a b"]}),
+        (Ask("GET", PREFIX + "mq", {}, b""), 200, {"rowlog": "mq", "listeners": ["a b"]}),
         (
-            _Ask("POST", PREFIX + "mq/a%20b", {}, encode_message(MESSAGE)),
+            Ask("POST", PREFIX + "mq/a%20b", {}, encode_message(MESSAGE)),
             200,
             {"done": False, "reason": "ValueError: why"},
         ),
-        (_Ask("POST", PREFIX + "mq/a%20b", {}, encode_message(MESSAGE)), 200, {"done": True}),
+        (Ask("POST", PREFIX + "mq/a%20b", {}, encode_message(MESSAGE)), 200, {"done": True}),
     ):
         reply = await connection.exchange(ask, 5)
         assert (reply.status, json.loads(reply.body)) == (status, told)
-    reply = await connection.exchange(_Ask("GET", "/metrics", {}, b""), 5)
+    reply = await connection.exchange(Ask("GET", "/metrics", {}, b""), 5)
     assert reply.status == 200
     for path, body, code in (
         ("mq/other", encode_message(MESSAGE), "not_found"),
         ("mq/a%20b", b"\x01short", "bad_request"),
     ):
-        ask = _Ask("POST", PREFIX + path, {"Accept": "application/json"}, body)
+        ask = Ask("POST", PREFIX + path, {"Accept": "application/json"}, body)
         reply = await connection.exchange(ask, 5)
         assert json.loads(reply.body)["code"] == code
     connection.close()
@@ -171,7 +182,7 @@ def test_a_message_is_read_as_it_was_written() -> None:
             decode_message("mq", wrong)
 
 
-async def test_what_it_does_not_serve_is_refused() -> None:
+async def test_a_listening_node_refuses_other_rowlogs_and_web_pages() -> None:
     node = ListenerNode("mq", None, str, SystemClock(), 10)  # type: ignore[arg-type]
     with pytest.raises(NotFound):
         node.admit("GET", PREFIX + "other", {})

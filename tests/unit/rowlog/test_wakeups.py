@@ -21,7 +21,7 @@ class Sent:
         await self.over.wait()
 
 
-async def test_a_put_in_the_step_that_ends_the_delay_is_told() -> None:
+async def test_a_put_in_the_step_that_ends_the_delay_sends_a_wake_up() -> None:
     sent: Any = Sent()
     wakeups = Wakeups("mq", sent, sent)
     wakeups.wake("a", 100)

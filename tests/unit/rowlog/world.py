@@ -10,6 +10,7 @@ from typing import Any
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.rowlog import Message, RowLog, Subscription
+from broker.rowlog.attempt import Attempts, Outcome, Tools
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import Cells, NotWritten
@@ -34,11 +35,15 @@ class Process:
         self.steps_left: int | None = None
         """After how many changing steps it crashes."""
         self.is_gone = False
+        self.on_step: Callable[[str, bytes], None] | None = None
+        """Called before each changing step with its name and its table."""
         self.rows = MemoryRows(world.stored, self._before)
         given = {"id": "mq", "coordinator": self.session, "clock": self.clock, **options}
         self.log = RowLog(None, TABLE.decode(), rows=self.rows, **given)
 
     def _before(self, name: str, table: bytes) -> None:
+        if self.on_step is not None:
+            self.on_step(name, table)
         self.world.steps.append(f"{name} {table.decode()}")
         if self.steps_left is not None:
             self.steps_left -= 1
@@ -177,6 +182,13 @@ class Epoch:
 
     async def check(self, meta: Meta) -> None:
         del meta
+
+
+async def attempt(log: RowLog, leading: Epoch | None = None) -> Outcome:
+    """Attempt the only message of ROW for "a", with the listeners of ``log``."""
+    tools = Tools(log.id, log.messages, log.meta, log.clock, log.figures, chance=lambda: 0.5)
+    (found,) = await log.messages.open(ROW)
+    return await Attempts(tools).attempt(ROW, found, "a", log.listeners, leading)
 
 
 def seqs(messages: Sequence[Message]) -> list[int]:
