@@ -45,10 +45,9 @@ class Leading:
         """Wait until new work may begin."""
         while not self.may_begin():
             self._elections.moved.clear()
+            # No event announces that the coordinator answers no more, so this looks again.
             with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    PAUSE_S
-                ):  # No event announces that a coordinator falls silent.
+                async with asyncio.timeout(PAUSE_S):
                     await self._elections.moved.wait()
 
     async def check(self, meta: Meta) -> None:

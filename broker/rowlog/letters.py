@@ -57,9 +57,7 @@ class DeadLetters:
             found = await self.messages.one(entry.row, entry.message)
             part = None if found is None else found.state.parts.get(subscription)
             if found is None or part is None or part.standing not in {Standing.DEAD, Standing.HELD}:
-                await self.table_index.unbury(
-                    [entry]
-                )  # The row says that it is not dead: a stale entry.
+                await self.table_index.unbury([entry])  # A stale entry: the row decides.
                 continue
             message = await self._attempts.message(entry.row, found)
             held = part.standing is Standing.HELD

@@ -69,9 +69,8 @@ class Subscribing:
                     if not subscription.filter.takes(row, data):
                         continue
                     with suppress(Gone):
-                        execution_state.added(
-                            each.state, subscription.id
-                        )  # A message that raises Gone needs no entry.
+                        # A message that raises Gone needs no entry.
+                        execution_state.added(each.state, subscription.id)
                         entries = await entries_of(
                             self.meta, row, each._replace(data=data), [subscription.id]
                         )

@@ -44,7 +44,7 @@ class TmsBatchReader(DataSourceReader):
 
     Args:
         options: the topic and the range.
-        schema: the columns, see ``batches.arrow_schema``.
+        schema: the columns, see ``record_batches.arrow_schema``.
         connect: gives the client, in each process that uses the reader.
     """
 

@@ -48,10 +48,9 @@ BATCH_ID: Final = "streaming.sql.batchId"
 
 Connect = Callable[[Settings], SyncClient]
 
-
 FEW_BYTES_MAX: Final = 64 << 10
 FEW_MESSAGES_MAX: Final = 1_000
-"""The most that a task puts into its commit message instead of a stage; all tasks of a commit ten times as much."""
+"""The limits for the rows that a task puts into its commit message. For all tasks of a commit they are ten times this."""
 
 
 class StoredMessages(NamedTuple):
@@ -70,8 +69,8 @@ class Staged(WriterCommitMessage):
     producer: SinkProducer | None = None
 
 
-class TmsStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the micro-batches of a streaming query.
+class _Writer:
+    """The steps that both writers have. Spark copies a writer to the tasks; the driver's writer commits.
 
     Args:
         options: the options of the sink, with the topic.
@@ -89,13 +88,20 @@ class TmsStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._connect = connect
 
+    def _store(self, rows: Iterator[pa.RecordBatch]) -> tuple[StoredMessages, ...]:
+        return store(self._connect(self._options.settings), rows, self._options.topic)
+
+    def _publish(self, staged: Sequence[Staged], producer: SinkProducer) -> None:
+        publish(self._connect(self._options.settings), staged, producer)
+
+
+class TmsStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Publishes the micro-batches of a streaming query."""
+
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Store a task's rows in stages."""
-        producer = producer_of_task()
-        return Staged(
-            store(self._connect(self._options.settings), iterator, self._options.topic), producer
-        )
+        return Staged(self._store(iterator), producer_of_task())
 
     @override
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -106,43 +112,35 @@ class TmsStreamWriter(DataSourceStreamArrowWriter):
         (producer,) = producers
         assert producer is not None, "tasks of a stream know their query"
         assert producer.number == batchId, f"tasks of batch {producer.number}, not of {batchId}"
-        publish(self._connect(self._options.settings), staged, producer)
+        self._publish(staged, producer)
 
     @override
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Leave the stages to the broker's sweeper: no publish names them."""
 
 
-class TmsBatchWriter(DataSourceArrowWriter):
+class TmsBatchWriter(_Writer, DataSourceArrowWriter):
     """Publishes the result of a batch query, all of it or nothing.
 
-    Args:
-        options: the options of the sink, with the topic, and the number of the publish if the query may be repeated.
-        schema: the columns of the query's result.
-        connect: gives the client, in each process that uses the writer.
-
-    Raises:
-        ValueError: the columns can't be published.
+    ``options.producer`` is given if the query may be repeated. Else each writer is a producer of its own: so the client
+    can safely send the publish again if no answer comes.
     """
 
     def __init__(
         self, options: SinkOptions, schema: StructType, connect: Connect = client_of
     ) -> None:
-        check_columns(schema, options.topic)
-        self._options = options
-        self._connect = connect
-        # With its own producer's number the client can safely send the publish again if no answer comes.
+        super().__init__(options, schema, connect)
         self._producer = options.producer or SinkProducer(uuid.uuid4().hex, 0)
 
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Store a task's rows in stages."""
-        return Staged(store(self._connect(self._options.settings), iterator, self._options.topic))
+        return Staged(self._store(iterator))
 
     @override
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish the tasks' messages."""
-        publish(self._connect(self._options.settings), complete(messages), self._producer)
+        self._publish(complete(messages), self._producer)
 
     @override
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -162,7 +160,7 @@ def producer_of_task() -> SinkProducer:
 def store(
     client: SyncClient, batches: Iterator[pa.RecordBatch], topic: str | None
 ) -> tuple[StoredMessages, ...]:
-    """Store rows in new stages, one for each topic; return a few rows as they are, without a stage.
+    """Store rows in new stages, one for each topic. If there are only a few, return them without a stage.
 
     Each request has an idempotency key, so that the client may send it again when no answer comes.
     """
@@ -209,8 +207,8 @@ def publish(client: SyncClient, staged: Sequence[Staged], producer: SinkProducer
     for topic, parts in by_topic.items():
         few = [message for part in parts for message in part.few]
         size = sum(map(size_of, few))
-        is_little = len(few) <= 10 * FEW_MESSAGES_MAX and size <= 10 * FEW_BYTES_MAX
-        if is_little and not any(part.stage for part in parts):
+        fits = len(few) <= 10 * FEW_MESSAGES_MAX and size <= 10 * FEW_BYTES_MAX
+        if fits and not any(part.stage for part in parts):
             client.publish(topic, few, producer=producer)
         else:
             stages = [part.stage or _stored_late(client, part) for part in parts]
@@ -218,7 +216,7 @@ def publish(client: SyncClient, staged: Sequence[Staged], producer: SinkProducer
 
 
 def _stored_late(client: SyncClient, part: StoredMessages) -> str:
-    """Store the few messages of a task in a stage, as other tasks have many; return the stage."""
+    """Store the few messages of a task in a stage, since the publish names stages; return the stage."""
     with client.stage(part.topic) as stage:
         stage.store(part.few, idempotency_key=uuid.uuid4().hex)
         return stage.id

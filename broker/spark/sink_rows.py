@@ -54,7 +54,6 @@ _NAMES: Final[dict[str, str]] = {
 }
 _LEFT_OUT: Final = {"id", "timestamp"}
 
-
 Row = bytes | NewMessage
 """A message: a payload alone, or a NewMessage with a key or headers."""
 

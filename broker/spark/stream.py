@@ -60,7 +60,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Args:
         options: the topic and the limits.
-        schema: the columns, see ``batches.arrow_schema``.
+        schema: the columns, see ``record_batches.arrow_schema``.
         monotonic: the clock of ``maxTriggerDelay`` and ``heartbeatInterval``, in seconds.
         connect: gives the client, in each process that uses the reader.
     """

@@ -49,9 +49,8 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
     if found.after >= found.through:
         return []
     wanted = parts_wanted(found, options)
-    if (
-        wanted == 1 or options.snapshot is not None
-    ):  # In a transaction the read may stop at a message that it can't see yet. Later parts would go on.
+    # In a transaction the read may stop at a message that it can't see yet. Later parts would go on.
+    if wanted == 1 or options.snapshot is not None:
         return [TaskRange(options.topic, found.after, found.through, options.snapshot)]
     ends: list[MessageId] = []
     after = found.after
