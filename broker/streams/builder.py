@@ -140,24 +140,19 @@ class _Streaming(Generic[T]):
 
     def sink(self, topic: str, serializer: Serde[T], *, name: str | None = None) -> None:
         """Publish each value to a topic, exactly once. A grouped stream publishes its keys, too."""
-        self.builder.add_end(
-            graph.Sink(
-                name=self.builder.name_of("sink", name),
-                parents=(self.operator,),
-                topic=topic,
-                serde=serializer,
-                has_keys=isinstance(self, GroupedStream),
-            )
-        )
+        self._end("sink", topic, serializer, name)
 
     def print(self, *, name: str | None = None) -> None:
         """Print each value where the job runs. After a crash it prints some values again."""
+        self._end("print", None, Json(), name)
+
+    def _end(self, kind: str, topic: str | None, serde: Serde[Any], name: str | None) -> None:
         self.builder.add_end(
             graph.Sink(
-                name=self.builder.name_of("print", name),
+                name=self.builder.name_of(kind, name),
                 parents=(self.operator,),
-                topic=None,
-                serde=Json(),
+                topic=topic,
+                serde=serde,
                 has_keys=isinstance(self, GroupedStream),
             )
         )

@@ -306,9 +306,8 @@ class Compiler:
                 branch, frame=frame, columns=None, source=None, reader=read_values, is_keyed=False
             )
         if branch.source is not None and getattr(branch.source.serde, "schema", None) is not None:
-            in_columns = self._in_columns(
-                branch
-            )  # Spark applies a schema, also for functions of Python.
+            # Spark applies a schema, also for functions of Python.
+            in_columns = self._in_columns(branch)
             if in_columns is not None:
                 return self._in_python(in_columns)
         if branch.source is not None:
@@ -327,14 +326,14 @@ class Compiler:
             assert branch.reader is not None
             work = Pass(branch.reader, [*map(step_alone, branch.parts)], write, self._failures)
             rows = branch.frame.mapInArrow(work, work.columns)
-            return rows.where(sf.col("headers").isNull() | is_of(branch.owned))
-        chain = Chain(branch.parts, self._failures)
-        mode = "EventTime" if chain.is_timed else "None"
-        grouped = branch.frame.groupBy("key")
-        keyed_work = KeyedPass(chain, write)
-        schema = lists_of(keyed_work.columns)
-        lists = grouped.transformWithState(keyed_work, schema, "Append", mode)
-        rows = lists.select(sf.inline(sf.arrays_zip(*lists.columns)))
+        else:
+            chain = Chain(branch.parts, self._failures)
+            mode = "EventTime" if chain.is_timed else "None"
+            grouped = branch.frame.groupBy("key")
+            keyed_work = KeyedPass(chain, write)
+            schema = lists_of(keyed_work.columns)
+            lists = grouped.transformWithState(keyed_work, schema, "Append", mode)
+            rows = lists.select(sf.inline(sf.arrays_zip(*lists.columns)))
         return rows.where(sf.col("headers").isNull() | is_of(branch.owned))
 
     def _row_writer(self, branch: Branch, work: operators.KeyedOperator, side: int) -> RowWriter:

@@ -93,10 +93,10 @@ def _parts(key: object) -> tuple[bytes, bytes]:  # noqa: C901, PLR0911, PLR0912 
 def _decimal(number: Decimal) -> bytes:
     """Return a number's text, the same for equal numbers. ``normalize`` is no way: it would round."""
     sign, digits, exponent = number.as_tuple()
-    if not isinstance(exponent, int) or not any(
-        digits
-    ):  # NaN, infinity or zero, which has no sign.
-        return b"0" if not any(digits) and isinstance(exponent, int) else str(number).encode()
+    if not isinstance(exponent, int):  # NaN or infinity.
+        return str(number).encode()
+    if not any(digits):  # Zero, which has no sign.
+        return b"0"
     text = "".join(map(str, digits)).lstrip("0")
     short = text.rstrip("0")
     return f"{'-' if sign else ''}{short}E{exponent + len(text) - len(short)}".encode()

@@ -25,13 +25,12 @@ from typing_extensions import override
 
 from broker.streams.accumulators import Accumulator
 from broker.streams.failures import Failures, late_letter
-from broker.streams.stateless_steps import Step, Taken
+from broker.streams.stateless_steps import Step, Taken, results
 from broker.streams.stream_records import Letter, StreamRecord
 from broker.streams.windows import SessionWindow, Sliding, Window, Windows
 
 Cell = dict[Any, Any]
 Cells = dict[str, Cell]
-
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -327,14 +326,7 @@ class Chain:
         With ``watermark_ms`` None the results are those of closed windows. Then the watermark for each result is the
         last moment of its window. So a longer window behind, which ends at the same time, is still open.
         """
-        while True:
-            try:
-                following = next(given, None)
-            except Exception as error:  # noqa: BLE001 - The user's function may raise anything.
-                yield self._failures.letter("error", name, record, error)
-                return
-            if following is None:
-                return
+        for following in results(given, self._failures, name, record):
             if watermark_ms is None and isinstance(following, StreamRecord):
                 yield from self._run(following, cells, following.time_ms, place + 1)
             else:

@@ -177,6 +177,14 @@ def key_bytes(key: Any) -> bytes | None:
     )
 
 
+def _written(given: Iterable[StreamRecord | Letter], write: Write) -> Iterator[Row]:
+    """Yield the rows of records and letters. ``write`` may make a letter of a record, or nothing."""
+    for found in given:
+        row = found if isinstance(found, Letter) else write(found)
+        if row is not None:
+            yield row.row() if isinstance(row, Letter) else row
+
+
 class _Leaving:
     """Turns the rows of a pass into its output columns: of messages, or of the packed records of keys."""
 
@@ -233,13 +241,11 @@ class Pass:
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _rows(self, read: Read) -> Iterator[Row]:
-        if not isinstance(read, StreamRecord | Letter):
+        if isinstance(read, StreamRecord | Letter):
+            given = stateless_steps.run(self._steps, self._failures, read)
+            yield from _written(given, self._write)
+        else:
             yield read
-            return
-        for found in stateless_steps.run(self._steps, self._failures, read):
-            row = found if isinstance(found, Letter) else self._write(found)
-            if row is not None:
-                yield row.row() if isinstance(row, Letter) else row
 
 
 class TypedPass(Pass):
@@ -319,14 +325,14 @@ class KeyedPass(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[SparkRow]:
         """Yield the results of a key's rows. Letters have no key, and pass through."""
         if bytes(key[0]) == NO_KEY:
-            yield from self._together(tuple(row) for row in rows)
+            yield from self._lists(tuple(row) for row in rows)
             return
         decoded = decode_key(bytes(key[0]))
         cells = self._cells()
         due_ms = self._chain.due_ms(cells)
         watermark_ms = self._watermark_ms(timerValues)
         records = [record for row in rows for record in unpacked_records(row, decoded)]
-        yield from self._together(self._written(self._chain.take(records, cells, watermark_ms)))
+        yield from self._packed(self._chain.take(records, cells, watermark_ms))
         self._keep(cells, due_ms)
 
     @override
@@ -337,7 +343,7 @@ class KeyedPass(StatefulProcessor):
         cells = self._cells()
         watermark_ms = self._watermark_ms(timerValues)
         found = self._chain.expire(decode_key(bytes(key[0])), cells, watermark_ms)
-        yield from self._together(self._written(found))
+        yield from self._packed(found)
         self._keep(cells, None)
 
     @override
@@ -360,13 +366,10 @@ class KeyedPass(StatefulProcessor):
         if due_ms is not None and due_ms != due_before_ms:
             self._handle.registerTimer(due_ms)
 
-    def _written(self, given: Iterable[StreamRecord | Letter]) -> Iterator[Row]:
-        for found in given:
-            row = found if isinstance(found, Letter) else self._write(found)
-            if row is not None:
-                yield row.row() if isinstance(row, Letter) else row
+    def _packed(self, given: Iterable[StreamRecord | Letter]) -> Iterator[SparkRow]:
+        return self._lists(_written(given, self._write))
 
-    def _together(self, rows: Iterator[Row]) -> Iterator[SparkRow]:
+    def _lists(self, rows: Iterator[Row]) -> Iterator[SparkRow]:
         """Yield rows as lists, one for each column."""
         named = SparkRow(*self._leave.names)
         while some := list(islice(rows, ROWS_OF_KEY)):

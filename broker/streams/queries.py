@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -192,17 +192,15 @@ class JobQueries:
         )
         if progress is None:
             return status
-        return QueryStatus(
-            **{
-                **asdict(status),
-                "batch": progress.batchId,
-                "read_per_s": round(progress.processedRowsPerSecond or 0.0, 1),
-                "published_per_s": round(_published(progress), 1),
-                "lag_s": _lag_s(progress),
-                "watermark": progress.eventTime.get("watermark"),
-                "state_rows": sum(each.numRowsTotal for each in progress.stateOperators),
-                "state_bytes": sum(each.memoryUsedBytes for each in progress.stateOperators),
-            }
+        return replace(
+            status,
+            batch=progress.batchId,
+            read_per_s=round(progress.processedRowsPerSecond or 0.0, 1),
+            published_per_s=round(_published_per_s(progress), 1),
+            lag_s=_lag_s(progress),
+            watermark=progress.eventTime.get("watermark"),
+            state_rows=sum(each.numRowsTotal for each in progress.stateOperators),
+            state_bytes=sum(each.memoryUsedBytes for each in progress.stateOperators),
         )
 
 
@@ -327,7 +325,7 @@ def _is_timed(end: graph.Sink) -> bool:
     )
 
 
-def _published(progress: Any) -> float:
+def _published_per_s(progress: Any) -> float:
     seconds = progress.durationMs.get("triggerExecution", 0) / 1000
     rows = max(progress.sink.numOutputRows, 0)
     return float(rows / seconds) if seconds else 0.0

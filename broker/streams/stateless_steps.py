@@ -142,6 +142,19 @@ def time_ms_of(time: Any) -> int:
     raise TypeError(f"a {type(time).__name__} is no time: give ms since 1970, or a datetime")
 
 
+def results(given: Taken, failures: Failures, name: str, record: StreamRecord) -> Taken:
+    """Yield what an operator gives for a record. If it raises, yield the record's letter at last. Raises Failed."""
+    while True:
+        try:
+            following = next(given, None)
+        except Exception as error:  # noqa: BLE001 - The user's function may raise anything.
+            yield failures.letter("error", name, record, error)
+            return
+        if following is None:
+            return
+        yield following
+
+
 def run(
     steps: Sequence[Step], failures: Failures, record: StreamRecord | Letter, at: int = 0
 ) -> Taken:
@@ -150,13 +163,5 @@ def run(
         yield record
         return
     step = steps[at]
-    given = step.take(record)
-    while True:
-        try:
-            following = next(given, None)
-        except Exception as error:  # noqa: BLE001 - The user's function may raise anything.
-            yield failures.letter("error", step.name, record, error)
-            return
-        if following is None:
-            return
+    for following in results(step.take(record), failures, step.name, record):
         yield from run(steps, failures, following, at + 1)
