@@ -32,6 +32,7 @@ from broker.client import SyncClient
 from broker.client.values import Settings
 from broker.spark import TmsDataSource, publish, sink
 from broker.spark.clients import client_of
+from broker.spark.format_options import sink_options
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 
 STEPS = ("begun", "stored", "publishing", "published")
@@ -163,14 +164,10 @@ class MortalSource(TmsDataSource):
     """The format tms whose sinks report their steps."""
 
     def writer(self, schema: StructType, overwrite: bool) -> TmsBatchWriter:
-        writer = super().writer(schema, overwrite)
-        writer._connect = stepping_client
-        return writer
+        return TmsBatchWriter(sink_options(self.options, streaming=False), schema, stepping_client)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TmsStreamWriter:  # noqa: N802
-        writer = super().streamWriter(schema, overwrite)
-        writer._connect = stepping_client
-        return writer
+        return TmsStreamWriter(sink_options(self.options, streaming=True), schema, stepping_client)
 
 
 class Jobs:

@@ -83,8 +83,7 @@ class TestTheBroker:
 
     @staticmethod
     def paused(broker: BrokerProcess, held: Held) -> None:
-        assert broker._process is not None
-        pid = broker._process.pid
+        pid = broker.pid
         os.killpg(pid, signal.SIGSTOP)
         held.go()
         timer = threading.Timer(PAUSE_S, os.killpg, (pid, signal.SIGCONT))

@@ -410,7 +410,7 @@ class TestChanges:
         bed.publish("in", event("a", 1))
         bed.run(self.job(bed, more=True))
         assert bed.read("out") == [["a", 1], ["a", 2], ["a", 1], ["a", 2]]
-        with pytest.raises(JobChanged, match="the job lacks"):
+        with pytest.raises(JobChanged, match="has no such operator"):
             bed.run(self.job(bed))
         with pytest.raises(JobChanged, match="count-1 was count, and is count by tumbling 1000 ms"):
             bed.run(self.job(bed, tumbling("1s")))

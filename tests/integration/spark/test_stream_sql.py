@@ -1,22 +1,13 @@
 """Streams with SQL functions: Spark's plan, and the messages that pass."""
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
-from broker.client import SyncClient
-from broker.local.single import BrokerProcess
 from broker.streams import Json, StreamBuilder, graph
 from broker.streams.compiler import Compiler
 from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def bed(spark: SparkSession, client: SyncClient, broker: BrokerProcess, tmp_path: Path) -> Bed:
-    return Bed(spark, client, broker.url, tmp_path)
 
 
 def test_a_message_is_parsed_once_for_any_number_of_fields(

@@ -55,7 +55,7 @@ def test_later_batches_begin_where_the_one_before_ended() -> None:
     assert range_of(first, second) == (ident(9), ident(12))
 
 
-def test_a_batch_in_which_only_another_source_had_something_is_empty() -> None:
+def test_a_batch_with_messages_of_another_source_only_is_empty() -> None:
     after, through = range_of(first_offset(ident(8)), first_offset(ident(5)))
     assert after >= through
 

@@ -231,7 +231,7 @@ def test_few_rows_are_published_without_a_stage(broker, stream, monkeypatch) -> 
     assert broker.payloads("t")[3:] == [b"4", bytes(200), b"5"]
 
 
-def test_together_few_rows_of_many_tasks_are_many(broker, stream, monkeypatch) -> None:
+def test_few_rows_of_many_tasks_are_stored_in_stages(broker, stream, monkeypatch) -> None:
     monkeypatch.setattr(sink, "FEW_BYTES_MAX", 10)
     published = broker.publish
     broker.publish = None

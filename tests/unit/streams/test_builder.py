@@ -39,13 +39,15 @@ class TestNames:
             stream = StreamBuilder("job").source("a", Text())
             assert stream.operator.name == "source-1"
 
-    def test_a_name_is_taken_once(self, builder: StreamBuilder) -> None:
+    def test_two_operators_can_not_have_one_name(self, builder: StreamBuilder) -> None:
         builder.source("a", Text(), name="mine")
         with pytest.raises(ValueError, match="Two operators of the job are called mine"):
             builder.source("b", Text()).map(str, name="mine")
 
     @pytest.mark.parametrize("name", ["", "a/b", "..", "job", "a b"])
-    def test_a_name_is_one_of_a_folder(self, builder: StreamBuilder, name: str) -> None:
+    def test_a_name_that_can_not_be_a_folders_is_refused(
+        self, builder: StreamBuilder, name: str
+    ) -> None:
         with pytest.raises(ValueError, match="can't be the name of an operator"):
             builder.source("a", Text()).sink("b", Text(), name=name)
 
@@ -64,13 +66,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match=option):
             StreamBuilder("job", **given)
 
-    def test_streams_of_two_jobs_do_not_meet(self, builder: StreamBuilder) -> None:
+    def test_streams_of_two_jobs_can_not_be_combined(self, builder: StreamBuilder) -> None:
         here, there = builder.source("a", Text()), StreamBuilder("other").source("a", Text())
         for together in (here.union, here.join, here.left_join):
             with pytest.raises(ValueError, match="of two jobs, shop and other"):
                 together(there)
 
-    def test_a_function_is_one_of_python_or_sql(self, builder: StreamBuilder) -> None:
+    def test_only_functions_of_python_and_sql_are_accepted(self, builder: StreamBuilder) -> None:
         wrong: Any = 5
         with pytest.raises(TypeError, match="map takes a function, or SQL as text, not 5"):
             builder.source("a", Text()).map(wrong)

@@ -52,14 +52,14 @@ class TestRunning:
         found = values(run.batch(*[("a", "x", 1)] * 3)) + values(run.batch(("a", "x", 1)))
         assert found == [1, 3, 6, 10]
 
-    def test_records_go_by_their_place_and_not_as_spark_brings_them(self) -> None:
+    def test_records_of_a_key_are_taken_in_the_order_of_their_places(self) -> None:
         run = Run(RunningAggregate("sum", Sum))
         cells: dict[str, Any] = {}
         made = list(Run().batch(("a", 1, 0), ("a", 10, 0), ("a", 100, 0)))
         random.Random(1).shuffle(made)
         assert values(list(run.chain.take(made, cells, 0))) == [1, 11, 111]
 
-    def test_none_is_left_out_and_gives_nothing(self) -> None:
+    def test_values_of_none_are_not_aggregated(self) -> None:
         run = Run(RunningAggregate("avg", Avg, lambda value: value.get("n")))
         assert values(run.batch(("a", {}, 1), ("a", {"n": 4}, 1), ("a", {}, 1))) == [4]
 
@@ -77,7 +77,7 @@ class TestRunning:
 
 
 class TestWindows:
-    def test_a_window_is_given_out_once_when_the_watermark_reaches_its_end(self) -> None:
+    def test_a_window_gives_its_result_once_when_the_watermark_reaches_its_end(self) -> None:
         run = Run(windowed(Count, tumbling("10s")))
         assert run.batch(("a", 0, 1_000), ("a", 0, 9_999), ("b", 0, 10_000)) == []
         assert run.reach(9_999) == []
@@ -92,7 +92,7 @@ class TestWindows:
         assert run.batch(("a", 0, 3_000)) == []
         assert results(run.reach(10_000)) == [("a", 0, 10, 1)]
 
-    def test_a_record_whose_window_is_closed_goes_to_the_late_ones(self) -> None:
+    def test_a_record_whose_window_is_closed_becomes_a_late_letter(self) -> None:
         run = Run(windowed(Count, sliding("10s", "5s")))
         run.reach(10_000)
         [letter] = run.batch(("a", {"n": 1}, 7_000))
@@ -110,7 +110,7 @@ class TestWindows:
         assert results(run.reach(15_000)) == [("a", 5, 15, 1)]
 
     @given(EVENTS, st.integers(1, 9), st.integers(1, 9), st.randoms())
-    def test_windows_are_those_of_a_plain_model(self, events, one, other, chance) -> None:
+    def test_windows_give_the_results_of_a_plain_model(self, events, one, other, chance) -> None:
         """That holds for any micro-batches, and for any moves of the watermark."""
         windows = sliding(f"{max(one, other)}s", f"{min(one, other)}s")
         run, late, closed, found = Run(windowed(Sum, windows)), 0, {}, []
@@ -272,7 +272,7 @@ class TestProcessors:
         run.reach(60_000)
         assert run.cells_of("a") == {}
 
-    def test_one_that_asks_for_the_same_time_again_does_not_go_round(self) -> None:
+    def test_a_timer_that_is_set_to_the_same_time_again_is_called_once(self) -> None:
         class Eager(Reminder):
             def on_time(self, key: Any, time_ms: int, state: State) -> list[str]:
                 state.call_at(time_ms)

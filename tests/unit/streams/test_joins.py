@@ -48,7 +48,7 @@ class TestWithoutWindow:
         )
         assert found == [(2, 10), (2, 20), (3, 20)]
 
-    def test_keys_do_not_meet(self) -> None:
+    def test_records_of_different_keys_are_not_joined(self) -> None:
         run = latest(is_left=False)
         assert run.batch(("a", 1, 0), side=LEFT) + run.batch(("b", 2, 0), side=RIGHT) == []
 

@@ -115,7 +115,7 @@ def test_a_dict_has_no_order() -> None:
     assert decode_key(encode_key(mixed)) == mixed
 
 
-def test_numbers_of_other_types_are_other_keys() -> None:
+def test_equal_numbers_of_different_types_are_different_keys() -> None:
     ones = [1, 1.0, True, "1", b"1", Grade.GOOD, Colour.RED, (1,), [1], Decimal(1)]
     assert len({encode_key(one) for one in ones}) == len(ones)
 
@@ -130,7 +130,7 @@ def test_equal_numbers_and_times_are_the_same_key() -> None:
     assert encode_key(date(2026, 1, 1)) != encode_key(datetime(2026, 1, 1))  # noqa: DTZ001 - On purpose.
 
 
-def test_the_separators_of_others_are_content() -> None:
+def test_a_key_that_contains_the_codecs_own_bytes_is_read_back() -> None:
     keys = ["a&&b", "a|b", "", "&&", "a\x00b", ("a", "b"), ("a&&b",), "\ud800"]
     assert [decode_key(encode_key(key)) for key in keys] == keys
 

@@ -10,7 +10,7 @@ def test_on_this_machine_no_port_is_open_to_others() -> None:
     assert found["spark.sql.session.timeZone"] == "UTC"
 
 
-def test_elsewhere_spark_decides() -> None:
+def test_on_other_machines_sparks_own_defaults_stay() -> None:
     assert "spark.driver.host" not in settings_of("yarn", 3, {})
 
 

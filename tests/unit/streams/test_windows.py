@@ -65,12 +65,12 @@ def test_a_window_needs_a_size(make, none) -> None:
         make(none)
 
 
-def test_no_time_is_between_windows() -> None:
+def test_a_slide_longer_than_its_window_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves out times"):
         sliding("2s", "5s")
 
 
-def test_windows_tell_what_they_are() -> None:
+def test_windows_describe_themselves() -> None:
     told = [str(windows) for windows in (tumbling("1s"), sliding("5s", "2s"), session("3s"))]
     assert told == [
         "tumbling 1000 ms",
