@@ -4,7 +4,7 @@
 
     client ──▶ node ──here?──▶ handler
                  │ ▲
-          elsewhere │ look again: nothing was sent, 421, no leader
+     another node │ look up the leader again: nothing was sent, 421, no leader
                  ▼ │
               forward ──▶ leader: secret, protocol, deadline, lane, epoch ──▶ handler
 

@@ -34,7 +34,7 @@ from broker.errors import (
 
 LOOK_AGAIN = frozenset({NoLeader.code, NotLeader.code, Forbidden.code})
 """A leader's refusals with these codes may disappear when the sender looks up the leader again. The sender has already
-checked the caller's rights, so *forbidden* means that the other node does not know this one yet."""
+checked the caller's rights, so *forbidden* means that the other node does not accept this node's secret yet."""
 
 
 class RepeatEffect(enum.Enum):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from broker.clock import Clock
-from broker.http.answer import HttpAnswer, NoAnswer, NotSent
+from broker.http.answer import HttpAnswer, NotSent
 from broker.model import TopicId
 from broker.routing.deadlines import on_the_wire_ms
 from broker.routing.decisions import RepeatEffect
@@ -20,13 +20,13 @@ from broker.routing.routed_calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.turns import CallSubject, Turns
 
 GRACE_S: Final = 0.5
-"""The sender waits so long after the deadline for the leader's own answer."""
+"""The time after the deadline for which the sender still waits for the leader's answer."""
 READING_S: Final = 3.0
-"""After so long a silence this node answers a read from storage instead."""
+"""After this time without bytes from the leader, this node answers a read from storage instead."""
 EPOCHS_MAX: Final = 100_000
 TURNS_MAX: Final = 128
-"""The most requests in flight to one node whose topics answer soon. Requests to slow topics may use the rest of its
-connections: thousands of topics may hang with one region of storage, and this node holds each waiting request anyway.
+"""The most requests in flight to one node for topics that answer soon. Requests to slow topics may use the rest of its
+connections: one region of storage that hangs may block thousands of topics.
 """
 READS_OF_TOPIC_MAX: Final = STREAMS_MAX // 4
 """The most reads of one topic at one node; most of them wait. Further reads ask another node, or storage."""
@@ -144,8 +144,7 @@ class _Reading:
 class Forwarder:
     """Sends requests to other nodes in this node's name.
 
-    A topic whose leader does not answer gets few turns (broker/turns.py), so that it does not block the node's other
-    topics.
+    A topic whose leader does not answer gets few turns (broker/turns.py), so that it does not block other topics.
     """
 
     def __init__(self, peers: Peers, clock: Clock, me: Sender, secret: str) -> None:
@@ -192,7 +191,7 @@ class Forwarder:
         headers = {**call.headers, **node_headers.format(self._secret)}
         target = call.target
         if wait_s := call.wait_s(now):
-            # The wait ends when the client asked for, even if this attempt comes late.
+            # A later attempt gets only the rest of the wait that the client asked for.
             target += f"?wait={wait_s:.3f}"
         return _ForwardedRequest(call.method, target, headers, call.body)
 
@@ -243,6 +242,3 @@ class Forwarder:
         except BaseException:
             left()
             raise
-
-
-__all__ = ["Elsewhere", "Forwarder", "NoAnswer", "NotSent"]

@@ -25,7 +25,7 @@ class LeaderChanged(NoAnswer):
 
 
 class _Watch:
-    """Calls ``where`` regularly, and ends ``scope`` some time after its result has changed."""
+    """Calls ``where`` every ``LOOK_S``, and ends ``scope`` ``GRACE_S`` after its result has changed."""
 
     def __init__(self, where: Callable[[], object], scope: asyncio.Timeout) -> None:
         self._where = where

@@ -18,8 +18,8 @@ from broker.routing.lanes import LANES_MAX, LaneDecision, ReceivedLanes
 from broker.routing.nodeheaders import NodeHeaders, Sender
 
 TURN_S: Final = 1.0
-"""A request waits so long for earlier ones of its lane. Then its sender must send it again: by then the sender may know
-more outcomes than when it sent this copy."""
+"""The time for which a request waits for earlier requests of its lane. After it the sender must send the request again:
+then it may know more outcomes."""
 
 
 class Receiving:
@@ -103,9 +103,8 @@ class Receiving:
                     await event.wait()
         finally:
             if not event.is_set():
-                self._wake(
-                    key
-                )  # Other waiters ask again. No event stays behind for one that gave up.
+                # This request gives up. Remove its event; other waiters ask again, and make a new one.
+                self._wake(key)
 
     def _wake(self, key: tuple[Sender, int]) -> None:
         event = self._waiting.pop(key, None)

@@ -119,7 +119,7 @@ class HttpPeers:
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
         pool = self._pool(self._streams, url, STREAMS_MAX)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        # If polls hold all connections, they may wait for another minute; storage answers sooner.
+        # If polls hold all connections, the caller reads storage after this time instead.
         connection = await self._take(pool, url, min(timeout_s, CONNECT_S))
         try:
             left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
@@ -168,11 +168,6 @@ def _give_back(pool: Pool[OutboundConnection], connection: OutboundConnection) -
     pool.leave()
 
 
-async def _joined(blocks: list[bytes]) -> bytes:
-    """Join large blocks in a thread: the join would block the event loop, and it releases the GIL."""
-    return await asyncio.to_thread(b"".join, blocks)
-
-
 async def whole(relay: RelayedAnswer, silence_s: float) -> HttpAnswer:
     """Read an answer to its end. Raises NoAnswer, also if it has more than ``REPLY_BYTES_MAX``."""
     try:
@@ -184,15 +179,17 @@ async def whole(relay: RelayedAnswer, silence_s: float) -> HttpAnswer:
             if size > REPLY_BYTES_MAX:
                 raise NoAnswer(f"the answer has more than {REPLY_BYTES_MAX} bytes")
             pieces.append(chunk)
-            if len(pieces) == BLOCK_PIECES:  # Each piece costs some 40 bytes more than its content.
+            if (
+                len(pieces) == BLOCK_PIECES
+            ):  # Each bytes object needs some 40 bytes beside its content.
                 is_small = sum(map(len, pieces)) < BLOCK_BYTES
                 blocks += [b"".join(pieces)] if is_small else pieces
                 pieces.clear()
         blocks += pieces
-        body = await _joined(blocks) if size > JOIN_BYTES_MAX else b"".join(blocks)
+        if size > JOIN_BYTES_MAX:  # The join would block the event loop; it releases the GIL.
+            body = await asyncio.to_thread(b"".join, blocks)
+        else:
+            body = b"".join(blocks)
         return HttpAnswer(relay.status, relay.headers, body)
     finally:
         relay.close()
-
-
-__all__ = ["HttpAnswer", "HttpPeers", "NoAnswer", "NotSent", "Peers", "RelayedAnswer", "whole"]

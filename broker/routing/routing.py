@@ -58,7 +58,7 @@ from broker.routing.routed_calls import Call, Relayed
 
 PAUSE_S: Final = 0.015
 PAUSE_GROWTH: Final = 1.5
-"""With this growth a request waits at most half as long again as it has already waited."""
+"""With this growth the next pause is at most about half of the time that the request has already waited."""
 PAUSE_S_MAX: Final = 0.5
 KEY_BYTES: Final = 16
 READS_ELSEWHERE_MAX: Final = 2
@@ -95,9 +95,9 @@ class Routing:
         self.metrics = metrics
         self.me = me
         self.pause: Callable[[float], Awaitable[None]] = clock.sleep
-        """Returns after so many seconds, or when the leaders change."""
+        """Waits for a number of seconds, or until the leaders change."""
         self.waits_until = math.inf
-        """From this time (monotonic) on no request waits for a leader, even before its deadline: the node stops."""
+        """From this time (monotonic) on, no request waits for a leader, even before its deadline: the node is stopping."""
 
     def place(self, topic: TopicId) -> TopicPlacement:
         """Return the node that answers for a topic: this node if it leads, else the one that should lead."""
@@ -174,14 +174,14 @@ class _Journey(Generic[Result]):
         try:
             return await self._attempt()
         except _LookAgain as error:
-            # Most requests need only one attempt, and the retries below cost as much as a request.
+            # Most requests need only one attempt. Setting up retries costs as much as a request.
             first = error
         try:
             return await self._retry(first)
         except _LookAgain:
             if not self._call.kind.is_reading or self._asked_here:
                 raise
-            # The last node took all the time, but storage answers reads too.
+            # The last node used up the time, but storage can answer a read, too.
             return await self._ask_this_node()
 
     async def _retry(self, first: _LookAgain) -> Result | Relayed:
@@ -234,7 +234,7 @@ class _Journey(Generic[Result]):
         except (NotSent, NoAnswer) as error:
             self._reason = str(error)
             if isinstance(error, NoAnswer) and not isinstance(error, LeaderChanged):
-                # A silent node may stay silent for long, but storage answers reads too.
+                # The node may stay silent, but storage can answer a read, too.
                 self._elsewhere_read = READS_ELSEWHERE_MAX
             self._apply(after_loss(self._call.kind, sent=isinstance(error, NoAnswer)))
             raise _LookAgain from error
@@ -332,7 +332,7 @@ class _Journey(Generic[Result]):
         return None if node is None else node.url
 
     def _is_only_epoch(self, url: str, relayed: Relayed) -> bool:
-        """Learn from a 421. Return whether it says that the node asked does lead, in another epoch."""
+        """Learn the leader and its epoch from a 421. Return whether the node asked does lead, in another epoch."""
         if relayed.reply.status != NotLeader.http_status:
             return False
         named = Elsewhere.of(relayed.reply)

@@ -42,7 +42,7 @@ def test_a_success_is_passed_on_after_any_earlier_attempt(kind, doubt, own):
 
 @pytest.mark.parametrize("error", [NotLeader(""), NoLeader(""), Unavailable(""), Forbidden("")])
 @pytest.mark.parametrize("kind", RepeatEffect)
-def test_where_nothing_was_done_for_want_of_a_leader_another_look_is_taken(kind, error):
+def test_after_a_refusal_without_a_leader_the_leader_is_looked_up_again(kind, error):
     for doubt in EITHER:
         assert after_answer(kind, by(error), in_doubt=doubt, own_key=False) is Next.AGAIN
 
@@ -58,11 +58,11 @@ def test_a_refusal_never_hides_that_an_earlier_attempt_may_have_been_done(kind, 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("doubt", EITHER)
 def test_an_uncertain_request_is_repeated_only_if_that_is_harmless(error, doubt):
-    told = by(error)
+    answer = by(error)
     for own in EITHER:
         assert after_answer(
-            RepeatEffect.ONCE, told, in_doubt=doubt, own_key=own
-        ) is not Next.REPEAT or (told.outcome == "refused")
+            RepeatEffect.ONCE, answer, in_doubt=doubt, own_key=own
+        ) is not Next.REPEAT or (answer.outcome == "refused")
     assert after_loss(RepeatEffect.ONCE, sent=True) is Next.UNKNOWN
 
 
@@ -70,8 +70,8 @@ def test_the_table():
     unknown, full = by(OutcomeUnknown("")), by(StorageFull("", outcome="unknown"))
     busy, bad = by(Overloaded("")), by(BadRequest(""))
 
-    def step(kind, told, *, doubt=False, own=False):
-        return after_answer(kind, told, in_doubt=doubt, own_key=own)
+    def step(kind, answer, *, doubt=False, own=False):
+        return after_answer(kind, answer, in_doubt=doubt, own_key=own)
 
     assert step(RepeatEffect.KEYED, unknown) is Next.REPEAT
     assert step(RepeatEffect.KEYED, unknown, own=True) is Next.REPLY
@@ -87,7 +87,7 @@ def test_the_table():
 
 
 @pytest.mark.parametrize("kind", RepeatEffect)
-def test_what_follows_a_loss(kind):
+def test_the_step_after_a_loss(kind):
     assert after_loss(kind, sent=False) is Next.AGAIN
     expected = {
         RepeatEffect.KEYED: Next.REPEAT,
@@ -98,21 +98,21 @@ def test_what_follows_a_loss(kind):
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_reply_tells_what_its_error_does(error):
-    told = PeerAnswer.by_reply(error.http_status, error.code, error.outcome)
-    assert (told.code, told.outcome) == (error.code, error.outcome)
+def test_a_reply_has_the_code_and_outcome_of_its_error(error):
+    answer = PeerAnswer.by_reply(error.http_status, error.code, error.outcome)
+    assert (answer.code, answer.outcome) == (error.code, error.outcome)
     if error.outcome == "refused":
-        assert told.retriable == error.retriable
+        assert answer.retriable == error.retriable
 
 
-def test_a_reply_that_says_nothing_of_its_outcome_is_unknown():
+def test_a_reply_without_an_outcome_is_unknown():
     assert PeerAnswer.by_reply(500, "", "").outcome == "unknown"
     assert PeerAnswer.by_reply(204, "", "") is SUCCESS
 
 
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("own", EITHER)
-def test_at_the_deadline_doubt_is_told(kind, own):
+def test_a_request_in_doubt_has_an_unknown_outcome_at_the_deadline(kind, own):
     doubt = at_the_deadline(kind, "cut", in_doubt=True, own_key=own)
     assert (doubt.code, doubt.outcome, doubt.retriable) == ("outcome_unknown", "unknown", own)
     assert doubt.http_status == (503 if own else 500)
@@ -126,7 +126,7 @@ def test_at_the_deadline_doubt_is_told(kind, own):
 @pytest.mark.parametrize("attempt", [1, 2])
 @pytest.mark.parametrize("own", EITHER)
 def test_the_sender_passes_on_every_answer_that_is_final_for_the_leader(kind, error, attempt, own):
-    # Otherwise the next request of a lane could pass one that is sent again.
+    # Otherwise the next request of a lane could overtake a request that is sent again.
     if is_final(kind, by(error), attempt=attempt, own_key=own):
         for doubt in EITHER[:attempt]:
             assert after_answer(kind, by(error), in_doubt=doubt, own_key=own) is Next.REPLY

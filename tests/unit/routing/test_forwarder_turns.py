@@ -21,7 +21,7 @@ HUNG, WELL = TopicId("ns", "hung"), TopicId("ns", "well")
 
 
 class Waiting:
-    """The answer to a poll, of which more may come at any time."""
+    """The unfinished answer to a poll."""
 
     status = 200
     headers: ClassVar[dict[str, str]] = {}
@@ -31,25 +31,25 @@ class Waiting:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Be read no further."""
+        """Do nothing."""
 
 
 class OneNode:
-    """Answers for one topic at once, and for all others never."""
+    """Answers for the topic WELL at once, and for all others never."""
 
     def __init__(self) -> None:
-        self.under_way = 0
+        self.in_flight = 0
 
     async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         assert (url, timeout_s > 0) == (URL, True)
-        self.under_way += 1
+        self.in_flight += 1
         try:
             if f"/{WELL.topic}/" not in ask.path:
                 await pass_time(timeout_s)
                 raise NoAnswer("silence")
             return HttpAnswer(200, {}, b"")
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
 
     async def stream(self, url: str, ask: Ask, timeout_s: float) -> RelayedAnswer:
         if "/cut/" in ask.path:
@@ -84,15 +84,15 @@ def test_a_topic_that_hangs_leaves_turns_to_the_others() -> None:
 
         hung = [asyncio.ensure_future(send(HUNG)) for _ in range(1000)]
         await pass_time(0.01)
-        assert node.under_way < TURNS_MAX
+        assert node.in_flight < TURNS_MAX
         began = loop.time()
         for _ in range(100):
             assert await send(WELL) == 200
-        assert loop.time() == began, "none waited"
+        assert loop.time() == began, "no request waited"
         hung += [asyncio.ensure_future(send(TopicId("ns", f"h{n}"))) for n in range(1000)]
         await pass_time(10 * LATE_S)
         assert await send(WELL) == 200
-        assert TURNS_MAX < node.under_way < CONNECTIONS_MAX
+        assert TURNS_MAX < node.in_flight < CONNECTIONS_MAX
         await pass_time(25)
         ended = await asyncio.gather(*hung, return_exceptions=True)
         assert {type(error) for error in ended} == {NotSent, NoAnswer}

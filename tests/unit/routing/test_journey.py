@@ -1,4 +1,4 @@
-"""The way of one request when other nodes do not answer or name a wrong leader, in virtual time."""
+"""The path of one request if other nodes do not answer, or name a wrong leader, in virtual time."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ REFUSED = {"broker-error": NotLeader.code, "broker-outcome": "refused"}
 
 
 class Whole:
-    """An answer that has come."""
+    """A whole answer."""
 
     ended = True
 
-    def __init__(self, status: int, told: object, headers: Mapping[str, str] = REFUSED) -> None:
+    def __init__(self, status: int, body: object, headers: Mapping[str, str] = REFUSED) -> None:
         self.status = status
         self.headers = headers
-        self._chunks = [b"", json.dumps(told).encode()]
+        self._chunks = [b"", json.dumps(body).encode()]
 
     async def chunk(self, silence_s: float | None = None) -> bytes:
         del silence_s
@@ -50,7 +50,7 @@ class Whole:
 
 
 class Peers:
-    """Other nodes: each is silent, unless ``answers`` has something for the next request."""
+    """Other nodes. ``answers`` has the answers to the next requests; without one a node is silent."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
@@ -73,14 +73,14 @@ class Peers:
 
 
 class Node:
-    """What routes, on the first of four nodes; ``place`` is where it believes the topic to be led."""
+    """The first of four nodes. ``at`` is its belief where the topic is led."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = VirtualClock(loop)
         self.peers = Peers()
         self.at = TopicPlacement(here=False, node=NODES[1])
         self.locally: list[float] = []
-        """When its own handler was asked."""
+        """The times at which its own handler was called."""
         forwarder = Forwarder(self.peers, self.clock, Sender(0, "life-0"), "secret")
         self.routing = Routing(
             self, forwarder, self.clock, Metrics("0"), me=NODES[0], leads=lambda _: False
@@ -120,11 +120,11 @@ async def read() -> str:
 
 async def no_storage() -> str:
     await pass_time(25.0)
-    raise Unavailable("storage is silent, too")
+    raise Unavailable("storage does not answer")
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 20.0, 27.0, 30.0, 60.0])
-def test_a_poll_whose_leader_is_silent_to_the_end_is_read_from_storage(wait_s: float) -> None:
+def test_a_poll_is_read_from_storage_if_its_leader_stays_silent(wait_s: float) -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         within_s = max(30.0, wait_s + READING_S)
@@ -134,7 +134,7 @@ def test_a_poll_whose_leader_is_silent_to_the_end_is_read_from_storage(wait_s: f
     simulate(main)
 
 
-def test_the_next_node_is_told_the_remaining_wait() -> None:
+def test_the_next_node_gets_the_rest_of_the_wait() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         waiting = asyncio.ensure_future(node.answer(read, within_s=63.0, wait_s=60.0))
@@ -152,7 +152,7 @@ def test_the_next_node_is_told_the_remaining_wait() -> None:
 
 
 @pytest.mark.parametrize("kind", [RepeatEffect.POLL, RepeatEffect.READING])
-def test_no_silence_is_longer_than_the_request_has_time(kind: RepeatEffect) -> None:
+def test_a_node_waits_for_a_silent_node_until_the_deadline_at_most(kind: RepeatEffect) -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         assert await node.answer(read, kind=kind, within_s=1.0) == "read from storage"
@@ -162,7 +162,7 @@ def test_no_silence_is_longer_than_the_request_has_time(kind: RepeatEffect) -> N
     simulate(main)
 
 
-def test_storage_that_is_silent_is_not_asked_once_more_at_the_end() -> None:
+def test_silent_storage_is_not_read_again_at_the_deadline() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         node.at = TopicPlacement(here=False, node=None)
@@ -173,7 +173,7 @@ def test_storage_that_is_silent_is_not_asked_once_more_at_the_end() -> None:
     simulate(main)
 
 
-def test_only_requests_without_effect_are_done_here_at_the_end() -> None:
+def test_only_reads_are_answered_by_this_node_at_the_deadline() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         node.at = TopicPlacement(here=False, node=None)
@@ -184,8 +184,8 @@ def test_only_requests_without_effect_are_done_here_at_the_end() -> None:
     simulate(main)
 
 
-def test_a_topic_that_came_here_and_went_again_is_no_421_for_a_client() -> None:
-    """Two nodes send a poll on; the topic has come here when it is to be read here, and leaves again."""
+def test_a_client_gets_no_421_if_the_topic_comes_to_this_node_and_leaves_again() -> None:
+    """Two nodes name other leaders. Then the topic comes to this node, and leaves during the poll."""
 
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)

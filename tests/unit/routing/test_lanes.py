@@ -21,7 +21,7 @@ def judge(lanes: ReceivedLanes, number: int, lowest: int, attempt: int = 1, **mo
     return lanes.judge(A, LaneTicket(1, number, lowest), attempt, **times)
 
 
-def test_numbers_are_taken_in_their_order() -> None:
+def test_numbers_are_taken_in_order() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 1, 0) is LaneDecision.WAIT
     assert judge(lanes, 0, 0) is LaneDecision.TAKE
@@ -30,7 +30,7 @@ def test_numbers_are_taken_in_their_order() -> None:
     assert judge(lanes, 1, 0) is LaneDecision.TAKE
 
 
-def test_outcomes_elsewhere_are_told_by_a_higher_lowest_number() -> None:
+def test_a_higher_lowest_number_shows_outcomes_at_other_nodes() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 5, 3) is LaneDecision.WAIT
     assert judge(lanes, 6, 5) is LaneDecision.WAIT
@@ -44,14 +44,14 @@ def test_a_number_that_has_an_outcome_is_late() -> None:
     assert judge(lanes, 3, 2) is LaneDecision.TAKE
 
 
-def test_an_earlier_attempt_that_comes_behind_a_later_one_is_late() -> None:
+def test_an_earlier_attempt_that_arrives_after_a_later_one_is_late() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 0, 0, attempt=2) is LaneDecision.TAKE
     assert judge(lanes, 0, 0, attempt=1) is LaneDecision.LATE
     assert judge(lanes, 0, 0, attempt=3) is LaneDecision.TAKE
 
 
-def test_lanes_of_others_are_others() -> None:
+def test_each_sender_has_its_own_lanes() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 5, 5) is LaneDecision.TAKE
     for sender, lane in ((A, 2), (Sender(1, "b"), 1), (Sender(2, "a"), 1)):
@@ -60,7 +60,7 @@ def test_lanes_of_others_are_others() -> None:
         )
 
 
-def test_there_is_room_for_so_many_lanes_until_their_deadlines_have_passed() -> None:
+def test_the_number_of_lanes_is_bounded_until_their_deadlines_have_passed() -> None:
     lanes = ReceivedLanes(lanes_max=2)
     for lane in (1, 2):
         assert lanes.judge(A, LaneTicket(lane, 0, 0), 1, deadline=10, now=0) is LaneDecision.TAKE
@@ -69,11 +69,11 @@ def test_there_is_room_for_so_many_lanes_until_their_deadlines_have_passed() -> 
     assert len(lanes) == 1
 
 
-def test_a_lane_reaches_only_so_far() -> None:
+def test_the_span_of_a_lane_is_bounded() -> None:
     assert judge(ReceivedLanes(), LANE_SPAN_MAX + 1, 0) is LaneDecision.FULL
 
 
-def test_without_the_guard_everything_is_taken() -> None:
+def test_without_the_guard_every_number_is_taken() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 5, 5) is LaneDecision.TAKE
     with in_force("lane-order"):
@@ -94,15 +94,15 @@ def test_the_lowest_number_is_the_first_that_has_no_outcome(resolved: list[int])
 
 
 class Network(RuleBasedStateMachine):
-    """A sender, two leaders, and a network that copies, delays and reorders what is sent."""
+    """A sender, two leaders, and a network that copies, delays and reorders requests."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent = SentLane(1)
         self.leaders = [ReceivedLanes(), ReceivedLanes()]
         self.open: dict[int, int] = {}
-        """Numbers without outcome, and how often each was sent."""
-        self.on_the_way: list[tuple[LaneTicket, int, int]] = []
+        """Numbers without an outcome, each with the number of its attempts."""
+        self.in_flight: list[tuple[LaneTicket, int, int]] = []
         self.done: list[list[int]] = [[], []]
 
     @rule()
@@ -115,17 +115,17 @@ class Network(RuleBasedStateMachine):
         if self.open:
             number = data.draw(st.sampled_from(sorted(self.open)))
             self.open[number] += 1
-            self.on_the_way.append((self.sent.ticket(number), self.open[number], leader))
+            self.in_flight.append((self.sent.ticket(number), self.open[number], leader))
 
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        if not self.on_the_way:
+        if not self.in_flight:
             return
-        ticket, attempt, leader = data.draw(st.sampled_from(self.on_the_way))
+        ticket, attempt, leader = data.draw(st.sampled_from(self.in_flight))
         lanes = self.leaders[leader]
         if lanes.judge(A, ticket, attempt, deadline=FAR, now=0) is not LaneDecision.TAKE:
             return
-        if ticket.number not in self.done[leader]:  # As under its key.
+        if ticket.number not in self.done[leader]:  # The leader stores a key once.
             self.done[leader].append(ticket.number)
         lanes.answered(A, ticket)
         if data.draw(st.booleans()):
@@ -150,7 +150,7 @@ TestNetwork = Network.TestCase
 TestNetwork.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
-def test_without_the_guard_order_is_lost() -> None:
+def test_without_the_guard_the_order_is_lost() -> None:
     with in_force("lane-order"), pytest.raises(AssertionError):
         run_state_machine_as_test(
             Network,

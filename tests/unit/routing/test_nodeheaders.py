@@ -29,16 +29,16 @@ HEADERS = st.builds(
 
 
 @given(HEADERS)
-def test_headers_are_decoded_as_they_were_encoded(told: NodeHeaders) -> None:
-    read = nodeheaders.parse(CIMultiDict(told.format(SECRET)), SECRET)
-    if told.repeat.protocol == 0:
-        told = told._replace(repeat=told.repeat._replace(epoch=None), ticket=None)
-    assert read == told
+def test_headers_are_decoded_as_they_were_encoded(sent: NodeHeaders) -> None:
+    read = nodeheaders.parse(CIMultiDict(sent.format(SECRET)), SECRET)
+    if sent.repeat.protocol == 0:
+        sent = sent._replace(repeat=sent.repeat._replace(epoch=None), ticket=None)
+    assert read == sent
 
 
 @given(HEADERS, st.text(max_size=70))
-def test_headers_without_the_secret_are_refused(told: NodeHeaders, guess: str) -> None:
-    headers = {**told.format(SECRET), "Broker-Secret": guess}
+def test_headers_without_the_secret_are_refused(sent: NodeHeaders, guess: str) -> None:
+    headers = {**sent.format(SECRET), "Broker-Secret": guess}
     if guess != SECRET:
         with pytest.raises(Forbidden):
             nodeheaders.parse(headers, SECRET)
@@ -58,19 +58,19 @@ def test_every_header_is_read_or_refused(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", nodeheaders.NAMES)
-def test_one_header_is_enough_to_claim_to_be_a_node(name: str) -> None:
+def test_a_request_with_any_of_the_headers_claims_to_come_from_a_node(name: str) -> None:
     assert nodeheaders.are_there(CIMultiDict({name.lower(): ""}))
     assert not nodeheaders.are_there(CIMultiDict({"Content-Type": "text/plain"}))
 
 
-def test_only_a_new_key_under_a_known_epoch_need_not_be_looked_up() -> None:
+def test_only_a_new_key_with_a_known_epoch_is_fresh() -> None:
     assert Repeat("ab", 1, 3).is_fresh
     assert not Repeat("ab", 2, 3).is_fresh
     assert not Repeat("ab", 1, None).is_fresh
     assert not Repeat(None, 1, 3).is_fresh
 
 
-def test_which_protocol_is_spoken() -> None:
+def test_nodes_use_a_protocol_that_both_know() -> None:
     assert nodeheaders.spoken_with(PROTOCOL) == PROTOCOL
     assert nodeheaders.spoken_with(PROTOCOL + 3) == PROTOCOL
     assert nodeheaders.spoken_with(PROTOCOL - 1) == PROTOCOL - 1

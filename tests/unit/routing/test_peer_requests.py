@@ -1,4 +1,4 @@
-"""What a leader does with requests of other nodes: deadlines, lanes, epochs, protocols."""
+"""A leader checks requests of other nodes: deadlines, lanes, epochs, protocols."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELSEWHERE = Sender(7, "life-7")
 
 
 class FarNode:
-    """A further node, made only of the requests that it sends to the leader, node 0."""
+    """Another node. It only sends requests to the leader, node 0."""
 
     def __init__(self, cluster: HttpCluster) -> None:
         self._cluster = cluster
@@ -36,10 +36,10 @@ class FarNode:
 
     async def send(self, payload: bytes, left_ms: int = 20_000, **named: Any) -> tuple[int, str]:
         """Forward a publish; return the status and the error code of the answer."""
-        told = {"epoch": self.epoch, "key": payload.hex() * 4, **named}
-        ticket = told.pop("ticket", None)
+        repeat = {"epoch": self.epoch, "key": payload.hex() * 4, **named}
+        ticket = repeat.pop("ticket", None)
         deadline_ms = self._clock.now_ms() + left_ms
-        headers = NodeHeaders(ELSEWHERE, deadline_ms, Repeat(**told), ticket)
+        headers = NodeHeaders(ELSEWHERE, deadline_ms, Repeat(**repeat), ticket)
         return (await self.raw(payload, headers.format(await self.secret())))[:2]
 
     async def secret(self) -> str:
@@ -65,7 +65,7 @@ async def far_node(cluster: HttpCluster) -> FarNode:
 
 
 async def payloads(cluster: HttpCluster, node: int = 0) -> list[str]:
-    """Return the payloads behind the first."""
+    """Return all payloads but the first."""
     return (await cluster.payloads(node))[1:]
 
 
@@ -78,24 +78,24 @@ async def restart(cluster: HttpCluster, node: int) -> None:
 
 
 @on_cluster()
-async def test_a_request_is_not_done_after_its_deadline(cluster: HttpCluster) -> None:
+async def test_a_request_is_refused_after_its_deadline(cluster: HttpCluster) -> None:
     far = await far_node(cluster)
     assert await far.send(b"a", left_ms=0) == (503, "overloaded")
     assert await payloads(cluster) == []
     with in_force("deadline"):
-        # A late copy is stored after its sender was told that it was too late.
+        # The leader stores a copy whose sender has given up.
         assert (await far.send(b"a", left_ms=0))[0] == 200
     assert await payloads(cluster) == ["a"]
 
 
 @on_cluster()
-async def test_a_late_copy_is_not_done(cluster: HttpCluster) -> None:
+async def test_a_late_copy_is_refused(cluster: HttpCluster) -> None:
     far = await far_node(cluster)
     assert (await far.send(b"b", ticket=LaneTicket(1, 1, 1)))[0] == 200
     assert await far.send(b"a", ticket=LaneTicket(1, 0, 0)) == (503, "overloaded")
     assert await payloads(cluster) == ["b"]
     with in_force("lane-order"):
-        # The client was told that the outcome is unknown, and has gone on.
+        # The client has the answer that the outcome is unknown, and has sent its next request.
         assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
     assert await payloads(cluster) == ["b", "a"]
 
@@ -121,7 +121,7 @@ async def test_without_lanes_a_request_overtakes_earlier_ones(cluster: HttpClust
 
 
 @on_cluster()
-async def test_a_request_whose_turn_does_not_come_may_be_sent_again(cluster: HttpCluster) -> None:
+async def test_a_request_whose_turn_does_not_come_can_be_sent_again(cluster: HttpCluster) -> None:
     far = await far_node(cluster)
     assert await far.send(b"b", ticket=LaneTicket(1, 1, 0)) == (503, "no_leader")
     assert (await far.send(b"b", attempt=2, ticket=LaneTicket(1, 1, 1)))[0] == 200
@@ -134,8 +134,8 @@ async def test_requests_that_stop_waiting_for_their_turn_leave_nothing_in_memory
     receiving = Receiving("secret", clock)
 
     async def wait(lane: int) -> None:
-        told = NodeHeaders(ELSEWHERE, 0, ticket=LaneTicket(lane, 1, 0))
-        async with receiving.turn(told, clock.monotonic() + 30):
+        headers = NodeHeaders(ELSEWHERE, 0, ticket=LaneTicket(lane, 1, 0))
+        async with receiving.turn(headers, clock.monotonic() + 30):
             raise AssertionError("it is not its turn")
 
     def events() -> int:
@@ -154,20 +154,20 @@ async def test_requests_that_stop_waiting_for_their_turn_leave_nothing_in_memory
 
 
 @on_cluster()
-async def test_a_late_copy_of_an_earlier_epoch_is_not_done(cluster: HttpCluster) -> None:
-    # The leader of the next epoch does not know the lane; the epoch itself keeps the copy out.
+async def test_a_late_copy_of_an_earlier_epoch_is_refused(cluster: HttpCluster) -> None:
+    # The leader of the next epoch does not know the lane. It refuses the copy because of its epoch.
     far = await far_node(cluster)
     await cluster.lead(1)
     await cluster.publish(0, "b")
     await cluster.lead(0)
     await cluster.publish(0, "c")
-    told = NodeHeaders(
+    headers = NodeHeaders(
         ELSEWHERE,
         cluster.sim.clock.now_ms() + 20_000,
         Repeat("61" * 4, epoch=far.epoch),
         LaneTicket(1, 0, 0),
     )
-    status, code, body = await far.raw(b"a", told.format(await far.secret()))
+    status, code, body = await far.raw(b"a", headers.format(await far.secret()))
     assert (status, code) == (421, "not_leader")
     assert b'"node":0' in body
     assert await payloads(cluster) == ["b", "c"]
@@ -189,8 +189,8 @@ async def test_a_key_is_known_in_a_later_epoch(cluster: HttpCluster) -> None:
 
 @on_cluster()
 async def test_a_node_without_the_secret_is_refused(cluster: HttpCluster) -> None:
-    told = NodeHeaders(ELSEWHERE, 1 << 50).format("0" * 64)
-    assert (await FarNode(cluster).raw(b"a", told))[:2] == (403, "forbidden")
+    headers = NodeHeaders(ELSEWHERE, 1 << 50).format("0" * 64)
+    assert (await FarNode(cluster).raw(b"a", headers))[:2] == (403, "forbidden")
 
 
 @on_cluster()
@@ -209,18 +209,18 @@ async def test_a_node_of_another_protocol_is_refused(
     cluster: HttpCluster, version: str | None
 ) -> None:
     far = FarNode(cluster)
-    told = NodeHeaders(ELSEWHERE, 1 << 50).format(await far.secret())
-    del told["Broker-Protocol"]
+    headers = NodeHeaders(ELSEWHERE, 1 << 50).format(await far.secret())
+    del headers["Broker-Protocol"]
     if version is not None:
-        told["Broker-Protocol"] = version
-    status, code, body = await far.raw(b"a", told)
+        headers["Broker-Protocol"] = version
+    status, code, body = await far.raw(b"a", headers)
     assert (status, code) == ((400, "bad_request") if version == "x" else (503, "no_leader"))
     if version == "2":
         assert b"serves the node protocols 1 and 0" in body
 
 
 @on_cluster()
-async def test_a_node_speaks_to_a_leader_of_the_last_release_as_that_understands(
+async def test_a_node_uses_the_protocol_of_a_leader_of_the_last_release(
     cluster: HttpCluster,
 ) -> None:
     cluster.machines[0].protocol = 0
@@ -233,7 +233,9 @@ async def test_a_node_speaks_to_a_leader_of_the_last_release_as_that_understands
 
 
 @on_cluster()
-async def test_a_node_does_not_ask_a_leader_of_an_older_release(cluster: HttpCluster) -> None:
+async def test_a_node_sends_no_request_to_a_leader_of_an_older_release(
+    cluster: HttpCluster,
+) -> None:
     cluster.machines[0].protocol = -1
     await restart(cluster, 0)
     reply = await cluster.publish(1, "a", Request_Timeout="0.1")
@@ -244,7 +246,7 @@ async def test_a_node_does_not_ask_a_leader_of_an_older_release(cluster: HttpClu
 
 @pytest.mark.parametrize("has_lanes", [True, False])
 @on_cluster()
-async def test_a_lost_request_that_arrives_later_is_not_done(
+async def test_a_delayed_request_is_refused_after_the_next_one_was_done(
     cluster: HttpCluster, *, has_lanes: bool
 ) -> None:
     """A publish of one client has an unknown outcome, the client's next one is done, then the first one arrives."""
@@ -268,7 +270,7 @@ async def test_a_lost_request_that_arrives_later_is_not_done(
 
 
 @on_cluster()
-async def test_a_connection_that_was_not_made_leaves_no_doubt(cluster: HttpCluster) -> None:
-    """A creation must not be done twice. It is sent again all the same."""
+async def test_a_creation_is_sent_again_if_there_was_no_connection(cluster: HttpCluster) -> None:
+    """A creation may not be done twice. Without a connection it was certainly not done."""
     cluster.machines[0].kill()
     assert (await cluster(1, "PUT", topic_path(OF_NODE_0))).status == 200

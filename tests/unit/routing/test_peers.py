@@ -21,7 +21,7 @@ class Ask(NamedTuple):
 
 
 class Counting:
-    """A server that counts connections, and answers when it may."""
+    """A server that counts connections and requests, and answers while ``may_answer`` is set."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -78,7 +78,7 @@ async def test_a_connection_is_used_again(peers: HttpPeers) -> None:
         await peers.close()
 
 
-async def test_an_answer_that_is_too_large_to_be_read_whole_is_none(
+async def test_an_answer_that_is_too_large_counts_as_none(
     peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "REPLY_BYTES_MAX", 1)
@@ -90,7 +90,7 @@ async def test_an_answer_that_is_too_large_to_be_read_whole_is_none(
 
 @pytest.mark.parametrize("size", [1, 64, 65, 1_000])
 @pytest.mark.parametrize("joined_max", [0, 10_000])
-async def test_an_answer_of_many_pieces_is_put_together(
+async def test_the_pieces_of_an_answer_are_joined(
     size: int, joined_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Pieces:
@@ -113,7 +113,7 @@ async def test_an_answer_of_many_pieces_is_put_together(
     assert relay.is_closed
 
 
-async def test_requests_at_the_same_time_have_connections_of_their_own(peers: HttpPeers) -> None:
+async def test_concurrent_requests_have_connections_of_their_own(peers: HttpPeers) -> None:
     async with served() as server:
         await asyncio.gather(*(peers.exchange(server.url, Ask(), 5) for _ in range(8)))
         await asyncio.gather(*(peers.exchange(server.url, Ask(), 5) for _ in range(8)))
@@ -121,7 +121,7 @@ async def test_requests_at_the_same_time_have_connections_of_their_own(peers: Ht
         await peers.close()
 
 
-async def test_connections_have_a_bound(peers: HttpPeers, monkeypatch) -> None:
+async def test_the_number_of_connections_is_bounded(peers: HttpPeers, monkeypatch) -> None:
     monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 2)
     async with served() as server:
         server.may_answer.clear()
@@ -136,7 +136,7 @@ async def test_connections_have_a_bound(peers: HttpPeers, monkeypatch) -> None:
         await peers.close()
 
 
-async def test_a_request_that_may_go_elsewhere_waits_only_briefly_for_a_connection(
+async def test_a_read_waits_only_briefly_for_a_connection(
     peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "STREAMS_MAX", 1)
@@ -153,28 +153,30 @@ async def test_a_request_that_may_go_elsewhere_waits_only_briefly_for_a_connecti
         await peers.close()
 
 
-def test_the_time_that_it_takes_to_have_a_connection_counts(monkeypatch) -> None:
-    patience_s: list[float] = []
+def test_opening_a_connection_uses_up_the_time_of_a_request(monkeypatch) -> None:
+    timeouts_s: list[float] = []
 
     class Silent:
+        requests_in_flight = 0
+        usable = False
+
         async def stream(self, ask: Ask, timeout_s: float) -> None:
-            patience_s.append(timeout_s)
+            timeouts_s.append(timeout_s)
             raise NoAnswer("silence")
 
-    async def take(*_: object) -> Silent:
+    async def open_connection(*_: object) -> Silent | None:
         return await pass_time(1.5, Silent())
 
     async def main(_: VirtualLoop) -> None:
         with pytest.raises(NoAnswer):
             await HttpPeers().stream("http://node", Ask(), 5.0)
 
-    monkeypatch.setattr(HttpPeers, "_take", take)
-    monkeypatch.setattr(peers_module, "_give_back", lambda *_: None)
+    monkeypatch.setattr(peers_module, "open_connection", open_connection)
     simulate(main)
-    assert patience_s == [3.5]
+    assert timeouts_s == [3.5]
 
 
-async def test_a_connection_idle_for_too_long_is_not_used_again() -> None:
+async def test_a_connection_that_was_idle_for_too_long_is_not_used_again() -> None:
     async with served() as server:
         peers = HttpPeers(idle_s_max=-1)
         for _ in range(2):
@@ -210,7 +212,7 @@ async def test_closing_ends_requests_in_flight() -> None:
         server.may_answer.set()
 
 
-async def test_a_node_may_be_reached_elsewhere_than_where_it_says() -> None:
+async def test_a_node_may_be_reached_at_another_address_than_its_url() -> None:
     async with served() as server:
         peers = HttpPeers(reached_at={"http://127.0.0.1:1": server.url})
         assert (await peers.exchange("http://127.0.0.1:1", Ask(), 5)).body == b"ok"

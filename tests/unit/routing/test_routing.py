@@ -1,4 +1,4 @@
-"""Which node answers a request in a cluster, and what happens while leadership moves or answers are lost."""
+"""A request in a cluster finds the leader, also while leadership moves or answers are lost."""
 
 import asyncio
 from typing import Any, Literal
@@ -48,7 +48,7 @@ async def test_any_node_takes_a_publish_and_the_leader_stores_it(cluster: HttpCl
 
 
 @on_cluster()
-async def test_all_nodes_answer_all_requests_about_a_topic_alike(cluster: HttpCluster) -> None:
+async def test_all_nodes_give_the_same_answers(cluster: HttpCluster) -> None:
     assert (await cluster(1, "PUT", topic_path("u"))).status == 200
     assert (await cluster(1, "PUT", topic_path("u"))).status == 409
     pointer = cluster.sim.clock.now_ms() * POINTER_PER_MS
@@ -71,7 +71,7 @@ async def test_all_nodes_answer_all_requests_about_a_topic_alike(cluster: HttpCl
 
 
 @on_cluster()
-async def test_any_node_tells_the_leader_and_its_epoch(cluster: HttpCluster) -> None:
+async def test_any_node_names_the_leader_and_its_epoch(cluster: HttpCluster) -> None:
     target = topic_path("t", "leader")
     before = (await cluster(2, "GET", target)).json
     assert before == {"node": 0, "url": cluster.url(0), "epoch": None}
@@ -180,7 +180,7 @@ async def test_a_publish_whose_leader_died_is_stored_once(
 
 
 @on_cluster()
-async def test_a_silent_leader_is_given_up_once_another_node_leads(cluster: HttpCluster) -> None:
+async def test_requests_leave_a_silent_leader_when_another_node_leads(cluster: HttpCluster) -> None:
     await cluster.publish(1, "first")
     cluster.machines[0].pause()
     later = b'{"start": %d}' % (cluster.sim.clock.now_ms() + 30_000)
@@ -199,7 +199,7 @@ async def test_a_silent_leader_is_given_up_once_another_node_leads(cluster: Http
 
 @pytest.mark.parametrize("node", [0, 1])
 @on_cluster()
-async def test_a_node_that_stops_answers_requests_that_wait_for_a_leader(
+async def test_a_stopping_node_refuses_requests_that_wait_for_a_leader(
     cluster: HttpCluster, node: int
 ) -> None:
     await cluster.publish(1, "first")
@@ -237,7 +237,7 @@ async def test_stores_and_rollbacks_are_sent_again_too(
 
 
 @on_cluster()
-async def test_a_node_tells_that_an_outcome_stays_unknown(cluster: HttpCluster) -> None:
+async def test_a_node_answers_that_an_outcome_stays_unknown(cluster: HttpCluster) -> None:
     await cluster.publish(1, "first")
     cluster.sim.network.cut("node-0", "node-1")
     reply = await cluster.publish(1, "a", Request_Timeout="0.2")
@@ -278,7 +278,7 @@ async def test_requests_wait_while_there_is_no_leader(cluster: HttpCluster) -> N
 
 
 @on_cluster()
-async def test_all_requests_that_wait_for_a_leader_go_on_at_the_same_news(
+async def test_all_waiting_requests_go_on_when_a_leader_is_known(
     cluster: HttpCluster,
 ) -> None:
     answered_s = []
@@ -289,12 +289,12 @@ async def test_all_requests_that_wait_for_a_leader_go_on_at_the_same_news(
 
     cluster.machines[0].kill()
     await asyncio.gather(*(publish() for _ in range(10)))
-    # Each pauses for up to half a second, unless there is news.
+    # Each request pauses for up to half a second, unless the leaders change.
     assert max(answered_s) - min(answered_s) < 0.05
 
 
 @on_cluster()
-async def test_a_change_of_properties_waits_for_a_leader_as_long_as_its_request(
+async def test_a_change_of_properties_waits_for_a_leader_until_its_deadline(
     cluster: HttpCluster,
 ) -> None:
     await cluster.publish(0, "a")
@@ -342,7 +342,7 @@ async def test_a_client_that_pretends_to_be_a_node_is_refused(cluster: HttpClust
 
 
 @on_cluster()
-async def test_a_node_with_another_secret_asks_until_the_deadline(cluster: HttpCluster) -> None:
+async def test_a_node_with_another_secret_retries_until_the_deadline(cluster: HttpCluster) -> None:
     cluster.machines[1].kill()
     secret = await cluster.sim.records.get(KEY)
     assert secret is not None

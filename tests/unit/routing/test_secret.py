@@ -15,7 +15,7 @@ async def test_all_nodes_get_the_secret_that_the_first_one_made() -> None:
     assert await cluster_secret(MemoryRecords(), SystemClock()) != first
 
 
-async def test_the_second_node_takes_the_secret_of_the_first() -> None:
+async def test_a_node_that_is_second_takes_the_secret_of_the_first() -> None:
     class Overtaken(MemoryRecords):
         async def put_if(self, key, expected, value):
             await super().put_if(key, expected, b"7" * 64)
@@ -25,7 +25,7 @@ async def test_the_second_node_takes_the_secret_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("was_put", [True, False])
-def test_an_unknown_outcome_is_found_out(was_put: bool) -> None:
+def test_an_unknown_outcome_is_resolved_by_reading(was_put: bool) -> None:
     class Flaky(MemoryRecords):
         failures = 1
 
@@ -46,7 +46,7 @@ def test_an_unknown_outcome_is_found_out(was_put: bool) -> None:
     simulate(main)
 
 
-def test_a_store_that_never_says_what_it_did_is_unavailable() -> None:
+def test_outcomes_that_stay_unknown_make_the_secret_unavailable() -> None:
     class Lost(MemoryRecords):
         async def put_if(self, key, expected, value):
             raise OutcomeUnknown("cut")
@@ -58,7 +58,7 @@ def test_a_store_that_never_says_what_it_did_is_unavailable() -> None:
     simulate(main)
 
 
-async def test_something_else_in_its_place_is_corrupt() -> None:
+async def test_a_record_that_is_no_secret_is_corrupt() -> None:
     records = MemoryRecords()
     await records.put_if(KEY, None, b"hello")
     with pytest.raises(StorageCorrupt):

@@ -1,4 +1,4 @@
-"""Asking other nodes for their time."""
+"""The clocks of other nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, si
 NODES = [NodeInfo(number, "life", f"http://node-{number}", "1.0", 1) for number in range(1, 20)]
 
 
-def told(answers: dict[str, object], nodes: list[NodeInfo] = NODES) -> list[Written]:
-    """Ask nodes that answer after 10 ms, or as told: with bytes, an error, or never (None)."""
+def clocks(answers: dict[str, object], nodes: list[NodeInfo] = NODES) -> list[Written]:
+    """Ask nodes that answer after 10 ms: with the bytes or the error of ``answers``, or never (None)."""
 
     async def main(loop: VirtualLoop) -> list[Written]:
         clock = VirtualClock(loop)
@@ -44,7 +44,7 @@ def view(number: int, **fields: object) -> bytes:
 
 
 def test_nodes_that_answer_are_witnesses() -> None:
-    found = told({NODES[0].url: view(1, now_ms=1_600_000_000_000 - 3000)}, NODES[:1])
+    found = clocks({NODES[0].url: view(1, now_ms=1_600_000_000_000 - 3000)}, NODES[:1])
     (written,) = found
     assert written.ahead_ms == 3000
 
@@ -63,9 +63,9 @@ def test_nodes_that_answer_are_witnesses() -> None:
     ],
 )
 def test_an_implausible_answer_is_no_witness(answer: object) -> None:
-    assert told({NODES[0].url: answer}, NODES[:2]) == []
+    assert clocks({NODES[0].url: answer}, NODES[:2]) == []
 
 
-def test_a_bounded_number_is_asked() -> None:
+def test_the_number_of_asked_nodes_is_bounded() -> None:
     answers: dict[str, object] = {node.url: view(node.instance, now_ms=1) for node in NODES}
-    assert len(told(answers)) == ASKED_MAX
+    assert len(clocks(answers)) == ASKED_MAX
