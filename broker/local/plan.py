@@ -33,7 +33,6 @@ from broker.local.servers.process import HOST
 MASTER_MAIN: Final = "org.apache.hadoop.hbase.master.HMaster"
 REGION_SERVER_MAIN: Final = "org.apache.hadoop.hbase.regionserver.HRegionServer"
 REGION_MOVER_MAIN: Final = "org.apache.hadoop.hbase.util.RegionMover"
-GATEWAY_MAIN: Final = "org.apache.hadoop.hbase.thrift2.ThriftServer"
 
 Settings = Mapping[str, Any]
 """Values of a node's configuration by ``section.key``."""
@@ -215,7 +214,9 @@ def region_server_program(layout: ClusterLayout, place: ListenAddress) -> Progra
 def gateway_program(layout: ClusterLayout, place: ListenAddress) -> Program:
     """Describe one Thrift-2 gateway."""
     listening = ("-p", str(place.port), "-b", layout.bind, "--infoport", "-1")
-    return _hbase_program(layout, ProcessKind.GATEWAY, place, GATEWAY_MAIN, "start", *listening)
+    return _hbase_program(
+        layout, ProcessKind.GATEWAY, place, hbase.GATEWAY_MAIN, "start", *listening
+    )
 
 
 def unloading(layout: ClusterLayout, region_server: ListenAddress) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from broker.local.servers import (
     ToxiproxyServer,
     ZooKeeperServer,
     thrift2_idl,
+    zookeeper,
 )
 from tests.kit.servers import JavaClient, JavaError, KafkaServer, RedisServer, TmsServer
 
@@ -138,7 +139,7 @@ def test_the_java_client_leaves_no_process() -> None:
 @pytest.mark.server("hbase")
 def test_zookeeper_serves_and_ends() -> None:
     with ZooKeeperServer() as server:
-        assert "Mode: standalone" in server.four_letters("srvr")
+        assert "Mode: standalone" in zookeeper.ask("127.0.0.1", server.port, "srvr")
     assert_gone(server, server.port)
 
 

@@ -27,6 +27,7 @@ from typing_extensions import override
 from broker.local.servers import archive, jvm
 from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
 
+GATEWAY_MAIN = "org.apache.hadoop.hbase.thrift2.ThriftServer"
 _IDL = "org/apache/hadoop/hbase/thrift2/hbase.thrift"
 
 JVM = (
@@ -130,21 +131,9 @@ class HBaseServer(ServerProcess):
 
     @override
     def command(self) -> Sequence[str]:
-        configuration = self.folder / "conf"
-        configuration.mkdir(exist_ok=True)
-        (configuration / "hbase-site.xml").write_text(site_xml({**self._site(), **self._overrides}))
-        (configuration / "log4j.properties").write_text(LOG4J)
-        return [
-            jvm.java(),
-            *JVM,
-            *self._jvm_options,
-            *archive.sharing(),
-            "-cp",
-            archive.class_path(configuration),
-            "AllInOne",
-            str(self.thrift1_port),
-            str(self.thrift2_port),
-        ]
+        site = {**self._site(), **self._overrides}
+        ports = (str(self.thrift1_port), str(self.thrift2_port))
+        return _command(self.folder, site, self._jvm_options, "AllInOne", *ports)
 
     @override
     def answers(self) -> bool:
@@ -185,30 +174,29 @@ class HBaseGateway(ServerProcess):
 
     @override
     def command(self) -> Sequence[str]:
-        configuration = self.folder / "conf"
-        configuration.mkdir(exist_ok=True)
         site = {
             **SITE,
             "hbase.zookeeper.property.clientPort": str(self._zookeeper_port),
             **self._overrides,
         }
-        (configuration / "hbase-site.xml").write_text(site_xml(site))
-        (configuration / "log4j.properties").write_text(LOG4J)
-        return [
-            jvm.java(),
-            *JVM,
-            *jvm.QUICK,
-            "-Xmx128m",
-            *archive.sharing(),
-            "-cp",
-            archive.class_path(configuration),
-            "org.apache.hadoop.hbase.thrift2.ThriftServer",
-            *("start", "-p", str(self.port), "-b", HOST, "--infoport", "-1"),
-        ]
+        words = ("start", "-p", str(self.port), "-b", HOST, "--infoport", "-1")
+        return _command(self.folder, site, (*jvm.QUICK, "-Xmx128m"), GATEWAY_MAIN, *words)
 
     @override
     def answers(self) -> bool:
         return gateway_answers(HOST, self.port)
+
+
+def _command(
+    folder: Path, site: Mapping[str, str], options: Sequence[str], *main: str
+) -> list[str]:
+    """Write the configuration into ``conf`` of a folder, and return the command line of a program of HBase."""
+    configuration = folder / "conf"
+    configuration.mkdir(exist_ok=True)
+    (configuration / "hbase-site.xml").write_text(site_xml(site))
+    (configuration / "log4j.properties").write_text(LOG4J)
+    classes = archive.class_path(configuration)
+    return [jvm.java(), *JVM, *options, *archive.sharing(), "-cp", classes, *main]
 
 
 def site_xml(properties: Mapping[str, str]) -> str:

@@ -49,7 +49,7 @@ _PORTS = range(15_000, 32_000)
 _DRAW = random.SystemRandom()
 _GIVEN_MAX = len(_PORTS) // 2
 _given_ports: dict[int, None] = {}
-"""Ports that this process has given out, oldest first: a server may not listen yet, or may restart on its port."""
+"""Ports that this process has given out, oldest first. Their servers may not listen yet, or may be restarting."""
 
 
 class ServerFailed(Exception):
@@ -198,14 +198,6 @@ class ServerProcess(Child):
     @abc.abstractmethod
     def answers(self) -> bool:
         """Return whether the server answers a real request; an OSError means *not yet*."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The resident memory of the process now."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        return 0
 
     @override
     def start(self) -> None:

@@ -83,14 +83,6 @@ class ZooKeeperServer(ServerProcess):
     def answers(self) -> bool:
         return serves(HOST, self.port)
 
-    def four_letters(self, word: str) -> str:
-        """Send one of ZooKeeper's four-letter words, and return the answer.
-
-        Raises:
-            OSError: No server listens.
-        """
-        return ask(HOST, self.port, word)
-
 
 def serves(host: str, port: int) -> bool:
     """Return whether a ZooKeeper serves: alone, or in an ensemble that has a leader.

@@ -12,7 +12,7 @@ import pytest
 
 from broker.local import LocalCluster, Sizes, pids
 from broker.local.member import spec_file
-from broker.local.servers import ServerFailed
+from broker.local.servers import ServerFailed, ServerMissing
 
 DEADLINE_S = 60
 DEAF = """
@@ -26,7 +26,7 @@ RUNS = "import signal; print('runs', flush=True); signal.pause()"
 
 
 def late(folder: Path) -> subprocess.Popen[str]:
-    """Start a node as a user does: with the command that a cluster prints for it."""
+    """Start a node with the command that a cluster prints for it, as a user does."""
     spec = spec_file(folder, "broker-2")
     spec.parent.mkdir(exist_ok=True)
     spec.write_text(json.dumps({"argv": [sys.executable, "-c", RUNS, str(folder)], "env": {}}))
@@ -39,9 +39,16 @@ def late(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_a_node_started_while_a_cluster_ends_does_not_outlive_it(tmp_path: Path) -> None:
+def test_a_node_started_while_a_cluster_ends_does_not_outlive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_servers(*_: object, **__: object) -> None:
+        raise ServerMissing("HBase is not fetched")
+
+    monkeypatch.setattr("broker.local.cluster.local_layout", no_servers)
     cluster = LocalCluster(Sizes(nodes=2), folder=tmp_path)
-    cluster._home = tmp_path  # As after a start, without the servers.
+    with pytest.raises(ServerMissing):
+        cluster.start()
     command = [sys.executable, "-c", DEAF, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdout is not None
@@ -53,18 +60,18 @@ def test_a_node_started_while_a_cluster_ends_does_not_outlive_it(tmp_path: Path)
         # The cluster has already listed the nodes that it ends; this node is not among them.
         with late(tmp_path) as second:
             try:
-                _, told = second.communicate(timeout=DEADLINE_S)
+                _, errors = second.communicate(timeout=DEADLINE_S)
             finally:
                 second.kill()
             assert second.returncode == 1
-            assert "has ended: broker-2 is not started" in told
+            assert "has ended: broker-2 is not started" in errors
         node.send_signal(signal.SIGKILL)
         ending.join(DEADLINE_S)
     assert pids.live(tmp_path) == {}
 
 
 @pytest.mark.parametrize("has_ended_before", [False, True])
-def test_in_a_cluster_that_goes_on_anyone_may_start_a_node(
+def test_a_node_may_be_started_while_its_cluster_runs(
     tmp_path: Path, has_ended_before: bool
 ) -> None:
     if has_ended_before:

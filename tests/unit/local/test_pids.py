@@ -40,29 +40,29 @@ def test_a_process_is_found_by_its_file_until_it_ends(tmp_path: Path, started: S
     assert pids.live(tmp_path) == {"a": child.pid}
     child.kill()
     assert pids.await_ends([child.pid], 30) == set()
-    assert pids.live(tmp_path) == {}, "it has ended, though nobody has waited for it"
+    assert pids.live(tmp_path) == {}, "it has ended, even if its parent has not waited for it"
 
 
-def test_the_file_names_who_was_started_last(tmp_path: Path, started: Started) -> None:
+def test_the_file_names_the_process_that_was_started_last(tmp_path: Path, started: Started) -> None:
     first, second = started(FOREVER), started(FOREVER)
     pids.write_pid(tmp_path, "a", first.pid)
     pids.write_pid(tmp_path, "a", second.pid)
     assert pids.live_pid(tmp_path, "a") == second.pid
 
 
-def test_a_number_that_was_given_to_a_stranger_is_not_the_clusters(tmp_path: Path) -> None:
+def test_a_pid_of_a_process_outside_the_cluster_is_ignored(tmp_path: Path) -> None:
     pids.write_pid(tmp_path, "a", os.getppid())
     assert pids.live_pid(tmp_path, "a") is None
 
 
-def test_without_a_file_or_a_number_there_is_no_process(tmp_path: Path) -> None:
+def test_without_a_pid_there_is_no_process(tmp_path: Path) -> None:
     assert pids.live_pid(tmp_path, "a") is None
     pids.pid_file(tmp_path, "a").parent.mkdir()
     pids.pid_file(tmp_path, "a").write_text("")
     assert pids.live_pid(tmp_path, "a") is None
 
 
-def test_ending_asks_first_and_also_a_frozen_process(started: Started) -> None:
+def test_running_and_frozen_processes_end_by_the_signal(started: Started) -> None:
     awake, frozen = started(FOREVER), started(FOREVER)
     frozen.send_signal(signal.SIGSTOP)
     assert pids.end([awake.pid, frozen.pid], signal.SIGTERM, 30) == []

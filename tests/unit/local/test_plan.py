@@ -40,7 +40,7 @@ LAYOUT = ClusterLayout(
 )
 
 
-def test_every_process_is_there_in_the_order_in_which_they_depend_on_each_other() -> None:
+def test_processes_are_in_the_order_of_their_dependencies() -> None:
     assert [(program.name, program.kind) for program in programs(LAYOUT)] == [
         ("zookeeper-1", ProcessKind.ZOOKEEPER),
         ("hbase-master", ProcessKind.MASTER),
@@ -56,7 +56,7 @@ def test_every_process_is_there_in_the_order_in_which_they_depend_on_each_other(
     ]
 
 
-def test_java_finds_its_options_and_the_configuration_after_all_jars() -> None:
+def test_the_class_path_of_java_has_the_configuration_behind_all_jars() -> None:
     master = next(program for program in programs(LAYOUT) if program.kind is ProcessKind.MASTER)
     assert master.argv[:3] == ("java", "@/c/hbase/java.options", "@/c/hbase/class-path")
     assert master.files["/c/hbase/class-path"] == '-cp "/lib/a.jar:/lib/b.jar:/c/hbase"\n'
@@ -64,7 +64,7 @@ def test_java_finds_its_options_and_the_configuration_after_all_jars() -> None:
     assert all(len(line.split()) <= 2 for line in java_options().splitlines())
 
 
-def test_one_zookeeper_has_no_ensemble_and_several_name_each_other() -> None:
+def test_only_several_zookeepers_form_an_ensemble() -> None:
     first = LAYOUT.zookeepers[0]
     assert not [key for key in zoo_cfg(LAYOUT, first) if key.startswith("server.")]
     second = ListenAddress("zookeeper-2", "127.0.0.1", 2182, (2889, 3889))
@@ -83,7 +83,7 @@ def test_hbase_syncs_its_log_and_files() -> None:
     assert site["hbase.wal.hsync"] == site["hbase.hfile.hsync"] == "true"
 
 
-def test_the_settings_of_one_node_win_over_those_of_all() -> None:
+def test_settings_of_one_node_override_those_of_all_nodes() -> None:
     layout = replace(
         LAYOUT,
         settings={"cluster.session_timeout_ms": 2000, "limits.body_bytes_max": 5},

@@ -27,7 +27,7 @@ def test_a_key_changes_with_any_name_or_content(tmp_path: Path) -> None:
     assert len({first, second, cache.key_of_files(project)}) == 3
 
 
-def test_a_build_replaces_the_older_one_of_its_name_only(cache_folder: Path) -> None:
+def test_a_build_replaces_only_older_builds_of_its_name(cache_folder: Path) -> None:
     with cache.locked():
         for name, key in (("a", "000000000001"), ("a-b", "000000000001"), ("a", "000000000002")):
             cache.build(cache.place(name, key), lambda folder: (folder / "x").touch())
@@ -35,7 +35,7 @@ def test_a_build_replaces_the_older_one_of_its_name_only(cache_folder: Path) -> 
     assert names == ["a-000000000002", "a-b-000000000001"]
 
 
-def test_a_build_that_fails_leaves_nothing(cache_folder: Path) -> None:
+def test_a_failed_build_leaves_no_folder(cache_folder: Path) -> None:
     def make(folder: Path) -> None:
         (folder / "half").touch()
         raise KeyboardInterrupt
@@ -45,7 +45,7 @@ def test_a_build_that_fails_leaves_nothing(cache_folder: Path) -> None:
     assert [path.name for path in cache_folder.iterdir()] == ["lock"]
 
 
-def test_a_server_that_is_not_fetched_is_named_with_the_command_that_fetches_it() -> None:
+def test_the_error_for_a_missing_server_names_the_command_that_fetches_it() -> None:
     with pytest.raises(ServerMissing, match=r"make test-servers SERVERS=tms$"):
         jvm.installed("tms")
 
@@ -84,6 +84,6 @@ def test_the_command_names_missing_parts(
     ]
 
 
-def test_the_command_refuses_a_name_that_it_does_not_know() -> None:
+def test_the_command_refuses_an_unknown_name() -> None:
     with pytest.raises(SystemExit):
         main(["fetch", "nosuch"])
