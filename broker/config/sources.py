@@ -1,4 +1,4 @@
-"""Reading the configuration: defaults, then a TOML file, the environment, and flags.
+"""Read the configuration: defaults, then a TOML file, the environment, and flags.
 
 The result has the source of each value, so that ``broker config`` can show it. Only this module turns text from the
 environment and from flags into a key's type. Booleans, numbers and lists that it can't parse are errors that name
@@ -224,9 +224,9 @@ def _broker_variables(environment: Mapping[str, str]) -> list[str]:
         if f"{service}_SERVICE_PORT" in environment
         and _SERVICE_URL.match(environment.get(f"{service}_PORT", ""))
     ]
-    told = re.compile(f"({'|'.join(map(re.escape, services))})_{_OF_SERVICE}")
+    of_service = re.compile(f"({'|'.join(map(re.escape, services))})_{_OF_SERVICE}")
     return sorted(
-        name for name in named if name not in OTHER_VARIABLES and not told.fullmatch(name)
+        name for name in named if name not in OTHER_VARIABLES and not of_service.fullmatch(name)
     )
 
 

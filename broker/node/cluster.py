@@ -45,9 +45,9 @@ from broker.transactions.service import Transactions
 
 INCARNATION_BYTES = 8
 LEAVE_S = 5.0
-"""How long the handoff may take if this node's clock is wrong. A stopping node has its own bound."""
-PART_S = 1.0
-"""How long a stopping node tries to release its leases in ZooKeeper. They end with its session in any case."""
+"""The time in which a node with a wrong clock may hand its topics over. A stopping node has its own bound."""
+RELEASE_S = 1.0
+"""The time in which a stopping node may release its leases in ZooKeeper. They end with its session in any case."""
 
 log = logs.get_logger()
 
@@ -284,15 +284,15 @@ class InCluster:
     async def _release(opened: Opened) -> None:
         """Release leases and membership, if ZooKeeper answers in time."""
 
-        async def let_go() -> None:
+        async def release() -> None:
             await opened.tenure.close()
             await opened.membership.leave()
 
-        parting = asyncio.ensure_future(let_go())
-        await asyncio.wait((parting,), timeout=PART_S)
-        if parting.done():
-            parting.result()
+        releasing = asyncio.ensure_future(release())
+        await asyncio.wait((releasing,), timeout=RELEASE_S)
+        if releasing.done():
+            releasing.result()
             return
-        log.warning("left without releasing leases: ZooKeeper does not answer", seconds=PART_S)
-        parting.cancel()
-        await asyncio.wait((parting,))
+        log.warning("left without releasing leases: ZooKeeper does not answer", seconds=RELEASE_S)
+        releasing.cancel()
+        await asyncio.wait((releasing,))

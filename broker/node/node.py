@@ -63,9 +63,8 @@ if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
     from broker.transactions.tephra_service import Serving
 
-LET_GO_S = 1.0
-"""The least time that a stopping node has to close its topics, even if its last requests used up the time."""
-
+CLOSE_TOPICS_S_MIN = 1.0
+"""The time in which a stopping node may close its topics, even if its last requests used up the time of the drain."""
 
 log = logs.get_logger()
 
@@ -148,8 +147,8 @@ class Node:
         """
         self.config = config
         self.clock = clock or SystemClock()
-        self._make_ground = ground or _ground
-        self._listen = listen or _listen
+        self._make_ground = ground or _configured_ground
+        self._listen = listen or _listen_at
         self.metrics = Metrics(node_name(config), config.metrics.metrics_topics, process=True)
         self._ground: Ground | None = None
         self._topics: Topics | None = None
@@ -277,7 +276,9 @@ class Node:
         if self._transactions is not None:
             await self._transactions.close()
         if self._topics is not None:
-            await self._close_topics(self._topics, max(deadline - self.clock.monotonic(), LET_GO_S))
+            await self._close_topics(
+                self._topics, max(deadline - self.clock.monotonic(), CLOSE_TOPICS_S_MIN)
+            )
         if self._ground is not None:
             await self._ground.close()
         log.info("node stopped")
@@ -368,7 +369,7 @@ def _report_fields(report: SweepReport) -> dict[str, int | str]:
     return fields
 
 
-def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
+def _configured_ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
     """Return the configured ground. Raises Unavailable."""
     if not config.cluster.is_on:
         return Alone(config, metrics, clock)
@@ -404,8 +405,8 @@ async def sweep_store(config: Config) -> SweepReport:
         await store.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Listen at an address. A client that connects waits until the node has started. Raises OSError."""
+def _listen_at(host: str, port: int) -> socket.socket:
+    """Listen at an address. A client that connects before the node has started waits. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     listening.setblocking(False)

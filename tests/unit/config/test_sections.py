@@ -36,7 +36,7 @@ def test_key_names_and_flags_are_unique() -> None:
     assert len({key.flag for key in keys}) == len(keys)
 
 
-def test_flags_leave_the_unit_of_seconds_away() -> None:
+def test_flags_omit_the_unit_of_seconds() -> None:
     flags = {key.name: key.flag for key in iter_keys()}
     assert flags["transaction_life_max_s"] == "--transaction-life-max"
     assert flags["data_dir"] == "--data-dir"
@@ -140,7 +140,7 @@ def test_a_contradiction_names_its_key(changes, named) -> None:
         replace(Config(), **changes)
 
 
-def test_default_properties_are_those_that_a_topic_may_have() -> None:
+def test_default_properties_have_the_limits_of_a_topic() -> None:
     assert set(TRANSACTIONS) == set(TransactionUse)
     assert PROPERTIES_BYTES_MAX == topics.PROPERTIES_BYTES_MAX
     for use in TransactionUse:
@@ -154,7 +154,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert "server.headers_max" in str(raised.value)
 
 
-def test_a_node_with_zookeeper_is_one_of_a_cluster() -> None:
+def test_a_node_with_zookeeper_belongs_to_a_cluster() -> None:
     assert not Config().cluster.is_on
     flags = {
         "cluster.zookeeper_hosts": "zk1:2181, zk2:2181",
@@ -169,6 +169,6 @@ def test_a_node_with_zookeeper_is_one_of_a_cluster() -> None:
     assert config.hbase.durability is Durability.FLUSHED
 
 
-def test_addresses() -> None:
+def test_an_address_has_a_host_and_a_port() -> None:
     assert parse_address("host:80") == ("host", 80)
     assert parse_address("[::1]:80") == ("::1", 80)

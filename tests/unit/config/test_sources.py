@@ -12,7 +12,7 @@ def toml(folder: Path, text: str) -> Path:
     return file
 
 
-def test_later_sources_win_and_are_remembered(tmp_path: Path) -> None:
+def test_later_sources_override_earlier_ones_and_are_named(tmp_path: Path) -> None:
     file = toml(tmp_path, "[server]\nport = 1\nhost = 'a'\nheaders_max = 20\n")
     environment = {"BROKER_SERVER__PORT": "2", "BROKER_SERVER__HOST": "b", "PATH": "/bin"}
     settings = load(file=file, environment=environment, flags={"server.port": "3"})
@@ -48,7 +48,7 @@ def test_an_unknown_key_names_the_nearest(sources, nearest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[server]\nporrt = 1\n", "the nearest is 'server.port'"),
         ("port = 1\n", "the nearest is 'server.port'"),
@@ -58,8 +58,8 @@ def test_an_unknown_key_names_the_nearest(sources, nearest) -> None:
         ("[server\n", "broker.toml"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as raised:
+def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
         load(file=toml(tmp_path, text))
     assert "broker.toml" in str(raised.value)
 
@@ -107,7 +107,7 @@ def test_printed_values_can_be_read_back(key) -> None:
     assert parse(key, as_text(key.default)) == key.default
 
 
-def test_text_that_is_no_boolean_is_refused() -> None:
+def test_booleans_are_parsed_or_refused() -> None:
     key = next(iter_keys())._replace(type=bool)
     assert parse(key, "Yes") is True
     assert parse(key, "0") is False
@@ -139,7 +139,7 @@ def test_a_variable_that_names_no_key_is_refused(variable: str, meant: str | Non
         assert f"did you mean {meant}?" in str(raised.value)
 
 
-def test_variables_with_another_reader_pass() -> None:
+def test_variables_with_another_reader_are_ignored() -> None:
     others = dict.fromkeys([*OTHER_VARIABLES, "PATH", "BROKERS", "_BROKER_COMPLETE"], "x")
     assert load(environment=others) == load()
 
@@ -154,13 +154,13 @@ KUBERNETES = {
     "BROKER_PORT_8080_TCP_PORT": "8080",
     "BROKER_PORT_8080_TCP_ADDR": "10.0.0.9",
 }
-"""What a process in Kubernetes is given where a Service is called ``broker``."""
+"""The variables of a process in Kubernetes beside a Service named ``broker``."""
 
 
 @pytest.mark.parametrize("service", ["BROKER", "BROKER_HEADS", "BROKER__ODD"])
-def test_variables_of_a_service_beside_this_one_pass(service: str) -> None:
-    told = {name.replace("BROKER", service, 1): value for name, value in KUBERNETES.items()}
-    settings = load(environment={**KUBERNETES, **told, "BROKER_SERVER__PORT": "2"})
+def test_variables_of_a_kubernetes_service_are_ignored(service: str) -> None:
+    other = {name.replace("BROKER", service, 1): value for name, value in KUBERNETES.items()}
+    settings = load(environment={**KUBERNETES, **other, "BROKER_SERVER__PORT": "2"})
     assert settings.config.server.port == 2
 
 
@@ -173,6 +173,8 @@ def test_variables_of_a_service_beside_this_one_pass(service: str) -> None:
         ({"BROKER_OTHER_SERVICE_PORT": "9000"}, "BROKER_OTHER_SERVICE_PORT"),
     ],
 )
-def test_variables_that_a_user_adds_are_checked(changes: dict[str, str], named: str) -> None:
+def test_other_variables_beside_those_of_kubernetes_are_checked(
+    changes: dict[str, str], named: str
+) -> None:
     with pytest.raises(ConfigError, match=f"environment variable {named}:"):
         load(environment={**KUBERNETES, **changes})

@@ -15,7 +15,7 @@ from broker.coordination.memory import MemoryCoordination
 from broker.errors import Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node.cluster import PART_S, InCluster, Stores
+from broker.node.cluster import RELEASE_S, InCluster, Stores
 from broker.routing import secret
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.call_health import CallOutcome
@@ -68,7 +68,7 @@ def test_a_node_ends_even_if_zookeeper_does_not_answer(is_silent: bool, has_leas
         began_s = loop.time()
         with capture_logs() as lines:
             await ground.close()
-        assert loop.time() - began_s == (PART_S if is_silent else 0.0)
+        assert loop.time() - began_s == (RELEASE_S if is_silent else 0.0)
         assert (SAID in [line["event"] for line in lines]) == is_silent
         assert servers.is_closed
         servers.coordination.delay_s = 0.0

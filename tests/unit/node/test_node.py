@@ -38,7 +38,7 @@ from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.topics.topics import Topics
 from tests.kit.bench import HookedTable
-from tests.kit.serving import Http, topic_path
+from tests.kit.serving import Http, RawHttp, topic_path
 
 
 def config(directory: Path, *, host: str = "127.0.0.1", port: int = 0) -> Config:
@@ -59,7 +59,7 @@ async def started(wanted: Config) -> AsyncIterator[Node]:
         await one.stop()
 
 
-async def test_each_step_of_its_life_is_a_line(tmp_path: Path) -> None:
+async def test_a_node_logs_its_start_and_its_end(tmp_path: Path) -> None:
     with capture_logs() as lines:
         async with started(config(tmp_path)):
             pass
@@ -74,7 +74,7 @@ async def test_each_step_of_its_life_is_a_line(tmp_path: Path) -> None:
     assert lines[0]["log_bytes"] == 0
 
 
-async def test_a_store_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
+async def test_a_store_that_other_users_may_read_is_a_warning(tmp_path: Path) -> None:
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(0o755)
@@ -99,11 +99,11 @@ async def test_a_store_that_opens_slowly_is_logged_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alone, "OPENING_LOG_EVERY_S", 0.01)
-    told_twice, opened = asyncio.Event(), alone.open_table
+    warned_twice, opened = asyncio.Event(), alone.open_table
 
     async def slowly(*arguments: object, **named: object) -> LevelDBTable:
         async with asyncio.timeout(30):
-            await told_twice.wait()
+            await warned_twice.wait()
         return await opened(*arguments, **named)  # type: ignore[arg-type]
 
     lines: list[str] = []
@@ -111,7 +111,7 @@ async def test_a_store_that_opens_slowly_is_logged_repeatedly(
     def warn(event: str, **_: object) -> None:
         lines.append(event)
         if len(lines) == 2:
-            told_twice.set()
+            warned_twice.set()
 
     monkeypatch.setattr(alone, "open_table", slowly)
     monkeypatch.setattr(alone.log, "warning", warn)
@@ -125,7 +125,7 @@ async def test_a_second_node_on_the_same_data_is_refused(tmp_path: Path) -> None
             await Node(config(tmp_path)).start()
 
 
-async def test_an_address_in_use_leaves_the_store_to_others(tmp_path: Path) -> None:
+async def test_a_node_whose_address_is_in_use_closes_its_store(tmp_path: Path) -> None:
     async with started(config(tmp_path / "one")) as one:
         with pytest.raises(OSError, match="in use"):
             await Node(config(tmp_path / "two", port=one.port)).start()
@@ -142,12 +142,14 @@ async def test_damaged_data_are_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_it_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_sweeps_again_after_a_failed_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swept = asyncio.Event()
 
     async def sweep(_: object) -> node.SweepReport:
         swept.set()
-        raise ZeroDivisionError("a sweep that fails is not the last one")
+        raise ZeroDivisionError("the sweep fails")
 
     monkeypatch.setattr(node.Sweeper, "sweep", sweep)
     with capture_logs() as lines:
@@ -159,7 +161,7 @@ async def test_it_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [line["event"] for line in lines].count("sweep failed") >= 1
 
 
-async def test_a_sweep_that_skips_a_topic_says_which_and_why(
+async def test_a_sweep_logs_a_skipped_topic_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = asyncio.Event()
@@ -172,21 +174,28 @@ async def test_a_sweep_that_skips_a_topic_says_which_and_why(
     with capture_logs() as lines:
         async with started(config(tmp_path)), asyncio.timeout(30):
             await swept.wait()
-    told = next(line for line in lines if line["event"] == "swept")
-    assert (told["topics"], told["skipped"], told["problem"]) == (2, 1, "a:b: lost")
+    line = next(line for line in lines if line["event"] == "swept")
+    assert (line["topics"], line["skipped"], line["problem"]) == (2, 1, "a:b: lost")
 
 
-async def test_it_is_ready_until_it_stops(tmp_path: Path) -> None:
-    async with started(config(tmp_path)) as one, Http(one.port) as http:
+async def test_a_node_is_ready_until_it_stops(tmp_path: Path) -> None:
+    one = Node(config(tmp_path))
+    await one.start()
+    async with Http(one.port) as http, RawHttp(one.port) as slow:
         assert (await http("GET", "/readyz")).status == 200
-        one._stopping = True
-        refused = await http("GET", "/readyz")
+        # A stopping node answers a request of which it has read a byte.
+        await slow.send(b"GET /readyz HTTP/1.1\r\n")
+        assert (await http("GET", "/healthz")).status == 200
+        stopping = asyncio.ensure_future(one.stop())
+        await slow.send(b"Host: localhost\r\n\r\n")
+        refused = await slow.reply()
         assert refused.status == 503
         assert b"stopping" in refused.body
+        await stopping
 
 
-async def figures(http: Http) -> dict[str, float]:
-    """Return the figures of ``/metrics`` by name and labels, without the label of the node."""
+async def metrics(http: Http) -> dict[str, float]:
+    """Return the values of ``/metrics`` by name and labels, without the label of the node."""
     text = (await http("GET", "/metrics")).body.decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     node_label = re.compile(r'\{node="standalone"\}|,node="standalone"')
@@ -208,11 +217,11 @@ async def test_a_node_counts_its_requests_and_events(tmp_path: Path) -> None:
         waiting = asyncio.create_task(
             http("POST", topic_path("idle", "poll") + "?wait=60", b"{}", json_type)
         )
-        while (seen := await figures(http))["broker_waiting_polls"] != 1:
+        while (seen := await metrics(http))["broker_waiting_polls"] != 1:
             pass
         assert (await http("POST", topic_path("idle", "publish"), b"wakes", text)).status == 200
         await waiting
-        after = await figures(http)
+        after = await metrics(http)
     assert {
         name: seen[name]
         for name in (
@@ -247,16 +256,16 @@ async def test_a_node_counts_its_requests_and_events(tmp_path: Path) -> None:
     assert after['broker_messages_total{kind="poll"}'] == 5
 
 
-async def test_every_figure_is_in_the_reference_and_no_other(tmp_path: Path) -> None:
+async def test_the_reference_lists_exactly_the_metrics_of_a_node(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
     async with started(config(tmp_path)) as one, Http(one.port) as http:
         text = (await http("GET", "/metrics")).body.decode()
     rows = [line for line in page.splitlines() if line.startswith("| `broker_")]
-    told = {name for row in rows for name in re.findall(r"`(broker_\w+)`", row)}
-    assert told == set(re.findall(r"^# TYPE (broker_\w+) ", text, re.MULTILINE))
+    listed = {name for row in rows for name in re.findall(r"`(broker_\w+)`", row)}
+    assert listed == set(re.findall(r"^# TYPE (broker_\w+) ", text, re.MULTILINE))
 
 
-def test_no_thread_is_left(tmp_path: Path) -> None:
+def test_a_stopped_node_leaves_no_thread(tmp_path: Path) -> None:
     async def live() -> None:
         async with started(config(tmp_path)):
             pass
@@ -266,7 +275,7 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     assert left == []
 
 
-class Faraway:
+class SilentGround:
     """The ground of a node; its storage stops answering at the handoff of a topic."""
 
     instance = 0
@@ -311,14 +320,14 @@ class Faraway:
         self.is_closed = True
 
 
-async def test_a_node_of_a_cluster_stops_though_storage_does_not_answer(
+async def test_a_node_of_a_cluster_stops_even_if_storage_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node, "LET_GO_S", 0.05)
-    made: list[Faraway] = []
+    monkeypatch.setattr(node, "CLOSE_TOPICS_S_MIN", 0.05)
+    made: list[SilentGround] = []
 
-    def ground(*parts: Any) -> Faraway:
-        made.append(Faraway(*parts))
+    def ground(*parts: Any) -> SilentGround:
+        made.append(SilentGround(*parts))
         return made[0]
 
     wanted = Config(
@@ -343,7 +352,7 @@ def with_thrift(directory: Path, port: int | None) -> Config:
     return replace(config(directory), transactions=TransactionsConfig(thrift_port=port))
 
 
-async def test_tephra_s_service_listens_where_a_port_is_named(tmp_path: Path) -> None:
+async def test_the_service_for_tephra_listens_on_the_configured_port(tmp_path: Path) -> None:
     async with started(config(tmp_path / "off")) as one:
         assert one.thrift_port is None
     with capture_logs() as lines:
@@ -353,13 +362,13 @@ async def test_tephra_s_service_listens_where_a_port_is_named(tmp_path: Path) ->
             writer.close()
             text = one.metrics.render()
     assert b"broker_thrift_connections{" in text
-    (told,) = [line for line in lines if line["event"] == "thrift service started"]
-    assert (told["host"], told["port"]) == ("127.0.0.1", one.thrift_port)
+    (line,) = [line for line in lines if line["event"] == "thrift service started"]
+    assert (line["host"], line["port"]) == ("127.0.0.1", one.thrift_port)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", one.thrift_port)
 
 
-async def test_a_node_that_can_t_have_its_thrift_port_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_a_node_whose_thrift_port_is_in_use_closes_its_store(tmp_path: Path) -> None:
     async with started(with_thrift(tmp_path / "one", 0)) as one:
         with pytest.raises(OSError, match="address already in use"):
             await Node(with_thrift(tmp_path / "two", one.thrift_port)).start()
@@ -378,7 +387,7 @@ async def test_listeners_are_closed_if_the_node_does_not_start(tmp_path: Path) -
         assert two.thrift_port == free
 
 
-async def test_without_its_package_the_extra_is_named(
+async def test_the_error_for_a_missing_package_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("broker.transactions.tephra_")]:

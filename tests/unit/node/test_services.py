@@ -1,4 +1,4 @@
-"""Which transaction service a node's own parts ask, and that sweeps begin none."""
+"""The transaction service that the parts of a node use. A sweep does not start it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from broker.config.sections import (
     TopicsConfig,
     TransactionsConfig,
 )
+from broker.node.alone import open_store
 from broker.node.node import Node
 from broker.node.transactions import ServiceElsewhere, asked_service
+from broker.storage.log import Logs
+from broker.storage.records import Records
+from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import TRANSACTIONS
 from tests.kit.serving import Http
 
@@ -57,15 +61,17 @@ async def started(wanted: Config, clock: SystemClock | None = None) -> AsyncIter
         await one.stop()
 
 
-async def test_a_sweep_begins_no_service(tmp_path: Path) -> None:
+async def test_a_sweep_starts_no_service(tmp_path: Path) -> None:
     async with started(config(tmp_path)) as node:
         report = await node.sweep()
         assert (report.topics, report.skipped) == (0, 0)
-        assert node._topics is not None
-        assert await node._topics.registry.read(TRANSACTIONS) is None
+    store = await open_store(config(tmp_path))
+    records = Records(Logs(store, SystemClock()).resolver)
+    assert await TopicRegistry(records).read(TRANSACTIONS) is None
+    await store.close()
 
 
-async def test_a_service_elsewhere_is_cleaned_up_after_and_pruned(tmp_path: Path) -> None:
+async def test_a_broker_sweeps_and_prunes_by_a_service_at_another_address(tmp_path: Path) -> None:
     """The service runs alone. The broker with the topics sweeps by its snapshots, and prunes at the service."""
     clock = Ahead()
     alone = config(tmp_path / "service", role=Role.TRANSACTIONS)
@@ -81,14 +87,14 @@ async def test_a_service_elsewhere_is_cleaned_up_after_and_pruned(tmp_path: Path
             failed = (await transactions.transactions.start()).transaction_id
             await client.create_topic("a/b")
             await client.publish("a/b", "failed", pointer=failed)
-            told = await client.blockers("a/b")
-            assert [each["state"] for each in told["blockers"]] == ["in_progress"]
+            blocked = await client.blockers("a/b")
+            assert [each["state"] for each in blocked["blockers"]] == ["in_progress"]
             await transactions.transactions.invalidate(failed)
             clock.ahead_ms = LIFE_S * 1000 + 1000
             plan = (await http("GET", "/v1/transactions/prune", b"", JSON)).json
             assert (plan["prunable"], plan["unpassed"]["topic"]) == (0, "b")
             assert (await node.sweep()).inverted == 1
-            # Without topics the service cannot know which transactions may be pruned, so it does not say.
+            # A service without topics does not know which transactions may be pruned.
             assert (await at_service("POST", "/v1/transactions/prune", b"", JSON)).status == 404
             done = (await http("POST", "/v1/transactions/prune", b"", JSON)).json
             assert (done["removed"], done["reason"]) == (1, None)

@@ -39,7 +39,7 @@ def test_an_unlisted_skip_fails_the_run_and_is_named(pytester: pytest.Pytester) 
     result.assert_outcomes(passed=1, skipped=2)
 
 
-def test_elsewhere_a_skip_is_a_skip(
+def test_outside_ci_a_skip_is_accepted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
@@ -54,7 +54,7 @@ def test_a_listed_skip_is_accepted(pytester: pytest.Pytester, test: str) -> None
 
 @pytest.mark.usefixtures("in_ci")
 @pytest.mark.parametrize("test", ["test_it.py::test_needs", "test_it.py::test_needs_a_server[1]"])
-def test_an_entry_covers_no_more_than_it_names(pytester: pytest.Pytester, test: str) -> None:
+def test_an_entry_covers_only_the_test_that_it_names(pytester: pytest.Pytester, test: str) -> None:
     assert run(pytester, SKIPPING, LISTED.format(test=test)).ret == pytest.ExitCode.TESTS_FAILED
 
 

@@ -8,11 +8,11 @@ from tests.plugins.lanes import lane_of, niceness_of, place_of
 pytestmark = pytest.mark.slow
 
 PLUGIN = "tests.plugins.lanes"
-TELLING = """
+PRINTING = """
 import os
 
 def test_where():
-    print("told", __name__, os.environ["PYTEST_XDIST_WORKER"], os.nice(0))
+    print("ran", __name__, os.environ["PYTEST_XDIST_WORKER"], os.nice(0))
     assert "COLUMNS" not in os.environ
     assert False
 """
@@ -52,21 +52,21 @@ def test_tests_that_share_servers_are_in_one_lane(nodeid: str, lane: str) -> Non
     assert lane_of(nodeid) == lane
 
 
-def test_the_longest_lane_comes_first_and_computing_ones_last() -> None:
+def test_the_longest_lane_is_first_and_the_computing_lanes_are_last() -> None:
     nodeids = [f"{file}::test_where" for file in FILES]
     assert sorted(nodeids, key=place_of) == [nodeids[place] for place in (2, 1, 0, 3, 4)]
 
 
-def test_lanes_run_side_by_side_and_stand_back_for_a_cluster(pytester: pytest.Pytester) -> None:
+def test_lanes_run_in_parallel_and_yield_to_a_cluster(pytester: pytest.Pytester) -> None:
     for name in FILES:
         file = Path(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(TELLING)
+        file.write_text(PRINTING)
     result = pytester.runpytest_subprocess("-n2", *FLAGS)
     result.assert_outcomes(failed=len(FILES))
-    told = {line.split()[1]: line.split()[2:] for line in result.outlines if "told " in line[:5]}
-    assert len(told) == len(FILES)
-    by_file = {file: told[file.removesuffix(".py").replace("/", ".")] for file in FILES}
+    ran = {line.split()[1]: line.split()[2:] for line in result.outlines if "ran " in line[:4]}
+    assert len(ran) == len(FILES)
+    by_file = {file: ran[file.removesuffix(".py").replace("/", ".")] for file in FILES}
     assert by_file[FILES[1]][0] == by_file[FILES[2]][0], "the cluster's tests have one worker"
     assert len({worker for worker, _ in by_file.values()}) == 2
     # This test may be in a lane itself.

@@ -8,7 +8,7 @@ from tests.plugins.seeds import APART, VARIABLE, first_seed
 pytestmark = pytest.mark.slow
 
 PLUGIN = "tests.plugins.seeds"
-TELLING = """
+PRINTING = """
 def test_it(drawn_seed):
     print("drawn", drawn_seed)
     assert False
@@ -16,13 +16,13 @@ def test_it(drawn_seed):
 
 
 def run(pytester: pytest.Pytester, *flags: str) -> pytest.RunResult:
-    pytester.makepyfile(test_it=TELLING)
+    pytester.makepyfile(test_it=PRINTING)
     return pytester.runpytest_subprocess(
         "-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "no:schemathesis", *flags
     )
 
 
-def test_a_seed_is_the_days_and_is_printed_at_the_start_and_at_the_end(
+def test_the_seed_is_the_date_and_is_printed_at_the_start_and_at_the_end(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE)
@@ -30,11 +30,11 @@ def test_a_seed_is_the_days_and_is_printed_at_the_start_and_at_the_end(
     days = {time.strftime("%Y%m%d", moment) for moment in (before, after)}
     lines = [line for line in result.outlines if line.startswith(f"seeds: {VARIABLE}=")]
     assert len(lines) == 2
-    told = re.findall(r"\d{8}", lines[0])
-    assert set(told) <= days
+    seeds = re.findall(r"\d{8}", lines[0])
+    assert set(seeds) <= days
 
 
-def test_a_worker_draws_from_the_seed_that_was_asked_for(
+def test_a_worker_draws_from_the_given_seed(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "20200203")

@@ -8,7 +8,7 @@ def owned() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_a_mutant_swaps_functions_that_are_there_and_puts_them_back(name: str) -> None:
+def test_a_mutant_replaces_functions_and_restores_them(name: str) -> None:
     before = owned()
     with in_force(name):
         assert name not in MUTANTS or owned()[name] is not before[name]

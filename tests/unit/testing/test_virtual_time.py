@@ -16,10 +16,10 @@ def test_an_hour_of_waiting_takes_no_time():
     passed_ms, monotonic = simulate(main)
     assert passed_ms == 3_600_000
     assert monotonic == pytest.approx(3600)
-    assert time.monotonic() - before < 60  # Not an hour: that is all that is meant.
+    assert time.monotonic() - before < 60  # Much less than an hour.
 
 
-def test_timers_come_in_their_order():
+def test_timers_fire_in_order():
     async def main(loop):
         order = []
         for delay_s in (3, 1, 2):
@@ -30,7 +30,7 @@ def test_timers_come_in_their_order():
     assert simulate(main) == [1, 2, 3]
 
 
-def test_waiting_for_nothing_is_told():
+def test_a_wait_that_can_never_end_is_an_error():
     async def main(loop):
         await loop.create_future()
 
@@ -38,7 +38,7 @@ def test_waiting_for_nothing_is_told():
         simulate(main)
 
 
-def test_wall_clocks_are_wrong_each_in_its_own_way():
+def test_each_wall_clock_has_its_own_error():
     async def main(loop):
         right, wrong = VirtualClock(loop), VirtualClock(loop, wall_ms=EPOCH_MS - 500)
         assert wrong.now_ms() == right.now_ms() - 500
@@ -78,7 +78,7 @@ def test_remaining_tasks_are_cancelled_at_the_end():
     assert ended == [True]
 
 
-def test_a_deadline_tells_the_state():
+def test_the_error_of_a_deadline_has_the_state():
     async def main(loop):
         assert await within(5, pass_time(1, "done"), lambda: "") == "done"
         with pytest.raises(AssertionError, match="3 of 4 arrived"):

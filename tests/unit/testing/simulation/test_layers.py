@@ -1,4 +1,4 @@
-"""Faults that overlap: what each did is taken back with it, in any order, and nothing else."""
+"""Faults that overlap: the end of each takes back only its own effect, in any order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.seeds.plan import HOSTILE
 LASTS_S = 3.0
 
 
-def test_each_layer_is_taken_back_by_itself() -> None:
+def test_each_layer_is_taken_back_alone() -> None:
     layers = Layers[str]()
     assert (layers.top, layers.all) == (None, [])
     first, second, third = (layers.add(name) for name in ("one", "two", "three"))
@@ -44,7 +44,7 @@ def test_a_cleared_layer_can_still_be_taken_back() -> None:
 
 
 def state(cluster: SimCluster) -> dict[str, object]:
-    """Return what faults change that lasts."""
+    """Return the lasting effects of faults."""
     ways = list(itertools.permutations([m.name for m in cluster.machines], 2))
     return {
         "bias": cluster.table.bias,
@@ -78,7 +78,7 @@ def state(cluster: SimCluster) -> dict[str, object]:
 def test_faults_that_overlap_leave_nothing_behind(
     kinds: tuple[str, str], is_first_over_first: bool
 ) -> None:
-    """Of one machine, so that two of a kind meet."""
+    """There are two machines, so two faults of one kind often affect the same one."""
 
     async def overlap(cluster: SimCluster) -> tuple[dict[str, object], ...]:
         before = state(cluster)
@@ -112,7 +112,7 @@ def simulated(
     return in_world(1, main)
 
 
-def test_the_end_of_a_fault_after_a_full_heal_changes_nothing() -> None:
+def test_the_end_of_a_fault_after_a_heal_has_no_effect() -> None:
     async def healed(cluster: SimCluster) -> tuple[dict[str, object], ...]:
         held = AsyncExitStack()
         for kind in ("storage_storm", "storage_cut", "slow", "repeat", "clock_rate"):
@@ -129,7 +129,7 @@ def test_the_end_of_a_fault_after_a_full_heal_changes_nothing() -> None:
     assert before["bias"] == CALM
 
 
-def test_the_rest_of_a_fault_goes_on_when_another_is_over() -> None:
+def test_a_fault_goes_on_when_another_fault_ends() -> None:
     async def storms(cluster: SimCluster) -> tuple[dict[str, object], ...]:
         first, second = AsyncExitStack(), AsyncExitStack()
         for stack, kind in ((first, "storage_slow"), (second, "storage_storm")):

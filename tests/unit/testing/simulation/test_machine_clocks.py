@@ -6,7 +6,7 @@ from broker.testing.simulation.machine_clocks import MachineWall, ProcessClock
 from broker.testing.virtual_time import EPOCH_MS, VirtualLoop, pass_time, simulate
 
 
-def test_a_step_is_not_believed_for_a_minute_and_mending_it_ends_it() -> None:
+def test_a_process_does_not_follow_a_step_that_is_corrected_within_a_minute() -> None:
     async def main(loop: VirtualLoop) -> None:
         wall = MachineWall(loop)
         clock = ProcessClock(wall)
@@ -22,7 +22,7 @@ def test_a_step_is_not_believed_for_a_minute_and_mending_it_ends_it() -> None:
     simulate(main)
 
 
-def test_a_clock_can_be_wrong_from_the_start_stand_still_and_be_mended() -> None:
+def test_a_clock_can_start_wrong_stop_and_be_corrected() -> None:
     async def main(loop: VirtualLoop) -> None:
         wall = MachineWall(loop, off_ms=-5_000, rate=1.05)
         clock = ProcessClock(wall)
@@ -40,7 +40,7 @@ def test_a_clock_can_be_wrong_from_the_start_stand_still_and_be_mended() -> None
     simulate(main)
 
 
-def test_a_machine_that_comes_later_shows_the_time_of_all_others() -> None:
+def test_the_clock_of_a_later_machine_shows_the_same_time() -> None:
     async def main(loop: VirtualLoop) -> None:
         await pass_time(1000)
         assert MachineWall(loop).off_ms == 0
@@ -49,7 +49,7 @@ def test_a_machine_that_comes_later_shows_the_time_of_all_others() -> None:
     simulate(main)
 
 
-def test_a_drift_takes_back_its_own_part_whatever_else_is_done_to_the_clock() -> None:
+def test_the_end_of_a_drift_takes_back_only_its_own_error() -> None:
     async def main(loop: VirtualLoop) -> None:
         wall = MachineWall(loop, off_ms=-400)
         stopped = wall.drift(0.0)
@@ -69,7 +69,7 @@ def test_a_drift_takes_back_its_own_part_whatever_else_is_done_to_the_clock() ->
     simulate(main)
 
 
-def test_a_drift_under_another_goes_on_when_that_is_over() -> None:
+def test_a_drift_goes_on_when_a_later_one_ends() -> None:
     async def main(loop: VirtualLoop) -> None:
         wall = MachineWall(loop)
         slow, fast = wall.drift(0.5), wall.drift(2.0)

@@ -1,4 +1,4 @@
-"""Connections in memory: bytes, pauses, cuts, resets, ends; and processes that stand still or die."""
+"""Connections in memory: bytes, pauses, cuts, resets, ends; and processes that pause or die."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from broker.testing.virtual_time import pass_time
 ADDRESS = ("10.0.0.1", 80)
 
 
-class Kept(asyncio.Protocol):
-    """Keeps what it is told, and answers if it shall."""
+class Recording(asyncio.Protocol):
+    """A protocol that records its calls, and echoes bytes if ``echoes``."""
 
     def __init__(self, *, echoes: bool = False) -> None:
         self.transport: asyncio.Transport
         self.data = b""
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.changed = asyncio.Event()
         self._echoes = echoes
@@ -38,13 +38,13 @@ class Kept(asyncio.Protocol):
             self.transport.write(data)
 
     def eof_received(self) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
     def pause_writing(self) -> None:
-        self.told.append("full")
+        self.calls.append("full")
 
     def resume_writing(self) -> None:
-        self.told.append("room")
+        self.calls.append("room")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended.set_result(error)
@@ -57,19 +57,19 @@ class Pair:
         self.network: Network = loop.network
         self.network.name(ADDRESS[0], "server")
         self.process = SimulatedProcess("server.1", "server")
-        self.server: Kept
+        self.server: Recording
 
-    async def connect(self, *, echoes: bool = True) -> Kept:
+    async def connect(self, *, echoes: bool = True) -> Recording:
         async def serve() -> None:
-            def made() -> Kept:
-                self.server = Kept(echoes=echoes)
+            def made() -> Recording:
+                self.server = Recording(echoes=echoes)
                 return self.server
 
             await asyncio.get_running_loop().create_server(made, *ADDRESS)
 
         await self.process.begin(serve())
         with self.network.calling_from("client"):
-            _, client = await asyncio.get_running_loop().create_connection(Kept, *ADDRESS)
+            _, client = await asyncio.get_running_loop().create_connection(Recording, *ADDRESS)
         return client
 
 
@@ -85,7 +85,7 @@ def world(test: Callable[[Pair], Awaitable[None]]) -> Callable[[], None]:
 
 
 @world
-async def test_bytes_come_in_order_and_take_their_time(pair: Pair) -> None:
+async def test_bytes_arrive_in_order_after_a_delay(pair: Pair) -> None:
     client = await pair.connect()
     began = asyncio.get_running_loop().time()
     for number in range(100):
@@ -104,7 +104,7 @@ async def test_a_closed_connection_ends_at_the_other_side(pair: Pair) -> None:
     client.transport.close()
     assert await client.ended is None
     assert await pair.server.ended is None
-    assert (pair.server.data, pair.server.told) == (b"last", ["end"])
+    assert (pair.server.data, pair.server.calls) == (b"last", ["end"])
 
 
 @world
@@ -114,15 +114,15 @@ async def test_a_writer_waits_for_a_reader_that_does_not_read(pair: Pair) -> Non
     pair.server.transport.pause_reading()
     client.transport.write(b"x" * 1_000_000)
     await pass_time(10)
-    assert (client.told, pair.server.data) == (["full"], b"")
+    assert (client.calls, pair.server.data) == (["full"], b"")
     pair.server.transport.resume_reading()
     await pass_time(1)
-    assert client.told == ["full", "room"]
+    assert client.calls == ["full", "room"]
     assert len(pair.server.data) == 1_000_000
 
 
 @world
-async def test_a_cut_holds_up_one_way_and_loses_nothing(pair: Pair) -> None:
+async def test_a_cut_delays_the_bytes_of_one_way_and_loses_none(pair: Pair) -> None:
     client = await pair.connect()
     pair.network.cut("server", "client")
     client.transport.write(b"hello")
@@ -134,7 +134,7 @@ async def test_a_cut_holds_up_one_way_and_loses_nothing(pair: Pair) -> None:
 
 
 @world
-async def test_a_reset_that_a_cut_swallows_leaves_the_other_side_half_open(pair: Pair) -> None:
+async def test_a_cut_loses_a_reset_and_leaves_the_other_side_half_open(pair: Pair) -> None:
     client = await pair.connect()
     pair.network.cut("client", "server")
     client.transport.abort()
@@ -152,7 +152,7 @@ async def test_a_cut_prevents_connections_until_it_ends(pair: Pair) -> None:
     pair.network.cut("server", "client")
     with pair.network.calling_from("client"):
         connecting = asyncio.ensure_future(
-            asyncio.get_running_loop().create_connection(Kept, *ADDRESS)
+            asyncio.get_running_loop().create_connection(Recording, *ADDRESS)
         )
     await pass_time(5)
     assert not connecting.done()
@@ -161,7 +161,7 @@ async def test_a_cut_prevents_connections_until_it_ends(pair: Pair) -> None:
 
 
 @world
-async def test_a_paused_process_finds_everything_there_when_it_goes_on(pair: Pair) -> None:
+async def test_a_process_gets_all_bytes_after_a_pause(pair: Pair) -> None:
     client = await pair.connect()
     pair.process.pause()
     client.transport.write(b"one")
@@ -175,7 +175,7 @@ async def test_a_paused_process_finds_everything_there_when_it_goes_on(pair: Pai
 
 
 @world
-async def test_a_dead_process_does_nothing_more_and_its_connections_are_reset(pair: Pair) -> None:
+async def test_a_dead_process_runs_no_step_and_its_connections_are_reset(pair: Pair) -> None:
     ends: list[str] = []
 
     async def work() -> None:
@@ -193,11 +193,11 @@ async def test_a_dead_process_does_nothing_more_and_its_connections_are_reset(pa
     await pass_time(60)
     assert ends == []
     with pytest.raises(ConnectionRefusedError):
-        await asyncio.get_running_loop().create_connection(Kept, *ADDRESS)
+        await asyncio.get_running_loop().create_connection(Recording, *ADDRESS)
 
 
 @world
-async def test_a_machine_that_is_gone_says_nothing_until_it_is_back(pair: Pair) -> None:
+async def test_a_machine_that_is_down_answers_nothing_until_it_is_back(pair: Pair) -> None:
     client = await pair.connect()
     pair.process.die()
     pair.network.stop_process(pair.process, silently=True)
@@ -210,7 +210,7 @@ async def test_a_machine_that_is_gone_says_nothing_until_it_is_back(pair: Pair) 
 
 
 @world
-async def test_slow_ways_lose_segments_and_bring_them_later(pair: Pair) -> None:
+async def test_a_slow_way_loses_segments_and_sends_them_again(pair: Pair) -> None:
     client = await pair.connect(echoes=False)
     pair.network.slow("client", "server", 0.05, 0.5)
     for number in range(50):
@@ -221,7 +221,7 @@ async def test_slow_ways_lose_segments_and_bring_them_later(pair: Pair) -> None:
 
 
 @world
-async def test_stranded_bytes_arrive_late_and_after_those_of_another_connection(
+async def test_stranded_bytes_arrive_after_the_bytes_of_a_later_connection(
     pair: Pair,
 ) -> None:
     client = await pair.connect(echoes=False)
@@ -233,7 +233,7 @@ async def test_stranded_bytes_arrive_late_and_after_those_of_another_connection(
     pair.network.break_off([end])
     assert isinstance(await client.ended, ConnectionResetError)
     with pair.network.calling_from("client"):
-        _, again = await asyncio.get_running_loop().create_connection(Kept, *ADDRESS)
+        _, again = await asyncio.get_running_loop().create_connection(Recording, *ADDRESS)
     again.transport.write(b"again")
     await pass_time(60)
     assert (pair.server.data, stranded.data) == (b"again", b"")

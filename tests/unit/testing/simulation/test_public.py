@@ -1,4 +1,4 @@
-"""What users break in a cluster of their own: each thing does what it says, and ends with ``heal``."""
+"""The faults of the public ``Cluster``: each has its effect, and ``heal`` ends it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ async def test_leaders_go_on_without_a_coordinator_and_failover_waits_for_it() -
         await client.publish("log", "meanwhile")
         cluster.kill(leader)
         with pytest.raises(BrokerError):
-            await client.publish("log", "to nobody", idempotency_key="again")
+            await client.publish("log", "no leader", idempotency_key="again")
         cluster.heal()
         await cluster.settled()
-        await client.publish("log", "to nobody", idempotency_key="again")
+        await client.publish("log", "no leader", idempotency_key="again")
         payloads = [message.payload for message in await client.poll("log")]
-        assert payloads == [b"before", b"meanwhile", b"to nobody"]
+        assert payloads == [b"before", b"meanwhile", b"no leader"]
 
 
 @simulated(seed=2)
@@ -65,18 +65,18 @@ async def test_a_paused_node_loses_its_topics_and_learns_of_it() -> None:
 
 
 @simulated(seed=4)
-async def test_clients_that_are_cut_off_reach_no_node_until_it_is_healed() -> None:
+async def test_clients_that_are_cut_off_reach_no_node_until_a_heal() -> None:
     async with Cluster(nodes=2) as cluster:
         client = cluster.client(deadline_s=3)
         await client.create_topic("log")
         cluster.partition(["clients"], [0, 1])
         with pytest.raises(BrokerError):
-            await client.publish("log", "nobody hears", idempotency_key="k")
+            await client.publish("log", "cut off", idempotency_key="k")
         cluster.heal()
-        await client.publish("log", "nobody hears", idempotency_key="k")
+        await client.publish("log", "cut off", idempotency_key="k")
         assert len(await client.poll("log")) == 1
 
 
-async def test_a_cluster_lives_in_virtual_time_alone() -> None:
+async def test_a_cluster_needs_virtual_time() -> None:
     with pytest.raises(RuntimeError, match="simulated"):
         Cluster()

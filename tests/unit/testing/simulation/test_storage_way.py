@@ -1,4 +1,4 @@
-"""One node's way to storage: lost calls, lost answers, late changes, and the count of calls that ended."""
+"""The way from one node to storage: lost calls, lost answers, and the outcomes of calls."""
 
 import asyncio
 import random
@@ -79,7 +79,7 @@ def test_a_call_that_is_lost_is_never_done():
     run(story)
 
 
-def test_a_call_of_which_the_answer_is_lost_is_done():
+def test_a_call_whose_answer_is_lost_is_done():
     async def story(world):
         take_back = world.way.cut(there=False, back=True)
         with pytest.raises(WriteUnknown):
@@ -92,7 +92,7 @@ def test_a_call_of_which_the_answer_is_lost_is_done():
     run(story)
 
 
-def test_what_is_sent_is_what_it_was_when_it_was_sent():
+def test_a_later_change_of_the_arguments_has_no_effect():
     async def story(world):
         puts = {HEAD: b"1"}
         sending = asyncio.ensure_future(world.table.change(MESSAGES, PAGE, None, puts))
@@ -104,7 +104,7 @@ def test_what_is_sent_is_what_it_was_when_it_was_sent():
     run(story)
 
 
-def test_what_has_arrived_is_done_for_a_caller_that_is_gone():
+def test_storage_executes_the_call_of_a_cancelled_caller():
     async def story(world):
         change = asyncio.ensure_future(world.table.change(MESSAGES, PAGE, None, {HEAD: b"1"}))
         await pass_time()
@@ -116,7 +116,7 @@ def test_what_has_arrived_is_done_for_a_caller_that_is_gone():
     run(story)
 
 
-def test_errors_of_storage_come_to_the_caller():
+def test_a_caller_gets_the_errors_of_storage():
     async def story(world):
         with pytest.raises(BodyTooLarge):
             await world.table.put(MESSAGES, {PAGE: bytes(101)})
@@ -131,7 +131,7 @@ def test_errors_of_storage_come_to_the_caller():
     run(story)
 
 
-def test_a_close_is_the_nodes_alone():
+def test_a_close_ends_only_the_access_of_its_node():
     async def story(world):
         other = LinkedTable(world.adversary, StorageWay(), world.ended.append)
         await world.table.close()
