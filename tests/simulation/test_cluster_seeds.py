@@ -39,9 +39,9 @@ def planned(seed: int) -> Plan:
 def judge(plans: list[Plan]) -> None:
     enough = 0
     for plan in plans:
-        told = run_one(plan)
-        assert not told.report, f"{told.line}\n{told.report}"
-        enough += told.is_enough
+        summary = run_one(plan)
+        assert not summary.report, f"{summary.line}\n{summary.report}"
+        enough += summary.is_enough
     # A seed may test too little by chance, but most seeds test enough.
     assert enough > len(plans) // 2
 
@@ -68,17 +68,17 @@ def test_no_fixed_seed_shows_a_violation(capsys: pytest.CaptureFixture[str]) -> 
     plans = [planned(seed) for seed in range(1, SEEDS + 1)]
     totals = Totals()
     wrong = []
-    for told in run_several(plans, jobs=2):
-        totals.add(told.totals)
-        if told.report or not told.is_enough:
-            wrong.append(f"{told.line}\n{told.report}")
+    for summary in run_several(plans, jobs=2):
+        totals.add(summary.totals)
+        if summary.report or not summary.is_enough:
+            wrong.append(f"{summary.line}\n{summary.report}")
     with capsys.disabled():
-        print("\n" + "\n".join(totals.lines()))  # noqa: T201  Print the totals.
+        print("\n" + "\n".join(totals.lines()))  # noqa: T201 - For the log of the nightly run.
     assert not wrong, "\n\n".join(wrong[:3])
     assert totals.seconds >= SEEDS * MINUTES * 60
     assert totals.faults.keys() >= {name for name, weight in WEIGHTS.items() if weight.weight > 0}
     assert totals.happened.keys() >= MISBEHAVIOUR
-    assert totals.available >= SEEDS // 2, "availability was judged in too few"
+    assert totals.available >= SEEDS // 2, "availability was judged in too few runs"
 
 
 @pytest.mark.simulation

@@ -12,7 +12,7 @@ from tests.kit.logs.exploration import PLANS, Summary, explore, explore_many
 RUNS = 300
 RUNS_AT_NIGHT = 4000
 APART = 10
-"""The factor by which the seeds of two days are further apart than one night needs."""
+"""The plugin leaves room between the seeds of two days. This factor makes room for all runs of a night."""
 CHUNK = 50
 FOUND_WITHIN = {
     "entry-epoch": 100,
@@ -27,7 +27,7 @@ RUNS_MAX = 60
 pytestmark = pytest.mark.simulation
 
 
-def told(summary: Summary) -> str:
+def report(summary: Summary) -> str:
     return "\n".join(
         f"python -m tests.kit.logs.exploration --seed {bad.seed} --plan {bad.plan} --story\n    "
         + "\n    ".join([*bad.wrong[:5], *bad.story[-30:]])
@@ -37,7 +37,7 @@ def told(summary: Summary) -> str:
 
 def judge(summaries: list[Summary]) -> Counter[str]:
     happened = sum((summary.happened for summary in summaries), Counter())
-    bad = [told(summary) for summary in summaries if summary.bad]
+    bad = [report(summary) for summary in summaries if summary.bad]
     assert not bad, "\n".join(bad)
     return happened
 

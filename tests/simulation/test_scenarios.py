@@ -15,11 +15,11 @@ assert client_commands, fault_commands  # Their import registers the commands.
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.stem)
-def test_the_cluster_does_as_the_story_says(story: Path, rewrites_scenarios: bool) -> None:
+def test_a_scenario_prints_the_expected_lines(story: Path, rewrites_scenarios: bool) -> None:
     text = story.read_text()
-    told = written(run(parse(text)))
+    printed = written(run(parse(text)))
     if rewrites_scenarios:
-        story.write_text(told)
+        story.write_text(printed)
         return
-    if told != text:
-        pytest.fail(f"{story.name}\n{compared(text.splitlines(), told.splitlines())}")
+    if printed != text:
+        pytest.fail(f"{story.name}\n{compared(text.splitlines(), printed.splitlines())}")

@@ -15,7 +15,7 @@ from tests.kit.seeds.run import simulate
 
 FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
 MUTANT = "put-before-raise"
-"""A run finds it only after a fault of a leader."""
+"""A run finds it only after a leader had a fault."""
 MINUTES = 0.5
 
 
@@ -39,8 +39,8 @@ def test_a_schedule_of_a_mutant_is_shortened_and_still_shows_it(
 
     assert main(["--plan", str(file), "--shrink"]) == 1
 
-    told = capsys.readouterr().out.splitlines()
-    shorter = Plan.of_json(told[-1])
+    printed = capsys.readouterr().out.splitlines()
+    shorter = Plan.of_json(printed[-1])
     assert 0 < len(shorter.faults) < len(plan.faults)
     assert set(shorter.faults) < set(plan.faults)
     assert shorter.minutes <= plan.minutes

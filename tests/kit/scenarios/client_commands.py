@@ -99,9 +99,9 @@ async def pipeline(
     for payload, end in zip(payloads, done, strict=True):
         if isinstance(end, BaseException) and not isinstance(end, BrokerError):
             raise end
-        told = f"{end.outcome}: {end.code}" if isinstance(end, BrokerError) else "ok"
-        ends.setdefault(told, []).append(payload)
-    return [f"{told}: {' '.join(those)}" for told, those in ends.items()]
+        outcome = f"{end.outcome}: {end.code}" if isinstance(end, BrokerError) else "ok"
+        ends.setdefault(outcome, []).append(payload)
+    return [f"{outcome}: {' '.join(sent)}" for outcome, sent in ends.items()]
 
 
 @command("poll")

@@ -187,7 +187,7 @@ async def join(story: Story, name: str, within: str | None = None) -> Lines:
 async def tell(trace: Trace, blocks: Sequence[Block]) -> list[Block]:
     """Run a scenario; return its blocks with the printed lines."""
     story = Story(trace)
-    told = []
+    finished = []
     try:
         for block in blocks:
             printed: list[str] = []
@@ -196,10 +196,10 @@ async def tell(trace: Trace, blocks: Sequence[Block]) -> list[Block]:
                     printed += await _carry_out(story, line)
                 except ScenarioError as error:
                     raise ScenarioError(f"line {block.line}: {error}") from None
-            told.append(block._replace(expected=printed))
+            finished.append(block._replace(expected=printed))
     finally:
         await story.end()
-    return told
+    return finished
 
 
 def run(blocks: Sequence[Block]) -> list[Block]:

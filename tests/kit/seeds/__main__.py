@@ -27,7 +27,7 @@ from broker.testing import mutants
 from chaos.workloads import BENEATH, REGISTRY
 from tests.kit.seeds.faults import KINDS
 from tests.kit.seeds.plan import Plan, draw_plan
-from tests.kit.seeds.report import Told, Totals, told
+from tests.kit.seeds.report import RunSummary, Totals, summary_of
 from tests.kit.seeds.run import simulate
 from tests.kit.seeds.shrink import shrunk
 
@@ -97,12 +97,12 @@ def command_of(plan: Plan) -> str:
     return " ".join([*words, plan.drawn]).strip()
 
 
-def run_one(plan: Plan) -> Told:
+def run_one(plan: Plan) -> RunSummary:
     """Run one plan, and return its summary."""
-    return told(simulate(plan), command_of(plan))
+    return summary_of(simulate(plan), command_of(plan))
 
 
-def run_several(plans: list[Plan], jobs: int) -> Iterator[Told]:
+def run_several(plans: list[Plan], jobs: int) -> Iterator[RunSummary]:
     """Run plans, in parallel processes if there are several plans and jobs."""
     if jobs <= 1 or len(plans) <= 1:
         yield from map(run_one, plans)
@@ -126,7 +126,7 @@ def _run_all(plans: list[Plan], jobs: int, *, keep_going: bool) -> int:
     return 1 if totals.bad or totals.empty else 0
 
 
-def _with_progress(runs: Iterable[Told], count: int) -> Iterator[Told]:
+def _with_progress(runs: Iterable[RunSummary], count: int) -> Iterator[RunSummary]:
     """Show the progress on a terminal."""
     began = time.monotonic()
     for number, one in enumerate(runs, 1):

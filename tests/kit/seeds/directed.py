@@ -118,16 +118,16 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     mutant = None if chosen.held else chosen.guard
     outcome = simulate(Schedule.of(scheduled[chosen.guard]).plan(seed=chosen.seed, mutant=mutant))
-    for line in _told(outcome, chosen.guard):
+    for line in _result_lines(outcome, chosen.guard):
         sys.stdout.write(line + "\n")
     return 1 if outcome.verdict.names else 0
 
 
-def _told(outcome: Outcome, guard: str) -> Iterator[str]:
+def _result_lines(outcome: Outcome, guard: str) -> Iterator[str]:
     if outcome.verdict.names:
         yield from failure(outcome, f"python -m tests.kit.seeds.directed {guard}")
     yield f"{outcome.acknowledged} acknowledged, {outcome.epochs} epochs: " + (
-        ", ".join(sorted(outcome.verdict.names)) or "nothing wrong"
+        ", ".join(sorted(outcome.verdict.names)) or "no violation"
     )
 
 

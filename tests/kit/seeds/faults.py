@@ -23,16 +23,7 @@ from tests.kit.seeds.kinds import (
 )
 from tests.kit.seeds.stage import StagedCluster
 
-__all__ = [
-    "KINDS",
-    "Detail",
-    "Nothing",
-    "fault",
-    "faults_below",
-    "faults_network",
-    "some",
-    "some_leader",
-]
+__all__ = ["KINDS", "faults_below", "faults_network"]
 
 # Nodes.
 

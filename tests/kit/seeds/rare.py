@@ -16,7 +16,7 @@ from chaos.checkers import Violation
 from chaos.workloads import Workload, WorkloadStage, publishers
 from chaos.workloads.client_process import ClientProcess, TopicTarget, tell
 from chaos.workloads.log import LogWorkload
-from tests.kit.seeds.faults import Detail, Nothing, fault, some_leader
+from tests.kit.seeds.kinds import Detail, Nothing, fault, some_leader
 from tests.kit.seeds.rare_times import WORKLOADS as OF_TIMES
 from tests.kit.seeds.rare_writes import WORKLOADS as OF_WRITES
 from tests.kit.seeds.stage import StagedCluster
@@ -41,8 +41,8 @@ async def impostor(
     if await other.served(SUPERSEDED_S):
         await asyncio.sleep(SUPERSEDED_S)
         if machine.process is process and machine.is_up and other.instance == number:
-            told = f"{machine.name} and {other.name} both serve as number {number}"
-            cluster.wrong.append(Violation("shared_number", told))
+            detail = f"{machine.name} and {other.name} both serve as number {number}"
+            cluster.wrong.append(Violation("shared_number", detail))
     yield {"node": machine.name, "number": number}
     machine.mend_session(session)
     other.kill()

@@ -30,7 +30,7 @@ ADD_UP: Final = (
 )
 
 
-class Told(NamedTuple):
+class RunSummary(NamedTuple):
     """The summary of a finished run, small enough to send between processes."""
 
     seed: int
@@ -89,7 +89,7 @@ def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
 
-def told(outcome: Outcome, command: str) -> Told:
+def summary_of(outcome: Outcome, command: str) -> RunSummary:
     """Return the summary of a run; ``command`` repeats the run."""
     names = tuple(sorted(outcome.verdict.names))
     is_bad = not outcome.verdict.is_valid
@@ -116,7 +116,7 @@ def told(outcome: Outcome, command: str) -> Told:
         outcome.happened,
     )
     report = "\n".join(failure(outcome, command)) if is_bad else ""
-    return Told(outcome.plan.seed, line, report, outcome.is_enough, names, totals)
+    return RunSummary(outcome.plan.seed, line, report, outcome.is_enough, names, totals)
 
 
 def failure(outcome: Outcome, command: str) -> Iterator[str]:

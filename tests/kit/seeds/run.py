@@ -34,7 +34,8 @@ from chaos.workloads import REGISTRY
 from chaos.workloads.client_process import PAUSE_MEANS_MAX
 from chaos.workloads.topics import PAUSES
 from chaos.workloads.workload import SIMULATED, Scale
-from tests.kit.seeds.faults import KINDS, Nothing
+from tests.kit.seeds.faults import KINDS
+from tests.kit.seeds.kinds import Nothing
 from tests.kit.seeds.plan import CLOCK_OFF_MS, Fault, Plan
 from tests.kit.seeds.rare import WORKLOADS
 from tests.kit.seeds.stage import StagedCluster
@@ -163,7 +164,8 @@ class _Run:
             await self._until_enough(began_s)
         for task in breaking:
             task.cancel()
-        await asyncio.wait(breaking) if breaking else None
+        if breaking:
+            await asyncio.wait(breaking)
         self.trace.add("healed")
         cluster.heal()
         if plan.unavailable_ms is not None:
@@ -320,6 +322,3 @@ def _settings(*, small: bool) -> Mapping[str, Any]:
         "topics": TopicsConfig(cache_bytes_max=4000),
         "limits": LimitsConfig(queued_requests_max=4, waiting_polls_max=6, idempotency_keys_max=4),
     }
-
-
-__all__ = ["KINDS", "Outcome", "simulate"]

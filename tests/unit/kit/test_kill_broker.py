@@ -10,16 +10,16 @@ ROWS = [f"{number:020x}" for number in range(1, 5)]
 def history(*rows: tuple[str, str]) -> list[Event]:
     """Return two publishes without ids, one with ids, and the final read of the log."""
     ticks = iter(range(100))
-    told = History(lambda: next(ticks))
+    recorded = History(lambda: next(ticks))
     asked: dict[str, Any] = {"pointer": None, "key": None, "generation": 1}
     for payloads, ids in ((["a"], ("", "")), (["b", "c"], ("", "")), (["d"], (ROWS[3], ROWS[3]))):
-        ending = told.invoke("p", "publish", "t", {**asked, "payloads": payloads})
+        ending = recorded.invoke("p", "publish", "t", {**asked, "payloads": payloads})
         ending.ok({"last": ids[1]}, ids[0])
     everything = {"after": "0" * 20, "through": "f" * 20, "generation": 1}
-    ending = told.invoke("final", "read", "t", everything)
+    ending = recorded.invoke("final", "read", "t", everything)
     shown = [[row, payload, None] for row, payload in rows]
     ending.ok({"rows": shown, "seen": ROWS[3], "floor": "", "pointer": ROWS[3]})
-    return told.events
+    return recorded.events
 
 
 def names(events: list[Event]) -> set[str]:

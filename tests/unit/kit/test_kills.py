@@ -18,7 +18,7 @@ class OneTurn:
 
 
 class MemoryDriver:
-    """A driver over memory: it answers a turn later, unless it was killed meanwhile. Subclasses lose data at a kill."""
+    """A driver over memory. Each call answers one turn later, unless a kill comes first. Subclasses lose data at a kill."""
 
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], list[tuple[str, str | None, int | None]]] = {}

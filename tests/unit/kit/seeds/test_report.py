@@ -13,7 +13,7 @@ from chaos.checkers import Verdict, Violation
 from chaos.history import Event
 from tests.kit.seeds.__main__ import command_of
 from tests.kit.seeds.plan import Plan
-from tests.kit.seeds.report import Totals, told
+from tests.kit.seeds.report import Totals, summary_of
 from tests.kit.seeds.run import Outcome, leader_changes
 
 PLAN = Plan(seed=77, minutes=3, workload="log", mutant="dedupe", drawn="--thin 2")
@@ -45,7 +45,7 @@ def outcome(
 
 
 def test_a_bad_run_reports_violations_events_and_its_command() -> None:
-    bad = told(outcome(Violation("duplicated", "p0:1", place=2)), command_of(PLAN))
+    bad = summary_of(outcome(Violation("duplicated", "p0:1", place=2)), command_of(PLAN))
     lines = bad.report.splitlines()
     assert lines[0] == "duplicated: p0:1"
     around = [line.split(maxsplit=1) for line in lines if line.startswith("   ")]
@@ -66,7 +66,7 @@ def test_totals_count_bad_and_empty_runs() -> None:
         outcome(acknowledged=299, unjudged=("unavailable",)),
         outcome(leaders=4),
     ):
-        totals.add(told(one, "").totals)
+        totals.add(summary_of(one, "").totals)
     assert (totals.runs, totals.bad, totals.empty) == (4, 1, 2)
     first, faults, happened, availability = totals.lines()
     assert first.startswith("4 seeds, 1 bad, 2 empty: 1199 messages acknowledged, 8 unknown")
@@ -92,19 +92,19 @@ def test_the_judged_lines_of_a_trace_are_kept_beyond_its_limit(
 ) -> None:
     async def main() -> Trace:
         trace = Trace()
-        trace.unhandled({"message": "the first of all"})
+        trace.unhandled({"message": "the first line"})
         for _ in range(10):
-            trace.add("said")
+            trace.add("a line")
         return trace
 
     monkeypatch.setattr("broker.testing.simulation.trace.LINES_MAX", 5)
     trace = asyncio.run(main())
-    assert [line.event for line in trace.lines] == ["said"] * 5
-    assert [line.fields["message"] for line in trace.judged] == ["the first of all"]
+    assert [line.event for line in trace.lines] == ["a line"] * 5
+    assert [line.fields["message"] for line in trace.judged] == ["the first line"]
 
 
 def test_a_good_run_needs_no_report_and_has_a_fingerprint() -> None:
-    good = told(outcome(), "")
+    good = summary_of(outcome(), "")
     assert good.report == ""
     assert good.is_enough
     assert outcome().digest in good.line

@@ -15,7 +15,8 @@ from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.world import in_world
 from broker.testing.virtual_time import pass_time
-from tests.kit.seeds.faults import KINDS, Nothing
+from tests.kit.seeds.faults import KINDS
+from tests.kit.seeds.kinds import Nothing
 from tests.kit.seeds.plan import HOSTILE
 
 LASTS_S = 3.0
