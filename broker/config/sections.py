@@ -171,9 +171,6 @@ class LimitsConfig:
         "Most messages of one poll. Default none: some clients treat a short page as the end.",
         least=1,
     )
-    poll_chunk_bytes: int = key(
-        60_000, "About how many bytes of a poll's reply are sent at once.", least=1
-    )
     browse_messages_max: int = key(10_000, "Largest limit of a browse.", least=1)
     wait_max_s: float = key(60.0, "Longest wait of a long poll.", least=0)
     waiting_polls_max: int = key(

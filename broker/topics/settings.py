@@ -35,7 +35,6 @@ class TopicSettings:
     """The most keys that one topic keeps in memory."""
     payload_logs_open_max: int = 1000
     """The most payload logs of one topic that are kept open for writing."""
-    poll_chunk_bytes: int = 60_000
     poll_messages_max: int | None = None
     page_rows_max: int = 5000
     page_bytes_max: int = 4 * 1024 * 1024
