@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +15,7 @@ from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
 from broker.cli.transfer.jsonlines import JsonLines
 from broker.client import Message, NewMessage, SyncClient
+from tests.integration.killed_commands import CHUNK, died
 from tests.kit.commands import Run
 from tests.kit.served import ServedNode
 
@@ -32,48 +29,6 @@ MESSAGES = [
 ]
 PAYLOADS = [message.payload for message in MESSAGES]
 Seen = list[tuple[bytes, bytes | None, dict[str, bytes]]]
-CHUNK = 10
-DEADLINE_S = 60
-
-# A process that kills itself before its nth step, or runs to its end.
-MORTAL = """
-import os, signal, sys
-from broker.cli import app
-from broker.cli.transfer import exports, imports, sidecars
-from broker.cli.transfer.formats import FORMATS
-from broker.client import SyncClient
-
-left = int(sys.argv[1])
-exports.CHUNK_MESSAGES_MAX = imports.CHUNK_MESSAGES_MAX = int(sys.argv[2])
-
-
-def mortal(owner, name):
-    real = getattr(owner, name)
-
-    def step(*arguments, **named):
-        dies()
-        result = real(*arguments, **named)
-        dies()
-        return result
-
-    setattr(owner, name, step)
-
-
-def dies():
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-mortal(sidecars, "write_json")
-mortal(sidecars, "place")
-mortal(SyncClient, "publish")
-for kind in FORMATS.values():
-    for name in ("append", "finish", "discard"):
-        mortal(type(kind), name)
-app.run(sys.argv[3:])
-"""
 
 
 @pytest.fixture
@@ -86,19 +41,6 @@ def client(node: ServedNode) -> Iterator[SyncClient]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "CHUNK_MESSAGES_MAX", CHUNK)
     monkeypatch.setattr(imports, "CHUNK_MESSAGES_MAX", CHUNK)
-
-
-def died(node: ServedNode, step: int, *words: str) -> bool:
-    """Run a command that is killed before a step; return False if it ended before that step."""
-    done = subprocess.run(
-        [sys.executable, "-c", MORTAL, str(step), str(CHUNK), *words],
-        env={**os.environ, "BROKER_URL": node.url},
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode != 0
 
 
 def filled(client: SyncClient, topic: str) -> str:
@@ -302,10 +244,10 @@ def test_an_export_that_is_killed_at_any_step_goes_on(
     topic = filled(client, f"killed/{kind}")
     steps = 0
     file = tmp_path / f"0.{kind}"
-    while died(node, steps + 1, "export", topic, str(file)):
+    while died(node.url, steps + 1, "export", topic, str(file)):
         steps += 3 if kind == "jsonl" else 7
         assert not file.exists() or read(file, kind) == PAYLOADS
-        assert not died(node, 0, "export", topic, str(file))
+        assert not died(node.url, 0, "export", topic, str(file))
         assert read(file, kind) == PAYLOADS
         manifest = json.loads(file.with_name(f"{file.name}.manifest.json").read_text())
         assert manifest["messages"] == len(PAYLOADS)
@@ -322,7 +264,7 @@ def test_an_export_that_is_killed_again_and_again_is_completed(
     node: ServedNode, client: SyncClient, tmp_path: Path
 ) -> None:
     topic, file, lives = filled(client, "killed/often"), tmp_path / "a.avro", 1
-    while died(node, 13, "export", topic, str(file)):
+    while died(node.url, 13, "export", topic, str(file)):
         lives += 1
         assert lives < 50
     assert lives > 2
@@ -337,8 +279,8 @@ def test_an_import_that_is_killed_at_any_step_publishes_each_message_once(
     expected = [b"%d" % n for n in range(25)]
     step, topic = 1, "killed/import1"
     client.create_topic(topic)
-    while died(node, step, "import", topic, str(file)):
-        assert not died(node, 0, "import", topic, str(file))
+    while died(node.url, step, "import", topic, str(file)):
+        assert not died(node.url, 0, "import", topic, str(file))
         assert payloads_of(client, topic) == expected
         step += 2
         topic = f"killed/import{step}"
@@ -352,7 +294,7 @@ def test_an_export_continues_only_with_its_topic_and_options(
     run: Run, node: ServedNode, client: SyncClient, tmp_path: Path
 ) -> None:
     topic, file = filled(client, "killed/other"), tmp_path / "a.jsonl"
-    assert died(node, 6, "export", topic, str(file))
+    assert died(node.url, 6, "export", topic, str(file))
     other = filled(client, "killed/another")
     code, _, said = run("export", other, str(file))
     assert (code, "killed/other" in said) == (1, True), said
@@ -369,7 +311,7 @@ def test_an_import_continues_only_with_its_file_and_topic(
     file = tmp_path / "a.jsonl"
     file.write_text("".join(f'{{"payload": "{n}"}}\n' for n in range(25)))
     client.create_topic("killed/changed")
-    assert died(node, 5, "import", "killed/changed", str(file))
+    assert died(node.url, 5, "import", "killed/changed", str(file))
     file.write_text('{"payload": "other"}\n')
     code, _, said = run("import", "killed/changed", str(file))
     assert (code, "another file" in said) == (1, True), said

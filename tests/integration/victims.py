@@ -8,7 +8,6 @@ reaches its end writes the names of its steps to a file.
 import asyncio
 import functools
 import inspect
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -25,6 +24,7 @@ from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from broker.sql import Outbox, SqlRecord
+from tests.kit.forks import CONTEXT, preload
 
 TOPIC = "victims/t"
 TRANSACTIONS = "/v1/transactions"
@@ -33,8 +33,7 @@ ORDERS = Table("orders", METADATA, Column("name", String(80), primary_key=True))
 RECORD = SqlRecord(METADATA)
 OUTBOX = Outbox(METADATA, batch_messages_max=2)
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([__name__])
+preload(__name__)
 
 Program = Callable[[str, Path, str, "Steps"], Any]
 

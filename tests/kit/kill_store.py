@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import multiprocessing.connection
 import os
 import signal
@@ -41,13 +40,16 @@ from broker.topics.registry import TopicRegistry
 from chaos.bare import append, rows_of
 from chaos.labels import collapse, expand
 from tests.kit.driver import Done, Refused, TopicContents, UnknownResult
+from tests.kit.forks import CONTEXT, preload
 
 _LINE_BYTES_MAX = 1 << 26
-_CONTEXT = multiprocessing.get_context("forkserver")
 _OPTIONS = Options(write_buffer_bytes=256 << 10, file_bytes_max=1 << 20)
 """Small, so that kills fall into the writing and merging of tables."""
 _BOUNDS = PageBounds(bytes_max=64 << 10, cells_max=40, packed_from=4)
 """Small, so that pages are rolled often."""
+
+
+preload(__name__)
 
 
 class DieAt(NamedTuple):
@@ -72,11 +74,9 @@ class StoreDriver:
 
     async def start(self) -> None:
         """Start the child and wait until its store is open."""
-        # The fork server imports the modules once, for all children.
-        _CONTEXT.set_forkserver_preload([__name__])
-        ours, theirs = _CONTEXT.Pipe()
+        ours, theirs = CONTEXT.Pipe()
         arguments = (theirs, self._directory, self._die_at)
-        self._process = _CONTEXT.Process(target=serve, args=arguments, daemon=True)
+        self._process = CONTEXT.Process(target=serve, args=arguments, daemon=True)
         self._die_at = None
         self._process.start()
         theirs.close()
