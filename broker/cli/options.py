@@ -154,6 +154,14 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
+def name_and_value(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE. Raises click.BadParameter."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def client_settings(url: str, deadline_s: float) -> Settings:
     """Return the settings of a client of the broker. Raises click.BadParameter if an address is not valid."""
     try:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from broker.cli.options import name_and_value
 from broker.wire.topics import GENERATION, PURGED, TRANSACTIONS, TTL
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,9 +37,7 @@ def properties_of(pairs: Sequence[str], *, any_property: bool) -> dict[str, str]
     """Read NAME=VALUE arguments. Raises click.BadParameter for a wrong form or a name without effect."""
     properties: dict[str, str] = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"{pair!r} is not {PROPERTY}")
+        name, value = name_and_value(pair)
         _check_name(name, any_property=any_property)
         if name in properties:
             raise click.BadParameter(f"{name} is given twice")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typing_extensions import override
 
-from broker.cli.options import connect, to_broker, topic_argument, ttl_option
+from broker.cli.options import connect, name_and_value, to_broker, topic_argument, ttl_option
 from broker.cli.published import Tally
 from broker.client import Published, SyncClient
 from broker.errors import BrokerError
@@ -148,9 +148,7 @@ def _headers(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> d
     """Read the headers, each NAME=VALUE. Raises click.BadParameter."""
     headers = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
+        name, value = name_and_value(pair)
         if name in headers:
             raise click.BadParameter(f"{name!r} is given twice")
         headers[name] = os.fsencode(value)

@@ -10,6 +10,6 @@ import random
 
 
 def pause_s(attempts: int, minimum_s: float, maximum_s: float, rng: random.Random) -> float:
-    """Return the pause after so many failed attempts, at least one, in seconds."""
+    """Return the pause in seconds after this number of failed attempts, at least 1."""
     longest_s = min(maximum_s, minimum_s * float(1 << min(attempts - 1, 30)))
     return longest_s * rng.uniform(0.5, 1.0)

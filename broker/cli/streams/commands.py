@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.cli.options import NotNow, client_settings, json_option, to_broker
+from broker.cli.options import NotNow, client_settings, json_option, name_and_value, to_broker
 from broker.cli.output import write_json, write_table
 from broker.cli.streams import job_table
 from broker.cli.streams.control import Control, folder_of, state_of
@@ -46,15 +46,9 @@ def streams() -> None:
     """  # noqa: D301
 
 
-def _pairs(_: click.Context, parameter: click.Parameter, given: Iterable[str]) -> dict[str, str]:
+def _pairs(_: click.Context, __: click.Parameter, given: Iterable[str]) -> dict[str, str]:
     """Read pairs NAME=VALUE. Raises click.BadParameter."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=parameter)
-        found[name] = value
-    return found
+    return dict(map(name_and_value, given))
 
 
 def _conf(command: Command) -> Command:
