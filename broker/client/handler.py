@@ -146,9 +146,20 @@ class Trying:
         Raises:
             GaveUp: it failed ``tries_max`` times.
         """
+        # Most calls succeed at once, and the retries below cost as much as a call.
+        first: Exception | None = None
+        try:
+            await call()
+        except Exception as error:  # noqa: BLE001 - tenacity gets it below.
+            first = error
+        if first is None:
+            return
 
         async def attempt() -> None:
-            # AsyncRetrying awaits only coroutine functions; ``call`` may be another callable.
+            nonlocal first
+            if first is not None:
+                error, first = first, None
+                raise error
             await call()
 
         def may_retry(error: BaseException) -> bool:

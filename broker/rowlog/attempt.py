@@ -49,6 +49,7 @@ MARK_S: Final = 30.0
 """For how long a mark is tried while the table does not answer."""
 PAUSE_S: Final = 0.2
 REASON_MAX: Final = 300
+_RETRIED: Final = (TableError, OutcomeUnknown)
 
 
 class Outcome(NamedTuple):
@@ -215,14 +216,6 @@ class Attempts:
         Raises Fenced, TableError, OutcomeUnknown.
         """
         clock, rows = self._tools.clock, self._tools.rows
-        deadline = clock.monotonic() + MARK_S
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type((TableError, OutcomeUnknown)),
-            wait=wait_fixed(PAUSE_S),
-            stop=lambda _: clock.monotonic() > deadline,
-            sleep=clock.sleep,
-            reraise=True,
-        )
         maybe: set[bytes] = set()
 
         async def once() -> State:
@@ -234,6 +227,19 @@ class Attempts:
                     claimed, is_done=is_done, may_be_open=may_be_open
                 )
 
+        deadline = clock.monotonic() + MARK_S
+        # Most marks need one attempt, and the retries below cost as much as a mark.
+        try:
+            return await once()
+        except _RETRIED:
+            await clock.sleep(PAUSE_S)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_RETRIED),
+            wait=wait_fixed(PAUSE_S),
+            stop=lambda _: clock.monotonic() > deadline,
+            sleep=clock.sleep,
+            reraise=True,
+        )
         state: State = await retrying(once)
         return state
 
