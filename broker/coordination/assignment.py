@@ -84,8 +84,8 @@ class Assignment:
     ) -> Assignment:
         """Assign to the live nodes, except nodes that are draining and nodes that operators drained.
 
-        If no other node is left, the nodes that operators drained lead nevertheless, as after a drain of the last two
-        nodes at the same time. A drained node is better than no leader.
+        If no other node is left, the nodes that operators drained still lead: a drained node is better than no leader.
+        This happens if operators drain the last two nodes at the same time.
         """
         staying = {instance for instance, node in nodes.items() if not node.draining}
         return cls(staying.difference(drained) or staying, pins)

@@ -29,7 +29,7 @@ class TreeCoordinator:
         self._membership: TreeMembership | None = None
         self._listeners: list[Callable[[Contact], None]] = []
         self._unsent: set[str] = set()
-        tree.on_contact(self._moved)
+        tree.on_contact(self._contact_changed)
 
     @property
     def contact(self) -> Contact:
@@ -40,14 +40,14 @@ class TreeCoordinator:
         """Call ``changed`` with every change of ``contact``."""
         self._listeners.append(changed)
 
-    def _moved(self, contact: Contact) -> None:
+    def _contact_changed(self, contact: Contact) -> None:
         if contact is not Contact.SUSPENDED:
             self._locks.end_sessions(but=self.tree.session)
         if contact is Contact.CONNECTED:
             if self._membership is not None:
                 self._membership.look_again()
-            for what in sorted(self._unsent):
-                self._reach.begin(self.hint(what))
+            for name in sorted(self._unsent):
+                self._reach.begin(self.hint(name))
         for changed in self._listeners:
             changed(contact)
 
@@ -73,24 +73,24 @@ class TreeCoordinator:
         """Wait for a lock, fairly, and return it."""
         return await self._locks.hold(resource, deadline)
 
-    async def hint(self, what: str) -> None:
-        """Tell all nodes to read ``what`` again; without contact, do it once contact is back."""
-        self._unsent.discard(what)
+    async def hint(self, name: str) -> None:
+        """Send the hint ``name`` to all nodes; without contact, send it when contact is back."""
+        self._unsent.discard(name)
         try:
-            await self._touch(what)
+            await self._touch(name)
         except (NoNode, Unanswered):
-            self._unsent.add(what)
+            self._unsent.add(name)
 
-    async def _touch(self, what: str) -> None:
-        path = self._hint_path(what)
+    async def _touch(self, name: str) -> None:
+        path = self._hint_path(name)
         try:
             await self.tree.put(path, b"")
         except NoNode:
             await self._reach.make_folder(path)
 
-    def on_hint(self, what: str, hinted: Callable[[], None]) -> None:
+    def on_hint(self, name: str, hinted: Callable[[], None]) -> None:
         """Call ``hinted`` after each hint, when contact is back, and when listening begins."""
-        self._reach.begin(self._listen(self._hint_path(what), hinted))
+        self._reach.begin(self._listen(self._hint_path(name), hinted))
 
     async def _listen(self, path: str, hinted: Callable[[], None]) -> None:
         while True:
@@ -106,8 +106,8 @@ class TreeCoordinator:
             hinted()
             await changed.wait()
 
-    def _hint_path(self, what: str) -> str:
-        return f"{self._reach.root}/hints/{what}"
+    def _hint_path(self, name: str) -> str:
+        return f"{self._reach.root}/hints/{name}"
 
     async def close(self) -> None:
         """End the session."""

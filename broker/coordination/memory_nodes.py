@@ -1,6 +1,6 @@
 """Keep the servers' state of coordination in memory: nodes, sessions and watches. Each method is one atomic step.
 
-memory.py decides what a client sees of it, and when.
+memory.py decides when a client sees a change.
 """
 
 from __future__ import annotations

@@ -151,10 +151,10 @@ class Coordinator(Protocol):
             NoLeader: the deadline (monotonic seconds) passed, perhaps without contact until then.
         """
 
-    async def hint(self, what: str) -> None:
-        """Tell all nodes to read ``what`` again. A node without contact does not get the hint."""
+    async def hint(self, name: str) -> None:
+        """Tell all nodes to read the records of the hint ``name`` again. A node without contact does not get the hint."""
 
-    def on_hint(self, what: str, hinted: Callable[[], None]) -> None:
+    def on_hint(self, name: str, hinted: Callable[[], None]) -> None:
         """Call ``hinted`` after each hint, when contact is back after a loss, and when listening begins."""
 
     async def close(self) -> None:

@@ -130,10 +130,10 @@ class Reach:
         self.root = root
         self._connected = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        tree.on_contact(self._moved)
-        self._moved(tree.contact)
+        tree.on_contact(self._contact_changed)
+        self._contact_changed(tree.contact)
 
-    def _moved(self, contact: Contact) -> None:
+    def _contact_changed(self, contact: Contact) -> None:
         if contact is Contact.CONNECTED:
             self._connected.set()
         else:

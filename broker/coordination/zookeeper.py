@@ -149,7 +149,7 @@ class ZooKeeperTree:
         self._silent = False
         """True if kazoo reports a connection on which no answers come any more."""
         self._state_changes = 0
-        """The number of kazoo's reports on its connection. Work that began before the last one is out of date."""
+        """The number of reports by kazoo on its connection. Work that began before the last report is out of date."""
         self._heard_at = clock.monotonic()
         self._asking = asyncio.Semaphore(ASKED_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -237,15 +237,15 @@ class ZooKeeperTree:
             self.session = 0
             self._tell(Contact.LOST)
 
-    async def _catch_up(self, session: int, move: int) -> None:
+    async def _catch_up(self, session: int, changes: int) -> None:
         """Report contact after a sync, so that no read is stale. Stop if kazoo's connection changes meanwhile."""
-        while self._state_changes == move:
+        while self._state_changes == changes:
             try:
                 await self.sync()
             except Unanswered:
                 await self._clock.sleep(RETRY_S)
                 continue
-            if self._state_changes == move:
+            if self._state_changes == changes:
                 self.session = session
                 self._tell(Contact.CONNECTED)
                 self._opened.set()

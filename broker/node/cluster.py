@@ -188,7 +188,7 @@ class InCluster:
         return RoutedTransactions(local, self._routing, deadline_s=deadline_s)
 
     def serve(self, topics: Topics) -> ClusterView:
-        """Let the tenure move these topics. Return the node's view of its cluster."""
+        """Let the tenure hand these topics over. Return the node's view of its cluster."""
         opened = self._all
         opened.tenure.serve(topics.leaders)
         self._view = cluster_view(

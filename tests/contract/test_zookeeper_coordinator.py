@@ -24,7 +24,7 @@ from broker.testing.virtual_time import within
 from chaos.sessions import end_session
 from tests.kit.contract.coordination import (
     PATIENCE_S,
-    Told,
+    CallRecorder,
     ended,
     info,
     reaches,
@@ -139,9 +139,9 @@ async def test_a_node_notices_a_frozen_server_and_reconnects_to_it(server: ZooKe
     # The server may have ended the session. In both cases a valid lease is held, and the member is back.
     assert await lease.verify() == lease.valid
     again = await (await harness.node()).join(info(2))
-    told = Told()
-    again.on_change(told)
-    await told.until(lambda: set(again.members.nodes) == {1, 2}, lambda: again.members)
+    recorder = CallRecorder()
+    again.on_change(recorder)
+    await recorder.until(lambda: set(again.members.nodes) == {1, 2}, lambda: again.members)
     assert not member.stopped.done()
     await harness.close()
 
@@ -218,15 +218,15 @@ async def test_a_node_that_was_stopped_for_long_has_no_contact_until_its_next_he
         [server.hosts], root="/stopped", session_timeout_ms=SESSION_MS, clock=clock
     )
     assert node.contact is Contact.CONNECTED
-    told = Told()
-    node.on_contact(told)
+    recorder = CallRecorder()
+    node.on_contact(recorder)
     clock.ahead_s = SESSION_MS / 1000 + 1
     assert node.contact is Contact.SUSPENDED
     with pytest.raises(Unavailable):
         await node.nodes()  # Only the heartbeat sends requests now.
     await reaches(node, Contact.CONNECTED)
     await node.nodes()
-    assert told.heard == [Contact.SUSPENDED, Contact.CONNECTED]
+    assert recorder.arguments == [Contact.SUSPENDED, Contact.CONNECTED]
     await node.close()
 
 
@@ -249,8 +249,8 @@ async def test_a_session_timeout_that_is_not_granted_is_logged(
             [server.hosts], root="/granted", session_timeout_ms=asked_ms, clock=SystemClock()
         )
     await node.close()
-    told = [line for line in lines if line["log_level"] == "warning"]
-    assert [(line["asked_ms"], line["granted_ms"]) for line in told] == (
+    warnings = [line for line in lines if line["log_level"] == "warning"]
+    assert [(line["asked_ms"], line["granted_ms"]) for line in warnings] == (
         [] if asked_ms == granted_ms else [(asked_ms, granted_ms)]
     )
 
@@ -278,13 +278,13 @@ async def test_the_loss_of_the_ensembles_leader_ends_no_session() -> None:
             for number, node in enumerate(nodes)
         ]
         sessions = [member.session for member in members]
-        heard = [Told() for _ in nodes]
-        for node, told in zip(nodes, heard, strict=True):
-            node.on_contact(told)
+        recorders = [CallRecorder() for _ in nodes]
+        for node, recorder in zip(nodes, recorders, strict=True):
+            node.on_contact(recorder)
         await asyncio.to_thread(ensemble.leader.kill)
-        for told in heard:
-            await told.at_least(2)
-            assert told.heard == [Contact.SUSPENDED, Contact.CONNECTED]
+        for recorder in recorders:
+            await recorder.at_least(2)
+            assert recorder.arguments == [Contact.SUSPENDED, Contact.CONNECTED]
         for number, lease in enumerate(leases):
             assert await lease.verify()
             assert lease.session == sessions[number]

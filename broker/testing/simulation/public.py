@@ -105,7 +105,7 @@ class Cluster:
 
     async def leader(self, topic: TopicName) -> int:
         """Return the number of the node that leads a topic. Raises BrokerError."""
-        async with self._cluster.client("who-leads") as client:
+        async with self._cluster.client("leader-query") as client:
             return self._cluster.nodes.index((await client.leader(topic)).url)
 
     # Faults.

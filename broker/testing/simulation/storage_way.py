@@ -1,4 +1,4 @@
-"""The way from a node to storage, on which calls or answers may be lost.
+"""The connection from a node to storage, on which calls or answers may be lost.
 
 All nodes share one storage, and it outlives them. Storage executes a call that has arrived outside of the node's
 process, also if the node is paused, dies or is cut off in this time. The faults of storage itself come from the
@@ -27,7 +27,7 @@ STORAGE: Final = Context()
 
 
 class StorageWay:
-    """The faults between one machine and storage. ``happened`` counts lost calls and answers."""
+    """The faults between one machine and storage. ``happened`` has the numbers of lost calls and answers."""
 
     def __init__(self) -> None:
         """Begin without faults."""

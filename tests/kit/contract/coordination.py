@@ -41,19 +41,19 @@ class CoordinatorHarness(Protocol):
         """Close all sessions."""
 
 
-class Told:
+class CallRecorder:
     """A callback that records its calls; a test can wait until a condition holds."""
 
     def __init__(self) -> None:
         """Begin without calls."""
         self.count = 0
-        self.heard: list[object] = []
+        self.arguments: list[object] = []
         self._news = asyncio.Event()
 
     def __call__(self, *arguments: object) -> None:
         """Record one call."""
         self.count += 1
-        self.heard.extend(arguments)
+        self.arguments.extend(arguments)
         self._news.set()
 
     async def until(self, holds: Callable[[], bool], state: Callable[[], object]) -> None:
@@ -64,7 +64,7 @@ class Told:
                 self._news.clear()
                 await self._news.wait()
 
-        await within(PATIENCE_S, wait(), lambda: f"{state()}; told {self.count} times")
+        await within(PATIENCE_S, wait(), lambda: f"{state()}; called {self.count} times")
 
     async def at_least(self, count: int) -> None:
         """Wait until so many calls were made."""
@@ -84,18 +84,18 @@ def info(instance: int, incarnation: str = "", url: str = "") -> NodeInfo:
 
 async def sees(member: Membership, *instances: int) -> None:
     """Wait until a member sees exactly these nodes."""
-    told = Told()
-    member.on_change(told)
-    await told.until(
+    recorder = CallRecorder()
+    member.on_change(recorder)
+    await recorder.until(
         lambda: set(member.members.nodes) == set(instances), lambda: member.members.nodes
     )
 
 
 async def reaches(node: Coordinator, contact: Contact) -> None:
     """Wait until a node has, or has lost, contact."""
-    told = Told()
-    node.on_contact(told)
-    await told.until(lambda: node.contact is contact, lambda: node.contact)
+    recorder = CallRecorder()
+    node.on_contact(recorder)
+    await recorder.until(lambda: node.contact is contact, lambda: node.contact)
 
 
 async def ended(lease: Lease) -> None:
@@ -109,12 +109,12 @@ def is_over(lease: Lease) -> bool:
     return not lease.valid and lease.lost.done()
 
 
-async def listening(node: Coordinator, hint: str) -> Told:
+async def listening(node: Coordinator, hint: str) -> CallRecorder:
     """Subscribe to hints, and return once the subscription works."""
-    told = Told()
-    node.on_hint(hint, told)
-    await told.at_least(1)
-    return told
+    recorder = CallRecorder()
+    node.on_hint(hint, recorder)
+    await recorder.at_least(1)
+    return recorder
 
 
 async def in_line(node: Coordinator, resource: str, deadline: float) -> asyncio.Task[Lease]:

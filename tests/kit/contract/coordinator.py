@@ -12,8 +12,8 @@ from broker.errors import NoLeader, Unavailable
 from broker.testing.virtual_time import within
 from tests.kit.contract.coordination import (
     PATIENCE_S,
+    CallRecorder,
     CoordinatorHarness,
-    Told,
     ended,
     in_line,
     info,
@@ -106,10 +106,12 @@ class MembershipContract(_Contract):
         first = await nodes[0].join(info(1))
         second = await nodes[1].join(info(2))
         await sees(first, 1, 2)
-        told = Told()
-        first.on_change(told)
+        recorder = CallRecorder()
+        first.on_change(recorder)
         await second.announce(draining=True)
-        await told.until(lambda: first.members.nodes[2].draining, lambda: str(first.members.nodes))
+        await recorder.until(
+            lambda: first.members.nodes[2].draining, lambda: str(first.members.nodes)
+        )
         assert second.me.draining
         assert not first.members.nodes[1].draining
 
@@ -119,10 +121,10 @@ class MembershipContract(_Contract):
         first = await nodes[0].join(info(1))
         second = await nodes[1].join(info(2))
         session = first.session
-        contact = Told()
+        contact = CallRecorder()
         nodes[0].on_contact(contact)
         await harness.expire(nodes[0])
-        await contact.until(lambda: Contact.LOST in contact.heard, lambda: contact.heard)
+        await contact.until(lambda: Contact.LOST in contact.arguments, lambda: contact.arguments)
         await _is_member_under_another_session(nodes[2], first, session)
         await sees(second, 1, 2, 250)
         assert second.members.nodes[1] == info(1)
@@ -143,10 +145,10 @@ async def _is_member_under_another_session(
 ) -> None:
     """Wait until ``witness`` sees ``member`` announced under a new session."""
     watching = await witness.join(info(250))
-    told = Told()
-    watching.on_change(told)
-    member.on_change(told)
-    await told.until(
+    recorder = CallRecorder()
+    watching.on_change(recorder)
+    member.on_change(recorder)
+    await recorder.until(
         lambda: member.session not in (0, session) and member.me.instance in watching.members.nodes,
         lambda: (member.session, session, watching.members),
     )
@@ -311,7 +313,7 @@ class FaultContract(_Contract):
         first = await nodes[0].join(info(1))
         second = await nodes[1].join(info(2))
         lease = await nodes[0].hold(self.SLOT, harness.monotonic() + PATIENCE_S)
-        told = await listening(nodes[1], "placement")
+        recorder = await listening(nodes[1], "placement")
         await harness.wipe()
         await ended(lease)
         for node in nodes:
@@ -322,25 +324,25 @@ class FaultContract(_Contract):
         again = await nodes[0].hold(self.SLOT, harness.monotonic() + PATIENCE_S)
         assert await again.verify()
         assert not await lease.verify()
-        count = told.count
+        count = recorder.count
         await nodes[0].hint("placement")
-        await told.at_least(count + 1)
+        await recorder.at_least(count + 1)
 
     async def test_a_hint_reaches_all_that_listen(self, nodes: list[Coordinator]) -> None:
-        tolds = [await listening(node, "placement") for node in nodes]
+        recorders = [await listening(node, "placement") for node in nodes]
         other = await listening(nodes[0], "topics")
         for count in (2, 3):
             await nodes[1].hint("placement")
-            for told in tolds:
-                await told.at_least(count)
+            for recorder in recorders:
+                await recorder.at_least(count)
         assert other.count == 1
 
     async def test_a_hint_in_an_outage_is_delivered_after_it(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
-        told = await listening(nodes[0], "placement")
+        recorder = await listening(nodes[0], "placement")
         await harness.outage()
         await reaches(nodes[1], Contact.SUSPENDED)
         await nodes[1].hint("placement")
         await harness.recover()
-        await told.at_least(2)
+        await recorder.at_least(2)

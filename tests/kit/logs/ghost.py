@@ -1,7 +1,7 @@
 """The judge of a random run: compares the answers to clients with the true log.
 
-During a run the judge records the answers, and judges at once what it can. At the end of the run it compares them
-with the true log::
+During a run the judge records the answers, and judges some at once. At the end of the run it compares them with the
+true log::
 
     acknowledged     in the log, once, with these ids, for ever; never below the floor unless expired
     never            the append was refused: not in the log

@@ -9,7 +9,7 @@ from broker.coordination.memory import SESSION_TIMEOUT_S, MemoryCoordination
 from broker.coordination.ports import Contact
 from broker.errors import NoLeader, Unavailable
 from broker.testing.virtual_time import VirtualClock, pass_time, simulate, within
-from tests.kit.contract.coordination import Told, info, listening, sees
+from tests.kit.contract.coordination import CallRecorder, info, listening, sees
 
 SLOT = "slot/17"
 
@@ -81,13 +81,13 @@ def test_a_request_shows_at_once_that_the_session_is_over():
     async def scenario(world):
         first = world.session()
         lease = await first.hold(SLOT, 100.0)
-        told = Told()
-        first.on_contact(told)
+        recorder = CallRecorder()
+        first.on_contact(recorder)
         world.expire(first, noticed_after_s=50.0)
         again = await first.hold(SLOT, 10.0)
         assert again.valid
         assert not lease.valid
-        assert told.heard == [Contact.SUSPENDED, Contact.LOST, Contact.CONNECTED]
+        assert recorder.arguments == [Contact.SUSPENDED, Contact.LOST, Contact.CONNECTED]
 
     in_world(scenario)
 
@@ -159,13 +159,13 @@ def test_an_attempt_finds_the_node_of_a_lost_answer():
 def test_a_hint_without_contact_is_sent_when_contact_is_back():
     async def scenario(world):
         first, second = world.session(), world.session()
-        told = await listening(second, "placement")
+        recorder = await listening(second, "placement")
         world.suspend(first)
         await first.hint("placement")
         await pass_time(10.0)
-        assert told.count == 1
+        assert recorder.count == 1
         world.resume(first)
-        await told.at_least(2)
+        await recorder.at_least(2)
 
     in_world(scenario)
 
@@ -228,12 +228,14 @@ def test_an_announcement_without_contact_arrives_when_contact_is_back():
         nodes = [world.session() for _ in range(2)]
         members = [await node.join(info(number)) for number, node in enumerate(nodes)]
         await sees(members[0], 0, 1)
-        told = Told()
-        members[0].on_change(told)
+        recorder = CallRecorder()
+        members[0].on_change(recorder)
         world.suspend(nodes[1])
         await members[1].announce(draining=True)
         world.resume(nodes[1])
-        await told.until(lambda: members[0].members.nodes[1].draining, lambda: members[0].members)
+        await recorder.until(
+            lambda: members[0].members.nodes[1].draining, lambda: members[0].members
+        )
         assert not members[0].members.nodes[0].draining
 
     in_world(scenario)
@@ -261,14 +263,14 @@ def test_a_node_that_begins_to_listen_without_contact_hears_later_hints():
         world.delay_s = 1.0
         first, second = world.session(), world.session()
         await first.hint("placement")  # No node listens yet.
-        told = Told()
-        second.on_hint("placement", told)
+        recorder = CallRecorder()
+        second.on_hint("placement", recorder)
         await pass_time(1.5)
         world.suspend(second)
         world.resume(second)
-        await told.at_least(1)
+        await recorder.at_least(1)
         await first.hint("placement")
-        await told.at_least(2)
+        await recorder.at_least(2)
 
     in_world(scenario)
 

@@ -38,13 +38,13 @@ def test_the_number_of_a_removed_sequential_node_is_not_used_again() -> None:
 
 
 def test_a_watch_is_called_once_and_a_forgotten_watch_never() -> None:
-    told: list[str] = []
+    called: list[str] = []
     nodes, one, other = TreeNodes(Watched.fire), Client(), Client()
     nodes.create("/a", b"", 0, sequential=False)
-    nodes.watch("data", "/a", Watched(one, lambda: told.append("one")))
-    nodes.watch("data", "/a", Watched(other, lambda: told.append("other")))
+    nodes.watch("data", "/a", Watched(one, lambda: called.append("one")))
+    nodes.watch("data", "/a", Watched(other, lambda: called.append("other")))
     assert len(nodes.forget_watches(other)) == 1
     nodes.put("/a", b"1")
     nodes.put("/a", b"2")
-    assert told == ["one"]
+    assert called == ["one"]
     assert nodes.at("/a").stat.version == 2

@@ -12,7 +12,7 @@ from broker.coordination import zookeeper
 from broker.coordination.ports import Contact
 from broker.coordination.tree import Unanswered
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate, within
-from tests.kit.contract.coordination import Told, reaches
+from tests.kit.contract.coordination import CallRecorder, reaches
 
 SESSION_S = 4.0
 SLOTS = [f"slot/{number}" for number in range(20)]
@@ -27,17 +27,17 @@ class FakeKazoo:
         self.serves = True
         self.asked: list[tuple[float, str]] = []
         self._made: list[str] = []
-        self._heard: list[Callable[[str], None]] = []
+        self._listeners: list[Callable[[str], None]] = []
 
-    def add_listener(self, heard: Callable[[str], None]) -> None:
-        self._heard.append(heard)
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
 
     def start_async(self) -> None:
         self.report(KazooState.CONNECTED)
 
     def report(self, state: str) -> None:
-        for heard in self._heard:
-            heard(state)
+        for listener in self._listeners:
+            listener(state)
 
     def exists_async(self, _: str) -> Any:
         return self._answer("exists", None)
@@ -55,13 +55,13 @@ class FakeKazoo:
         parents = [made.rpartition("/") for made in self._made]
         return self._answer("children", [name for parent, _, name in parents if parent == path])
 
-    def _answer(self, what: str, value: object) -> Any:
-        self.asked.append((asyncio.get_running_loop().time(), what))
+    def _answer(self, request: str, value: object) -> Any:
+        self.asked.append((asyncio.get_running_loop().time(), request))
         result = SimpleNamespace(successful=lambda: True, value=value)
-        return SimpleNamespace(rawlink=lambda told: told(result) if self.serves else None)
+        return SimpleNamespace(rawlink=lambda done: done(result) if self.serves else None)
 
     def asked_since(self, moment: float) -> list[str]:
-        return [what for at, what in self.asked if at > moment]
+        return [request for at, request in self.asked if at > moment]
 
 
 @pytest.fixture
@@ -144,16 +144,18 @@ def count_refused(
 def test_callers_that_waited_for_a_silent_server_go_on_by_themselves(kazoo: FakeKazoo) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         node = await connected(loop)
-        told = Told()
-        node.on_contact(told)
+        recorder = CallRecorder()
+        node.on_contact(recorder)
         kazoo.serves = False
         waiting = [asyncio.ensure_future(node.hold(slot, loop.time() + 1000)) for slot in SLOTS]
         await reaches(node, Contact.SUSPENDED)
         await pass_time(5 * SESSION_S)
         kazoo.serves = True
-        leases = await within(2 * SESSION_S, asyncio.gather(*waiting), lambda: f"{told.heard}")
+        leases = await within(
+            2 * SESSION_S, asyncio.gather(*waiting), lambda: f"{recorder.arguments}"
+        )
         assert all(lease.valid for lease in leases)
-        assert told.heard == [Contact.SUSPENDED, Contact.CONNECTED]
+        assert recorder.arguments == [Contact.SUSPENDED, Contact.CONNECTED]
 
     simulate(scenario)
 
@@ -180,10 +182,10 @@ def test_a_node_starts_although_some_hosts_do_not_answer(
         kazoo.hosts = [*[("dead", 2181)] * 3, ("alive", 2181)]
         node = await connected(loop, asked_s)
         assert node.contact is Contact.CONNECTED
-        told = Told()
-        node.on_contact(told)
+        recorder = CallRecorder()
+        node.on_contact(recorder)
         await pass_time(3 * asked_s)
-        assert not told.heard, "a heartbeat was answered in time"
+        assert not recorder.arguments, "a heartbeat was answered in time"
         kazoo.serves = False
         await pass_time(granted_s + 0.1)
         assert node.contact is Contact.SUSPENDED, "a host that answers was asked for the time-out"

@@ -97,7 +97,7 @@ def test_a_later_change_of_the_arguments_has_no_effect():
         puts = {HEAD: b"1"}
         sending = asyncio.ensure_future(world.table.change(MESSAGES, PAGE, None, puts))
         await pass_time()
-        puts[HEAD] = b"not what was sent"
+        puts[HEAD] = b"changed after the call"
         assert await sending
         assert world.head == b"1"
 
