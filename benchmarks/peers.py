@@ -56,12 +56,7 @@ class OurServer(ServerProcess):
 
     @override
     def answers(self) -> bool:
-        connection = HTTPConnection(HOST, self.port, timeout=ASK_TIMEOUT_S)
-        try:
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
-        finally:
-            connection.close()
+        return _answers_200(self.port, "/readyz")
 
 
 class BareServer(ServerProcess):
@@ -79,12 +74,16 @@ class BareServer(ServerProcess):
 
     @override
     def answers(self) -> bool:
-        connection = HTTPConnection(HOST, self.port, timeout=ASK_TIMEOUT_S)
-        try:
-            connection.request("GET", "/")
-            return connection.getresponse().status == 200
-        finally:
-            connection.close()
+        return _answers_200(self.port, "/")
+
+
+def _answers_200(port: int, path: str) -> bool:
+    connection = HTTPConnection(HOST, port, timeout=ASK_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 def data_folder() -> Path:

@@ -67,13 +67,17 @@ _GROUPS: Final[tuple[tuple[str, str, type], ...]] = (
 _OPTIONS: Final[tuple[tuple[str, str, type], ...]] = (
     (
         "Settings",
-        "`Client(url, …)` takes these settings by name, or `settings=Settings(…)`.",
+        "`Client(url, …)` takes these settings by name, or `settings=Settings(…)`. Defaults are in brackets.",
         Settings,
     ),
-    ("Options of a tail", "`client.tail(…, options=TailOptions(…))` takes them.", TailOptions),
+    (
+        "Options of a tail",
+        "`client.tail(…, options=TailOptions(…))` takes them. Defaults are in brackets.",
+        TailOptions,
+    ),
     (
         "Options of a subscriber",
-        "`client.subscriber(…)` takes them by name, or `options=SubscriberOptions(…)`.",
+        "`client.subscriber(…)` takes them by name, or `options=SubscriberOptions(…)`. Defaults are in brackets.",
         SubscriberOptions,
     ),
 )
@@ -193,11 +197,11 @@ def _methods(title: str, lead: str, owner: type) -> str:
 
 def _settings(title: str, lead: str, owner: type) -> str:
     docs = _attributes(owner)
-    rows = [
-        f"| `{field.name}` | {_default(field.default)} | {docs[field.name]} |\n"
+    items = [
+        f"* `{field.name}`{_default(field.default)}: {docs[field.name]}\n"
         for field in fields(owner)
     ]
-    return f"## {title}\n\n{lead}\n\n| name | default | meaning |\n|---|---|---|\n" + "".join(rows)
+    return f"## {title}\n\n{lead}\n\n" + "".join(items)
 
 
 def _attributes(owner: type) -> dict[str, str]:
@@ -214,7 +218,7 @@ def _attributes(owner: type) -> dict[str, str]:
 
 
 def _default(value: Any) -> str:
-    return "" if value in ("", ()) else f"`{value!r}`"
+    return "" if value in ("", ()) else f" (`{value!r}`)"
 
 
 def _first_line(documented: Any) -> str:
