@@ -7,7 +7,6 @@ as such. It neither meets nor misses its bound.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -59,13 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= {"quick": options.quick, "raw_sync": [], "questions": []}
     uvloop.run(_measure(options.questions or list(QUESTIONS), plan, results, options.json))
     say(f"`python -m benchmarks.report {options.json}` makes the page of these results")
-    missed = [
-        ratio
-        for question in results["questions"]
-        for ratio in question["ratios"]
-        if ratio["verdict"] == "missed"
-    ]
-    return 1 if missed else 0
+    return report.exit_code(results)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -89,15 +82,10 @@ async def _measure(letters: Sequence[str], plan: Plan, results: dict[str, Any], 
             question = (await asked(bench)).as_json()
             results["questions"].append(question)
             results["raw_sync"].append(_raw_sync())
-            _write(file, results)
+            report.save(results, file)
             say(report.as_text({"questions": [question]}))
     finally:
         bench.close()
-
-
-def _write(file: Path, results: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _raw_sync() -> dict[str, float]:

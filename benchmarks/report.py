@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import RATIO_SPREAD_MAX
+from benchmarks.harness import say
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs/results"
@@ -33,6 +34,21 @@ than {spread:.0%} of the median, the ratio is no result. If too few runs were ke
 brackets. *Server* is the processor time of the server for each message or poll. *Acks a sync* were counted with strace
 in a separate run.
 """
+
+
+def save(results: dict[str, Any], file: Path) -> None:
+    """Write results as JSON. Make the folder if it is missing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def exit_code(results: dict[str, Any]) -> int:
+    """Print the bounds that were missed; return 1 if there are any, else 0."""
+    ratios = [ratio for question in results["questions"] for ratio in question["ratios"]]
+    missed = [ratio["text"] for ratio in ratios if ratio["verdict"] == "missed"]
+    for text in missed:
+        say(f"missed: {text}")
+    return 1 if missed else 0
 
 
 def as_text(results: dict[str, Any]) -> str:

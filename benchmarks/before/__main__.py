@@ -8,7 +8,6 @@ figure misses its bound, else with 0. A question without a result is reported as
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def take(question: Question) -> None:
         results["questions"].append(question.as_json())
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        report.save(results, options.json)
         say(report.as_text({"questions": [question.as_json()]}))
 
     clustered = [name for name in CLUSTERED if name in asked]
@@ -85,15 +83,7 @@ def _ended(results: dict[str, Any], options: argparse.Namespace) -> int:
         page.main(options.json)
     else:
         say(f"`python -m benchmarks.before.report {options.json}` makes the page of these results")
-    missed = [
-        ratio["text"]
-        for question in results["questions"]
-        for ratio in question["ratios"]
-        if ratio["verdict"] == "missed"
-    ]
-    for text in missed:
-        say(f"missed: {text}")
-    return 1 if missed else 0
+    return report.exit_code(results)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
-from benchmarks.report import RESULTS, section
+from benchmarks.report import RESULTS, save, section
 
 PAGE, FIGURES = "benchmarks-storage.md", "benchmarks-storage.json"
 _MADE = "<!-- Made by `python -m benchmarks.before.report`: measure anew, don't edit. -->"
@@ -76,7 +76,7 @@ def main(*sources: Path) -> None:
     runs = [json.loads(source.read_text()) for source in sources]
     results = runs[0] if len(runs) == 1 else together(runs)
     (RESULTS / PAGE).write_text(as_markdown(results))
-    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    save(results, RESULTS / FIGURES)
 
 
 if __name__ == "__main__":

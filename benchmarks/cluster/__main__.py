@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -60,15 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page.main(options.json)
     else:
         say(f"`python -m benchmarks.cluster.report {options.json}` makes the page of these results")
-    missed = [
-        ratio["text"]
-        for question in results["questions"]
-        for ratio in question["ratios"]
-        if ratio["verdict"] == "missed"
-    ]
-    for text in missed:
-        say(f"missed: {text}")
-    return 1 if missed else 0
+    return report.exit_code(results)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -97,8 +88,7 @@ async def _measure(
             question = (await asked(bench, ground)).as_json()
             question["bare"] = await _bare(ground)
             results["questions"].append(question)
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            report.save(results, options.json)
             say(report.as_text({"questions": [question]}))
     finally:
         bench.close()

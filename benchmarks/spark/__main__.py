@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -166,16 +165,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.questions:
             question = benchmark.ask(name)
             results["questions"].append(question.as_json())
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            report.save(results, options.json)
             say(report.as_text({"questions": [question.as_json()]}))
     if options.page:
         pages.main(options.json)
-    ratios = [ratio for question in results["questions"] for ratio in question["ratios"]]
-    missed = [ratio["text"] for ratio in ratios if ratio["verdict"] == "missed"]
-    for text in missed:
-        say(f"missed: {text}")
-    return 1 if missed else 0
+    return report.exit_code(results)
 
 
 def _session(folder: Path) -> SparkSession:

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.before.report import together
 from benchmarks.figures import RATIO_SPREAD_MAX
-from benchmarks.report import RESULTS, plot, section
+from benchmarks.report import RESULTS, plot, save, section
 
 PAGE, FIGURES, PLOT = "benchmarks-spark.md", "benchmarks-spark.json", "benchmarks-spark.svg"
 _MADE = "<!-- Made by `python -m benchmarks.spark.page`: measure anew, don't edit. -->"
@@ -56,7 +56,7 @@ def main(*sources: Path) -> None:
     runs = [json.loads(source.read_text()) for source in sources]
     results = runs[0] if len(runs) == 1 else together(runs)
     (RESULTS / PAGE).write_text(as_markdown(results))
-    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    save(results, RESULTS / FIGURES)
     plot(results, RESULTS / PLOT)
 
 

@@ -8,7 +8,6 @@ its bound. Fails if the sides of a question publish different numbers of message
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -213,14 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             question = benchmark.ask(name)
             results["questions"].append(question.as_json())
             results["load_after"] = os.getloadavg()[0]
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            report.save(results, options.json)
             say(report.as_text({"questions": [question.as_json()]}))
     if options.page:
         pages.main(options.json)
-    ratios = [ratio for question in results["questions"] for ratio in question["ratios"]]
-    missed = [ratio["text"] for ratio in ratios if ratio["verdict"] == "missed"]
-    return 1 if missed else 0
+    return report.exit_code(results)
 
 
 def _session(folder: Path) -> SparkSession:

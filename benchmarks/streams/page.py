@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import RATIO_SPREAD_MAX
-from benchmarks.report import RESULTS, section
+from benchmarks.report import RESULTS, save, section
 
 PAGE, FIGURES = "benchmarks-streams.md", "benchmarks-streams.json"
 LETTERS = ("sql", "window", "join", "keyed", "python")
@@ -86,7 +86,7 @@ def main(source: Path) -> None:
     """Write the page and its figures."""
     results = json.loads(source.read_text())
     (RESULTS / PAGE).write_text(as_markdown(results))
-    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    save(results, RESULTS / FIGURES)
 
 
 if __name__ == "__main__":

@@ -269,12 +269,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         questions = [question() for question in asked]
     results["questions"] = [question.as_json() for question in questions]
     say(report.as_text(results))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    report.save(results, options.json)
     if options.page:
         pages.main(options.json)
-    ratios = [ratio for question in questions for ratio in question.ratios]
-    return 1 if any(ratio.verdict == "missed" for ratio in ratios) else 0
+    return report.exit_code(results)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

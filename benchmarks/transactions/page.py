@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, section
+from benchmarks.report import RESULTS, save, section
 
 PAGE, FIGURES = "benchmarks-transactions.md", "benchmarks-transactions.json"
 LOAD_ALONE_MAX = 1.0
@@ -77,7 +77,7 @@ def main(source: Path) -> None:
     """Write the page and its figures."""
     results = json.loads(source.read_text())
     (RESULTS / PAGE).write_text(as_markdown(results))
-    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    save(results, RESULTS / FIGURES)
 
 
 if __name__ == "__main__":
