@@ -8,13 +8,12 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.api import plainjson
-from broker.api.events import _event, _event_chunks
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payload_text import PART_BYTES
 from broker.http.reply import ChunkedReply
-from broker.model import Message, PublishRequest
+from broker.model import Message, PublishRequest, TopicId
 from broker.topics.pages import PIECE_BYTES_MAX
-from broker.wire import avro, avrojson
+from broker.wire import attributes, avro, avrojson
 from tests.kit.serving import Broker, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
@@ -76,17 +75,32 @@ def test_each_step_encodes_a_bounded_number_of_messages() -> None:
     assert sum(asked) == 1000
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_large_event_is_the_same_in_pieces(payload: str) -> None:
-    some = [message(b"a"), message(PAYLOADS[payload], b"k"), message(b"b")]
-    chunks = list(_event_chunks(some))
-    assert b"".join([chunk for chunk, _ in chunks]) == b"".join(map(_event, some))
-    assert max(len(chunk) for chunk, _ in chunks) <= PIECE_BYTES_MAX
+async def test_large_events_come_in_pieces(broker: Broker) -> None:
+    payloads = [b"a", *PAYLOADS.values(), b"b"]
+    beside = [attributes.encode(b"k", {"h": b"\xff"})] * len(payloads)
+    request = PublishRequest(None, payloads, attributes=beside)
+    await broker.topics.publish(TopicId("default", "t"), request)
+    answer = await broker.dispatch.call("GET", topic_path("t", "events"), CIMultiDict())
+    assert isinstance(answer, ChunkedReply)
     sent = b""
-    for chunk, is_whole in chunks:
-        sent += chunk
-        assert not is_whole or sent.endswith(b"\n\n")
-    assert chunks[-1][1]
+    while sent.count(b"\n\n") <= len(payloads):  # A comment comes before the events.
+        piece = await anext(answer.chunks)
+        assert len(piece) <= PIECE_BYTES_MAX
+        sent += piece
+    await answer.chunks.aclose()
+    assert sent.endswith(b"\n\n")
+    events = [event.split(b"\ndata: ") for event in sent.split(b"\n\n")[1:-1]]
+    told = [(head.removeprefix(b"id: ").decode(), json.loads(data)) for head, data in events]
+    assert [_payload(each) for _, each in told] == payloads
+    for identifier, each in told:
+        assert each["id"] == identifier
+        assert (each["key"], each["headers"]) == ("k", {"h": {"base64": "/w=="}})
+
+
+def _payload(shown: dict[str, Any]) -> bytes:
+    if shown["encoding"] == "base64":
+        return base64.b64decode(shown["payload"])
+    return str(shown["payload"]).encode()
 
 
 async def _answer(broker: Broker, target: str) -> tuple[Any, int]:
@@ -111,12 +125,7 @@ async def test_a_browse_of_large_and_of_many_messages_comes_in_pieces(
     )
     assert pieces > 10
     assert page["next"] is None
-    found = [
-        base64.b64decode(each["payload"])
-        if each["encoding"] == "base64"
-        else each["payload"].encode()
-        for each in page["messages"]
-    ]
+    found = [_payload(each) for each in page["messages"]]
     assert found == (payloads if order == "asc" else payloads[::-1])
     assert [each["size"] for each in page["messages"]] == [len(payload) for payload in found]
     previews, _ = await _answer(broker, topic_path("t", f"messages?limit=1000&order={order}"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import aclosing
 
 import pytest
 
 from broker.model import Poll, PublishRequest
 from broker.testing.virtual_time import pass_time
+from broker.topics.pages import PIECE_BYTES_MAX
 from broker.wire import attributes, avro, messages
 from tests.kit.http_cluster import JSON, HttpCluster, NodeConnection, on_cluster
 from tests.kit.openapi import Answered
@@ -276,6 +278,29 @@ async def test_events_have_keys_and_headers_at_every_node(cluster: HttpCluster) 
         ):
             message = await anext(stream)
         assert (message.key, dict(message.headers)) == (b"k", {"h": b"1"})
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@on_cluster(nodes=2)
+async def test_large_and_small_events_come_in_order_and_in_pieces(
+    cluster: HttpCluster, node: int
+) -> None:
+    sent = ["a", "x" * 50_000, "b", "y" * 50_000, *["\x01" * 2_000] * 200]
+    body = json.dumps(sent).encode()
+    assert (await cluster(0, "POST", PUBLISH, body, JSON)).status == 200
+    async with (
+        cluster.client(node, follow_leaders=False) as client,
+        aclosing(client.events("t")) as stream,
+    ):
+        found = [(await anext(stream)).payload.decode() for _ in sent]
+    assert found == sent
+    async with cluster.connection(node) as http:
+        await http.ask("GET", EVENTS)
+        lines = [b""]
+        while sum(line.startswith(b"id: ") for line in lines) < len(sent):
+            lines.append(await http.line())
+    sizes = [int(line, 16) for line in lines if re.fullmatch(rb"[0-9a-f]+\r\n", line)]
+    assert max(sizes) <= PIECE_BYTES_MAX
 
 
 @on_cluster()
