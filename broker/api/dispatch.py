@@ -22,7 +22,7 @@ from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, St
 from broker.http.budget import Cut
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
-from broker.http.request import Request, never
+from broker.http.request import Request
 from broker.metrics import OK, Metrics
 from broker.routing.deadlines import REQUEST_TIMEOUT, parse_timeout_s
 
@@ -66,7 +66,7 @@ class Dispatch:
             BadRequest: its Request-Timeout can't be read.
         """
         self._origins.check(headers)
-        if method == "OPTIONS" and self._origins.is_preflight(method, headers):
+        if method == "OPTIONS" and self._origins.is_preflight(headers):
             return self._preflight(path)
         found = self.router.find(method, path)
         timeout = headers.get(REQUEST_TIMEOUT)
@@ -145,38 +145,6 @@ class Dispatch:
             self.router.find("OPTIONS", path)
         self._metrics.answered(PREFLIGHT, OK, 0.0)
         return preflight_reply(methods)
-
-    async def call(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes = b"",
-        *,
-        deadline: float | None = None,
-        source: object | None = None,
-    ) -> Answer:
-        """Answer a request from this process as if it had come by HTTP.
-
-        ``target`` is a raw path and query. ``headers`` must be case-insensitive.
-        """
-        path, _, query_string = target.partition("?")
-        try:
-            found = self.router.find(method, path)
-        except BrokerError as error:
-            return self.refuse(error, path, headers)
-        request = Request(
-            method,
-            path,
-            query_string,
-            headers,
-            body,
-            names=found.names,
-            deadline=deadline,
-            source=source,
-            abandoned=never,
-        )
-        return await self.answer(found, request)
 
 
 def _error_fields(error: BrokerError) -> dict[str, str]:

@@ -88,13 +88,9 @@ class Origins:
             "Vary: Origin\r\n"
         )
 
-    def is_preflight(self, method: str, headers: Mapping[str, str]) -> bool:
-        """Return whether this is a preflight for a page of a configured origin."""
-        return (
-            method == "OPTIONS"
-            and WANTED_METHOD in headers
-            and canonical(headers.get(ORIGIN, "")) in self._origins
-        )
+    def is_preflight(self, headers: Mapping[str, str]) -> bool:
+        """Return whether an OPTIONS request is a preflight for a page of a configured origin."""
+        return WANTED_METHOD in headers and canonical(headers.get(ORIGIN, "")) in self._origins
 
     def _check_host(self, host: str) -> None:
         match = _AUTHORITY.fullmatch(host)

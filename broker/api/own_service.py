@@ -13,7 +13,7 @@ import orjson
 
 from broker.api.router import Handler
 from broker.clock import Clock
-from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable, registry
+from broker.errors import BrokerError, OutcomeUnknown, Unavailable, registry
 from broker.http.reply import JSON, Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
@@ -122,4 +122,4 @@ def _error_of(reply: Reply) -> BrokerError:
         kind, message = _BY_CODE.get(told["code"], OutcomeUnknown), str(told["message"])
     except (ValueError, KeyError, TypeError):
         return OutcomeUnknown("Another node's answer can't be read.")
-    return NotFound(message) if kind is NotFound else kind(message)
+    return kind(message)

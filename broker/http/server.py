@@ -135,11 +135,6 @@ class Server:
         """The number of open connections."""
         return len(self.open)
 
-    @property
-    def unread_heads(self) -> int:
-        """The number of connections that have sent a part of a request's head."""
-        return len(self.heads)
-
     # --- Called by connections ------------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> BrokerError | None:

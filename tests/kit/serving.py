@@ -26,7 +26,9 @@ from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
-from broker.http.reply import Reply
+from broker.errors import BrokerError
+from broker.http.reply import Answer, Reply
+from broker.http.request import Request
 from broker.http.server import Server
 from broker.metrics import Metrics
 from broker.node.part_settings import topic_settings, transaction_settings
@@ -120,7 +122,7 @@ class Broker:
     ) -> Answered:
         """Answer a request without a check of the answer, for very many requests."""
         sent = CIMultiDict(headers or {})
-        answer = await self.dispatch.call(method, target, sent, body)
+        answer = await self.answer(method, target, sent, body)
         told = CIMultiDict(answer.headers)
         told[REQUEST_ID] = "none"
         if answer.content_type:
@@ -130,6 +132,27 @@ class Broker:
         else:
             whole = b"".join([chunk async for chunk in answer.chunks])
         return Answered(answer.status, told, whole)
+
+    async def answer(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        deadline: float | None = None,
+    ) -> Answer:
+        """Return the handler's answer to a request, for tests of streams. ``headers`` must be case-insensitive."""
+        headers = CIMultiDict() if headers is None else headers
+        path, _, query_string = target.partition("?")
+        try:
+            found = self.dispatch.router.find(method, path)
+        except BrokerError as error:
+            return self.dispatch.refuse(error, path, headers)
+        request = Request(
+            method, path, query_string, headers, body, names=found.names, deadline=deadline
+        )
+        return await self.dispatch.answer(found, request)
 
     async def someone_waits(self) -> None:
         """Return once a poll or a stream waits for a message."""

@@ -76,8 +76,8 @@ async def test_a_node_reports_its_view(few: FewNodes, member: Broker) -> None:
     few.led = {T: 3, TopicId("default", "a"): 1}
     few.slots, few.skew_ms = 341, -12
     few.contact, few.session = Contact.SUSPENDED, None
-    few.health.succeeded()
-    few.health.failed("timed out")
+    few.health.ended(None, None)
+    few.health.ended("told", "timed out")
     told = (await member.call("GET", NODE)).json
     assert told["node"] == 0
     assert (told["slots_led"], told["topics_led"], told["topics"]) == (341, 2, None)
@@ -172,6 +172,6 @@ async def test_others_get_less_time_than_the_request_has_left(few: FewNodes) -> 
     member = Broker(cluster=patient)
     found = member.dispatch.router.find("GET", STATUS)
     assert found.route.name == "cluster"
-    answer = await member.dispatch.call("GET", STATUS, {}, deadline=few.clock.monotonic() + 0.1)
+    answer = await member.answer("GET", STATUS, {}, deadline=few.clock.monotonic() + 0.1)
     assert answer.status == 200
     await member.close()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from multidict import CIMultiDict
 from structlog.testing import capture_logs
 
 from broker.api.access import Action
@@ -112,7 +111,7 @@ async def test_an_unknown_outcome_is_a_warning(
 
 
 async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) -> None:
-    answer = await broker.dispatch.call("PATCH", topic_path("t"), CIMultiDict())
+    answer = await broker.answer("PATCH", topic_path("t"))
     assert isinstance(answer, Reply)
     assert answer.close
     assert dict(answer.headers)["Allow"] == "DELETE, GET, PUT"

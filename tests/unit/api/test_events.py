@@ -29,7 +29,7 @@ async def events(
     broker: Broker, query: str = "", headers: dict[str, str] | None = None
 ) -> AsyncIterator[dict[str, object]]:
     """Yield the events of a stream; whoever breaks off ends it."""
-    answer = await broker.dispatch.call("GET", EVENTS + query, CIMultiDict(headers or {}))
+    answer = await broker.answer("GET", EVENTS + query, CIMultiDict(headers or {}))
     assert isinstance(answer, ChunkedReply), answer
     assert answer.content_type == "text/event-stream"
     try:
@@ -80,7 +80,7 @@ async def test_from_now_shows_only_what_is_new(broker: Broker) -> None:
 
 async def opening(broker: Broker, query: str = "", headers: dict[str, str] | None = None) -> str:
     """Return what a stream begins with, and end it."""
-    answer = await broker.dispatch.call("GET", EVENTS + query, CIMultiDict(headers or {}))
+    answer = await broker.answer("GET", EVENTS + query, CIMultiDict(headers or {}))
     assert isinstance(answer, ChunkedReply), answer
     try:
         return (await anext(answer.chunks)).decode()
@@ -142,7 +142,7 @@ async def test_the_head_tells_who_should_lead(
 ) -> None:
     await publish(broker, "1")
     broker.topics.around.tenure = Decreed(place)
-    answer = await broker.dispatch.call("GET", EVENTS, CIMultiDict())
+    answer = await broker.answer("GET", EVENTS)
     assert isinstance(answer, ChunkedReply)
     assert dict(answer.headers).get("Broker-Leader") == told
     await answer.chunks.aclose()

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-from multidict import CIMultiDict
 
 from broker.api import plainjson
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
@@ -80,7 +79,7 @@ async def test_large_events_come_in_pieces(broker: Broker) -> None:
     beside = [attributes.encode(b"k", {"h": b"\xff"})] * len(payloads)
     request = PublishRequest(None, payloads, attributes=beside)
     await broker.topics.publish(TopicId("default", "t"), request)
-    answer = await broker.dispatch.call("GET", topic_path("t", "events"), CIMultiDict())
+    answer = await broker.answer("GET", topic_path("t", "events"))
     assert isinstance(answer, ChunkedReply)
     sent = b""
     while sent.count(b"\n\n") <= len(payloads):  # A comment comes before the events.
@@ -105,7 +104,7 @@ def _payload(shown: dict[str, Any]) -> bytes:
 
 async def _answer(broker: Broker, target: str) -> tuple[Any, int]:
     """Return the answer to a request, and the number of its pieces."""
-    answer = await broker.dispatch.call("GET", target, CIMultiDict())
+    answer = await broker.answer("GET", target)
     assert isinstance(answer, ChunkedReply)
     pieces = [bytes(piece) async for piece in answer.chunks]
     assert max(map(len, pieces)) <= PIECE_BYTES_MAX

@@ -50,7 +50,7 @@ async def test_events_are_as_documented(broker: Broker) -> None:
     }
     sent = json.dumps({"messages": [message]}).encode()
     await broker.call("POST", publish, sent, {"Content-Type": "application/json"})
-    events = await broker.dispatch.call("GET", topic_path("t", "events"), CIMultiDict())
+    events = await broker.answer("GET", topic_path("t", "events"))
     assert isinstance(events, ChunkedReply)
     found = b""
     async with asyncio.timeout(30):

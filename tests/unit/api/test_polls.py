@@ -107,7 +107,7 @@ async def test_the_largest_snapshot_fits_into_a_poll(broker: Broker) -> None:
     assert "avro/binary" in refused.json["message"]
 
 
-async def test_pointers_of_a_snapshot_are_counted_while_a_poll_waits(broker: Broker) -> None:
+async def test_pointers_of_a_snapshot_are_counted(broker: Broker) -> None:
     budgets = Budgets()
     hold = Hold(budgets.account("::1", lambda _: None))
     snapshot = Snapshot(transaction_id=9, read_pointer=8, invalids=range(10_000))
@@ -205,7 +205,7 @@ async def test_a_large_page_is_sent_as_it_was_read_and_a_small_one_at_once(
 ) -> None:
     body = avro.encode_publish_request(PublishRequest(None, [b"x" * 256] * count))
     assert (await broker.call("POST", PUBLISH, body, AVRO)).status == 200
-    answer = await broker.dispatch.call("POST", POLL, CIMultiDict(AVRO), avro.encode_poll(Poll()))
+    answer = await broker.answer("POST", POLL, CIMultiDict(AVRO), avro.encode_poll(Poll()))
     if count == 1:
         assert isinstance(answer, Reply)
         return

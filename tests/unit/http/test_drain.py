@@ -72,7 +72,7 @@ async def test_a_request_that_has_begun_to_arrive_is_answered(broker: Broker, ht
         await pinged(raw, PING)
         broker.server.begin_drain(0.05)
         await raw.send(PING[:1])
-        await eventually(lambda: broker.server.unread_heads, lambda: "the byte was not read")
+        await eventually(lambda: broker.server.heads, lambda: "the byte was not read")
         assert await pinged(raw, PING[1:]) == "close"
 
 

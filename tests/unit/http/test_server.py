@@ -214,7 +214,7 @@ async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
     async with RawHttp(http.port) as raw:
         request = raw_request("POST", PUBLISH, TWO, "Content-Type: avro/binary")
         await raw.send(request[:1])
-        await eventually(lambda: broker.server.unread_heads, lambda: "the byte was not read")
+        await eventually(lambda: broker.server.heads, lambda: "the byte was not read")
         broker.server.begin_drain()
         quiet = asyncio.ensure_future(broker.server.quiet())
         await raw.send(request[1:])
@@ -252,7 +252,7 @@ async def test_closing_does_not_wait_for_ever() -> None:
     broker = Broker(Config(server=ServerConfig(drain_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(b"GET /ping HTTP/1.1\r\n")
-        await eventually(lambda: broker.server.unread_heads, lambda: "nothing was read")
+        await eventually(lambda: broker.server.heads, lambda: "nothing was read")
         async with asyncio.timeout(30):
             await broker.server.close()
             assert await raw.rest() == b""
