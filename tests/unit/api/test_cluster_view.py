@@ -69,7 +69,7 @@ async def test_the_view_asks_coordination_and_membership(broker: Broker, parts: 
     view = parts.view
     assert (view.me(), view.members().nodes, view.session()) == (ME, {3: ME}, "0xab")
     assert (view.contact(), view.slots_led(), view.clock_skew_ms()) == (Contact.LOST, 17, -4)
-    parts.health.failed("no")
+    parts.health.ended("told", "no")
     assert view.storage().errors == 1
     await view.hint("placement")
     assert parts.hints == ["placement"]

@@ -106,7 +106,7 @@ def leader(node: int | None, epoch: int | None = 1) -> dict[str, Any]:
 def test_the_status_is_a_table_with_a_row_for_each_node(short: Short, run: Run) -> None:
     few = short.few
     few.slots, few.led, few.skew_ms = 341, {T: 3}, -7
-    few.health.succeeded()
+    few.health.ended(None, None)
     few.wrong[few.nodes[1].url] = ConnectionRefusedError("refused")
     few.stop(2)
     code, out, err = run("status")
@@ -127,7 +127,7 @@ def test_the_status_is_a_table_with_a_row_for_each_node(short: Short, run: Run) 
 def test_problems_are_reported_beside_the_table(short: Short, run: Run) -> None:
     few = short.few
     few.contact = Contact.SUSPENDED
-    few.health.failed("no gateway")
+    few.health.ended("told", "no gateway")
     short.loop.run_until_complete(drain(few.records, 9))
     assert run("move", "default/t", "1").code == 0
     _, out, err = run("status")
@@ -141,7 +141,7 @@ def test_problems_are_reported_beside_the_table(short: Short, run: Run) -> None:
 def test_a_narrow_terminal_shows_all_words(
     short: Short, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short.few.health.succeeded()
+    short.few.health.ended(None, None)
     wide = run("status").out
     monkeypatch.setenv("COLUMNS", "60")
     narrow = run("status").out
