@@ -16,7 +16,7 @@ from broker.cli import app
 from broker.cli.transfer import exports, imports, sidecars
 from broker.cli.transfer.formats import FORMATS
 from broker.client import SyncClient
-from tests.kit.forks import CONTEXT, preload
+from tests.kit.fork_server import CONTEXT, preload
 
 CHUNK = 10
 """The number of messages in a chunk of these processes."""

@@ -24,7 +24,7 @@ from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from broker.sql import Outbox, SqlRecord
-from tests.kit.forks import CONTEXT, preload
+from tests.kit.fork_server import CONTEXT, preload
 
 TOPIC = "victims/t"
 TRANSACTIONS = "/v1/transactions"

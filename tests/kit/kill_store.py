@@ -40,7 +40,7 @@ from broker.topics.registry import TopicRegistry
 from chaos.bare import append, rows_of
 from chaos.labels import collapse, expand
 from tests.kit.driver import Done, Refused, TopicContents, UnknownResult
-from tests.kit.forks import CONTEXT, preload
+from tests.kit.fork_server import CONTEXT, preload
 
 _LINE_BYTES_MAX = 1 << 26
 _OPTIONS = Options(write_buffer_bytes=256 << 10, file_bytes_max=1 << 20)

@@ -18,6 +18,7 @@ from broker.client.transport import StreamedReply, Transport
 from broker.clock import Clock
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, TopicId
+from broker.testing.simulation.client import PlacedTransport
 from broker.wire import attributes, avro, messages
 from broker.wire.blocks import END
 from tests.kit.poll_replies import items
@@ -135,10 +136,10 @@ class LyingCluster(StagedCluster):
 
     @override
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
-        client = super().client(process, node=node, **{**settings, "coalesce": False})
-        inner = client._transport
+        honest = super().client(process, node=node, **{**settings, "coalesce": False})
+        inner = PlacedTransport(honest.settings, self.network, process, self.repeater)
         return Client(
-            settings=client.settings, transport=LyingTransport(inner, self.lies, self.clock)
+            settings=honest.settings, transport=LyingTransport(inner, self.lies, self.clock)
         )
 
 

@@ -1,4 +1,4 @@
-"""Processes forked from a server process that has imported their modules, so that a start costs milliseconds."""
+"""Processes of ``multiprocessing`` that are forked from a server, which has imported their modules: a start costs milliseconds."""
 
 from __future__ import annotations
 
