@@ -32,9 +32,6 @@ from chaos.verdict_text import say, tell
 from chaos.workloads import BENEATH, REGISTRY
 
 MIX: Final = "mix"
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
 PROCESSORS: Final = 3
 """The number of processes that handle a rowlog."""
 TWO_SERVICES = ("transactions", "own-transactions")
@@ -42,6 +39,7 @@ TWO_SERVICES = ("transactions", "own-transactions")
 
 Both services give the same write pointers, and a history identifies transactions by their pointers.
 """
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Names(click.ParamType[tuple[str, ...]]):

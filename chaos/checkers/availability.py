@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from chaos.checkers.facts import NS
+from chaos.checkers.lifetimes import NS_IN_MS
 from chaos.checkers.violations import UNAVAILABLE, Findings, Promises, spot
 from chaos.history import Operation, availability_name
 
@@ -154,10 +154,10 @@ class Availability:
         """
         if self._since_ns is None:
             return
-        self._found.longest("longest_silent_ms", (self._until(now_ns) - self._first_ns) // NS)
+        self._found.longest("longest_silent_ms", (self._until(now_ns) - self._first_ns) // NS_IN_MS)
         if self._faults.is_anything_possible:
             return
-        silent_ms = self._silent_ns(now_ns) // NS
+        silent_ms = self._silent_ns(now_ns) // NS_IN_MS
         self._found.longest("longest_unavailable_ms", silent_ms)
         if self._promises.unavailable_ms is None:
             return
@@ -175,7 +175,7 @@ class Availability:
         """Return the counted time of the present silence."""
         assert self._since_ns is not None
         healed_ns = self._faults.healed_ns
-        counts_ns = healed_ns + self._promises.healing_ms * NS if healed_ns else 0
+        counts_ns = healed_ns + self._promises.healing_ms * NS_IN_MS if healed_ns else 0
         return max(self._until(now_ns) - max(self._since_ns, counts_ns), 0)
 
     @property

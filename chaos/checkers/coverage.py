@@ -20,8 +20,9 @@ from typing import Final
 from typing_extensions import override
 
 from chaos.checkers.checker import Checker
-from chaos.checkers.facts import NS, UNSURE, ShownRow, TopicFacts, TopicLife, Tried
+from chaos.checkers.facts import UNSURE, ShownRow, TopicFacts, TopicLife, Tried
 from chaos.checkers.history_rows import ABOVE_ALL, Read, ReadRow, below
+from chaos.checkers.lifetimes import NS_IN_MS
 from chaos.checkers.violations import Findings, Promises, spot
 
 EVERYTHING_MAY_GO: Final = ABOVE_ALL
@@ -123,7 +124,7 @@ class Coverage(Checker):
         log, call = self.topic.log(life), read.call
         tried = self.topic.of_payload(row.payload)
         if tried is not None and tried.ttl_ms is not None:
-            ends_ns = tried.tried_ns + tried.ttl_ms * NS
+            ends_ns = tried.tried_ns + tried.ttl_ms * NS_IN_MS
             self._short.setdefault(life, {}).setdefault(row.id, (kind, tried.tried_ns, ends_ns))
             return
         assert call.ended_ns is not None
@@ -187,7 +188,7 @@ class Coverage(Checker):
             born_ns = self._born_by(row, tried, log)
             if life_ms is None or born_ns is None:
                 continue
-            age_ms = (read.call.invoked_ns - born_ns) // NS
+            age_ms = (read.call.invoked_ns - born_ns) // NS_IN_MS
             if age_ms > life_ms + late_ms:
                 detail = spot(row.id, payload=row.payload, age_ms=age_ms, life_ms=life_ms)
                 self.found.add("expired_late", detail, read.call.ended)
@@ -214,7 +215,7 @@ class Coverage(Checker):
         if horizon_ns is None:
             return None
         early_ms = self.promises.early_ms
-        return END_OF_TIME_NS if early_ms is None else horizon_ns + early_ms * NS
+        return END_OF_TIME_NS if early_ms is None else horizon_ns + early_ms * NS_IN_MS
 
     def _age(self, log: TopicLife, kind: str, gone_ns: int) -> None:
         while (row_id := log.shown[kind].following(log.lives_after[kind])) is not None:
@@ -229,7 +230,7 @@ class Coverage(Checker):
         life_ms = self.topic.life_ms(tried)
         if tried is None or life_ms is None or read.call.ended_ns is None:
             return False
-        return 2 * (read.call.ended_ns - tried.tried_ns) >= life_ms * NS
+        return 2 * (read.call.ended_ns - tried.tried_ns) >= life_ms * NS_IN_MS
 
     def _look_for_short_lived(self, read: Read, life: int) -> None:
         """Judge the messages with a ``ttl`` of their own, one by one; few of them live at a time."""
@@ -241,11 +242,11 @@ class Coverage(Checker):
         gone_ns = self._gone_ns(read)
         for row_id, (kind, tried_ns, ends_ns) in list(short.items()):
             is_gone = gone_ns is not None and tried_ns <= gone_ns
-            if is_gone or call.ended_ns >= ends_ns - self.promises.early_ms * NS:
+            if is_gone or call.ended_ns >= ends_ns - self.promises.early_ms * NS_IN_MS:
                 del short[row_id]
             elif kind in read.kinds and max(read.after, floor) < row_id <= read.through:
                 if row_id in ids:
                     continue
-                left_ms = (ends_ns - call.ended_ns) // NS
+                left_ms = (ends_ns - call.ended_ns) // NS_IN_MS
                 detail = spot(row_id, missing_for=call.process, left_ms=left_ms)
                 self.found.add("expired_early", detail, call.ended)

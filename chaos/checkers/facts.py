@@ -18,13 +18,11 @@ from typing import Final, NamedTuple
 
 from chaos.checkers.fates import Fates
 from chaos.checkers.history_rows import INLINE, REFERENCE, ROW_DIGITS, STORED, plain
-from chaos.checkers.lifetimes import TopicLifetimes
+from chaos.checkers.lifetimes import NS_IN_MS, TopicLifetimes
 from chaos.checkers.tables import Tables, ValueTable
 from chaos.history import Operation
 
 UNSURE: Final = -1
-NS: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
 
 
 class Tried(NamedTuple):
@@ -264,9 +262,9 @@ class TopicFacts:
             return False
         if tried is None or early_ms is None:
             return True
-        if own_ms is not None and at_ns - tried.tried_ns >= (own_ms - early_ms) * NS:
+        if own_ms is not None and at_ns - tried.tried_ns >= (own_ms - early_ms) * NS_IN_MS:
             return True
-        return horizon_ns is not None and tried.tried_ns <= horizon_ns + early_ms * NS
+        return horizon_ns is not None and tried.tried_ns <= horizon_ns + early_ms * NS_IN_MS
 
     def began(self, call: Operation) -> None:
         """Take the beginning of a call."""

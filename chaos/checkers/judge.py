@@ -76,43 +76,43 @@ NAMES: Final = frozenset(
 """The names of all violations."""
 
 
-class _Case:
+class _TopicCheckers:
     """One topic and its checkers."""
 
     def __init__(
         self, name: str, tables: Tables, found: Findings, promises: Promises, world: _World
     ) -> None:
-        self.topic = TopicFacts(name, tables, world.fates)
+        self.facts = TopicFacts(name, tables, world.fates)
         self.availability = Availability(name, found, promises, world.faults)
-        self.checkers = [checker(self.topic, found, promises) for checker in BY_TOPIC]
+        self.checkers = [checker(self.facts, found, promises) for checker in BY_TOPIC]
 
     def began(self, call: Operation) -> None:
-        self.topic.began(call)
+        self.facts.began(call)
         for checker in self.checkers:
             checker.began(call)
         self.availability.began(call)
 
     def ended(self, call: Operation) -> int:
         """Judge an answer, and return how many rows it showed."""
-        self.topic.ended(call)
+        self.facts.ended(call)
         for checker in self.checkers:
             checker.ended(call)
         self.availability.ended(call)
         rows = 0
         if call.op == "read" and call.is_ok:
-            read, life = read_of(call), self.topic.lives.life(call)
+            read, life = read_of(call), self.facts.lives.life(call)
             rows = len(read.rows)
             for checker in self.checkers:
                 checker.read(read, life)
-        self.topic.lives.ended(call)
+        self.facts.lives.ended(call)
         return rows
 
     @property
     def is_known(self) -> bool:
         """True if the log was read to its end, or has no acknowledged writes, or was deleted."""
-        newest = max(self.topic.acked_lives, default=UNSURE)
-        is_read = any(life >= newest and log.final for life, log in self.topic.logs.items())
-        return is_read or self.topic.lives.is_gone or newest == UNSURE
+        newest = max(self.facts.acked_lives, default=UNSURE)
+        is_read = any(life >= newest and log.final for life, log in self.facts.logs.items())
+        return is_read or self.facts.lives.is_gone or newest == UNSURE
 
 
 class _World:
@@ -138,7 +138,7 @@ class Judge:
         self._tables = tables or MemoryTables()
         self._found = Findings()
         self._world = _World(self._tables, self._found)
-        self._cases: dict[str, _Case] = {}
+        self._topics: dict[str, _TopicCheckers] = {}
         self._registers: dict[str, Availability] = {}
         self._pairing = Pairing()
         self._now_ns = 0
@@ -169,7 +169,7 @@ class Judge:
             world.faults.began(call)
         elif call.topic:
             self._tells_deadlines |= call.asked.get("until_ms") is not None
-            self._case(call.topic).began(call)
+            self._topic(call.topic).began(call)
         else:
             world.fates.began(call)
             world.registers.began(call)
@@ -185,7 +185,7 @@ class Judge:
         if call.op == "fault":
             world.faults.ended(call)
         elif call.topic:
-            self._found.counts["rows_read"] += self._case(call.topic).ended(call)
+            self._found.counts["rows_read"] += self._topic(call.topic).ended(call)
             self._count(call)
         else:
             world.fates.ended(call)
@@ -195,12 +195,12 @@ class Judge:
                 register.ended(call)
             self._acknowledged += call.op in WRITES and call.is_ok
 
-    def _case(self, name: str) -> _Case:
-        if name not in self._cases:
-            case = _Case(name, self._tables, self._found, self._promises, self._world)
-            case.topic.segment = self._segment
-            self._cases[name] = case
-        return self._cases[name]
+    def _topic(self, name: str) -> _TopicCheckers:
+        if name not in self._topics:
+            topic = _TopicCheckers(name, self._tables, self._found, self._promises, self._world)
+            topic.facts.segment = self._segment
+            self._topics[name] = topic
+        return self._topics[name]
 
     def _register(self, call: Operation) -> Availability | None:
         """Return the availability of the register or rowlog of a call; None for other calls."""
@@ -213,7 +213,7 @@ class Judge:
 
     @property
     def _asked(self) -> list[Availability]:
-        return [*(case.availability for case in self._cases.values()), *self._registers.values()]
+        return [*(topic.availability for topic in self._topics.values()), *self._registers.values()]
 
     def _look(self, now_ns: int) -> None:
         for one in self._asked:
@@ -236,25 +236,25 @@ class Judge:
 
         The verdict is always known: only the end of the history can show that a log was not read.
         """
-        for case in self._cases.values():
-            for checker in case.checkers:
+        for topic in self._topics.values():
+            for checker in topic.checkers:
                 checker.cut()
         self._segment += 1
-        for case in self._cases.values():
-            case.topic.segment = self._segment
+        for topic in self._topics.values():
+            topic.facts.segment = self._segment
         return self._found.taken(is_known=True)
 
     def end(self) -> Verdict:
         """Return the verdict of the last segment, with the violations that need the whole history."""
         self._look(self._now_ns)
-        for case in self._cases.values():
-            for checker in case.checkers:
+        for topic in self._topics.values():
+            for checker in topic.checkers:
                 checker.over()
         self._world.fates.over()
         self._world.rowlogs.over()
-        cases = (case.is_known for case in self._cases.values())
+        topics = (topic.is_known for topic in self._topics.values())
         world = (self._world.registers.is_known, self._world.rowlogs.is_known)
-        is_known = self._acknowledged > 0 and all(cases) and all(world)
+        is_known = self._acknowledged > 0 and all(topics) and all(world)
         self._tables.close()
         return self._found.taken(is_known=is_known, unjudged=self._unjudged())
 

@@ -19,8 +19,7 @@ from typing import Final
 
 from chaos.history import Operation
 
-NS: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
+NS_IN_MS: Final = 1_000_000
 
 
 class TopicLifetimes:
@@ -70,7 +69,7 @@ class TopicLifetimes:
         over = [ttl_ms for line, ttl_ms in self._created if line < call.invoked]
         self._created = [one for one in self._created if one[0] >= call.invoked]
         for ttl_ms in over:
-            horizon_ns = call.ended_ns - ttl_ms * NS
+            horizon_ns = call.ended_ns - ttl_ms * NS_IN_MS
             self._passed_ns = max(horizon_ns, self._passed_ns or horizon_ns)
 
     def _weigh(self) -> None:
@@ -92,5 +91,5 @@ class TopicLifetimes:
     def _horizon_ns(self, at_ns: int, least_ms: int | None) -> int | None:
         if least_ms is None:
             return self._passed_ns
-        horizon_ns = at_ns - least_ms * NS
+        horizon_ns = at_ns - least_ms * NS_IN_MS
         return horizon_ns if self._passed_ns is None else max(horizon_ns, self._passed_ns)

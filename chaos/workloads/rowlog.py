@@ -82,8 +82,10 @@ class RowLogWorkload:
         self._id = f"{self.name}-{stage.chance.getrandbits(32):08x}"
         try:
             rows = Thrift2Rows(beneath.gateways)
-            await rows.make_table(self._id.encode(), FAMILY.encode(), [])
-            await rows.close()
+            try:
+                await rows.make_table(self._id.encode(), FAMILY.encode(), [])
+            finally:
+                await rows.close()
             self._log = self._made(beneath)
             await self._log.open()
             for name in SUBSCRIPTIONS:

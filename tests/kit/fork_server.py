@@ -1,4 +1,4 @@
-"""Processes of ``multiprocessing`` that are forked from a server, which has imported their modules: a start costs milliseconds."""
+"""Processes that ``multiprocessing`` forks from a server with their modules imported: a start costs milliseconds."""
 
 from __future__ import annotations
 
