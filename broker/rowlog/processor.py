@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker import logs
 from broker.errors import BrokerError, Fenced, StorageCorrupt
@@ -66,6 +66,14 @@ class Means:
     wakeups: Wakeups
     settled: Callable[[str, bytes], None]
     """Called with a subscription and a row when a message of it is settled: later subscriptions may wait for that."""
+
+
+class _Again(NamedTuple):
+    """When to read a row again: ``due``, ms since 1970; 0: only after a new entry."""
+
+    due: int
+    until_offered: bool = False
+    """True if a scan that finds an entry again ends the wait: its put may have been in flight, and be done now."""
 
 
 class Processor:
@@ -192,18 +200,18 @@ class Processor:
                 await self._until_ready()
                 continue
             self._room.set()
-            due = self._tools.clock.now_ms() + BUSY_MS
+            again = _Again(self._tools.clock.now_ms() + BUSY_MS)
             try:
-                due = await self._visit(row)
+                again = await self._visit(row)
             except Fenced:
                 raise
             except StorageCorrupt as error:
                 log.error("rowlog row put off", row=row.hex(), reason=str(error))  # noqa: TRY400
-                due = self._tools.clock.now_ms() + CORRUPT_MS
+                again = _Again(self._tools.clock.now_ms() + CORRUPT_MS)
             except (TableError, BrokerError) as error:
                 log.info("rowlog row put off", subscription=self._name, reason=str(error))
             finally:
-                self.work.finish(row, due)
+                self.work.finish(row, again.due, until_offered=again.until_offered)
 
     async def _until_ready(self) -> None:
         self._ready.clear()
@@ -213,8 +221,8 @@ class Processor:
             async with asyncio.timeout(wait_s):
                 await self._ready.wait()
 
-    async def _visit(self, row: bytes) -> int:
-        """Process a row; return when to read it again, ms since 1970. 0: only after a new entry."""
+    async def _visit(self, row: bytes) -> _Again:
+        """Process a row; return when to read it again."""
         tools = self._tools
         found, setup, due = await self._read(row)
         for _ in range(MESSAGES_MAX):
@@ -222,9 +230,9 @@ class Processor:
             subscription = setup.named(self._name) or self._subscription
             choice = choose([(each.id, each.state) for each in found], subscription, setup, now)
             if choice.turn is Turn.NOTHING:
-                return due
+                return _Again(due, until_offered=True)
             if choice.turn is Turn.WAIT:
-                return choice.until
+                return _Again(choice.until)
             head = next(each for each in found if each.id == choice.message)
             try:
                 outcome = await self._attempts.attempt(
@@ -239,11 +247,11 @@ class Processor:
                 continue
             except Busy as busy:
                 tools.figures.add("contentions", self._name)
-                return busy.until or now + BUSY_MS
+                return _Again(busy.until or now + BUSY_MS)
             await self._after(row, head, outcome.state)
             # The messages behind it were read, too. If another has changed one since, its claim finds out.
             found = [each._replace(state=outcome.state) if each is head else each for each in found]
-        return tools.clock.now_ms()
+        return _Again(tools.clock.now_ms())
 
     async def _read(self, row: bytes) -> tuple[list[Found], Setup, int]:
         """Return a row's messages, the setup, and when to read the row again if no message is open."""

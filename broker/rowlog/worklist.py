@@ -29,8 +29,13 @@ class _Row:
     entries: dict[Entry, None] = field(default_factory=dict)
     in_work: bool = False
     again: bool = False
+    """True if a new entry was offered, or the row was woken, while it was in work."""
+    is_offered: bool = False
+    """True if any entry was offered while the row was in work, also a known one."""
     due: int = 0
     """When the row may be read, ms since 1970; 0: it does not wait."""
+    until_offered: bool = False
+    """True if an offer of any of its entries ends its waiting."""
 
 
 class Work:
@@ -67,9 +72,16 @@ class Work:
         if row is None:
             row = self._rows[entry.row] = _Row()
             self._ready.append(entry.row)
-        elif row.in_work and entry not in row.entries:
-            row.again = True
+        elif row.in_work:
+            row.is_offered = True
+            row.again |= entry not in row.entries
+        elif row.due and row.until_offered:
+            self._make_ready(entry.row, row)
         row.entries[entry] = None
+
+    def _make_ready(self, key: bytes, row: _Row) -> None:
+        row.due = 0
+        self._ready.append(key)
 
     def take(self, now: int) -> bytes | None:
         """Take a row into work, and return its key; None: no row is ready."""
@@ -77,13 +89,12 @@ class Work:
             due, _, key = heapq.heappop(self._waiting)
             row = self._rows.get(key)
             if row is not None and row.due == due:
-                row.due = 0
-                self._ready.append(key)
+                self._make_ready(key, row)
         if not self._ready:
             return None
         key = self._ready.popleft()
         row = self._rows[key]
-        row.in_work, row.again = True, False
+        row.in_work, row.again, row.is_offered = True, False, False
         return key
 
     def entries(self, key: bytes) -> list[Entry]:
@@ -94,18 +105,24 @@ class Work:
         """Remove an entry of a row in work."""
         self._rows[key].entries.pop(entry, None)
 
-    def finish(self, key: bytes, due: int = 0) -> None:
-        """End the work on a row. ``due``: when to read it again, ms since 1970; 0: only for new entries."""
+    def finish(self, key: bytes, due: int = 0, *, until_offered: bool = False) -> None:
+        """End the work on a row.
+
+        Args:
+            key: the row's key.
+            due: when to read it again, ms since 1970; 0: only for new entries.
+            until_offered: True if it shall be read earlier once any of its entries is offered again.
+        """
         row = self._rows[key]
-        row.in_work = False
-        if due:
+        row.in_work, row.until_offered = False, until_offered
+        if due and not (until_offered and row.is_offered):
             if len(self._waiting) >= WAITING_MAX:
                 self.overflowed = True
                 del self._rows[key]
                 return
             row.due = due
             heapq.heappush(self._waiting, (due, next(self._numbers), key))
-        elif row.again:
+        elif due or row.again:
             self._ready.append(key)
         else:
             del self._rows[key]
@@ -116,8 +133,7 @@ class Work:
         if row is None:
             return
         if row.due:
-            row.due = 0
-            self._ready.append(key)
+            self._make_ready(key, row)
         elif row.in_work:
             row.again = True
 

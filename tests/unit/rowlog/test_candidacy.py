@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Mapping, Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -322,6 +323,32 @@ async def test_a_wake_up_of_another_process_is_at_once_and_its_trailing_edge_too
         await pass_time(0.003)
     await until(lambda: len(heard.messages) == 10)
     assert world.clock.monotonic() - begun < 0.2
+
+
+@virtual
+async def test_a_message_whose_put_was_in_flight_during_a_scan_is_processed_at_once(
+    world: World,
+) -> None:
+    """A scan that another put caused finds its entry, but no message yet."""
+    log = await world.log("a")
+    writer = await world.process()
+    heard = Heard()
+    log.listen("a", heard)
+    await log.start()
+    await pass_time(6)
+    put = writer.rows.put
+
+    async def slow(table: bytes, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> None:
+        if (table, rows[0][0]) == (TABLE, ROW):
+            await pass_time(0.5)
+        await put(table, rows)
+
+    writer.rows.put = slow  # type: ignore[method-assign]
+    putting = asyncio.create_task(writer.log.put(ROW))
+    await pass_time(0.1)
+    await writer.log.put(b"other")
+    await putting
+    await until(lambda: {each.row for each in heard.messages} == {b"other", ROW}, within_s=0.2)
 
 
 @virtual
