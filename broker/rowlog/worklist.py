@@ -6,6 +6,8 @@ messages does not fill the queue::
     offer ──▶ ready ──▶ in work ──▶ (gone)
                 ▲           │ its head must wait
                 └── due ── waiting
+
+If an entry has no message yet, its put may be in flight. Then the next offer ends the row's wait, too.
 """
 
 from __future__ import annotations
