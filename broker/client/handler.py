@@ -61,7 +61,7 @@ class Calling:
         self._executor = executor
         self._is_async = is_async(handler)
 
-    async def aside(self, function: Callable[[], T | Awaitable[T]]) -> T:
+    async def run(self, function: Callable[[], T | Awaitable[T]]) -> T:
         """Call a function and return its result; run it in the thread if it is not asynchronous."""
         if is_async(function):
             return await cast("Awaitable[T]", function())
@@ -71,9 +71,9 @@ class Calling:
     async def hand(self, messages: Any, work: Callable[[], Work] | None) -> None:
         """Call the handler once, within ``work()``. Raises their errors."""
         if work is None:
-            await self._called(messages)
+            await self._call_handler(messages)
         else:
-            await self._within(messages, work())
+            await self._call_within(messages, work())
 
     async def skip(self, work: Callable[[], Work]) -> None:
         """Enter and leave the context ``work()`` without a call of the handler."""
@@ -86,18 +86,18 @@ class Calling:
             with around:
                 pass
 
-        await self.aside(enter_and_leave)
+        await self.run(enter_and_leave)
 
-    async def _within(self, messages: Any, around: Work) -> None:
+    async def _call_within(self, messages: Any, around: Work) -> None:
         if isinstance(around, AbstractAsyncContextManager):
             async with around as value:
-                await self._called(messages, value)
+                await self._call_handler(messages, value)
         elif self._is_async:
             with around as value:
                 await self._handler(messages, value)
         else:
 
-            def call_within() -> None:
+            def call_in_thread() -> None:
                 with around as value:
                     done = self._handler(messages, value)
                     if inspect.isawaitable(done):
@@ -107,13 +107,13 @@ class Calling:
                             "The handler returned an awaitable. Define it with async def."
                         )
 
-            await self.aside(call_within)
+            await self.run(call_in_thread)
 
-    async def _called(self, *arguments: Any) -> None:
+    async def _call_handler(self, *arguments: Any) -> None:
         if self._is_async:
             await self._handler(*arguments)
         else:
-            await self.aside(lambda: self._handler(*arguments))
+            await self.run(lambda: self._handler(*arguments))
 
 
 class Trying:

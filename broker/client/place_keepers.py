@@ -91,7 +91,7 @@ class OwnKeeper:
 
     async def acquire(self) -> MessageId | None:
         """Load the place."""
-        return await self._calling.aside(self._store.load)
+        return await self._calling.run(self._store.load)
 
     def check(self) -> None:
         """Do nothing: the store itself raises CursorMoved."""

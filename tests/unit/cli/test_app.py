@@ -14,13 +14,7 @@ from broker.cli.problems import ADVICE, problem_of
 from broker.config.sections import iter_keys
 from broker.config.sources import as_text
 from broker.model import TopicId
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as left:
-        app.run(list(words))
-    told = capsys.readouterr()
-    return left.value.code, told.out, told.err
+from tests.unit.cli.running import run
 
 
 @pytest.mark.parametrize(

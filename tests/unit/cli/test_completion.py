@@ -3,13 +3,7 @@ import pytest
 from broker.cli import app, completion
 from broker.cli.contexts import BrokerTarget
 from broker.cli.given_options import GivenOptions
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as left:
-        app.run(list(words))
-    told = capsys.readouterr()
-    return left.value.code, told.out, told.err
+from tests.unit.cli.running import run
 
 
 def completed(capsys, monkeypatch, *words):

@@ -10,17 +10,11 @@ from broker.cli.contexts import BrokerOptions, Context, Contexts, target
 from broker.cli.given_options import GivenOptions
 from broker.cli.options import client_settings
 from broker.config.sections import ConfigError
+from tests.unit.cli.running import run
 
 KNOWN = Contexts(
     "here", {"here": Context("http://a:1"), "there": Context("http://b:1", "ca", "ns")}
 )
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as left:
-        app.run(list(words))
-    told = capsys.readouterr()
-    return left.value.code, told.out, told.err
 
 
 @pytest.mark.parametrize(
