@@ -193,7 +193,8 @@ class OwnPage:
                 self._resolver.append(self._space, row, before, new, cells)
             )
             if previous is not None and not previous.done():
-                await asyncio.wait((previous,))
+                # If this is cancelled, the hold does not take the new head, so it must not go on.
+                await self._end_if_uncertain(asyncio.wait((previous,)))
             self._note(verdict, new)
             self.marks.confirmed(new.pointer, added)
         finally:

@@ -12,7 +12,7 @@ from broker.storage.head import PageState
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.ownpage import PageBounds
-from tests.kit.bench import settle
+from tests.kit.bench import Gate, HookedTable, settle
 from tests.kit.contract.log_bench import KEY, Bench
 
 
@@ -102,6 +102,25 @@ async def test_a_handoff_waits_for_both_appends(bench) -> None:
     rows = [*await one, *await two]
     assert await handing
     assert await bench.read() == rows
+
+
+async def test_a_cancelled_append_that_waits_for_the_one_before_it_ends_the_hold(bench) -> None:
+    table, gate = HookedTable(bench.table), Gate()
+    hold = await bench.claim(Logs(table, SystemClock()))
+    table.on("append", gate.after)
+    one = asyncio.ensure_future(bench.publish(hold))
+    await gate.reached.wait()
+    two = asyncio.ensure_future(bench.publish(hold))
+    await settle()
+    two.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await two
+    assert hold.done
+    gate.open()
+    first = await one
+    assert (await bench.read())[:1] == first
+    with pytest.raises(Fenced):
+        await bench.publish(hold)
 
 
 async def test_an_append_with_marks_in_flight_keeps_marked_unchanged(bench) -> None:
