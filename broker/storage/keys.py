@@ -66,12 +66,6 @@ def root_key(log: LogId) -> bytes:
     return side_prefix(log, ROOT)
 
 
-def is_root(row: bytes) -> bool:
-    """True if a row of messages or payloads is a root."""
-    rest = row.split(b":", 2)[-1]
-    return rest.startswith(_INT32.pack(0) + ROOT)
-
-
 def payload_root_range(
     topic: TopicId, generation: int, first: int, last: int
 ) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.model import Message, Poll, PublishRequest, Topic, TopicId
 from broker.storage.columns import is_rolled_column
-from broker.storage.keys import is_root
+from broker.storage.keys import ROOT
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.ownpage import PageBounds
@@ -96,6 +96,11 @@ def _kind(
     if is_root(row):
         return "root"
     return "make" if expected is None else "head"
+
+
+def is_root(row: bytes) -> bool:
+    """True if a row of messages or payloads is a root."""
+    return row.split(b":", 2)[-1].startswith(bytes(4) + ROOT)
 
 
 def failing(error: BaseException) -> Hook:

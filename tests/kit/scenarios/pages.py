@@ -8,8 +8,8 @@ from itertools import groupby
 from broker.model import TopicId
 from broker.storage import entry, head
 from broker.storage.columns import is_rolled_column
-from broker.storage.keys import is_root, topic_prefix
 from broker.storage.keys import prefix_end as above
+from broker.storage.keys import topic_prefix
 from broker.storage.memory.table import MemoryTable
 from broker.storage.table import Space
 
@@ -23,7 +23,7 @@ def lines(table: MemoryTable, topic: TopicId, space: Space = Space.MESSAGES) -> 
     generation_0 = prefix + bytes(4)
     number = 0
     for key in rows.keys(prefix, above(prefix)):
-        if key.startswith(generation_0) or is_root(key):
+        if key.startswith(generation_0):
             continue
         row = rows.get(key)
         if row.head is None:

@@ -32,8 +32,6 @@ def test_all_generations_share_one_root():
 def test_the_key_of_a_root_names_its_payload_log(generation, number):
     log = LogId(TOPIC, generation, number)
     assert keys.payload_log_of_root(TOPIC, keys.root_key(log)) == log
-    assert keys.is_root(keys.root_key(log))
-    assert not keys.is_root(keys.page_key(log, row_id(1, 1)))
 
 
 @given(st.integers(0, 1 << 62), st.integers(0, 1 << 62))

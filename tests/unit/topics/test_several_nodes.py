@@ -9,12 +9,12 @@ import pytest
 
 from broker.errors import OutcomeUnknown, TopicNotFound, Unavailable
 from broker.model import Poll, TopicId
-from broker.storage.keys import LogId, is_root
+from broker.storage.keys import LogId
 from broker.storage.table import Space
 from broker.testing.virtual_time import pass_time
 from broker.topics.registry import record_key
 from chaos.bare import append
-from tests.kit.bench import Gate, Hook
+from tests.kit.bench import Gate, Hook, is_root
 from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(12)]

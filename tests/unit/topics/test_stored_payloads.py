@@ -19,13 +19,13 @@ from broker.model import Poll, RollbackRange, Snapshot
 from broker.slices import ASIDE_BYTES_MIN
 from broker.storage import head as heads
 from broker.storage.head import PageState
-from broker.storage.keys import LogId, is_root
+from broker.storage.keys import LogId
 from broker.storage.ownpage import PageBounds
 from broker.storage.root import RootState
 from broker.storage.table import NotWritten, Space
 from broker.topics import keyed_log
 from broker.topics.settings import PublishOptions
-from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, is_root, settle
 
 LOG = LogId(TOPIC, 1, 5)
 
