@@ -92,9 +92,9 @@ class TopicLeader:
         return self.hold.pointer > self._claimed_at
 
     def lost_claims(self, before: int) -> int:
-        """Count consecutive claims that were lost before any commit; ``before`` of them precede this one.
+        """Return how many consecutive claims were lost before any commit, after ``before`` earlier ones.
 
-        In a duel of two nodes a claim is lost at once. A clean handover does not count: it has no rival.
+        Two nodes that claim a log in turns lose each claim at once. A clean handover does not count.
         """
         if self.has_committed:
             return 0

@@ -149,16 +149,16 @@ class SnapshotView:
     def __init__(self, snapshot: Snapshot, bound: int) -> None:
         """Take the invalid pointers of a snapshot."""
         self.bound = bound
-        self.invalids = snapshot.invalids
         self.settled = invalid_below(snapshot, bound)
         """The invalid pointers below the bound, ascending."""
+        self._snapshot = snapshot
         self._fingerprints: dict[int, str] = {}
 
     def fingerprint(self, bound: int) -> str:
         """Return the fingerprint of the invalid pointers below a bound."""
         known = self._fingerprints.get(bound)
         if known is None:
-            below = self.invalids[: bisect_left(self.invalids, bound)]
+            below = invalid_below(self._snapshot, bound)
             known = self._fingerprints[bound] = fingerprint(below)
         return known
 
