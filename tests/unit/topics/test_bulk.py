@@ -66,7 +66,7 @@ async def check_all(bench: Bench, rows: list[Shown], snapshot: Snapshot | None) 
     end = await latest(bench)
     ids = places(rows)
     for after in [None, *ids]:
-        for through in ids[:: max(len(ids) // 8, 1)]:
+        for through in ids[:: max(len(ids) // 4, 1)]:
             if through[:10] <= end[:10]:
                 wanted = wanted_of(rows, after, through, snapshot)
                 assert await read(bench.topics, after, through, snapshot) == wanted

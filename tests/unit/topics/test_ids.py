@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import operator
+from itertools import islice
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +23,9 @@ steps = st.lists(
     st.tuples(
         st.integers(-HOUR_MS, HOUR_MS),  # The wall clock, from T0.
         st.floats(0, 2000),  # The step of the monotonic clock.
-        st.one_of(st.integers(1, 600), st.sampled_from([65_535, 65_537])),
+        st.one_of(*[st.integers(1, 600)] * 3, st.sampled_from([65_535, 65_537])),
     ),
-    max_size=12,
+    max_size=8,
 )
 
 
@@ -44,7 +47,7 @@ def test_ids_rise_for_every_movement_of_the_clock(
             continue
         assert len(taken) == count
         assert taken[0] > last
-        assert list(taken) == sorted(set(taken))
+        assert all(map(operator.lt, taken, islice(taken, 1, None)))
         assert min(unpack_row_id(taken[0])) >= 0
         assert unpack_row_id(taken[0])[0] >= first_ms
         last = taken[-1]
