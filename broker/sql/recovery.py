@@ -28,9 +28,6 @@ log: Final = logging.getLogger(__name__)
 ROUNDS_MAX: Final = 10
 """The maximum number of steps of recovery for one record."""
 
-LIFE_MS: Final = 24 * 3600 * 1000
-"""The default of the longest time for which a transaction may publish."""
-
 SKEW_MS: Final = 60_000
 """A generous limit of the difference between the clocks of the service and of a topic's leader."""
 
@@ -160,16 +157,16 @@ class Recovery:
         return False
 
     async def _row(self, topic: str, decision: RecordOwner) -> Browsed | None:
-        """Return a message of a transaction in a topic, or None."""
-        begun_ms = decision.transaction_id // POINTERS_PER_MS
-        place: Start = max(0, begun_ms - SKEW_MS)
+        """Return a message of a transaction in a topic, or None.
+
+        If there is none, this reads to the end of the topic: only the service knows how late a transaction may publish.
+        """
+        place: Start = max(0, decision.transaction_id // POINTERS_PER_MS - SKEW_MS)
         while place is not None:
             page = await self._client.browse(topic, start=place, full=False)
             for row in page.messages:
                 if row.write_pointer in {decision.transaction_id, decision.write_pointer}:
                     return row
-                if row.timestamp_ms > begun_ms + LIFE_MS + SKEW_MS:
-                    return None
             place = page.next
         return None
 
