@@ -43,10 +43,12 @@ class Wakeups:
 
     def listen(self, subscription: str, woken: Callable[[], None]) -> Callable[[], None]:
         """Call ``woken`` at each wake-up of a subscription. The returned function ends that."""
-        listening = self._local.setdefault(subscription, [])
-        if not listening and self._coordinator is not None:
-            tell = self._telling(subscription)
-            self._coordinator.on_hint(self.hint(f"wake-{subscription}"), tell)
+        listening = self._local.get(subscription)
+        if listening is None:
+            listening = self._local[subscription] = []
+            if self._coordinator is not None:  # Once: it can't stop listening to a hint.
+                tell = self._telling(subscription)
+                self._coordinator.on_hint(self.hint(f"wake-{subscription}"), tell)
         listening.append(woken)
         return lambda: listening.remove(woken) if woken in listening else None
 
