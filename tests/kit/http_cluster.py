@@ -118,7 +118,7 @@ class HttpCluster:
         self._no_threads.start()
         for machine in self.machines:
             machine.start()
-            assert await machine.served(STARTED_S), self.sim.ground.ended
+            assert await machine.served(STARTED_S), self.sim.shared.ended
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -65,31 +65,31 @@ class TopicNode:
         self._cluster = cluster
 
     @property
-    def below(self) -> SimGround:
-        """The node's ground."""
-        assert self.machine.below is not None, "the node does not run"
-        return self.machine.below
+    def ground(self) -> SimGround:
+        """The node's storage and coordination (node.py)."""
+        assert self.machine.ground is not None, "the node does not run"
+        return self.machine.ground
 
     @property
     def topics(self) -> Topics:
         """The node's topics."""
-        assert self.below.topics is not None, "the node does not serve yet"
-        return self.below.topics
+        assert self.ground.topics is not None, "the node does not serve yet"
+        return self.ground.topics
 
     @property
     def tenure(self) -> ClusterTenure:
         """The node's right to lead."""
-        return self.below.tenure
+        return self.ground.tenure
 
     @property
     def logs(self) -> Logs:
         """The node's access to the logs."""
-        return self.below.logs
+        return self.ground.logs
 
     @property
     def instance(self) -> int:
         """The node's instance id."""
-        return self.below.instance
+        return self.ground.instance
 
     @property
     def session(self) -> TreeCoordinator:
@@ -178,7 +178,7 @@ class TopicCluster:
         """Start the nodes, one after the other, so that each has its number as instance id."""
         for node in self.nodes:
             node.machine.start()
-            assert await node.machine.served(30.0), self.sim.ground.ended
+            assert await node.machine.served(30.0), self.sim.shared.ended
 
     async def end(self) -> None:
         """End the clients and the nodes."""

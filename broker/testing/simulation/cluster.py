@@ -35,7 +35,7 @@ from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.machine_clocks import MachineWall
 from broker.testing.simulation.network import Network
-from broker.testing.simulation.node import PORT, Machine, SharedGround
+from broker.testing.simulation.node import PORT, Machine, SharedParts
 from broker.testing.virtual_time import VirtualClock
 
 ASK_S: Final = 0.002
@@ -83,7 +83,7 @@ class SimCluster:
         """The record store itself, without faults: for checks and for an operator's changes."""
         self._bias = bias
         self._spoilt = Layers[Callable[[Bias], Bias]]()
-        self.ground = SharedGround(self.network, self.coordination, self.table, bounds)
+        self.shared = SharedParts(self.network, self.coordination, self.table, bounds)
         self._settings = settings or {}
         self.machines = [self._made(number, None) for number in range(nodes)]
         self.others: list[Machine] = []
@@ -97,7 +97,7 @@ class SimCluster:
 
     def _made(self, number: int, instance: int | None) -> Machine:
         config = node_config(f"10.0.0.{number + 1}", instance, **self._settings)
-        return Machine(number, self.ground, config, MachineWall(self.loop))
+        return Machine(number, self.shared, config, MachineWall(self.loop))
 
     def add_machine(self, instance: int | None = None) -> Machine:
         """Add a machine, with an instance id if one is given, and return it. No client learns its address."""
@@ -143,7 +143,7 @@ class SimCluster:
         for machine in self.machines:
             machine.start()
         for machine in self.machines:
-            assert await machine.served(STARTED_S), f"{machine.name}: {self.ground.ended}"
+            assert await machine.served(STARTED_S), f"{machine.name}: {self.shared.ended}"
 
     def spoil_storage(self, change: Callable[[Bias], Bias]) -> Callable[[], None]:
         """Change the faults of storage, until the caller calls the returned function.

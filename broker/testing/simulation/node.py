@@ -47,7 +47,7 @@ HEARS_S: Final = 0.03
 
 
 @dataclass(slots=True)
-class SharedGround:
+class SharedParts:
     """The parts that all machines share."""
 
     network: Network
@@ -64,26 +64,26 @@ class SimServers:
     """The servers to which one process connects. It has one session at a time."""
 
     def __init__(
-        self, ground: SharedGround, storage: Table, way: StorageWay, clock: Clock, protocol: int
+        self, shared: SharedParts, storage: Table, way: StorageWay, clock: Clock, protocol: int
     ) -> None:
         """Reach ``storage`` by ``way``."""
         self.protocol = protocol
         self.session: TreeCoordinator | None = None
-        self._ground = ground
+        self._shared = shared
         self._storage = storage
         self._way = way
         self._clock = clock
 
     async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open the stores."""
-        ground = self._ground
+        shared = self._shared
         table = LinkedTable(self._storage, self._way, on_call_end)
-        logs = Logs(table, self._clock, bounds=ground.bounds, call_s=ground.call_s)
+        logs = Logs(table, self._clock, bounds=shared.bounds, call_s=shared.call_s)
         return Stores(logs, Records(logs.resolver), table.close)
 
     async def coordinator(self) -> TreeCoordinator:
         """Start a session."""
-        self.session = self._ground.coordination.session()
+        self.session = self._shared.coordination.session()
         return self.session
 
 
@@ -110,9 +110,7 @@ class Machine:
         protocol: the protocol version of its next process.
     """
 
-    def __init__(
-        self, number: int, ground: SharedGround, config: Config, wall: MachineWall
-    ) -> None:
+    def __init__(self, number: int, shared: SharedParts, config: Config, wall: MachineWall) -> None:
         """Make a machine without a process."""
         self.number = number
         self.name = f"node-{number}"
@@ -121,18 +119,18 @@ class Machine:
         self.config = config
         self.wall = wall
         self.way = StorageWay()
-        self.storage: Table = ground.table
+        self.storage: Table = shared.table
         self.protocol = PROTOCOL
         self.process: SimulatedProcess | None = None
         self.node: Node | None = None
         self.servers: SimServers | None = None
-        self.below: SimGround | None = None
+        self.ground: SimGround | None = None
         """The node's ground."""
-        self._ground = ground
+        self._shared = shared
         self.serving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._term: asyncio.Event | None = None
         self._wanted = False
-        ground.network.name(self.address, self.name)
+        shared.network.name(self.address, self.name)
 
     @property
     def is_up(self) -> bool:
@@ -157,19 +155,19 @@ class Machine:
     @property
     def instance(self) -> int | None:
         """The node's instance id, once it serves."""
-        return None if self.below is None or not self.is_up else self.below.instance
+        return None if self.ground is None or not self.is_up else self.ground.instance
 
     @property
     def is_skewed(self) -> bool:
         """Return whether its node has found its clock wrong, and so leads no topic."""
-        return self.below is not None and "clock_skew" in (self.below.failure() or "")
+        return self.ground is not None and "clock_skew" in (self.ground.failure() or "")
 
     @property
     def topics_led(self) -> list[TopicId]:
         """The topics that its node believes it leads."""
-        if self.below is None or self.below.topics is None or not self.is_up:
+        if self.ground is None or self.ground.topics is None or not self.is_up:
             return []
-        return sorted(self.below.topics.leaders.epochs())
+        return sorted(self.ground.topics.leaders.epochs())
 
     # The connection to the coordinator.
 
@@ -178,13 +176,13 @@ class Machine:
         session = self.session
         if session is None or self.is_paused or session.contact is not Contact.CONNECTED:
             return None
-        self._ground.coordination.suspend(session, session_ends_after_s=ends_s)
+        self._shared.coordination.suspend(session, session_ends_after_s=ends_s)
         return session
 
     def mend_session(self, session: TreeCoordinator | None) -> None:
         """Undo ``cut_session``, if the same process still runs."""
         if session is not None and self.session is session:
-            self._ground.coordination.resume(session)
+            self._shared.coordination.resume(session)
 
     # Start and end.
 
@@ -197,26 +195,26 @@ class Machine:
     def _begin(self) -> None:
         if not self._wanted or self.process is not None:
             return
-        ground = self._ground
-        ground.lives += 1
-        ground.network.start_machine(self.name)
+        shared = self._shared
+        shared.lives += 1
+        shared.network.start_machine(self.name)
         self.serving = asyncio.get_running_loop().create_future()
-        self.process = process = SimulatedProcess(f"{self.name}.{ground.lives}", self.name)
+        self.process = process = SimulatedProcess(f"{self.name}.{shared.lives}", self.name)
         serving = process.begin(self._serve(process))
         serving.add_done_callback(lambda task: self._ended(process, task))
 
     async def _serve(self, process: SimulatedProcess) -> None:
         clock = ProcessClock(self.wall)
         self.servers = servers = SimServers(
-            self._ground, self.storage, self.way, clock, self.protocol
+            self._shared, self.storage, self.way, clock, self.protocol
         )
         self._term = term = asyncio.Event()
 
         def ground(config: Config, clock: Clock, metrics: Metrics) -> SimGround:
-            self.below = SimGround(config, clock, metrics, servers)
-            return self.below
+            self.ground = SimGround(config, clock, metrics, servers)
+            return self.ground
 
-        network = self._ground.network
+        network = self._shared.network
         listen: Callable[[str, int], object] = network.listen
         node = Node(self.config, clock=clock, ground=ground, listen=listen)  # type: ignore[arg-type]
         await node.start()
@@ -225,7 +223,7 @@ class Machine:
         stopping = asyncio.ensure_future(term.wait())
         await asyncio.wait((stopping, node.stopped), return_when=asyncio.FIRST_COMPLETED)
         if node.stopped.done():
-            self._ground.ended.append(f"{process.name}: {node.stopped.result()}")
+            self._shared.ended.append(f"{process.name}: {node.stopped.result()}")
         await node.stop()
 
     def _ended(self, process: SimulatedProcess, task: asyncio.Task[None]) -> None:
@@ -234,22 +232,22 @@ class Machine:
             return
         error = task.exception()
         if error is not None:
-            self._ground.ended.append(f"{process.name}: {error!r}")
+            self._shared.ended.append(f"{process.name}: {error!r}")
             if not isinstance(error, (BrokerError, InstanceTaken, OSError)):
                 raise error
         loop = asyncio.get_running_loop()
-        no_process = self._ground.network.context
+        no_process = self._shared.network.context
         loop.call_soon(self._bury, process, False, context=no_process)
         loop.call_later(RESTART_S, self._begin, context=no_process)
 
     def _bury(self, process: SimulatedProcess, silently: bool) -> None:
         session = self.session
         process.die()
-        self._ground.network.stop_process(process, silently=silently)
+        self._shared.network.stop_process(process, silently=silently)
         if session is not None:
-            self._ground.coordination.vanish(session)
+            self._shared.coordination.vanish(session)
         if self.process is process:
-            self.process = self.node = self.servers = self.below = None
+            self.process = self.node = self.servers = self.ground = None
             self.serving = asyncio.get_running_loop().create_future()
 
     def kill(self, *, silently: bool = False) -> None:
@@ -269,7 +267,7 @@ class Machine:
         if self.process is not None and not self.process.is_paused:
             self.process.pause()
             if self.session is not None:
-                self._ground.coordination.deafen(self.session)
+                self._shared.coordination.deafen(self.session)
 
     def resume(self) -> None:
         """Resume the process."""
@@ -280,7 +278,7 @@ class Machine:
 
         def hear() -> None:
             if session is not None and self.process is process:
-                self._ground.coordination.listen(session)
+                self._shared.coordination.listen(session)
 
         # The node learns of missed events a moment later. It may have acted before.
         asyncio.get_running_loop().call_later(HEARS_S, hear)

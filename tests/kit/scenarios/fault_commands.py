@@ -59,11 +59,11 @@ async def start(story: Story, node: str, instance: str | None = None) -> Lines:
 
 
 async def _started(story: Story, machine: Machine) -> Lines:
-    ended = len(story.cluster.ground.ended)
+    ended = len(story.cluster.shared.ended)
     machine.start()
     if await machine.served(SERVED_S):
         return ()
-    why = story.cluster.ground.ended[ended:]
+    why = story.cluster.shared.ended[ended:]
     return [f"node {machine.number} does not serve: {why[-1] if why else 'it waits'}"]
 
 

@@ -30,10 +30,10 @@ Result = TypeVar("Result")
 def service_of(cluster: HttpCluster, node: int, deadline_s: float = 30.0) -> RoutedTransactions:
     """Return the service for parts of a node. While the node leads the service, use no other door to it."""
     machine = cluster.machines[node]
-    assert machine.below is not None
-    assert machine.below.topics is not None
-    local = Transactions(machine.below.topics.leaders, transaction_settings(machine.config))
-    return machine.below.transactions(local, deadline_s)
+    assert machine.ground is not None
+    assert machine.ground.topics is not None
+    local = Transactions(machine.ground.topics.leaders, transaction_settings(machine.config))
+    return machine.ground.transactions(local, deadline_s)
 
 
 async def at(cluster: HttpCluster, node: int, work: Coroutine[Any, Any, Result]) -> Result:
