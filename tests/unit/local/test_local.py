@@ -85,15 +85,16 @@ def test_a_node_may_be_started_while_its_cluster_runs(
 
 
 def test_a_cluster_that_does_not_start_unlocks_its_folder(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", DEAF, str(tmp_path)], stdout=subprocess.PIPE
-    ) as left:
-        assert left.stdout is not None
-        left.stdout.readline()
-        pids.write_pid(tmp_path, "broker-1", left.pid)
-        cluster = LocalCluster(Sizes(), folder=tmp_path)
-        with pytest.raises(ServerFailed, match="run already"):
-            cluster.__enter__()
-        left.kill()
+    command = [sys.executable, "-c", DEAF, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as left:
+        try:
+            assert left.stdout is not None
+            assert left.stdout.readline() == b"up\n"
+            pids.write_pid(tmp_path, "broker-1", left.pid)
+            cluster = LocalCluster(Sizes(), folder=tmp_path)
+            with pytest.raises(ServerFailed, match="run already"), cluster:
+                pass
+        finally:
+            left.kill()
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
