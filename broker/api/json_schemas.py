@@ -60,9 +60,8 @@ def decimals_up_to(most: int) -> str:
     ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", digits]
     for place, digit in enumerate(digits):
         least, below = (0 if place else 1), int(digit) - 1
-        if (
-            least <= below
-        ):  # The digits of ``most`` up to here, then a smaller digit, then any digits.
+        if least <= below:
+            # The digits of ``most`` up to here, then a smaller digit, then any digits.
             rest = len(digits) - place - 1
             ways.append(f"{digits[:place]}[{least}-{below}][0-9]{{{rest}}}")
     return f"^({'|'.join(ways)})$"

@@ -208,10 +208,8 @@ class Connection(asyncio.Protocol):
         """Tell the reader of the body and aiohttp that the client is gone."""
         if isinstance(self.body, Content):
             self.body.fail(error)
-        inner, self._inner = (
-            self._inner,
-            None,
-        )  # Break the cycle: the two objects must not keep each other alive.
+        # Break the cycle: the two objects must not keep each other alive.
+        inner, self._inner = self._inner, None
         if inner is not None:
             inner.connection_lost(error)
 

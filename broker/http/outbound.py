@@ -148,9 +148,8 @@ class OutboundConnection(asyncio.Protocol):
             return await answer
         finally:
             timer.cancel()
-            if (
-                answer.cancelled()
-            ):  # Answers belong to requests by their order, so none may be skipped.
+            if answer.cancelled():
+                # Answers belong to requests by their order, so none may be skipped.
                 self.give_up("a request was cancelled")
 
     async def stream(self, request: Ask, timeout_s: float) -> Streamed:

@@ -133,7 +133,7 @@ async def test_a_transaction_of_the_service_is_a_consumer(broker: Broker) -> Non
         ("", b"\xff", 400),
     ],
 )
-async def test_what_is_no_consumer_is_refused(
+async def test_a_malformed_consumer_is_refused(
     broker: Broker, query: str, body: bytes, status: int
 ) -> None:
     assert (await broker.call("POST", BLOCKERS + query, body, JSON)).status == status
@@ -190,14 +190,14 @@ async def test_the_service_may_be_silent_for_a_snapshot_of_the_body(
     await publish(broker, b"x", pointer=pointer)
 
     async def silent(*_: object, **__: object) -> None:
-        raise Unavailable("nobody leads it")
+        raise Unavailable("no node leads it")
 
     for name in ("listing", "show", "snapshot"):
         monkeypatch.setattr(broker.transactions, name, silent)
     old = Snapshot(transaction_id=pointer + 1, read_pointer=pointer + 1, in_progress=[pointer])
     told = await blockers(broker, body=encode_transaction(old))
     (blocker,) = told["blockers"]
-    assert (blocker["state"], told["service_problem"]) == (None, "nobody leads it")
+    assert (blocker["state"], told["service_problem"]) == (None, "no node leads it")
     assert "does not answer" in blocker["advice"]
     assert (await broker.call("POST", BLOCKERS, b"", JSON)).status == 503
 

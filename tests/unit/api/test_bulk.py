@@ -102,11 +102,11 @@ async def test_a_long_range_comes_in_many_batches(
     "query",
     ["", "?after=" + "0" * 40, "?through=12", "?through=", "?after=x&through=" + "0" * 40],
 )
-async def test_what_is_no_range_is_refused(broker: Broker, query: str) -> None:
+async def test_a_malformed_range_is_refused(broker: Broker, query: str) -> None:
     assert (await broker.call("GET", ARROWS + query)).status == 400
 
 
-async def test_what_is_not_there_is_refused(broker: Broker) -> None:
+async def test_a_range_beyond_the_end_and_a_missing_topic_are_refused(broker: Broker) -> None:
     await publish(broker, b"m")
     _, latest = await ids(broker)
     beyond = "7" + latest[1:]

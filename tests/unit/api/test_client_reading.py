@@ -90,7 +90,7 @@ async def read_both(client: Client, *bounds: Any, **options: Any) -> list[Messag
     return found
 
 
-async def test_a_range_is_all_there_is_unless_bounds_are_given(
+async def test_a_read_without_bounds_is_the_whole_topic(
     client: Client, filled: list[Message]
 ) -> None:
     assert await read_both(client) == filled
@@ -113,7 +113,7 @@ async def test_reading_goes_on_behind_an_id(client: Client, filled: list[Message
         assert await read_both(client, message.id, inclusive=False) == filled[place + 1 :]
 
 
-async def test_moments_bound_what_is_read(client: Client, filled: list[Message]) -> None:
+async def test_moments_bound_a_read(client: Client, filled: list[Message]) -> None:
     for moment_ms in {message.timestamp_ms for message in filled}:
         moment = datetime.fromtimestamp(moment_ms / 1000, UTC)
         for place in (moment_ms, moment):
@@ -163,7 +163,7 @@ async def test_an_empty_topic_has_no_messages(client: Client) -> None:
     assert await read_both(client, row_id(5, 5) + bytes(10), row_id(9, 9) + bytes(10)) == []
 
 
-async def test_what_comes_while_it_is_read_is_no_part_of_it(
+async def test_messages_published_during_a_read_are_no_part_of_it(
     broker: Broker, client: Client, small_pages: None
 ) -> None:
     """Else a reader slower than the publishers would never end."""
@@ -191,7 +191,7 @@ async def test_a_transaction_reads_what_it_may_see(broker: Broker, client: Clien
 
 
 @pytest.mark.slow
-async def test_it_goes_on_where_a_reply_was_cut_off(
+async def test_a_read_goes_on_where_a_reply_was_cut_off(
     client: Client, filled: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, calls = TopicState.next_page, 0
@@ -209,7 +209,7 @@ async def test_it_goes_on_where_a_reply_was_cut_off(
 
 
 @pytest.mark.slow
-async def test_it_gives_up_when_nothing_comes_for_the_deadline(
+async def test_a_read_fails_if_nothing_comes_within_the_deadline(
     http: Http, filled: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def failing(self: TopicState, *_: object) -> None:
@@ -223,7 +223,7 @@ async def test_it_gives_up_when_nothing_comes_for_the_deadline(
             await client.read("t").to_arrow()
 
 
-async def test_a_topic_that_is_not_there_is_told(client: Client) -> None:
+async def test_a_read_of_a_missing_topic_raises_topic_not_found(client: Client) -> None:
     with pytest.raises(TopicNotFound):
         await anext(aiter(client.read("missing")))
     with pytest.raises(TopicNotFound):
@@ -241,7 +241,7 @@ async def test_any_node_of_a_cluster_is_read_from(cluster: HttpCluster) -> None:
 
 
 @pytest.mark.parametrize("bounds", [("yesterday",), (None, datetime(2026, 1, 1))])  # noqa: DTZ001
-def test_what_is_no_place_is_refused_at_once(bounds: tuple[Any, ...]) -> None:
+def test_a_bound_that_is_no_place_is_refused_at_once(bounds: tuple[Any, ...]) -> None:
     with SyncClient("http://127.0.0.1:9") as client, pytest.raises(BadRequest, match="time zone"):
         client.read("t", *bounds)
 
@@ -278,7 +278,7 @@ async def test_a_table_of_polars_has_the_same_rows(client: Client, filled: list[
         ("polars", "to_polars", "pip install polars"),
     ],
 )
-async def test_what_is_missing_is_named(
+async def test_a_missing_package_is_named(
     client: Client, monkeypatch: pytest.MonkeyPatch, missing: str, method: str, told: str
 ) -> None:
     nothing: Any = None

@@ -97,7 +97,7 @@ async def test_cursors_are_listed_in_pages_with_their_lag(broker: Broker) -> Non
         json.dumps({"after": None, "expected": None, "data": "é" * 513}).encode(),
     ],
 )
-async def test_what_is_no_cursor_is_refused(broker: Broker, body: bytes) -> None:
+async def test_a_body_that_is_no_cursor_is_refused(broker: Broker, body: bytes) -> None:
     reply = await broker.call("PUT", topic_path("t", "cursors/c"), body, JSON)
     assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
     assert (await broker.call("GET", topic_path("t", "cursors"))).json["cursors"] == []

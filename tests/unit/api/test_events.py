@@ -28,7 +28,7 @@ async def publish(broker: Broker, *payloads: str) -> None:
 async def events(
     broker: Broker, query: str = "", headers: dict[str, str] | None = None
 ) -> AsyncIterator[dict[str, object]]:
-    """Yield the events of a stream; whoever breaks off ends it."""
+    """Yield the events of a stream. Closing this generator ends the stream."""
     answer = await broker.answer("GET", EVENTS + query, CIMultiDict(headers or {}))
     assert isinstance(answer, ChunkedReply), answer
     assert answer.content_type == "text/event-stream"
@@ -60,7 +60,7 @@ async def test_a_stream_begins_with_the_oldest_and_goes_on(broker: Broker) -> No
     assert [e["payload"] for e in await take(1, stream)] == ["3\nline"]
 
 
-async def test_last_event_id_resumes_exactly_and_wins(broker: Broker) -> None:
+async def test_last_event_id_resumes_exactly_and_overrides_from(broker: Broker) -> None:
     await publish(broker, "1", "2", "3")
     first, second, _ = await take(3, events(broker))
     query = f"?from={first['id']}"
@@ -69,7 +69,7 @@ async def test_last_event_id_resumes_exactly_and_wins(broker: Broker) -> None:
     assert [e["payload"] for e in await take(1, events(broker, query, headers))] == ["3"]
 
 
-async def test_from_now_shows_only_what_is_new(broker: Broker) -> None:
+async def test_from_now_shows_only_new_messages(broker: Broker) -> None:
     await publish(broker, "old")
     stream = events(broker, "?from=now")
     waiting = asyncio.ensure_future(take(1, stream))
@@ -89,7 +89,7 @@ async def opening(broker: Broker, query: str = "", headers: dict[str, str] | Non
 
 
 @pytest.mark.parametrize("before", [[], ["1", "2"]])
-async def test_from_now_on_nothing_is_lost_between_a_stream_without_events_and_the_next(
+async def test_a_reconnect_after_a_stream_without_events_loses_nothing(
     broker: Broker, before: list[str]
 ) -> None:
     await publish(broker, *before)
@@ -103,7 +103,7 @@ async def test_from_now_on_nothing_is_lost_between_a_stream_without_events_and_t
     assert [e["payload"] for e in await take(2, stream)] == ["between", "after"]
 
 
-async def test_a_stream_tells_first_behind_which_id_it_begins_if_it_is_one(broker: Broker) -> None:
+async def test_a_stream_that_begins_behind_an_id_sends_the_id_first(broker: Broker) -> None:
     await publish(broker, "1")
     (event,) = await take(1, events(broker))
     told = f"id: {event['id']}\n\n: default:t\n\n"
@@ -118,7 +118,7 @@ ELSEWHERE = NodeInfo(3, "life", "http://b:8083", "test", 1)
 
 
 class Decreed(Everything):
-    """Anybody may claim anything, whoever is said to lead."""
+    """A tenure that permits every claim, whichever node should lead."""
 
     def __init__(self, place: TopicPlacement) -> None:
         self._place = place
@@ -137,7 +137,7 @@ class Decreed(Everything):
         (HERE, None),
     ],
 )
-async def test_the_head_tells_who_should_lead(
+async def test_the_head_names_the_node_that_should_lead(
     broker: Broker, place: TopicPlacement, told: str | None
 ) -> None:
     await publish(broker, "1")
@@ -237,7 +237,7 @@ async def test_a_stream_ends_when_its_topic_is_deleted(broker: Broker) -> None:
         assert await waiting is None
 
 
-async def test_a_silent_stream_says_that_it_lives(broker: Broker) -> None:
+async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
     answer = await Events(broker.topics, keep_alive_s=0.01).stream(request)

@@ -262,7 +262,7 @@ async def test_streams_can_be_read_by_a_configured_page(configured: Http) -> Non
     assert (poll.status, poll.headers["Access-Control-Allow-Origin"]) == (200, APP)
 
 
-async def test_others_are_refused_where_some_are_configured(configured: Http) -> None:
+async def test_other_origins_are_refused_if_some_are_configured(configured: Http) -> None:
     reply = await configured("POST", PUBLISH, b"a", {"Origin": EVIL})
     assert (reply.status, reply.headers["Vary"]) == (403, "Origin")
     assert "Access-Control-Allow-Origin" not in reply.headers

@@ -271,7 +271,7 @@ async def test_a_publish_that_a_snapshot_does_not_show_ends_the_wait(broker: Bro
     assert reply.headers["Broker-Blocked-By"] == str(pointer)
 
 
-async def test_topics_that_are_not_there(broker: Broker) -> None:
+async def test_a_missing_topic_is_not_found(broker: Broker) -> None:
     reply = await broker.call("POST", topic_path("no", "poll"), avro.encode_poll(Poll()), AVRO)
     assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
     told = await broker.call("POST", topic_path("no", "poll"), json.dumps({}).encode(), JSON)

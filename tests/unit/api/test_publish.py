@@ -404,7 +404,7 @@ async def test_too_many_messages_are_refused() -> None:
     await broker.close()
 
 
-async def test_topics_that_are_not_there(broker: Broker) -> None:
+async def test_a_missing_topic_is_not_found(broker: Broker) -> None:
     for action, body in (("publish", TWO), ("rollback", bytes.fromhex("00020000000000")[:6])):
         reply = await broker.call("POST", topic_path("no", action), body, AVRO)
         assert reply.status in (404, 400)

@@ -43,7 +43,7 @@ def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
 VERBS = ("start", "can_commit", "commit", "abort", "invalidate", "checkpoint")
 
 
-def test_only_what_is_harmless_is_sent_twice() -> None:
+def test_only_repeatable_requests_are_sent_twice() -> None:
     writes = {"publish", "store", "rollback", "create_topic", "update_topic", "delete_topic"}
     writes |= {"begin_stage", "store_staged", "publish_stages", "purge"}
     writes |= {f"{verb}_transaction" for verb in VERBS} | {

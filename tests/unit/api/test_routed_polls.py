@@ -339,9 +339,8 @@ async def test_a_stream_ends_after_a_whole_event_when_its_node_drains(
         assert (await cluster.publish(0, payload)).status == 200
     async with cluster.connection(1) as http:
         await http.ask("GET", EVENTS)
-        await pass_time(
-            1.0
-        )  # The node has sent as much as fits into buffers: a part of some event.
+        # Now the node sends as much as fits into buffers: a part of some event.
+        await pass_time(1.0)
         cluster.machines[1].terminate(again=False)
         reply = await http.reply()
     lines = [line for line in reply.body.splitlines() if line.startswith(b"data: ")]

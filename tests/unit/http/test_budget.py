@@ -74,7 +74,7 @@ def test_a_closed_connection_holds_nothing(budgets: Budgets) -> None:
     assert budgets.callers == {}
 
 
-def test_a_request_gives_back_what_it_holds(budgets: Budgets) -> None:
+def test_a_request_gives_back_its_holdings(budgets: Budgets) -> None:
     client = Client(budgets, "a")
     hold = Hold(client.account)
     hold.take(BODY, 50)

@@ -46,7 +46,7 @@ async def test_the_client_gets_a_408_when_the_node_stops_reading(
     assert broker.server.busy == 0
 
 
-async def test_anybody_else_is_still_answered(broker: Broker, http: Http) -> None:
+async def test_other_clients_are_still_answered(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         assert await pinged(raw, PING) is None
         broker.server.begin_drain(LONG_S)

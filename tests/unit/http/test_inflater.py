@@ -25,7 +25,7 @@ def inflated(inflater: Inflater, *pieces: bytes) -> bytes:
     return bytes(body)
 
 
-def test_byte_by_byte() -> None:
+def test_a_body_is_inflated_byte_by_byte() -> None:
     packed = gzip.compress(b"hello") + gzip.compress(b"") + gzip.compress(b" you")
     assert inflated(Inflater(100), *[bytes([byte]) for byte in packed]) == b"hello you"
 
@@ -46,7 +46,7 @@ def test_large_bodies_come_in_steps(size: int) -> None:
     assert inflated(Inflater(len(body)), packed[:70_001], packed[70_001:]) == body
 
 
-def test_it_stops_at_its_bound() -> None:
+def test_inflating_stops_at_the_bound() -> None:
     inflater = Inflater(1_000_000)
     with pytest.raises(BodyTooLarge, match="1,000,000"):
         inflated(inflater, gzip.compress(bytes(50_000_000)))
@@ -60,7 +60,7 @@ def test_the_bound_counts_all_members() -> None:
         inflated(Inflater(9), packed)
 
 
-def test_nothing_is_a_whole_gzip_but_half_a_member_is_not() -> None:
+def test_an_empty_body_is_a_whole_gzip_and_half_a_member_is_not() -> None:
     inflater = Inflater(10)
     inflater.finish()
     inflater.feed(gzip.compress(b"xyz")[:11])

@@ -71,9 +71,8 @@ def test_a_header_is_one_line() -> None:
 
 def test_a_header_is_sent_on_as_it_was_read() -> None:
     for sent in (b"d", "a=\u017c".encode(), b"\xe9", bytes(range(0x80, 0x100))):
-        read = sent.decode(
-            "utf-8", "surrogateescape"
-        )  # The broker's server decodes requests like this.
+        # The broker's server decodes requests like this.
+        read = sent.decode("utf-8", "surrogateescape")
         assert header_lines({"A": read}) == b"A: " + sent + b"\r\n"
     # No other character ends a line in bytes, even if it does in text.
     lines = header_lines({"A": "".join(map(chr, range(0x80, 0xD800)))})

@@ -83,7 +83,7 @@ async def test_a_new_connection_closes_those_that_were_idle_for_too_long(bench: 
     assert old.closed is not None
 
 
-async def test_no_more_are_kept_than_there_are_places(bench: Bench) -> None:
+async def test_the_pool_keeps_no_more_connections_than_places(bench: Bench) -> None:
     for url in ("http://a", "http://b", "http://c"):
         bench.pool.put_back(bench.take(url))
     assert [one.closed is None for one in bench.made] == [False, True, True]
@@ -106,7 +106,7 @@ async def test_a_place_that_came_too_late_is_not_lost(bench: Bench) -> None:
     assert await bench.pool.enter(0)
 
 
-async def test_a_close_ends_all(bench: Bench) -> None:
+async def test_a_close_ends_all_connections(bench: Bench) -> None:
     bench.pool.put_back(bench.take("http://a"))
     bench.take("http://b")
     bench.pool.close("it is over")

@@ -105,7 +105,7 @@ def test_long_texts_are_cut() -> None:
     assert len(error_reply(TopicNotFound("x" * 1_000_000), {}).body) < 10_000
 
 
-def test_the_unexpected_is_unknown_and_names_the_request() -> None:
+def test_an_unexpected_error_is_unknown_and_names_the_request() -> None:
     reply = unexpected_reply({"Accept": JSON}, "r-7")
     told = json.loads(reply.body)
     assert (reply.status, told["code"], told["outcome"]) == (500, "internal", "unknown")

@@ -63,7 +63,7 @@ def test_parts_are_read_in_any_legal_form(body) -> None:
     assert attributes.parts(body) == (None, [b"a", b"c"], [b"b", b"d"])
 
 
-def test_a_message_without_any_takes_no_bytes() -> None:
+def test_a_message_without_attributes_takes_no_bytes() -> None:
     assert attributes.encode(None, {}) == b""
 
 

@@ -27,7 +27,7 @@ def stored(properties: dict[str, str], generation: int = 1) -> Topic:
     return TopicRecord(generation, deleted=False, properties=properties).topic(NAME)
 
 
-def test_nothing_sent_is_all_defaults():
+def test_an_empty_body_gets_all_defaults():
     assert decode_properties(b"", DEFAULTS, NAME) == DEFAULTS
     assert decode_properties(b"{}", DEFAULTS, NAME) == DEFAULTS
 
@@ -118,7 +118,7 @@ def test_other_values_than_an_object_of_plain_values_are_refused(body):
         decode_properties(body, DEFAULTS, NAME)
 
 
-def test_a_ttl_there_must_be():
+def test_a_ttl_is_required():
     with pytest.raises(BadRequest, match=r"^The ttl property is missing"):
         decode_properties(b"", {}, NAME)
 

@@ -156,12 +156,12 @@ SKIPPED = {
 
 
 @pytest.mark.parametrize("name", SKIPPED)
-def test_no_more_is_skipped_than_so_many_parts(name):
+def test_the_number_of_skipped_parts_is_bounded(name):
     with pytest.raises(BadRequest, match="more than 10000 fields and parts"):
         decode_transaction(SKIPPED[name] + STOP)
 
 
-def test_as_much_is_skipped_as_an_honest_snapshot_may_have():
+def test_unknown_fields_of_a_valid_snapshot_stay_below_that_bound():
     numbers = b"\x0f\x00\x14\x0a" + (100_000).to_bytes(4, "big") + bytes(800_000)
     strings = b"\x0f\x00\x15\x0b" + (9_000).to_bytes(4, "big") + b"\0\0\0\1k" * 9_000
     assert decode_transaction(i64(1, 7) + numbers + strings + STOP).transaction_id == 7
