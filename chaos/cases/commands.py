@@ -18,6 +18,8 @@ from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.proxied_cluster import ChaosCluster
 
+DETAIL_TOLD_MAX: Final = 500
+"""The number of characters of a violation's detail that the text shows; the JSON has all of them."""
 SESSION_MS: Final = 4_000
 """So long that sessions do not expire only because the machine is busy."""
 
@@ -104,7 +106,7 @@ def _one(
     if played.not_judged:
         click.echo(f"  not judged: {', '.join(played.not_judged)}")
     for violation in played.violations[:5]:
-        click.echo(f"  {violation.name}: {violation.detail}")
+        click.echo(f"  {violation.name}: {violation.detail[:DETAIL_TOLD_MAX]}")
     if mutant and not played.is_as_expected:
         click.echo(f"  NOT AS EXPECTED: none of {', '.join(sorted(one.violations))}")
     return played
