@@ -153,14 +153,14 @@ async def test_everything_at_once(
     port = broker.port
     told: dict[str, str] = {}
 
-    def tell(what: str, times: str) -> None:
+    def tell(name: str, times: str) -> None:
         resident = memory_bytes(broker.pid, "VmRSS") >> 20
-        told[what] = f"{resident} MiB; publishing {times}"
-        record_testsuite_property(what, told[what])
+        told[name] = f"{resident} MiB; publishing {times}"
+        record_testsuite_property(name, told[name])
 
     packed = gzip.compress(bytes(512 << 20), 1)
     async with publishing(port, int(PUBLISHES_MIN * share)) as publisher, AsyncExitStack() as stack:
-        for what, count, act, group in (
+        for name, count, act, group in (
             ("nothing else", 0.0, lambda: idle(stack, port), 1),
             ("idle connections", IDLE, lambda: idle(stack, port), 200),
             ("slow readers", SLOW_READERS, lambda: slow_reader(stack, port), 200),
@@ -169,13 +169,13 @@ async def test_everything_at_once(
         ):
             number = int(count * share)
             done, times = await publisher.during(in_groups(number, act, group))
-            tell(f"{number} {what}" if number else what, times)
-            if what == "gzip bombs":
+            tell(f"{number} {name}" if number else name, times)
+            if name == "gzip bombs":
                 # Several bodies together may reach the common limit before one of them reaches its own.
                 assert 413 in {reply.status for reply in done} <= {413, 503}
-            if what == "endless heads":
+            if name == "endless heads":
                 assert all(done)
     peak = memory_bytes(broker.pid, "VmHWM")
     told["peak"] = f"{peak >> 20} MiB"
     assert peak < PEAK_BYTES_MAX, told
-    print("\n" + "\n".join(f"{what}: {figure}" for what, figure in told.items()))  # noqa: T201
+    print("\n" + "\n".join(f"{name}: {figure}" for name, figure in told.items()))  # noqa: T201

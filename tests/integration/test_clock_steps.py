@@ -155,7 +155,9 @@ async def test_a_start_under_another_clock_keeps_the_order(
             messages = await client.poll("t")
             assert_in_order(messages, payloads)
     ahead_ms = messages[-1].timestamp_ms - now_ms()
-    assert abs(ahead_ms - 2 * HOUR_S * 1000) < TOLERANCE_MS, "ids follow the latest there ever was"
+    assert abs(ahead_ms - 2 * HOUR_S * 1000) < TOLERANCE_MS, (
+        "ids stay above the latest time that the clock had"
+    )
 
 
 async def test_expiry_goes_by_the_clock_that_a_broker_starts_with(

@@ -73,7 +73,7 @@ def lost(directory: Path, acknowledged: dict[int, int]) -> list[int]:
 
 
 def a_store(directory: Path) -> dict[int, int]:
-    """Make a store that was closed cleanly, with tables and a log; return what is in it."""
+    """Make a store that was closed cleanly, with tables and a log; return its changes."""
     life = live(directory, "--rows", "4", "--bytes", "3000", until=300)
     assert lost(directory, life.acknowledged) == []
     assert (directory / "CLEAN").exists()
@@ -139,7 +139,7 @@ def test_after_a_power_cut_with_a_scrambled_end_all_that_was_acknowledged_is_the
         acknowledged.update(life.acknowledged)
         with trace.open() as lines:
             disk = replay(lines)
-        # The same moment, several times: what the disk makes of it is chance.
+        # Scramble the files of the same moment several times, each time in another way.
         for turn in range(4):
             copy = tmp_path / f"{number}-{turn}"
             scrambled += scramble_copy(directory, disk, copy, random.Random(100 * number + turn))

@@ -47,7 +47,7 @@ MOVED_S = 0.2
 BELIEVED_S = 61.0
 """A node follows a step of its clock after this time (broker/clock.py)."""
 SWEEP = SweepConfig(sweep_interval_s=1e6, sweep_margin_s=0.0, sweep_rest_s=0.0)
-"""A node sweeps only when a test tells it to, and removes what has expired at once."""
+"""A node sweeps only when a test tells it to, and then removes expired messages at once."""
 
 LONGEST_S = 600.0
 """A test that takes longer waits for an event that does not come."""

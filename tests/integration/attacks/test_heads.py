@@ -94,7 +94,7 @@ async def test_heads_behind_a_poll_that_waits(broker: Attacked, topic: str) -> N
             opened = [await stack.enter_async_context(RawHttp(broker.port)) for _ in range(8)]
             for raw in opened:
                 await push(raw, poll)
-                raw.write(behind * 1000)  # 56 MB, of which the broker shall take little.
+                raw.write(behind * 1000)  # 56 MB, of which the broker may take only a little.
             await newcomers(broker)
             await broker.neighbour.more(PUBLISHES_MIN)
 

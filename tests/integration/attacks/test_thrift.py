@@ -49,7 +49,7 @@ FRAMES = (
     call(b"\x0f\x00\x09\x02" + struct.pack(">i", FILLING - 20) + bytes(FILLING - 10)),
     call(b"\x0c\x00\x09" * (sent.MIB)),
     call(b"\x0a\x00\x01\0\0\0\0\0\0\0\0" * (sent.MIB)),
-    # What is no frame.
+    # Bytes that are no frame.
     struct.pack(">i", 16 * sent.MIB) + bytes(16 * sent.MIB),
     struct.pack(">i", 2**31 - 1) + bytes(sent.MIB),
 )
