@@ -32,9 +32,9 @@ begins after another one has committed come behind those of the other one.
 counter lets only one succeed. A relay that paused meanwhile publishes a number that the broker has already seen.
 
 **A restored database** has an older counter. The broker has seen its next numbers, and would store nothing for new
-messages. A relay detects this: the broker answers that the number is below its last one, or that the batch had another
-count of messages, and the rows are still in the database. The relay deletes nothing and raises an error. After
-``renew`` it continues under new producers.
+messages. A relay detects this: the broker answers that the number is below its last one, or has other messages under it,
+and the rows are still in the database. The relay deletes nothing and raises an error. After ``renew`` it continues
+under new producers.
 
 If the broker refuses a batch (the topic was deleted, a message is too large), the batch stays and its topic waits,
 because the order must not change. Other topics go on.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from broker.client import back_off
+from broker.client.acknowledgements import ids_of
 from broker.clock import Clock, SystemClock
 from broker.errors import BrokerError, OutcomeUnknown
 from broker.sql.work import SqlWork
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from broker.client import Client
+    from broker.client import Client, Published
     from broker.sql.outbox import Outbox, OutboxBatch
 
 log: Final = logging.getLogger(__name__)
@@ -113,9 +114,26 @@ class Relay:
         published = await self._client.publish(
             batch.topic, batch.messages, producer=(batch.producer, batch.number)
         )
-        known = not published.replayed or published.count == len(batch.messages)
+        known = not published.replayed or await self._is_in_topic(batch, published)
         await self._work(self._outbox.forget, batch, known=known)
         return len(batch.messages)
+
+    async def _is_in_topic(self, batch: OutboxBatch, published: Published) -> bool:
+        """Return whether the messages that the broker has under the number of a batch are those of the batch.
+
+        This compares their count, and each message that has not expired or been purged.
+        """
+        count, first, last = len(batch.messages), published.first_id, published.last_id
+        if published.count != count:
+            return False
+        ids = None if first is None or last is None else ids_of(first, last, count)
+        sent = dict(zip(ids or (), batch.messages, strict=False))
+        found = await self._client.poll(batch.topic, first, limit=count) if sent else []
+        return all(
+            (message.payload, message.key, message.headers) == (own.payload, own.key, own.headers)
+            for message in found
+            if (own := sent.get(message.id)) is not None
+        )
 
     async def _assign(self, topic: str) -> OutboxBatch | None:
         """Assign the next batch, and return it; None if there are no rows."""
