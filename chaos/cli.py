@@ -4,7 +4,8 @@ Exit codes::
 
     0    valid: enough faults and operations, and no violation
     1    invalid: the verdict names the violations
-    2    unknown: too few faults or operations for a verdict; or the command line is wrong
+    2    unknown: too few faults or operations for a verdict; or there is no cluster, or the command line
+         is wrong
     130  interrupted twice
 """
 
@@ -19,15 +20,15 @@ import click
 from chaos.cases.commands import case, cases
 from chaos.commands import run
 from chaos.nemeses import NEMESES
-from chaos.run_folder import read_verdict, runs_below, together
-from chaos.verdict_text import tell
+from chaos.run_folder import Judged, read_verdict, runs_below, together
+from chaos.verdict_text import NotJudged, tell
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(
     context_settings=_HELP,
-    epilog="Exit codes: 0 valid, 1 invalid, 2 unknown (too few faults or operations) or wrong usage.",
+    epilog="Exit codes: 0 valid, 1 invalid, 2 unknown (too few faults or operations), no cluster, or wrong usage.",
 )
 def cli() -> None:
     """Break a cluster on purpose, and judge its answers to its clients.
@@ -58,9 +59,16 @@ def sum_(directory: Path, as_json: bool) -> None:
     python -m chaos sum chaos/store/20261121-071500-log --json
     """  # noqa: D301
     files = runs_below(directory)
-    whole = together([read_verdict(file) for file in files])
+    whole = together([_read(file) for file in files])
     whole.facts = {"runs": len(files)}
     tell(whole, None, as_json=as_json)
+
+
+def _read(file: Path) -> Judged:
+    try:
+        return read_verdict(file)
+    except (OSError, ValueError, KeyError) as error:
+        raise NotJudged(f"{file} is not a verdict: {error!r}") from error
 
 
 @cli.command("nemeses")

@@ -28,7 +28,7 @@ from chaos.run import Run, RunPlan
 from chaos.run_folder import STORE, Judged, RunFolder
 from chaos.standalone import Standalone, in_namespace
 from chaos.target import Target
-from chaos.verdict_text import say, tell
+from chaos.verdict_text import NotJudged, say, tell
 from chaos.workloads import BENEATH, REGISTRY
 
 MIX: Final = "mix"
@@ -323,7 +323,7 @@ def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder
             finally:
                 folder.keep_logs(cluster.logs)
     except (ServerFailed, ServerMissing) as error:
-        raise click.ClickException(f"the cluster did not start: {error}") from error
+        raise NotJudged(f"the cluster did not start: {error}") from error
 
 
 async def _run(target: Target, plan: RunPlan, folder: RunFolder) -> Judged:

@@ -14,6 +14,12 @@ from chaos.run_folder import EXIT_CODES, Judged
 DETAILS_TOLD: Final = 10
 
 
+class NotJudged(click.ClickException):
+    """There is no verdict. The exit code is that of an unknown one, because 1 would name violations."""
+
+    exit_code = EXIT_CODES["unknown"]
+
+
 def say(line: str) -> None:
     """Print a line for the operator at once."""
     click.echo(line, err=True)

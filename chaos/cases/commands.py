@@ -17,6 +17,7 @@ from broker.local.servers import ServerFailed, ServerMissing
 from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.proxied_cluster import ChaosCluster
+from chaos.verdict_text import NotJudged
 
 DETAIL_TOLD_MAX: Final = 500
 """The number of characters of a violation's detail that the text shows; the JSON has all of them."""
@@ -60,7 +61,7 @@ def case(
                 for _ in range(times)
             ]
     except (ServerFailed, ServerMissing) as error:
-        raise click.ClickException(f"the cluster did not start: {error}") from error
+        raise NotJudged(f"the cluster did not start: {error}") from error
     sys.exit(_exit_code(played))
 
 

@@ -1,8 +1,12 @@
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
 
+from broker.local.servers import ServerMissing
+from chaos import commands
+from chaos.cases import commands as cases
 from chaos.cli import cli
 from chaos.nemeses import NEMESES
 from chaos.target import Ability
@@ -37,6 +41,39 @@ def test_a_run_without_an_address_or_into_the_folder_of_another_run_is_refused(
     (tmp_path / "verdict.json").touch()
     refused = CliRunner().invoke(cli, ["run", "--target", "http://h", "--dir", str(tmp_path)])
     assert (refused.exit_code, "holds a run already" in refused.stderr) == (2, True)
+
+
+class Unstartable:
+    """A cluster whose servers are missing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        raise ServerMissing("no HBase here")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [(["run"], commands), (["run", "--standalone"], commands), (["case", "zombie-leader"], cases)],
+)
+def test_a_cluster_that_does_not_start_is_no_violation(
+    words: list[str], module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CHAOS_NAMESPACE", "1")
+    for name in ("ChaosCluster", "Standalone"):
+        monkeypatch.setattr(module, name, Unstartable, raising=False)
+    ended = CliRunner().invoke(cli, [*words, "--dir", str(tmp_path)])
+    assert (ended.exit_code, "did not start: no HBase here" in ended.stderr) == (2, True)
+
+
+def test_a_damaged_verdict_is_named_and_is_no_violation(tmp_path: Path) -> None:
+    (tmp_path / "verdict.json").write_text("{}")
+    ended = CliRunner().invoke(cli, ["sum", str(tmp_path)])
+    assert (ended.exit_code, "verdict.json is not a verdict" in ended.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", sorted(cli.commands))
