@@ -49,11 +49,22 @@ class CheckOptions(NamedTuple):
         """True if no other node writes to the store while the check reads."""
         return self.logs.table.is_alone
 
-    async def settled(self, name: str, look: Look, known: int = 0) -> list[StoreProblem]:
-        """Return the problems that every call of ``look`` shows.
+    def behind(self, bytes_before: int) -> CheckOptions:
+        """Return the options for the next log. Its progress includes the bytes that were read before it."""
+        return self._replace(progress=lambda more: self.progress(bytes_before + more))
 
-        ``name`` is the place of a StorageCorrupt that it raises. ``known`` is the number of problems found before.
+    async def report_lasting(
+        self, report: CheckReport, name: str, look: Look, known: int = 0
+    ) -> None:
+        """Add the problems that every call of ``look`` shows to a report.
+
+        ``name`` is the place of a StorageCorrupt that it raises. ``known`` problems are in other reports.
         """
+        for problem in await self._lasting(name, look, report.wrong + known):
+            report.problem(problem)
+
+    async def _lasting(self, name: str, look: Look, known: int) -> list[StoreProblem]:
+        """Return the problems that every call of ``look`` shows. ``known`` is the number of those found before."""
 
         async def looked() -> list[StoreProblem]:
             try:
@@ -175,7 +186,8 @@ class ChainCheck:
             looks += 1
             return await self._links(page, is_again=looks > 1)
 
-        await self._report_lasting(page, look)
+        name = page_name(self._log, page.key)
+        await self._options.report_lasting(self.report, name, look)
         if page.head.state is PageState.GONE:
             self.report.ignorable += 1
         else:
@@ -183,11 +195,6 @@ class ChainCheck:
         self._before, self._is_known = page, True
         self.tail = page
         self._options.progress(self.report.bytes)
-
-    async def _report_lasting(self, page: CheckedPage, look: Look) -> None:
-        name = page_name(self._log, page.key)
-        for problem in await self._options.settled(name, look, self.report.wrong):
-            self.report.problem(problem)
 
     # A page and the page before it.
 
@@ -242,7 +249,8 @@ class ChainCheck:
             await self._take_cells(check, now)
             return check.problems
 
-        await self._report_lasting(page, look)
+        name = page_name(self._log, page.key)
+        await self._options.report_lasting(self.report, name, look)
         self._count(looks[-1])
         if self._refer is not None:
             for entry in looks[-1].references:

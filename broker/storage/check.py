@@ -168,11 +168,6 @@ class TopicCheck:
     def _wrong(self, what: str, seen: str = "", where: str | None = None) -> None:
         self._report.problem(StoreProblem(where or str(self._topic), what, seen))
 
-    def _next_options(self) -> CheckOptions:
-        """Return options for the next log, whose progress includes the bytes read before it."""
-        before = self._report.bytes
-        return self._options._replace(progress=lambda more: self._options.progress(before + more))
-
     async def _check(self) -> None:
         root = self._root = await self._options.root(LogId(self._topic, 0))
         self._check_root(root)
@@ -185,7 +180,7 @@ class TopicCheck:
             return
         payloads = PayloadsCheck(self._options, log, root, self._report, self._recorded.ttl_ms)
         refer = payloads.refer if root.state is RootState.LIVE else None
-        chain = ChainCheck(self._next_options(), log, root, refer)
+        chain = ChainCheck(self._options.behind(self._report.bytes), log, root, refer)
         await chain.run()
         self._report.add(chain.report)
         await self._check_side_rows(Space.PAYLOADS, generation)
@@ -267,8 +262,7 @@ class TopicCheck:
                 return [StoreProblem(name, "its ids are above the log's pointer", mark.last.hex())]
             return []
 
-        for problem in await self._options.settled(name, look, self._report.wrong):
-            self._report.problem(problem)
+        await self._options.report_lasting(self._report, name, look)
 
     async def _check_other_generations(self, space: Space, generation: int) -> None:
         """Count rows of deleted generations; report rows of later generations as problems."""

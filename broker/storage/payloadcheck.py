@@ -10,7 +10,7 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import walk
-from broker.storage.chaincheck import ChainCheck, CheckOptions, Look
+from broker.storage.chaincheck import ChainCheck, CheckOptions
 from broker.storage.columns import ENTRIES_END, column_from, is_rolled_column
 from broker.storage.entry import Entry, messages_of
 from broker.storage.head import Head
@@ -61,32 +61,21 @@ class PayloadsCheck:
         async def look() -> list[StoreProblem]:
             stored = await self._options.root(log)
             if stored is None:
-                is_over = self._is_over(entry)
-                return (
-                    []
-                    if is_over
-                    else [StoreProblem(name, "its payload log is missing", f"{log.number}")]
-                )
+                if self._is_over(entry):
+                    return []
+                return [StoreProblem(name, "its payload log is missing", f"{log.number}")]
             if stored.state is RootState.DROPPED:
                 return []
             return list(_misfits(name, entry, stored, await self._options.tail(log, stored)))
 
-        await self._report_lasting(name, look)
+        await self._options.report_lasting(self._report, name, look)
 
     def _is_over(self, entry: Entry) -> bool:
         lives_ms = [each for each in (self._ttl_ms, entry.lifetime_ms) if each is not None]
         return bool(lives_ms) and timestamp_of(entry.first) + min(lives_ms) < self._options.now_ms
 
-    async def _report_lasting(self, name: str, look: Look) -> None:
-        for problem in await self._options.settled(name, look, self._report.wrong):
-            self._report.problem(problem)
-
     def _wrong(self, log: LogId, what: str, seen: str = "") -> None:
         self._report.problem(StoreProblem(name_of(log), what, seen))
-
-    def _next_options(self) -> CheckOptions:
-        before = self._report.bytes
-        return self._options._replace(progress=lambda more: self._options.progress(before + more))
 
     async def run(self, epoch: int) -> None:
         """Check all payload logs; ``epoch`` is the epoch of the topic's tail."""
@@ -120,7 +109,7 @@ class PayloadsCheck:
                     StoreProblem(name_of(log), "its root is not the root of a payload log")
                 )
                 break
-            chain = ChainCheck(self._next_options(), log, root)
+            chain = ChainCheck(self._options.behind(self._report.bytes), log, root)
             await chain.run()
             report.add(chain.report)
             await self._check_epoch(log, chain, report)
@@ -157,8 +146,7 @@ class PayloadsCheck:
                 return [StoreProblem(name, "its reference is missing", root.reference.hex())]
             return []
 
-        for problem in await self._options.settled(name, look, self._report.wrong):
-            report.problem(problem)
+        await self._options.report_lasting(report, name, look, self._report.wrong)
 
     async def _entry_at(self, log: LogId, page: RowId, row: RowId) -> Entry | None:
         found = await self._resolver.read(
@@ -194,7 +182,8 @@ class PayloadsCheck:
                 low = row + b"\0"
                 continue
             log = log_of_row(topic.topic, rest[:-ROW_ID_BYTES], has_number=True)
-            await self._report_lasting(
+            await self._options.report_lasting(
+                self._report,
                 name_of(log),
                 lambda log=log, row=row: self._rootless(log, row),  # type: ignore[misc]
             )
