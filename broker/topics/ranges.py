@@ -159,14 +159,14 @@ class TopicNumberings:
             lost = max(start.messages - (await numbering.count_ever(after)).messages, 0)
         ends = await self._ends(numbering, begin, through, query.parts, start, stop)
         return Range(
-            bound,
-            numbering.tail,
-            after,
-            through,
-            stop.messages - start.messages,
-            stop.bytes - start.bytes,
-            lost,
-            ends,
+            earliest=bound,
+            latest=numbering.tail,
+            after=after,
+            through=through,
+            messages=stop.messages - start.messages,
+            bytes=stop.bytes - start.bytes,
+            lost=lost,
+            ends=ends,
         )
 
     @staticmethod

@@ -146,19 +146,21 @@ async def topic_stats(
         last = await _last(around, topic, bound, now_ms)
     exact = whole and not counts.references
     return TopicStats(
-        topic.id,
-        topic.generation,
-        published,
-        messages,
-        whole,
-        size,
-        exact,
-        None if counts.first is None else counts.first + ROW_ID_MIN,
-        None if last is None else last + ROW_ID_MIN,
-        rates.published_per_s,
-        rates.polled_per_s,
-        await around.payload_logs.count_open(topic.id, topic.generation, PAYLOAD_LOGS_MAX),
-        ahead_ms,
+        topic=topic.id,
+        generation=topic.generation,
+        published=published,
+        messages=messages,
+        messages_exact=whole,
+        bytes=size,
+        bytes_exact=exact,
+        first=None if counts.first is None else counts.first + ROW_ID_MIN,
+        last=None if last is None else last + ROW_ID_MIN,
+        publish_per_s=rates.published_per_s,
+        poll_per_s=rates.polled_per_s,
+        open_payload_logs=await around.payload_logs.count_open(
+            topic.id, topic.generation, PAYLOAD_LOGS_MAX
+        ),
+        ids_ahead_ms=ahead_ms,
     )
 
 
