@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from broker.local.servers.process import tied_to_us
+
 IMPORTED = (
     "broker.cli.app",
     "broker.cli.transfer.parquetfile",
@@ -57,7 +59,7 @@ class Forked:
             )
             command.chmod(0o755)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(address)],
+            tied_to_us([sys.executable, "-m", __name__, str(address)]),
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
