@@ -7,7 +7,9 @@ topic must read exactly as before.
 from collections import Counter
 
 import pytest
+from typing_extensions import override
 
+from broker.clock import SystemClock
 from broker.model import Poll
 from broker.wire import avro
 from tests.kit.mutations import LAST_FIELDS, PROPERTIES, Mutant, mutants
@@ -23,6 +25,18 @@ EVERYTHING = avro.encode_poll(Poll())
 AVRO = {"Content-Type": "avro/binary"}
 
 pytestmark = pytest.mark.slow
+
+
+class StillClock(SystemClock):
+    """Its wall clock stands still: a message that a mutant published with a short lifetime does not expire."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_ms = super().now_ms()
+
+    @override
+    def now_ms(self) -> int:
+        return self._now_ms
 
 
 def topic_of(mutant: Mutant) -> str:
@@ -92,7 +106,7 @@ async def run(trial: Trial, seed: int, count: int) -> None:
 
 
 async def test_mutants_of_today_in_the_process(drawn_seed: int) -> None:
-    broker = Broker()
+    broker = Broker(clock=StillClock())
     await run(Trial(broker), drawn_seed, MUTANTS_DRAWN)
     await broker.close()
 
@@ -100,13 +114,13 @@ async def test_mutants_of_today_in_the_process(drawn_seed: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_mutants_in_the_process() -> None:
-    broker = Broker()
+    broker = Broker(clock=StillClock())
     await run(Trial(broker), 11, MUTANTS)
     await broker.close()
 
 
 async def test_mutants_over_http() -> None:
-    broker = Broker()
+    broker = Broker(clock=StillClock())
     async with listening(broker) as http:
         await run(Trial(http), 12, MUTANTS_OVER_HTTP)
     await broker.close()
