@@ -1,4 +1,4 @@
-"""What blocks the head of a topic, and pruning, over HTTP."""
+"""The transactions that block the head of a topic, and pruning, over HTTP."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def test_no_reply_is_compressed(broker: Broker, http: Http) -> None:
 async def test_a_batch_of_large_columns_arrives_whole(
     broker: Broker, http: Http, count: int, *, has_attributes: bool
 ) -> None:
-    """Also if no byte is between two columns: an empty chunk would end the reply."""
+    """This holds even if no byte lies between two columns: an empty chunk would end the reply."""
     payloads = [b"%08d" % number for number in range(count)]
     encoded = [attributes.encode(each, {"number": each}) for each in payloads]
     request = PublishRequest(None, payloads, attributes=encoded if has_attributes else ())
@@ -117,7 +117,7 @@ async def test_a_range_beyond_the_end_and_a_missing_topic_are_refused(broker: Br
     assert (await broker.call("POST", f"{ARROWS}?through={latest}", b"{}", JSON)).status == 400
 
 
-async def test_a_transaction_reads_what_it_may_see(broker: Broker) -> None:
+async def test_a_transaction_reads_its_visible_messages(broker: Broker) -> None:
     await publish(broker, b"plain")
     _, before = await ids(broker)
     pointer = broker.clock.now_ms() * 1_000_000

@@ -166,7 +166,7 @@ async def test_an_empty_topic_has_no_messages(client: Client) -> None:
 async def test_messages_published_during_a_read_are_no_part_of_it(
     broker: Broker, client: Client, small_pages: None
 ) -> None:
-    """Else a reader slower than the publishers would never end."""
+    """Otherwise a reader that is slower than the publishers would never end."""
     await publish(broker, *[b"%d" % number for number in range(20)])
     one = client.read("t")
     found = []
@@ -179,7 +179,7 @@ async def test_messages_published_during_a_read_are_no_part_of_it(
     assert len([1 async for _ in client.read("t")]) == 40
 
 
-async def test_a_transaction_reads_what_it_may_see(broker: Broker, client: Client) -> None:
+async def test_a_transaction_reads_its_visible_messages(broker: Broker, client: Client) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
     await publish(broker, b"plain")
     await publish(broker, b"open", pointer=pointer)

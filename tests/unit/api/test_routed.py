@@ -1,4 +1,4 @@
-"""How requests reach the handlers of a cluster's nodes. How nodes answer together is in tests/unit/routing."""
+"""How requests reach the handlers of a cluster. How nodes answer together is in tests/unit/routing."""
 
 import asyncio
 import gc

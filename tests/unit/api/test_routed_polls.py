@@ -162,7 +162,7 @@ async def test_a_poll_ends_when_a_transaction_holds_it(cluster: HttpCluster, nod
     async with asyncio.timeout(1):
         ended = await waiting
     assert (payloads(ended), ended.headers["Broker-Blocked-By"]) == ([], str(pointer))
-    # Nor does a poll wait without a leader.
+    # Without a leader a poll does not wait for the transaction either.
     cluster.kill_without_successor(0)
     async with asyncio.timeout(1):
         ended = await polling(cluster, 1, body=body)
