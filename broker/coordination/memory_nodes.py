@@ -22,13 +22,12 @@ class Watcher(Protocol):
 class TreeNode:
     """One node of the tree."""
 
-    __slots__ = ("children", "data", "made", "next_number", "owner", "version")
+    __slots__ = ("children", "data", "next_number", "owner", "version")
 
-    def __init__(self, data: bytes, owner: int, made: int) -> None:
-        """Begin a node that was made in step ``made``; ``owner`` is a session, or 0."""
+    def __init__(self, data: bytes, owner: int) -> None:
+        """Begin a node; ``owner`` is a session, or 0."""
         self.data = data
         self.owner = owner
-        self.made = made
         self.version = 0
         self.next_number = 0
         self.children: dict[str, None] = {}
@@ -36,7 +35,7 @@ class TreeNode:
     @property
     def stat(self) -> Stat:
         """Return the node's stat."""
-        return Stat(self.owner, self.version, self.made)
+        return Stat(self.owner, self.version)
 
 
 class Watched:
@@ -62,10 +61,9 @@ class TreeNodes:
     def __init__(self, notify: Callable[[Watched], None]) -> None:
         """Begin with only the root; ``notify`` gets each watch that fires."""
         self._notify = notify
-        self._steps = 0
         self._last_session = 0
         self.sessions: set[int] = set()
-        self._nodes = {"/": TreeNode(b"", 0, 0)}
+        self._nodes = {"/": TreeNode(b"", 0)}
         self._watches: defaultdict[tuple[str, str], list[Watched]] = defaultdict(list)
 
     def begin_session(self) -> int:
@@ -85,7 +83,7 @@ class TreeNodes:
         """Forget everything."""
         for session in sorted(self.sessions):
             self.end_session(session)
-        self._nodes = {"/": TreeNode(b"", 0, 0)}
+        self._nodes = {"/": TreeNode(b"", 0)}
 
     def forget_watches(self, tree: Watcher) -> list[Watched]:
         """Remove and return the watches of one tree."""
@@ -113,10 +111,9 @@ class TreeNodes:
             path = f"{path}{parent.next_number:010d}"
         if path in self._nodes:
             raise NodeExists(path)
-        self._steps += 1
         parent.next_number += 1
         parent.children[path.rpartition("/")[2]] = None
-        self._nodes[path] = TreeNode(data, owner, self._steps)
+        self._nodes[path] = TreeNode(data, owner)
         self._fire("children", parent_path)
         return path
 

@@ -47,12 +47,13 @@ class Unanswered(Exception):
 
 
 class Stat(NamedTuple):
-    """The tree's facts about a node. ``owner`` is the session of an ephemeral node, else 0."""
+    """The tree's facts about a node. ``owner`` is the session of an ephemeral node, else 0.
+
+    ``version`` is 0 in a new node, also if an earlier node had the same path.
+    """
 
     owner: int
     version: int
-    made: int
-    """The number of the node's creation. If a name is used twice, the later node has the higher number."""
 
 
 class Created(NamedTuple):

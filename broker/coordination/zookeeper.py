@@ -318,7 +318,7 @@ class ZooKeeperTree:
             data, stat = await self._ask(self._client.get_async, path, self._watcher(watch))
         except NoNode:
             return None
-        return data, Stat(stat.ephemeralOwner, stat.version, stat.czxid)
+        return data, Stat(stat.ephemeralOwner, stat.version)
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Return the names of a node's children and watch them."""
