@@ -47,6 +47,7 @@ may run it, also during transactions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -68,6 +69,7 @@ from sqlalchemy import (
 
 from broker.client.publish_request import joined
 from broker.client.transaction_aware import AnyTransactionService, Topical
+from broker.client.transaction_fate import pointers_of
 from broker.client.values import NewMessage
 from broker.model import Snapshot
 from broker.sql.recovery import Recovered, Recovery
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
     from broker.client.sync import SyncClient
 
 _ALL: Final = 1 << 62
+_POINTERS_PLACE: Final = -1
+"""The place of the row with all write pointers of a transaction that has more than one checkpoint."""
 
 
 class RecordOwner(NamedTuple):
@@ -185,6 +189,12 @@ class SqlRecord:
             }
             for place, (topic, parts) in enumerate(published)
         ]
+        pointers = sorted(pointers_of(transaction))
+        if len(pointers) > 2:  # The decision has the first and the last one.
+            body = json.dumps(pointers).encode()
+            rows.append(
+                {"number": number, "place": _POINTERS_PLACE, "topic": "pointers", "body": body}
+            )
         if rows:
             connection.execute(insert(self.messages), rows)
 
@@ -204,10 +214,22 @@ class SqlRecord:
         table = self.messages
         found = (
             select(table.c.topic, table.c.body)
-            .where(table.c.number == number)
+            .where(table.c.number == number, table.c.place >= 0)
             .order_by(table.c.place)
         )
         return [(topic, _messages(body)) for topic, body in connection.execute(found)]
+
+    def pointers(self, connection: Connection, decision: RecordOwner) -> set[int]:
+        """Return the write pointers under which the messages of a record may be published."""
+        known = {decision.transaction_id, decision.write_pointer}
+        if decision.transaction_id != decision.number:
+            return known  # A transaction of recovery, which has no checkpoints.
+        table = self.messages
+        found = select(table.c.body).where(
+            table.c.number == decision.number, table.c.place == _POINTERS_PLACE
+        )
+        body = connection.execute(found).scalar_one_or_none()
+        return known if body is None else {*known, *json.loads(body)}
 
     def change(self, connection: Connection, old: RecordOwner, new: Snapshot) -> bool:
         """Name another transaction in a record. Return False if it does not name the old one any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
@@ -147,25 +147,26 @@ class Recovery:
         The service forgets it only after all messages of the transaction are rolled back. If a topic has none of them
         any more, they have expired, and no message is left to show.
         """
+        pointers = await self._work(self._record.pointers, decision)
         for topic, _ in await self._work(self._record.published, decision.number):
             try:
-                row = await self._row(topic, decision)
+                row = await self._row(topic, pointers)
             except (TopicNotFound, NotFound):
                 continue  # The topic was deleted; or it is a broker of another kind, which never prunes.
             if row is not None:
                 return row.tx_state == "rolled_back"
         return False
 
-    async def _row(self, topic: str, decision: RecordOwner) -> Browsed | None:
-        """Return a message of a transaction in a topic, or None.
+    async def _row(self, topic: str, pointers: Collection[int]) -> Browsed | None:
+        """Return a message in a topic of the transaction with these pointers, or None.
 
         If there is none, this reads to the end of the topic: only the service knows how late a transaction may publish.
         """
-        place: Start = max(0, decision.transaction_id // POINTERS_PER_MS - SKEW_MS)
+        place: Start = max(0, min(pointers) // POINTERS_PER_MS - SKEW_MS)
         while place is not None:
             page = await self._client.browse(topic, start=place, full=False)
             for row in page.messages:
-                if row.write_pointer in {decision.transaction_id, decision.write_pointer}:
+                if row.write_pointer in pointers:
                     return row
             place = page.next
         return None
