@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -66,4 +67,5 @@ class LeaderMoves(Repeated):
     @override
     async def undo(self, target: Target) -> None:
         for topic in sorted(self._pinned):
-            await target.pin(topic, None)
+            with suppress(TopicNotFound):  # It was deleted, and has no pin.
+                await target.pin(topic, None)

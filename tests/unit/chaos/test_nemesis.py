@@ -1,14 +1,17 @@
 import asyncio
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from broker.client import TopicNotFound
 from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
 from chaos.nemeses.beneath import RegionMove
+from chaos.nemeses.churn import LeaderMoves
 from chaos.nemeses.disk import Flipped
 from chaos.nemeses.kill import Kill
 from chaos.nemeses.partition import Partition
@@ -189,6 +192,35 @@ async def test_a_partition_that_was_healed_by_another_is_no_evidence() -> None:
     target.toxics_of.clear()
     target.toxics_of.update({link.proxy: set() for link in target.links.of()})
     assert not (await nemesis.heal(target))["happened"]
+
+
+class Pinned(Target):
+    """Has pins of topics, one of which does not exist any more."""
+
+    def __init__(self) -> None:
+        super().__init__(NODES, (), session_s=1)
+        self.pins: dict[str, str] = {}
+
+    async def topics(self) -> list[str]:
+        return ["default/deleted", "default/there"]
+
+    async def pin(self, topic: str, node: str | None) -> None:
+        if topic == "default/deleted":
+            raise TopicNotFound("there is no such topic")
+        if node is None:
+            del self.pins[topic]
+        else:
+            self.pins[topic] = node
+
+
+async def test_pins_are_removed_also_if_another_topic_was_deleted() -> None:
+    target, nemesis, chance = Pinned(), LeaderMoves(), random.Random(1)
+    for _ in range(20):
+        with suppress(TopicNotFound):
+            await nemesis.act(target, chance)
+    assert target.pins
+    await nemesis.undo(target)
+    assert target.pins == {}
 
 
 class Timed(Target):
