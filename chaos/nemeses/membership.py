@@ -26,6 +26,7 @@ class MembershipChanges(Repeated):
         super().__init__()
         self._joined: str | None = None
         self._drained: str | None = None
+        """The instance id of a node that is drained, or may be."""
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
@@ -33,24 +34,30 @@ class MembershipChanges(Repeated):
             self._joined = await target.start_spare({INSTANCE: ""})
             return f"{self._joined} joined"
         if self._drained is None and chance.random() < 0.5:
-            node = chance.choice(target.nodes)
+            members = [row for row in await target.status() if row["url"] in target.urls]
+            if not members:
+                return None
+            member = chance.choice(members)
+            # By its instance id: a node that has ended meanwhile is not found by its address.
+            self._drained = str(member["node"])
             async with target.client() as client:
-                await client.ask(admin.drain(target.url(node)))
-            self._drained = node
+                await client.ask(admin.drain(self._drained))
             await self.rest(chance.uniform(*STAYS_S))
-            return f"{node} was drained"
+            return f"{target.node_at(member['url'])} was drained"
         await self.undo(target)
         return "the nodes are as before"
 
     @override
     async def undo(self, target: Target) -> None:
-        if self._drained is not None:
-            async with target.client() as client:
-                await client.ask(admin.undrain(target.url(self._drained)))
-            self._drained = None
-        if self._joined is not None:
-            await target.stop(self._joined)
-            self._joined = None
+        try:
+            if self._drained is not None:
+                async with target.client() as client:
+                    await client.ask(admin.undrain(self._drained))
+                self._drained = None
+        finally:
+            if self._joined is not None:
+                await target.stop(self._joined)
+                self._joined = None
 
 
 class Twin(Repeated):

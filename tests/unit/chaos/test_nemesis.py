@@ -1,19 +1,24 @@
 import asyncio
 import random
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pytest
 
-from broker.client import TopicNotFound
+from broker.client import NotFound, TopicNotFound
+from broker.client.protocol import ClientRequest
 from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
+from chaos.nemeses import membership
 from chaos.nemeses.beneath import RegionMove
 from chaos.nemeses.churn import LeaderMoves
 from chaos.nemeses.disk import Flipped
 from chaos.nemeses.kill import Kill
+from chaos.nemeses.membership import MembershipChanges
 from chaos.nemeses.partition import Partition
 from chaos.nemeses.wall_clocks import ClockStep, Strobe
 from chaos.nemesis import Repeated
@@ -221,6 +226,50 @@ async def test_pins_are_removed_also_if_another_topic_was_deleted() -> None:
     assert target.pins
     await nemesis.undo(target)
     assert target.pins == {}
+
+
+class Joinable(Target):
+    """Has a spare node, and a node that can be drained; without ``is_live`` that node has no address."""
+
+    def __init__(self) -> None:
+        super().__init__(["broker-1"], ["http://broker-1"], session_s=1)
+        self.is_live = True
+        self.drained: set[str] = set()
+        self.running: set[str] = set()
+
+    async def status(self) -> list[dict[str, Any]]:
+        return [{"node": 7, "url": "http://broker-1", "view": {}}]
+
+    def client(self, **_: Any) -> Any:
+        return nullcontext(self)
+
+    async def ask(self, request: ClientRequest) -> None:
+        *_, node, verb = unquote(request.path).rsplit("/", 2)
+        known = {"7": "7"} | ({"http://broker-1": "7"} if self.is_live else {})
+        if node not in known:
+            raise NotFound(f"there is no live node {node}")
+        (self.drained.add if verb == "drain" else self.drained.discard)(known[node])
+
+    async def start_spare(self, environment: Mapping[str, str]) -> str:
+        self.running.add("spare")
+        return "spare"
+
+    async def stop(self, name: str) -> int | None:
+        self.running.remove(name)
+        return 0
+
+
+async def test_a_drained_node_that_has_ended_is_undrained_and_the_spare_one_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "STAYS_S", (0.0, 0.0))
+    target, nemesis, chance = Joinable(), MembershipChanges(), random.Random(1)
+    while not target.drained:
+        await nemesis.act(target, chance)
+    assert target.running
+    target.is_live = False
+    await nemesis.undo(target)
+    assert (target.drained, target.running) == (set(), set())
 
 
 class Timed(Target):
