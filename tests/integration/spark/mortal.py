@@ -164,6 +164,7 @@ class MortalSource(TmsDataSource):
     """The format tms whose sinks report their steps."""
 
     def writer(self, schema: StructType, overwrite: bool) -> TmsBatchWriter:
+        super().writer(schema, overwrite)  # It refuses what can't be written.
         return TmsBatchWriter(sink_options(self.options, streaming=False), schema, stepping_client)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TmsStreamWriter:  # noqa: N802
