@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from broker.http.budget import BudgetKind
 from broker.http.request import Request
 from broker.model import Snapshot
-from broker.slices import Slice, in_slices
+from broker.slices import in_shared_slices
 from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.snapshotjson import body_steps
 
@@ -32,9 +32,8 @@ async def read(request: Request, steps: Steps[_Value]) -> _Value:
     """Run the steps that read a request's body, and return their result. Their exceptions pass through."""
     if len(request.body) <= AT_ONCE_BYTES_MAX:
         return finish(steps)
-    # Other large reads may begin in this round of the loop, too. All of them share one slice.
-    await Slice().next()
-    return await in_slices(steps)
+    # Many bodies may arrive in one round of the loop.
+    return await in_shared_slices(steps)
 
 
 async def read_snapshot(request: Request) -> Snapshot:

@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import Generator
 
 import pytest
 
 from broker import slices
-from broker.slices import ROUNDS_FREE, ShortWork, Slice, aside
+from broker.slices import ROUNDS_FREE, ShortWork, Slice, aside, in_shared_slices
 from broker.testing.virtual_time import simulate
 from tests.kit.bench import settle
 
@@ -111,6 +112,68 @@ async def test_cancelled_work_does_not_delay_other_work() -> None:
     assert (await asyncio.gather(first, return_exceptions=True))[
         0
     ].__class__ is asyncio.CancelledError
+
+
+def _steps(name: str, count: int, done: list[str]) -> Generator[None, None, str]:
+    for _ in range(count):
+        done.append(name)
+        yield
+    return name
+
+
+async def test_short_pieces_share_a_slice() -> None:
+    loop = asyncio.get_running_loop()
+    done: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        _Time(loop, patch)  # It stands still, so no slice ends.
+        pieces = [asyncio.ensure_future(in_shared_slices(_steps(name, 2, done))) for name in "abc"]
+        rounds = 0
+        while not done:
+            await settle(1)
+            rounds += 1
+        assert rounds > ROUNDS_FREE, "they wait for their turn like other long work"
+        assert done == list("aabbcc"), "one turn is enough for all"
+        assert await asyncio.gather(*pieces) == list("abc")
+
+
+async def test_a_long_piece_in_a_shared_slice_lets_the_others_go_on() -> None:
+    loop = asyncio.get_running_loop()
+    done: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        time = _Time(loop, patch)
+
+        def long() -> Generator[None, None, str]:
+            for _ in range(5):
+                done.append("long")
+                time.now_s += 1
+                yield
+            return "long"
+
+        pieces = [
+            asyncio.ensure_future(in_shared_slices(steps))
+            for steps in (long(), _steps("a", 1, done), _steps("b", 1, done))
+        ]
+        assert await asyncio.gather(*pieces) == ["long", "a", "b"]
+        assert done.index("a") < done.index("b") < 4, "they don't wait for the end of the long one"
+
+
+async def test_a_shared_slice_hands_errors_and_cancellations_to_their_own_callers() -> None:
+    done: list[str] = []
+
+    def failing() -> Generator[None, None, str]:
+        yield
+        raise ValueError("no")
+
+    cancelled = asyncio.ensure_future(in_shared_slices(_steps("cancelled", 1, done)))
+    failed = asyncio.ensure_future(in_shared_slices(failing()))
+    good = asyncio.ensure_future(in_shared_slices(_steps("good", 1, done)))
+    await settle(1)
+    cancelled.cancel()
+    assert await asyncio.wait_for(good, 10) == "good"
+    with pytest.raises(ValueError, match="no"):
+        await failed
+    assert done == ["good"]
+    assert await asyncio.wait_for(in_shared_slices(_steps("later", 1, done)), 10) == "later"
 
 
 def test_no_slice_ends_in_virtual_time() -> None:
