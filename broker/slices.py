@@ -131,6 +131,7 @@ class _LoopTurns:
             while self._pieces:
                 await self.turn()
                 ends_s = self._loop.time() + SLICE_S
+                self._run_piece(*self._pieces.popleft(), ends_s)
                 while self._pieces and self._loop.time() < ends_s:
                     self._run_piece(*self._pieces.popleft(), ends_s)
         finally:
