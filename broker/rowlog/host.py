@@ -95,7 +95,7 @@ class Host:
     async def start(self, *, remote: bool) -> None:
         """Be a candidate for processing, until ``end``. ``remote``: offer messages to the listeners of other nodes, too.
 
-        Raises Unavailable: the coordinator does not answer. Nothing has begun, and it may be called again.
+        Raises Unavailable: the coordinator does not answer. This call began nothing; the caller may repeat it.
         """
         tools = self._tools
         coordinator = self._coordinator or MemoryCoordination(tools.clock).session()

@@ -70,7 +70,7 @@ class RowLog:
         coordinator: Coordinator | None = None,
         index: Callable[[RowLog], Index] | None = None,
     ) -> None:
-        """Use the rows of ``table``. Nothing is read or made before the context is entered.
+        """Use the rows of ``table``. The rowlog reads and makes nothing until its context is entered.
 
         Args:
             pool: the application's own pool, which stays open; None if ``synced`` or ``rows`` is given.
@@ -402,7 +402,7 @@ class RowLog:
 
         ``remote``: offer messages to the listeners of other nodes, too (``serve_listeners``).
 
-        Raises Unavailable: the coordinator does not answer. Nothing has begun, and it may be called again.
+        Raises Unavailable: the coordinator does not answer. This call began nothing; the caller may repeat it.
         """
         await self.host.start(remote=remote)
 
