@@ -374,7 +374,8 @@ class Client(Reader):
             producer: as for ``publish``.
 
         Raises:
-            PayloadsSealed: a stage is too old, or was published in another list; nothing was published now.
+            PayloadsSealed: a stage is too old, or was published in another list or transaction; nothing was published
+                now.
         """
         request = protocol.publish_stages(
             self._topic(topic), stages, pointer=pointer, ttl_s=ttl_s, producer=producer

@@ -25,7 +25,7 @@ from broker.errors import (
     PayloadsSealed,
     TransactionTooOld,
 )
-from broker.model import RowId, row_after
+from broker.model import RowId, row_after, row_before
 from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
@@ -45,6 +45,7 @@ Result = TypeVar("Result")
 
 class _UnderWay(NamedTuple):
     numbers: Numbers
+    pointer: int | None
     task: asyncio.Task[PublishedIds]
 
 
@@ -90,14 +91,15 @@ class References:
 
         Raises:
             TransactionTooOld: a transaction's payloads were dropped already.
-            PayloadsSealed: a stage is too old, was swept, or was published in another list.
+            PayloadsSealed: a stage is too old, was swept, or was published in another list or transaction.
             Overloaded: the deadline passed before the append.
         """
         while others := {work for n in numbers if (work := self._under_way.get(n)) is not None}:
-            if [other.numbers for other in others] == [numbers]:
+            if [other[:2] for other in others] == [(numbers, write.pointer)]:
                 return await asyncio.shield(others.pop().task)
             await asyncio.wait({other.task for other in others})
-        work = _UnderWay(numbers, asyncio.ensure_future(self._publish(numbers, write)))
+        task = asyncio.ensure_future(self._publish(numbers, write))
+        work = _UnderWay(numbers, write.pointer, task)
         self._under_way.update(dict.fromkeys(numbers, work))
         work.task.add_done_callback(lambda done: self._publish_ended(numbers, done))
         return await asyncio.shield(work.task)
@@ -115,6 +117,8 @@ class References:
         sealed = await _for_all(numbers, self._seal)
         rows = await self._find_published(numbers, sealed)
         if rows:
+            if numbers[0] < 0:
+                await self._check_transaction(-numbers[0], rows[0], write.pointer)
             count = _messages_of(sealed)
             return PublishedIds(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
         for number in numbers:
@@ -160,6 +164,20 @@ class References:
                 f"Some of these stages were published before, in another list: {-next(iter(found))}."
             )
         return rows
+
+    async def _check_transaction(self, stage: int, row: RowId, pointer: int | None) -> None:
+        """Raise PayloadsSealed if the reference in ``row`` belongs to another transaction.
+
+        A success would tell the caller's transaction that it has the messages, though they follow the fate of the other
+        one. A reference that has expired is not checked: no consumer sees its messages in either transaction.
+        """
+        for page, head in await self._hold.chain(row, row):
+            reader = self._around.logs.reader(self._hold.log, row_before(row), row)
+            for entry in await reader.page_entries(page, head):
+                if entry.first == row and entry.pointer != pointer:
+                    raise PayloadsSealed(
+                        f"Stage {stage} was published before, {_in_transaction(entry.pointer)}."
+                    )
 
     async def _find_references(self, wanted: dict[int, RowId]) -> dict[int, RowId]:
         """Search for references that a crash left without notes, behind the topic's pointer when they were sealed.
@@ -217,6 +235,10 @@ def _messages_of(sealed: Sequence[Sealed]) -> int | None:
     """Return the number of messages in closed payload logs; None if one of the logs was removed."""
     tails = [each.tail for each in sealed]
     return None if None in tails else sum(tail.total for tail in tails if tail is not None)
+
+
+def _in_transaction(pointer: int | None) -> str:
+    return "without a transaction" if pointer is None else f"with write pointer {pointer}"
 
 
 def too_old(stage: int) -> PayloadsSealed:

@@ -172,6 +172,45 @@ async def test_another_list_with_a_published_stage_is_refused(bench: Bench, rest
     assert await bench.payloads() == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("rolled_back", [False, True])
+async def test_another_transaction_cannot_take_over_published_stages(
+    bench: Bench, restarts: bool, rolled_back: bool
+) -> None:
+    await bench.create()
+    pointer = bench.clock.now_ms() * 1_000_000
+    stages = [await staged(bench, b"a"), await staged(bench, b"b")]
+    await bench.publish(b"m")
+    first = await publish(bench, *stages, pointer=pointer)
+    if rolled_back:
+        await bench.topics.rollback(TOPIC, RollbackRange(pointer, first.first, first.last))
+    if restarts:
+        await settle()
+        bench.restart()
+    for other in (None, pointer + 1):
+        with pytest.raises(PayloadsSealed, match=str(pointer)):
+            await publish(bench, *stages, pointer=other)
+    assert (await publish(bench, *stages, pointer=pointer)).replayed
+    shown = [b"m"] if rolled_back else [b"m", b"a", b"b"]
+    assert (
+        await bench.payloads(Poll(snapshot=Snapshot(transaction_id=1, read_pointer=pointer)))
+        == shown
+    )
+
+
+async def test_concurrent_publishes_of_stages_in_two_transactions_are_not_one(bench: Bench) -> None:
+    await bench.create()
+    pointer = bench.clock.now_ms() * 1_000_000
+    stages = [await staged(bench, b"a"), await staged(bench, b"b")]
+    first, second = await asyncio.gather(
+        publish(bench, *stages, pointer=pointer),
+        publish(bench, *stages, pointer=pointer + 1),
+        return_exceptions=True,
+    )
+    assert isinstance(first, PublishedIds)
+    assert isinstance(second, PayloadsSealed)
+
+
 async def test_after_a_crash_between_seal_and_append_stages_are_published_once(
     bench: Bench,
 ) -> None:
