@@ -4,13 +4,14 @@ Exit codes::
 
     0    valid: enough faults and operations, and no violation
     1    invalid: the verdict names the violations
-    2    unknown: too few faults or operations for a verdict; or there is no cluster, or the command line
-         is wrong
+    2    unknown: too few faults or operations for a verdict; or there is no cluster, the command line is
+         wrong, or the verifier failed
     130  interrupted twice
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,22 @@ from chaos.verdict_text import NotJudged, tell
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+class _Verifier(click.Group):
+    """Gives an error of the verifier itself the exit code of an unknown verdict. Python's own code 1 means violations."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise NotJudged(f"The verifier failed; this is no verdict: {error!r}") from error
+
+
 @click.group(
+    cls=_Verifier,
     context_settings=_HELP,
     epilog="Exit codes: 0 valid, 1 invalid, 2 unknown (too few faults or operations), no cluster, or wrong usage.",
 )

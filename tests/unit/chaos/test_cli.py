@@ -70,6 +70,19 @@ def test_a_cluster_that_does_not_start_is_no_violation(
     assert (ended.exit_code, "did not start: no HBase here" in ended.stderr) == (2, True)
 
 
+def test_an_error_of_the_verifier_is_no_violation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Faulty(Unstartable):
+        def __enter__(self) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setenv("CHAOS_NAMESPACE", "1")
+    monkeypatch.setattr(commands, "Standalone", Faulty)
+    ended = CliRunner().invoke(cli, ["run", "--standalone", "--dir", str(tmp_path)])
+    assert (ended.exit_code, "ZeroDivisionError" in ended.stderr) == (2, True)
+
+
 def test_a_damaged_verdict_is_named_and_is_no_violation(tmp_path: Path) -> None:
     (tmp_path / "verdict.json").write_text("{}")
     ended = CliRunner().invoke(cli, ["sum", str(tmp_path)])
