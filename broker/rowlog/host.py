@@ -54,6 +54,7 @@ class Host:
         self._coordinator = coordinator
         self._membership: Membership | None = None
         self._node: ListenerNode | None = None
+        self._starting = False
         self._processing: Processing | None = None
         self.tasks: list[asyncio.Task[Any]] = []
         self._url = ""
@@ -95,8 +96,19 @@ class Host:
     async def start(self, *, remote: bool) -> None:
         """Be a candidate for processing, until ``end``. ``remote``: offer messages to the listeners of other nodes, too.
 
-        Raises Unavailable: the coordinator does not answer. This call began nothing; the caller may repeat it.
+        Raises:
+            BadRequest: it was started before.
+            Unavailable: the coordinator does not answer. This call began nothing; the caller may repeat it.
         """
+        if self._starting or self._processing is not None:
+            raise BadRequest("This rowlog was started before. Call start once.")
+        self._starting = True
+        try:
+            await self._start(remote=remote)
+        finally:
+            self._starting = False
+
+    async def _start(self, *, remote: bool) -> None:
         tools = self._tools
         coordinator = self._coordinator or MemoryCoordination(tools.clock).session()
         # First: if that fails, nothing has begun, and the caller may try again.

@@ -402,7 +402,9 @@ class RowLog:
 
         ``remote``: offer messages to the listeners of other nodes, too (``serve_listeners``).
 
-        Raises Unavailable: the coordinator does not answer. This call began nothing; the caller may repeat it.
+        Raises:
+            BadRequest: it was started before.
+            Unavailable: the coordinator does not answer. This call began nothing; the caller may repeat it.
         """
         await self.host.start(remote=remote)
 

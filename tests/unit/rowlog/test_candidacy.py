@@ -28,6 +28,16 @@ async def test_a_message_that_is_done_for_all_leaves_nothing(world: World) -> No
 
 
 @virtual
+async def test_a_rowlog_is_started_once(world: World) -> None:
+    log = await world.log("a")
+    first, second = await asyncio.gather(log.start(), log.start(), return_exceptions=True)
+    assert first is None
+    assert isinstance(second, BadRequest)
+    with pytest.raises(BadRequest, match="Call start once"):
+        await log.start()
+
+
+@virtual
 async def test_a_message_stays_until_all_subscriptions_are_done(world: World) -> None:
     log = await world.log("a", "b")
     heard = Heard()
