@@ -6,7 +6,6 @@ answer was cut off. In this way the node reports a failure after the status line
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
@@ -26,7 +25,7 @@ from broker.http.reply import (
     Piece,
     Reply,
 )
-from broker.http.request import Request
+from broker.http.request import Request, seconds_in
 from broker.model import Message, Poll
 from broker.slices import Slice
 from broker.topics.pages import PollPage
@@ -100,10 +99,7 @@ class Polling:
     def _wait_s(self, request: Request) -> float:
         if not request.query_string or (text := request.query.get("wait")) is None:
             return 0.0
-        try:
-            wait_s = float(text)
-        except ValueError:
-            wait_s = math.nan
+        wait_s = seconds_in(text)
         if not 0 <= wait_s <= self._wait_max_s:
             raise BadRequest(f"wait must be 0 to {self._wait_max_s:g} seconds, not {text!r:.80}.")
         return wait_s

@@ -7,8 +7,10 @@ only when a handler reads it.
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
@@ -17,6 +19,7 @@ from broker.model import TopicId
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
+_SECONDS: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 
 
 class PathNames:
@@ -173,6 +176,14 @@ def whole_number(
     if not least <= number <= most:
         raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {text!r}.")
     return number
+
+
+def seconds_in(text: str) -> float:
+    """Return the seconds in a query or a header; NaN if ``text`` is no decimal number.
+
+    ``float`` alone also takes underscores, spaces and digits of other scripts.
+    """
+    return float(text) if _SECONDS.fullmatch(text) else math.nan
 
 
 def one_of(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

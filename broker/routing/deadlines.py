@@ -19,6 +19,7 @@ import math
 from typing import Final
 
 from broker.errors import BadRequest, Overloaded
+from broker.http.request import seconds_in
 
 REQUEST_TIMEOUT: Final = "Request-Timeout"
 REQUEST_TIMEOUT_S_MAX: Final = 300.0
@@ -26,10 +27,7 @@ REQUEST_TIMEOUT_S_MAX: Final = 300.0
 
 def parse_timeout_s(text: str) -> float:
     """Return the seconds that the header ``Request-Timeout`` gives. Raises BadRequest."""
-    try:
-        seconds = float(text) if len(text) <= 32 and text.isascii() else math.nan
-    except ValueError:
-        seconds = math.nan
+    seconds = seconds_in(text)
     if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:
         raise BadRequest(
             f"{REQUEST_TIMEOUT} must be seconds, more than 0 and at most "

@@ -229,7 +229,7 @@ async def test_malformed_polls(broker: Broker, body: bytes) -> None:
     assert (await broker.call("POST", POLL, body, AVRO)).status == 400
 
 
-@pytest.mark.parametrize("wait", ["-1", "61", "nan", "inf", "x", "", "1e9"])
+@pytest.mark.parametrize("wait", ["-1", "61", "nan", "inf", "x", "", "1e9", "1_0", "%201"])
 async def test_malformed_waits(broker: Broker, wait: str) -> None:
     assert (await poll(broker, Poll(), f"?wait={wait}")).status == 400
 

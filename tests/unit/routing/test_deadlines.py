@@ -39,12 +39,14 @@ def test_a_far_deadline_is_limited(ahead_ms):
     assert from_the_wire(ahead_ms, 0.0, 0) <= REQUEST_TIMEOUT_S_MAX
 
 
-@pytest.mark.parametrize("text", ["1", "0.5", "300", "1e2", " 7 "])
+@pytest.mark.parametrize("text", ["1", "0.5", "300", "1e2"])
 def test_a_timeout_is_a_positive_number_of_seconds(text):
     assert parse_timeout_s(text) == float(text)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "301", "5s", "\u0665", "1" * 40])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "nan", "inf", "301", "5s", "\u0665", "1" * 40, "1_0", " 7 "]
+)
 def test_another_timeout_is_refused(text):
     with pytest.raises(BadRequest, match="Request-Timeout"):
         parse_timeout_s(text)
