@@ -18,6 +18,7 @@ from broker.model import Snapshot
 from broker.slices import in_slices
 from broker.topics.leaders import Leaders
 from broker.transactions import manager
+from broker.transactions.edits import Invalidated
 from broker.transactions.journal import Decide, Doubt, Journal, LedState
 from broker.transactions.manager import Decision
 from broker.transactions.service_settings import TransactionSettings
@@ -197,7 +198,9 @@ class Transactions:
             self.counts["conflicts"] += 1
             raise
         if counter and counted is not None and counted.edits:
-            self.counts[counter] += 1
+            # A long transaction does not abort: it becomes invalid.
+            is_long = counter == "aborted" and isinstance(counted.edits[0], Invalidated)
+            self.counts["invalidated" if is_long else counter] += 1
         led = self._journal.led
         if led is not None:
             led.snapshot_soon()

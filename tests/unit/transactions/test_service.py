@@ -55,6 +55,26 @@ async def test_committed_transactions_are_visible_and_those_in_progress_are_not(
         await service.can_commit(second.transaction_id, [b"a"])
 
 
+async def test_each_transaction_is_counted_by_its_outcome(service: Service) -> None:
+    started = [await service.start(long=number == 1) for number in range(5)]
+    first, long, third, fourth, _ = [each.transaction_id for each in started]
+    await service.abort(first)
+    await service.abort(first)
+    await service.abort(long)
+    await service.can_commit(third, [b"a"])
+    await service.commit(third)
+    with pytest.raises(TransactionConflict):
+        await service.can_commit(fourth, [b"a"])
+    assert service.counts == {
+        "started": 5,
+        "committed": 1,
+        "aborted": 1,
+        "invalidated": 1,
+        "timed_out": 0,
+        "conflicts": 1,
+    }
+
+
 async def test_the_next_incarnation_knows_all_answered_requests(service: Service) -> None:
     one, two, three = [await service.start(client=name) for name in ("one", "two", "three")]
     await service.can_commit(one.transaction_id, [b"a"])
