@@ -33,7 +33,7 @@ from broker.local.addresses import reserve
 from broker.local.plan import ListenAddress, Settings
 from broker.local.readiness import own_view
 from broker.local.servers import HBaseServer, ToxiproxyServer
-from broker.local.servers.process import HOST
+from broker.local.servers.process import HOST, ServerFailed
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.infrastructure import ChaosBeneath
 from chaos.packets import Packets, PacketsMissing
@@ -346,7 +346,12 @@ class ChaosCluster(Target):
                 raise Unable(f"{spare.name} runs already")
             spare.reconfigure({**spare.environment, **environment})
             await asyncio.to_thread(spare.launch)
-        await asyncio.to_thread(spare.await_ready)
+        try:
+            await asyncio.to_thread(spare.await_ready)
+        except ServerFailed:
+            # A node that the caller does not know of must not join later.
+            await asyncio.to_thread(spare.kill)
+            raise
         return spare.name
 
     def _set_clock(self, node: str, offset_s: float) -> None:
