@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+from typing_extensions import override
 
 from chaos.cases.commands import case, cases
 from chaos.commands import run
@@ -30,6 +31,7 @@ _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 class _Verifier(click.Group):
     """Gives an error of the verifier itself the exit code of an unknown verdict. Python's own code 1 means violations."""
 
+    @override
     def invoke(self, ctx: click.Context) -> object:
         """Run a command."""
         try:
