@@ -19,12 +19,12 @@ from pathlib import Path
 
 from broker.local.servers import jvm
 from broker.local.servers.cache_folder import java_project, key_of_files, place
-from broker.local.servers.process import ServerProcess, program
+from broker.local.servers.process import program
 
 RECORDING = "-XX:+RecordDynamicDumpInfo"
 """The JVM option that is required to write an archive."""
 
-_FILE = "classes.jsa"
+FILE = "classes.jsa"
 _OWN_JAR = "own.jar"
 _DUMP_S = 120.0
 
@@ -53,7 +53,7 @@ def pack_own() -> None:
 
 def sharing() -> Sequence[str]:
     """Return the JVM options that use the archive; none if there is no archive."""
-    archive = target() / _FILE
+    archive = target() / FILE
     return (f"-XX:SharedArchiveFile={archive}",) if archive.is_file() else ()
 
 
@@ -65,13 +65,11 @@ def target() -> Path:
     return place("hbase-classes", hashlib.sha256(f"{of_jars} {of_java}".encode()).hexdigest()[:12])
 
 
-def write(server: ServerProcess, folder: Path) -> None:
-    """Write an archive of the classes that a server, started with ``RECORDING``, has loaded.
+def write(pid: int, file: Path) -> None:
+    """Write an archive of the classes that a JVM, started with ``RECORDING``, has loaded.
 
     Raises:
-        subprocess.SubprocessError: The server does not write it.
+        subprocess.SubprocessError: The JVM does not write it.
     """
-    command = [program("jcmd", "default-jdk-headless"), str(server.pid), "VM.cds", "dynamic_dump"]
-    subprocess.run(
-        [*command, str(folder / _FILE)], check=True, capture_output=True, timeout=_DUMP_S
-    )
+    command = [program("jcmd", "default-jdk-headless"), str(pid), "VM.cds", "dynamic_dump"]
+    subprocess.run([*command, str(file)], check=True, capture_output=True, timeout=_DUMP_S)

@@ -78,7 +78,7 @@ def _fetch_hbase(name: str, report: Report) -> None:
     def make(folder: Path) -> None:
         archive.pack_own()
         with HBaseServer(jvm_options=(*jvm.QUICK, "-Xmx768m", archive.RECORDING)) as server:
-            archive.write(server, folder)
+            archive.write(server.pid, folder / archive.FILE)
 
     began = time.monotonic()
     try:

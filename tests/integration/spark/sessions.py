@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from broker.local.servers.jvm import QUICK
+from tests.kit.servers import quick_spark
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 FILES = (
@@ -32,12 +32,14 @@ def _with(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # On a busy machine Spark takes longer than a worker's default wait of 15 s.
     os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"
+    os.environ.update(quick_spark.environment())
+    quick = " ".join(quick_spark.java_options())
     given = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
-        "spark.driver.extraJavaOptions": f"{' '.join(QUICK)} -Djava.io.tmpdir={folder}",
-        "spark.executor.extraJavaOptions": " ".join(QUICK),
+        "spark.driver.extraJavaOptions": f"{quick} -Djava.io.tmpdir={folder}",
+        "spark.executor.extraJavaOptions": quick,
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "1g",

@@ -9,13 +9,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-import pyspark
-
 from broker.local.servers.process import ServerProcess, free_ports
+from tests.kit.servers import quick_spark
 
 HOST = "127.0.0.1"
-HOME = Path(pyspark.__file__).parent
 MEMORY = "1g"
+
+
+def _spark_class() -> Sequence[str]:
+    return [f"{quick_spark.environment()['SPARK_HOME']}/bin/spark-class"]
 
 
 class Master(ServerProcess):
@@ -24,14 +26,14 @@ class Master(ServerProcess):
     name: ClassVar[str] = "spark-master"
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder=folder, environment={**os.environ, "SPARK_HOME": str(HOME)})
+        super().__init__(folder=folder, environment={**os.environ, **quick_spark.environment()})
         self._port, self._web_port = free_ports(2)
         self.url = f"spark://{HOST}:{self._port}"
         self.workers_wanted = 0
 
     def command(self) -> Sequence[str]:
         where = ("--host", HOST, "--port", str(self._port), "--webui-port", str(self._web_port))
-        return [str(HOME / "bin/spark-class"), "org.apache.spark.deploy.master.Master", *where]
+        return [*_spark_class(), "org.apache.spark.deploy.master.Master", *where]
 
     def answers(self) -> bool:
         with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/") as reply:
@@ -47,7 +49,7 @@ class Worker(ServerProcess):
     name: ClassVar[str] = "spark-worker"
 
     def __init__(self, folder: Path, master: Master) -> None:
-        environment = {"SPARK_HOME": str(HOME), "PYSPARK_PYTHON": sys.executable}
+        environment = {**quick_spark.environment(), "PYSPARK_PYTHON": sys.executable}
         super().__init__(folder=folder, environment={**os.environ, **environment})
         self._master = master
         master.workers_wanted += 1
@@ -55,8 +57,7 @@ class Worker(ServerProcess):
     def command(self) -> Sequence[str]:
         size = ("--host", HOST, "--cores", "1", "--memory", MEMORY, "--webui-port", "0")
         where = ("--work-dir", str(self.folder / "work"), self._master.url)
-        program = str(HOME / "bin/spark-class")
-        return [program, "org.apache.spark.deploy.worker.Worker", *size, *where]
+        return [*_spark_class(), "org.apache.spark.deploy.worker.Worker", *size, *where]
 
     def answers(self) -> bool:
         return self._master.answers()

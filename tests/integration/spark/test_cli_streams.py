@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient
-from broker.local.servers.jvm import QUICK
 from broker.local.single import BrokerProcess
 from tests.integration.spark.sessions import FILES
+from tests.kit.servers import quick_spark
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DEADLINE_S = 240
 ROOT = Path(__file__).parents[3]
 CONF = {
-    "spark.driver.extraJavaOptions": " ".join(QUICK),
+    "spark.driver.extraJavaOptions": " ".join(quick_spark.java_options()),
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.checkpointFileManagerClass": FILES,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
@@ -64,7 +64,7 @@ class Shop:
         (folder / "shop_jobs.py").write_text(MODULE.format(**self.topics))
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {"BROKER_URL": url, "PYTHONPATH": os.pathsep.join(paths)}
-        self._environment = {**os.environ, **own}
+        self._environment = {**os.environ, **quick_spark.environment(), **own}
 
     def publish(self, name: str, *values: Any) -> None:
         self.client.publish(self.topics[name], [json.dumps(value).encode() for value in values])

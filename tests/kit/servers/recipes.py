@@ -15,7 +15,7 @@ from broker.local.servers import cache_folder, downloads
 from broker.local.servers.cache_folder import ServerMissing
 from broker.local.servers.downloads import MAVEN, Recipe, Report, log_of, run
 from broker.local.servers.process import program
-from tests.kit.servers import compose
+from tests.kit.servers import compose, quick_spark
 
 _COMPOSE = "github.com/docker/compose/v2"
 PYSPARK: Final = "4.2.1"
@@ -122,6 +122,7 @@ ALL: Final[Mapping[str, Recipe]] = {
     "tephra": MAVEN,
     "kafka": MAVEN,
     "spark-kafka": MAVEN,
+    "spark": Recipe(quick_spark.make, quick_spark.check),
     "pyspark": Recipe(_fetch_pyspark, _check_pyspark),
     "redis": Recipe(_fetch_redis, _check_redis),
     "compose": Recipe(_fetch_compose, _check_compose),
