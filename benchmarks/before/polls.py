@@ -35,10 +35,10 @@ async def measure(bench: Bench, before: Path) -> Question:
         assert isinstance(cdap, peers.HttpServer)
         servers[CDAP] = cdap
     asked = {name: await _filled(bench, name, servers[name]) for name in servers}
-    for case, must, of_cdap in ((PAGES, None, 1.5), (WHOLE, None, 2.0), (TENS, 1.0, None)):
+    for case, of_cdap in ((PAGES, 1.5), (WHOLE, 2.0), (TENS, None)):
         sides = [_side(bench, name, case, servers[name], asked[name][case]) for name in servers]
         await bench.measure(question, sides, run_s=bench.plan.long_run_s / 2)
-        related(question, case, must=must)
+        related(question, case)
         if of_cdap is None:
             continue
         if CDAP not in servers:
@@ -67,7 +67,7 @@ async def small(bench: Bench, before: Path) -> Question:
     for case in (PAGES, WHOLE, TENS):
         sides = [_side(bench, name, case, servers[name], asked[name][case]) for name in servers]
         await bench.measure(question, sides)
-        related(question, case, must=1.0, aim=2.0)
+        related(question, case)
     return question
 
 
@@ -92,7 +92,7 @@ async def by_time(bench: Bench, before: Path) -> Question:
         run = partial(_polled, server.port, [lane] * POLLERS)
         sides.append(Side(name=named(name, case), run=run, server=server, unit="polls/s"))
     await bench.measure(question, sides)
-    related(question, case, must=5.0)
+    related(question, case)
     end_both(bench, *NO_CACHE)
     return question
 

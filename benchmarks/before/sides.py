@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks import peers
-from benchmarks.figures import Question, Ratio, compare
+from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench
 from broker.local.servers import ServerProcess
 
 NOW, BEFORE = "now", "before"
+NOT_WORSE = 0.95
+"""Now must be at least so good as before."""
 NO_CACHE = ("--cache-bytes-max", "0")
 
 
@@ -54,19 +56,11 @@ def end_both(bench: Bench, *flags: str) -> None:
         bench.stop(" ".join((name, *flags)))
 
 
-def related(
-    question: Question,
-    case: str,
-    *,
-    must: float | None = None,
-    aim: float | None = None,
-    at_most: bool = False,
-) -> Ratio:
-    """Compare now with before, and put the ratio into the question."""
+def related(question: Question, case: str, *, at_most: bool = False) -> None:
+    """Compare now with before, and put the ratio into the question. ``at_most``: less is better."""
     now, before = (question.named(named(side, case)) for side in (NOW, BEFORE))
-    ratio = compare(now, before, must=must, aim=aim, at_most=at_most)
-    question.ratios.append(ratio)
-    return ratio
+    must = 1 / NOT_WORSE if at_most else NOT_WORSE
+    question.ratios.append(compare(now, before, must=must, at_most=at_most))
 
 
 def named(side: str, case: str) -> str:

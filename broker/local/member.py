@@ -96,8 +96,11 @@ class Member:
 
     @property
     def outside(self) -> dict[str, str]:
-        """The environment variables that ``command`` needs in addition to those of its caller."""
-        return {"PYTHONPATH": _CODE, **self.environment}
+        """The environment variables that ``command`` needs in addition to those of its caller.
+
+        The process itself may have another ``PYTHONPATH``: that of its ``environment``, which ``run`` sets.
+        """
+        return {**self.environment, "PYTHONPATH": _CODE}
 
     @property
     def pid(self) -> int:
