@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+
 from broker.clock import Clock
 from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
@@ -20,6 +22,7 @@ from broker.storage.log import Logs
 
 BACK_OFF_S = 0.02
 BACK_OFF_MAX_S = 1.0
+_AGAIN = (Fenced, OutcomeUnknown, Unavailable)
 
 
 class SendTime(NamedTuple):
@@ -87,22 +90,33 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
         StorageFull: likewise; the request behind the claim was certainly not done.
         StorageCorrupt: likewise.
     """
-    back_off_s = BACK_OFF_S
-    while True:
+
+    async def once() -> Claimed:
+        seen = await tenure.permit(log.topic, deadline)
+        sent = read_clock(clock)
         try:
-            seen = await tenure.permit(log.topic, deadline)
-            sent = read_clock(clock)
             hold = await logs.claim(log, owner, seen)
-            return Claimed(hold, written(hold, sent, clock.now_ms()))
-        except (Fenced, OutcomeUnknown, Unavailable) as error:
-            if isinstance(error, Fenced):
-                tenure.fenced(log.topic)
-            if clock.monotonic() + back_off_s > deadline:
-                raise NoLeader(
-                    f"No node leads topic '{log.topic}' just now: {error.message}"
-                ) from error
-        except StorageFull as error:
-            # The claim may be stored, but no other write was sent: so the error is definite.
-            raise StorageFull(error.message) from error
-        await clock.sleep(back_off_s * jitter.uniform(0.5, 1.0))
-        back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)
+        except Fenced:
+            tenure.fenced(log.topic)
+            raise
+        return Claimed(hold, written(hold, sent, clock.now_ms()))
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(_AGAIN),
+        wait=lambda state: _back_off_s(state) * jitter.uniform(0.5, 1.0),
+        stop=lambda state: clock.monotonic() + _back_off_s(state) > deadline,
+        sleep=clock.sleep,
+        reraise=True,
+    )
+    try:
+        claimed: Claimed = await retrying(once)
+    except _AGAIN as error:
+        raise NoLeader(f"No node leads topic '{log.topic}' just now: {error.message}") from error
+    except StorageFull as error:
+        # The claim may be stored, but no other write was sent: so the error is definite.
+        raise StorageFull(error.message) from error
+    return claimed
+
+
+def _back_off_s(state: RetryCallState) -> float:
+    return min(BACK_OFF_S * 2.0 ** min(state.attempt_number - 1, 16), BACK_OFF_MAX_S)

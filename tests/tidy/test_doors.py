@@ -47,7 +47,7 @@ DOORS = {
     "structlog": ["broker/logs.py"],
     "tenacity": [
         "broker/client/*",
-        "broker/coordination/instances.py",
+        "broker/coordination/*",
         "broker/routing/*",
         "broker/rowlog/attempt.py",
         "broker/storage/hbase/*",
