@@ -123,13 +123,15 @@ async def clock_step(
 
 @fault(weight=1, lasts_s=20)
 async def clock_rate(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: StagedCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
     """A clock runs too fast or too slow, or stops."""
     machine = some(cluster.machines, chance)
     rate = chance.choice([0.0, 0.95, 1.05])
     if cluster.clock_off_ms_max <= CLOCK_OFF_MS:
-        rate = 1 + (rate - 1) / 20  # It may last for a minute.
+        # At its end the clock is off by at most the bound: a node that finds its clock wrong leads nothing more.
+        slowest = 1 - cluster.clock_off_ms_max / 1000 / max(lasts_s, 1.0)
+        rate = max(1 + (rate - 1) / 20, slowest)
     mend = machine.wall.drift(rate)
     yield {"node": machine.name, "rate": rate}
     mend()
