@@ -34,6 +34,7 @@ from broker.topics.surroundings import Surroundings
 PREFIX: Final = b"clock/"
 COMPARED_S: Final = 60.0
 """For this long a comparison allows reads of topics that other nodes lead: clocks drift."""
+UNTIL_CORRECTED: Final = "until the clock is corrected"
 SHARP_MS: Final = 1000
 """The longest time that the write of a comparison may take."""
 
@@ -69,8 +70,10 @@ class ClockComparison:
             confirmed = await self._ask_nodes(written)
             if await self._ask_record_region(written) if confirmed is None else confirmed:
                 self._report_wrong(written)
-                raise _refusal(written.ahead_ms, "leads nothing")
-            raise _refusal(written.ahead_ms, "does not lead this topic")
+                raise _refusal(
+                    written.ahead_ms, f"leads nothing {UNTIL_CORRECTED} and it is started again"
+                )
+            raise _refusal(written.ahead_ms, f"does not lead this topic {UNTIL_CORRECTED}")
         return self._note_if_sharp(written)
 
     def _report_wrong(self, written: Written) -> None:
@@ -178,7 +181,7 @@ class ClockComparison:
             if jumped if confirmed is None else confirmed:
                 self._report_wrong(written)
             if confirmed is not False:
-                raise _refusal(written.ahead_ms, "reads nothing")
+                raise _refusal(written.ahead_ms, f"reads nothing {UNTIL_CORRECTED}")
         if not self._note_if_sharp(written):
             raise _no_comparison("the write took too long, or the clock jumped.")
 
@@ -186,7 +189,7 @@ class ClockComparison:
 def _refusal(skew_ms: int, does: str) -> ClockSkew:
     return ClockSkew(
         f"This node's clock is {abs(skew_ms)} ms {'ahead' if skew_ms > 0 else 'behind'} "
-        f"of the storage's: the node {does} until the clock is corrected."
+        f"of the storage's: the node {does}."
     )
 
 
