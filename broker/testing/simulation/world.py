@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 from unittest import mock
@@ -50,7 +51,9 @@ def _run(
     try:
         return loop.run_until_complete(main(loop, trace))
     finally:
-        with mock.patch.object(sys, "unraisablehook", _ignore):
+        with mock.patch.object(sys, "unraisablehook", _ignore), warnings.catch_warnings():
+            # A coroutine that starts a task in its clean-up makes a coroutine that never runs.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             _end(loop)
             _close(loop)
         loop.processes.clear()
