@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,6 +31,7 @@ EVERY = list(itertools.product((*STEPS, NOTED), (COPIES, COUNTS)))
 OF_FEW = list(itertools.product(("publishing", "published", NOTED), (COPIES, COUNTS)))
 """A batch of few rows has no more steps."""
 TASKS = list(itertools.product(("begun", "stored"), (COPIES, COUNTS)))
+LOCAL = "local-cluster[2,1,1024]"
 NIGHTLY = pytest.mark.nightly
 PAUSE_S = 1.0
 
@@ -90,20 +91,28 @@ class TestTheBroker:
         timer.start()
         timer.join()
 
-    @pytest.mark.parametrize("fault", [killed, paused], ids=["killed", "paused"])
+    @pytest.mark.parametrize(
+        "faults",
+        [
+            (killed, paused),
+            pytest.param((killed,), marks=NIGHTLY),
+            pytest.param((paused,), marks=NIGHTLY),
+        ],
+        ids=["in-turn", "killed", "paused"],
+    )
     def test_a_fault_of_the_broker_at_any_step_ends_no_query(
         self,
         gate: Gate,
         spark: SparkSession,
         mortal: BrokerProcess,
         tmp_path: Path,
-        fault: Callable[[BrokerProcess, Held], None],
+        faults: Sequence[Callable[[BrokerProcess, Held], None]],
     ) -> None:
         with SyncClient(mortal.url, deadline_s=DEADLINE_S) as client:
             jobs = Jobs(mortal.url, "words", tmp_path)
             jobs.create(client)
             query = jobs.start(spark, jobs.copies)
-            for step in STEPS:
+            for step, fault in zip(STEPS, itertools.cycle(faults), strict=False):
                 gate.hold(step, jobs.copies)
                 jobs.publish(client, 100)
                 fault(mortal, gate.held())
@@ -166,11 +175,11 @@ class TestTheDriver:
     @pytest.mark.parametrize(
         ("cluster", "places"),
         [
-            ("standalone", [("stored", COPIES)]),
+            (LOCAL, [("stored", COPIES)]),
             pytest.param("standalone", TASKS, marks=NIGHTLY),
-            pytest.param("local-cluster[2,1,1024]", TASKS, marks=NIGHTLY),
+            pytest.param(LOCAL, TASKS, marks=NIGHTLY),
         ],
-        ids=["standalone-once", "standalone", "local"],
+        ids=["local-once", "standalone", "local"],
     )
     def test_executors_that_die_lose_no_row(
         self,
