@@ -23,6 +23,7 @@ class AheadClock(SystemClock):
         return super().now_ms() + self.ahead_s * 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("published_s", "checkpoints"), [(0, 0), (LIFE_S - 60, 0), (0, 1), (0, 2), (0, 3)]
 )
