@@ -19,7 +19,7 @@ from broker.model import TopicId
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
-_SECONDS: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+_SECONDS: Final = re.compile(r"([0-9]{1,10}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
 
 
 class PathNames:

@@ -39,7 +39,7 @@ def test_a_far_deadline_is_limited(ahead_ms):
     assert from_the_wire(ahead_ms, 0.0, 0) <= REQUEST_TIMEOUT_S_MAX
 
 
-@pytest.mark.parametrize("text", ["1", "0.5", "300", "1e2"])
+@pytest.mark.parametrize("text", ["1", "0.5", "300", "1e2", ".5", "5."])
 def test_a_timeout_is_a_positive_number_of_seconds(text):
     assert parse_timeout_s(text) == float(text)
 
