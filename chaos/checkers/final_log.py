@@ -107,12 +107,14 @@ class _Request:
     parts: int = 0
     size: int = 0
     first: str = ""
+    may_have_expired: bool = False
 
 
 @dataclass(slots=True)
 class _Scan:
     """The progress through the rows of one log."""
 
+    final_ns: int
     latest: int = -1
     latest_payload: str = ""
     request: _Request = field(default_factory=_Request)
@@ -133,9 +135,8 @@ class Order(Checker):
                 self._scan(log, log.final)
 
     def _scan(self, log: TopicLife, final: ValueTable[FinalRow]) -> None:
-        may_expire = self.topic.ttl_ms_least is not None
         has_floor = max(log.final_floor, log.floor).strip("0") != ""
-        scan = _Scan(may_begin_within=has_floor or may_expire)
+        scan = _Scan(log.final_ns, may_begin_within=has_floor)
         for row_id, row in final.between("", ABOVE_ALL):
             tried = self.topic.of_payload(row.payload)
             if tried is None or tried.is_stored:
@@ -168,9 +169,15 @@ class Order(Checker):
         request = scan.request
         if request.place != tried.place:
             self._end_request(scan)
-            # The parts before may have expired, or be below the floor.
-            starts_at = tried.part if scan.may_begin_within or tried.ttl_ms is not None else 0
-            request = scan.request = _Request(tried.place, starts_at, tried.size, row_id)
+            # The parts of a request expire together, but a final read has many pages. So the page that has the first
+            # parts, or the last ones, may have been read while they were alive, and its neighbour after their end.
+            may_have_expired = self.topic.may_have_expired(
+                tried, scan.final_ns, self.promises.early_ms
+            )
+            starts_at = tried.part if scan.may_begin_within or may_have_expired else 0
+            request = scan.request = _Request(
+                tried.place, starts_at, tried.size, row_id, may_have_expired
+            )
         if tried.part != request.parts:
             detail = spot(row_id, part=tried.part, expected=request.parts, of=tried.size)
             self.found.add("torn", detail, tried.place)
@@ -179,7 +186,7 @@ class Order(Checker):
 
     def _end_request(self, scan: _Scan) -> None:
         request = scan.request
-        if request.parts < request.size:
+        if request.parts < request.size and not request.may_have_expired:
             detail = spot(request.first, parts=request.parts, of=request.size)
             self.found.add("torn", detail, request.place)
         scan.request = _Request()

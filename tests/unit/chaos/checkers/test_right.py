@@ -205,6 +205,14 @@ RIGHT = {
     .final((1, "a"), (2, "b"))
     .at(1200)
     .final((2, "b"), node="n"),
+    "a publish expires after the page of a final read that has its first parts": Story(PROMISES)
+    .publish(1, "a", "b", ttl_ms=1000, last=2)
+    .at(900)
+    .final((1, "a")),
+    "a publish expires for the node of the first page alone": Story(PROMISES)
+    .publish(1, "a", "b", ttl_ms=1000, last=2)
+    .at(900)
+    .final((2, "b")),
     "a stream may report an early read late": short_lived()
     .at(9000)
     .done("read", {}, {"rows": [[rid(1), "a", None]]})

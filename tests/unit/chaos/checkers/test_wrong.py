@@ -83,6 +83,13 @@ WRONG = {
         .final((1, "a"), (2, "c"), (3, "b")),
         Story().publish(1, "a").final((2, "a")),
         Story().publish(None, "a", "b").final((1, "b")),
+        *(
+            Story(PROMISES)
+            .publish(1, "a", "b", ttl_ms=1000, outcome="unknown")
+            .at(800)
+            .final(shown)
+            for shown in ((1, "a"), (2, "b"))
+        ),
     ],
     "id_reused": [
         Story().publish(1, "a").read([(1, "a")]).publish(2, "b").final((1, "b")),
