@@ -24,7 +24,7 @@ BOMBS = 20
 ENDLESS_HEADS = 500
 IN_SHORT = 0.2
 """The share of the clients in a run that is not nightly."""
-PEAK_BYTES_MAX = 832 * 1024 * 1024
+PEAK_BYTES_MAX = 1_100 * 1024 * 1024
 """The most memory that a node may need; the documentation has the same figure."""
 FILES_NEEDED = IDLE + SLOW_READERS + ENDLESS_HEADS + 500
 DEADLINE_S = 60.0

@@ -19,6 +19,8 @@ PEAK_BYTES_MAX = 256 * 1024 * 1024
 CACHE_BYTES = 32 * 1024 * 1024
 """The broker's cache of published messages: smaller here than by default."""
 LOG_LINES_MAX = 200
+RESET = "transactions forgotten"
+"""The event of a reset, which an operator must find in the log. About 8 of 1,000 requests are resets."""
 ODD_HOLDS_MAX = {0.02: 0.01, 0.1: 0.001}
 ODD_HOLDS = 4
 """The number and the share of the monitor's ticks that may find the loop held for longer than so many seconds: by the
@@ -40,6 +42,10 @@ def without_pandas(folder: Path) -> dict[str, str]:
     module.write_text("raise ImportError('no extra of a broker needs it')\n")
     path = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": str(folder) if path is None else f"{folder}{os.pathsep}{path}"}
+
+
+def lines_of_refusals(broker: Attacked) -> int:
+    return sum(RESET not in line for line in broker.process.log().splitlines())
 
 
 async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object]:
@@ -65,13 +71,13 @@ async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object
 async def test_requests_that_are_almost_right(
     broker: Attacked, drawn_seed: int, requests: int
 ) -> None:
-    lines_before = broker.process.log().count("\n")
+    lines_before = lines_of_refusals(broker)
     before = await broker.held_s()
     found = await fuzzed(broker, requests, drawn_seed)
     after = await broker.held_s()
     assert found["problems"] == []
     await broker.is_well()
-    assert broker.process.log().count("\n") - lines_before <= LOG_LINES_MAX
+    assert lines_of_refusals(broker) - lines_before <= LOG_LINES_MAX
     assert broker.peak_bytes() <= PEAK_BYTES_MAX
     # At its very start a broker has no ticks yet.
     ticks = after[float("inf")] - before.get(float("inf"), 0)
