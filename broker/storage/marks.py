@@ -17,6 +17,7 @@ with a newer one behind it can be removed at once, or need not be put at all.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Final, NamedTuple
@@ -39,10 +40,13 @@ PRODUCER_LIFE_MS: Final = 7 * 24 * 3600 * 1000
 
 PENDING_MAX: Final = 1000
 PENDING_BYTES_MAX: Final = 4 << 20
-"""How far the index may lag behind, in entries and in bytes. A claim has to read that much."""
+PENDING_MARKS_MAX: Final = 10_000
+"""How far the index may lag behind, in entries, bytes and marks. A claim has to read that much."""
 PUT_AT: Final = 256
 PUT_AFTER_S: Final = 0.5
 ROWS_AT_ONCE: Final = 256
+MARKS_AT_ONCE: Final = 1024
+"""How many marks one put covers at most. Of a producer's marks it puts the newest alone."""
 FOUND_MAX: Final = 100
 
 
@@ -55,8 +59,10 @@ class Marks:
         """The rows of marks of ids up to this one are on disk."""
         self._log = log
         self._resolver = resolver
-        self._pending: dict[tuple[int, bytes], list[Mark]] = {}
-        self._order: list[Mark] = []
+        self._pending: dict[tuple[int, bytes], deque[Mark]] = {}
+        self._order: deque[Mark] = deque()
+        self._removed = 0
+        """How many marks have left ``_order``."""
         self._lag_entries = self._lag_bytes = 0
         self._in_flight = 0
         """How many marks are in appends in flight."""
@@ -91,7 +97,7 @@ class Marks:
     def take(self, marks: Sequence[Mark]) -> None:
         """Keep marks that are in the log, and put their rows soon."""
         for mark in marks:
-            self._pending.setdefault((mark.kind, mark.key), []).append(mark)
+            self._pending.setdefault((mark.kind, mark.key), deque()).append(mark)
             self._order.append(mark)
         if not self._order or self._closed:
             return
@@ -105,30 +111,36 @@ class Marks:
             self._timer.cancel()
             self._timer = None
         if self._putting is None and not self._closed:
-            self._putting = asyncio.ensure_future(self._put())
-            self._putting.add_done_callback(self._put_ended)
+            self._putting = asyncio.ensure_future(self._put_pending())
+            self._putting.add_done_callback(_retrieve)
 
-    def _put_ended(self, done: asyncio.Task[None]) -> None:
-        self._putting = None
-        if not done.cancelled():
-            done.exception()  # Retrieved, so that asyncio does not report it: the marks stay pending.
-        if self._order and not self._closed and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PUT_AFTER_S, self._put_soon)
+    async def _put_pending(self) -> None:
+        try:
+            await self._put()
+        finally:
+            # Here, not in a callback: a flush that begins in between would wait for a task that is done.
+            self._putting = None
+            if self._order and not self._closed and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(PUT_AFTER_S, self._put_soon)
 
     @property
     def lags(self) -> bool:
         """True if the index lags too far behind: then the hold flushes it before the next append."""
-        lag = self._lag_entries >= PENDING_MAX or self._lag_bytes >= PENDING_BYTES_MAX
-        return lag and bool(self._order)
+        return bool(self._order) and (
+            self._lag_entries >= PENDING_MAX
+            or self._lag_bytes >= PENDING_BYTES_MAX
+            or len(self._order) >= PENDING_MARKS_MAX
+        )
 
     async def flush(self) -> None:
-        """Put the rows of all pending marks.
+        """Put the rows of all marks that are pending now. Marks that are confirmed meanwhile may stay pending.
 
         Raises:
             Fenced: the hold was done before; the next claim puts them.
             Unavailable, StorageFull: storage does not take the rows.
         """
-        while self._order:
+        through = self._removed + len(self._order)
+        while self._removed < through:
             if self._closed:
                 raise Fenced("The next claim of the log puts its marks.")
             self._put_soon()
@@ -136,25 +148,48 @@ class Marks:
             await asyncio.shield(self._putting)
 
     async def _put(self) -> None:
-        order = self._order[:]
+        """Put the rows of the marks that are pending now, slice by slice, and stop keeping them."""
+        through = self._removed + len(self._order)
         lag_entries, lag_bytes = self._lag_entries, self._lag_bytes
-        needed = _counting(order)
-        for first in range(0, len(needed), ROWS_AT_ONCE):
-            some = needed[first : first + ROWS_AT_ONCE]
-            rows = {mark_key(self._log, mark): encode_mark(mark) for mark in some}
-            await self._resolver.read(
-                lambda rows=rows: self._resolver.table.put(space_of(self._log), rows)  # type: ignore[misc]
-            )
-        del self._order[: len(order)]
-        for mark in order:
-            pending = self._pending[mark.kind, mark.key]
-            pending.remove(mark)
-            if not pending:
-                del self._pending[mark.kind, mark.key]
+        while self._removed < through:
+            some, needed = self._slice()
+            rows = {mark_key(self._log, mark): encode_mark(mark) for mark in needed}
+            if rows:
+                await self._resolver.read(
+                    lambda rows=rows: self._resolver.table.put(space_of(self._log), rows)  # type: ignore[misc]
+                )
+            self._remove(some)
+            # A slice of producers' older marks has no row to wait for.
+            await asyncio.sleep(0)
         self._lag_entries -= lag_entries
         self._lag_bytes -= lag_bytes
-        if order:
-            self.marked = max(self.marked, order[-1].last)
+
+    def _slice(self) -> tuple[int, list[Mark]]:
+        """Return how many of the first marks one put covers, and those of them that need a row.
+
+        Of a producer's marks only the newest needs one. Marks of one request have the same last id, and ``marked``
+        rises to it: so they are in one slice.
+        """
+        some, needed, last = 0, [], ROW_ID_MAX
+        for mark in self._order:
+            is_full = len(needed) >= ROWS_AT_ONCE or some >= MARKS_AT_ONCE
+            if is_full and mark.last != last:
+                break
+            some, last = some + 1, mark.last
+            if mark.kind != PRODUCER or self._pending[mark.kind, mark.key][-1] is mark:
+                needed.append(mark)
+        return some, needed
+
+    def _remove(self, some: int) -> None:
+        """Stop keeping the first marks: their rows are on disk, or no request needs them."""
+        for _ in range(some):
+            mark = self._order.popleft()
+            pending = self._pending[mark.kind, mark.key]
+            pending.popleft()
+            if not pending:
+                del self._pending[mark.kind, mark.key]
+        self._removed += some
+        self.marked = max(self.marked, mark.last)
 
     async def find(self, kind: int, key: bytes) -> list[Mark]:
         """Return the last marks of a key, the oldest first. Raises Unavailable, StorageCorrupt."""
@@ -262,10 +297,10 @@ def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: M
     return first < before.keys and first <= marked
 
 
-def _counting(order: Sequence[Mark]) -> list[Mark]:
-    """Return the marks that count: for each producer only the newest."""
-    newest = {mark.key: mark for mark in order if mark.kind == PRODUCER}
-    return [mark for mark in order if mark.kind != PRODUCER or newest[mark.key] is mark]
+def _retrieve(done: asyncio.Task[None]) -> None:
+    """Keep asyncio from reporting an error: the marks stay pending, and a later put tries again."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def forget_marks(resolver: Resolver, log: LogId) -> int:

@@ -24,13 +24,14 @@ class Table(MemoryTable):
         super().__init__()
         self.puts = 0
         self.failing = False
+        self.fails_after = 1_000_000
         self.begun = asyncio.Event()
         self.may_put = asyncio.Event()
         self.may_put.set()
 
     async def put(self, space, heads):
         self.puts += 1
-        if self.failing:
+        if self.failing or self.puts > self.fails_after:
             raise WriteUnknown("lost")
         self.begun.set()
         await self.may_put.wait()
@@ -110,22 +111,67 @@ async def test_a_full_batch_of_marks_is_put_without_a_flush(marks, monkeypatch):
             await settle()
 
 
-async def test_a_mark_that_arrives_during_a_put_stays_pending(marks, table):
+async def test_a_flush_leaves_a_mark_that_arrives_during_its_put(marks, table):
     confirm(marks, entry(1, key(1)))
     table.may_put.clear()
     flushing = asyncio.ensure_future(marks.flush())
     await table.begun.wait()
     confirm(marks, entry(2, key(1)))
-    table.failing = True
     table.may_put.set()
-    with pytest.raises(Unavailable):
-        await flushing
-    assert marks.marked == row_id(1, 0), "the first put is done, the second one has failed"
+    await flushing
+    assert marks.marked == row_id(1, 0)
     assert await marks.find(1, key(1)) == [*entry(1, key(1)).marks, *entry(2, key(1)).marks]
-    table.failing = False
     await marks.flush()
     assert marks.marked == row_id(2, 0)
+
+
+@pytest.mark.timeout(20)
+async def test_a_flush_may_begin_in_the_turn_in_which_a_put_ends(marks, table):
+    """A wait for a put that has just ended would hold the event loop for ever."""
+
+    async def flush_later():
+        await table.may_put.wait()
+        await marks.flush()
+
+    confirm(marks, entry(1, key(1)))
+    table.may_put.clear()
+    first = asyncio.ensure_future(marks.flush())
+    await table.begun.wait()
+    confirm(marks, entry(2, key(2)))
+    second = asyncio.ensure_future(flush_later())
+    await settle()
+    table.may_put.set()
+    await asyncio.gather(first, second)
+    assert marks.marked == row_id(2, 0)
+
+
+async def test_marks_are_put_and_forgotten_slice_by_slice(marks, table):
+    several = 3 * module.ROWS_AT_ONCE
+    for number in range(1, several + 1):
+        confirm(marks, entry(number, key(number)))
+    table.fails_after = 2
+    with pytest.raises(Unavailable):
+        await marks.flush()
+    assert marks.marked == row_id(2 * module.ROWS_AT_ONCE, 0)
+    table.fails_after = several
+    await marks.flush()
+    assert marks.marked == row_id(several, 0)
     marks.close()
+
+
+async def test_marked_rises_to_a_request_when_all_its_marks_are_put(
+    marks, table, resolver, monkeypatch
+):
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 1)
+    confirm(marks, entry(1, key(1), key(2)))
+    confirm(marks, entry(2, key(3)))
+    table.fails_after = 1
+    with pytest.raises(Unavailable):
+        await marks.flush()
+    marks.close()
+    assert marks.marked == row_id(1, 0)
+    on_disk = Marks(LOG, resolver, marks.marked)
+    assert [len(await on_disk.find(1, key(number))) for number in (1, 2, 3)] == [1, 1, 0]
 
 
 async def test_rows_that_are_not_put_stay_pending(marks, table):
