@@ -63,7 +63,7 @@ def has_life(column: bytes) -> bool:
 
 
 def rolled_column(column: bytes) -> bytes:
-    """Return the column of the ``x`` cell of an entry: it holds which part was rolled back."""
+    """Return the column of the ``x`` cell of an entry: it holds the ranges of ids that were rolled back."""
     return column + _ROLLED
 
 

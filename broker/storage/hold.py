@@ -325,7 +325,7 @@ class LogHold(OwnChain):
         for first in range(0, len(alive), CELLS_AT_ONCE):
             values = await self._values(row, alive[first : first + CELLS_AT_ONCE])
             for column, value in values.items():
-                entry = entries.decode(value)
+                entry = entries.decode(value, is_checked=self._resolver.table.checks_values)
                 if entry.is_stub or entry.lifetime_ms is None:
                     continue
                 ends_ms = timestamp_of(entry.last) + entry.lifetime_ms

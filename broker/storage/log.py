@@ -177,7 +177,7 @@ class Logs:
         Raises:
             StaleGeneration, Deleted: claiming again does not help.
             Fenced: another change of the tail or root came first at each try.
-            Unavailable: nothing was done.
+            Unavailable: claim again. The former leader may be fenced already.
             OutcomeUnknown: claim again.
         """
         pauses, tries = self.resolver.pauses(), 0

@@ -170,7 +170,8 @@ class Marks:
         Of a producer's marks only the newest needs one. Marks of one request have the same last id, and ``marked``
         rises to it: so they are in one slice.
         """
-        some, needed, last = 0, [], ROW_ID_MAX
+        needed: list[Mark] = []
+        some, last = 0, ROW_ID_MAX
         for mark in self._order:
             is_full = len(needed) >= ROWS_AT_ONCE or some >= MARKS_AT_ONCE
             if is_full and mark.last != last:
@@ -184,12 +185,12 @@ class Marks:
         """Stop keeping the first marks: their rows are on disk, or no request needs them."""
         for _ in range(some):
             mark = self._order.popleft()
+            self.marked = max(self.marked, mark.last)
             pending = self._pending[mark.kind, mark.key]
             pending.popleft()
             if not pending:
                 del self._pending[mark.kind, mark.key]
         self._removed += some
-        self.marked = max(self.marked, mark.last)
 
     async def find(self, kind: int, key: bytes) -> list[Mark]:
         """Return the last marks of a key, the oldest first. Raises Unavailable, StorageCorrupt."""

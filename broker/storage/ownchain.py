@@ -110,7 +110,7 @@ class OwnChain(OwnPage):
     # Cells.
 
     async def _columns(self, row: bytes, start: bytes, end: bytes, through: RowId) -> list[bytes]:
-        """Return a page's columns in ``[start, end]``; it reads until they reach ``through``.
+        """Return a page's columns in ``[start, end]``; it reads until they reach ``through``, or the page is gone.
 
         Raises:
             Unavailable: storage does not answer, or gives only stale reads.
@@ -124,6 +124,9 @@ class OwnChain(OwnPage):
                 return columns
             if start > column_from(through):
                 return columns
+            cell = await self._resolver.head(self._space, row)
+            if cell is not None and heads.decode(cell.value).state is PageState.GONE:
+                return []
             await pauses.again()
 
     async def _values(self, row: bytes, columns: Sequence[bytes]) -> dict[bytes, bytes]:

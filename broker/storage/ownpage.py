@@ -184,7 +184,8 @@ class OwnPage:
         self, new: Head, cells: dict[bytes, bytes], added: Sequence[Entry]
     ) -> None:
         """Change the own page, expecting the head sent last. Changes are confirmed in the order of sending."""
-        row, before, self._newest = page_key(self.log, self.page), self._newest, new
+        row, before = page_key(self.log, self.page), self._newest
+        self._newest = new
         previous, mine = self._last, asyncio.get_running_loop().create_future()
         self._last = mine
         self.marks.sent(added)
@@ -201,7 +202,9 @@ class OwnPage:
             self.marks.landed(added)
             mine.set_result(None)
             if self._last is mine:
-                self._last, self._newest = None, self.head
+                # A change that the table refuses at once may end before the change sent before it.
+                is_first = previous is None or previous.done()
+                self._last, self._newest = (None, self.head) if is_first else (previous, before)
 
     def _note(self, verdict: ChangeVerdict, new: Head) -> None:
         """Act on the outcome of a change of the own page: take the new head, or end the hold and raise."""
@@ -321,7 +324,8 @@ class OwnPage:
             confirmed, page = self.head.token, self.page
             seen = await self._read_head()
             if self.page != page or (seen is not None and self._is_mine(seen, PageState.SEALED)):
-                await asyncio.sleep(0)  # The page is being rolled.
+                # The page is being rolled; the change that seals it may be in doubt for long.
+                await asyncio.wait((self._last,)) if self._last else await asyncio.sleep(0)
                 continue
             if seen is None:
                 return False
@@ -366,6 +370,8 @@ class OwnPage:
             self._packing.cancel()
 
     def _must_go_on(self) -> None:
+        if self._tokens.are_spent:
+            self.end()
         if self.done:
             raise Fenced(f"This node no longer leads topic '{self.log.topic}'.")
 

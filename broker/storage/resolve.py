@@ -20,6 +20,8 @@ from broker.storage.sealed import SealedPages
 from broker.storage.table import HEAD, Cell, NotWritten, Space, Table, TableError, WriteUnknown
 
 NONCE_BYTES: Final = 8
+TOKENS_MAX: Final = (1 << 8 * (TOKEN_BYTES - NONCE_BYTES)) - (1 << 20)
+"""A hold ends after so many tokens. The tokens that are left are enough for what is in flight."""
 PAUSE_S_FIRST: Final = 0.005
 PAUSE_S_MAX: Final = 0.5
 
@@ -43,6 +45,11 @@ class Tokens:
         """Return a token that no head had before."""
         self._count += 1
         return self._nonce + self._count.to_bytes(TOKEN_BYTES - NONCE_BYTES, "big")
+
+    @property
+    def are_spent(self) -> bool:
+        """True if the hold must end: a topic with a thousand appends a second gets here after 50 days."""
+        return self._count >= TOKENS_MAX
 
     def is_mine(self, token: bytes) -> bool:
         """True if this hold made the token."""

@@ -36,7 +36,7 @@ async def raise_floor(hold: LogHold, bound: RowId) -> None:
     If the whole tail lies below ``bound``, it is sealed first, and the next page becomes the floor.
 
     Raises:
-        BrokerError: see Hold.raise_floor.
+        BrokerError: see LogHold.raise_floor.
     """
     if bound <= hold.root.floor:
         return

@@ -133,6 +133,7 @@ class TopicCache:
         if self._closed:
             return
         for entry in entries:
+            entry.marks = ()  # Only the index needs them, and it has taken them.
             newest = self._slots[-1] if len(self._slots) > self._evicted else None
             if newest is not None and newest.fits(entry):
                 self._budget.grow(newest.add(entry))

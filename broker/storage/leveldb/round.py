@@ -67,9 +67,8 @@ class Postponed(Exception):
 class RecentHeads:
     """A bounded cache of heads that are on disk, as the last writes left them.
 
-    The writer thread adds the heads that it wrote. The event loop reads heads, and adds those that it has read
-    from the database, if the cache lost no head meanwhile. That is safe: a head written since the read is in the
-    cache, and stays. A head whose write is in flight replaces the added one later.
+    The writer thread adds the heads that it wrote; they replace older ones. A read may add a head only if no head
+    was dropped since the read began. Otherwise the dropped head may have been newer.
     """
 
     def __init__(self, heads_max: int = 16_384, bytes_max: int = 1024) -> None:
@@ -188,7 +187,8 @@ class Round:
         """Remember the heads, after the write."""
         for key in self._indexed:
             # Index rows are many and rarely compared, so they must not push other heads out of the cache.
-            if self._heads.pop(key, None) is not None:
+            if key in self._heads:
+                del self._heads[key]
                 self._recent.remember(key, None)
         for key, head in self._heads.items():
             self._recent.remember(key, head)

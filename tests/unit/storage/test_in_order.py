@@ -6,7 +6,7 @@ import pytest
 from typing_extensions import override
 
 from broker.clock import SystemClock
-from broker.errors import Fenced, StorageFull
+from broker.errors import BodyTooLarge, Fenced, StorageFull
 from broker.model import ROW_ID_MAX, TopicId
 from broker.storage.head import PageState
 from broker.storage.log import Logs
@@ -77,6 +77,22 @@ async def test_after_a_refused_append_the_next_one_is_not_written(bench) -> None
         await two
     assert hold.done
     assert await bench.read() == []
+
+
+async def test_an_append_that_the_table_refuses_leaves_the_one_before_it_in_flight(bench) -> None:
+    hold = await bench.claim()
+    (one, two), turns = await two_in_flight(bench, hold)
+    turns[1].set_result(BodyTooLarge("too large"))
+    with pytest.raises(BodyTooLarge):
+        await two
+    bench.table.held = []
+    three = asyncio.ensure_future(bench.publish(hold))
+    await settle()
+    for turn in (turns[0], *bench.table.held):
+        turn.set_result(None)
+    rows = [*await one, *await three]
+    assert await bench.read() == rows
+    assert not hold.done
 
 
 async def test_after_a_claim_of_another_node_both_appends_are_refused(bench) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_after
-from broker.storage import sweep
+from broker.storage import resolve, sweep
 from broker.storage.entry import Shared
 from broker.storage.hold import LogHold
 from broker.storage.keys import page_key, root_key
@@ -223,6 +223,39 @@ async def test_two_concurrent_rollbacks_of_a_sealed_page_both_count(bench):
     bench.table.on("before", has_entries, meanwhile)
     await hold.rollback(7, mine[4], mine[5])
     assert await bench.hidden() == [*mine[:2], *mine[4:]]
+
+
+async def test_a_rollback_passes_over_a_page_that_is_cleared_meanwhile(bench, monkeypatch):
+    hold = await bench.claim()
+    for _ in range(9):
+        await bench.publish(hold, shared=Shared(pointer=7))
+    await hold.settled()
+    cleared = False
+    columns = bench.table.columns
+
+    async def clear_first(*arguments):
+        nonlocal cleared
+        if not cleared:
+            cleared = True
+            await sweep.raise_floor(hold, hold.page)
+            assert await bench.clear(hold)
+        return await columns(*arguments)
+
+    monkeypatch.setattr(bench.table, "columns", clear_first)
+    await hold.rollback(7, row_after(ROW_ID_MIN), hold.pointer)
+    assert cleared
+    assert not hold.done
+
+
+async def test_a_hold_without_tokens_ends_and_the_next_claim_goes_on(bench, monkeypatch):
+    hold = await bench.claim()
+    rows = await bench.publish(hold)
+    monkeypatch.setattr(resolve, "TOKENS_MAX", 2)
+    with pytest.raises(Fenced):
+        await bench.publish(hold)
+    monkeypatch.undo()
+    rows += await bench.publish(await bench.claim())
+    assert await bench.read() == rows
 
 
 @pytest.mark.slow
