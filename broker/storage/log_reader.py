@@ -194,7 +194,7 @@ class LogReader:
             self._head = None
             await self._pause()
             return found
-        following = self._following(head)
+        following = await self._following(head)
         if following is None:
             self.ended = True
             self.is_closed = head.state is PageState.CLOSED
@@ -202,7 +202,7 @@ class LogReader:
             self._page, self._head = following, None
         return found
 
-    def _following(self, head: Head) -> RowId | None:
+    async def _following(self, head: Head) -> RowId | None:
         """Return the key of the next page; None: the log, or what is to be read, ends with this one."""
         return head.next if head.is_sealed and self.after < self._through else None
 
