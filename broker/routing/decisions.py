@@ -41,8 +41,11 @@ class RepeatEffect(enum.Enum):
     """The effect of repeating a request."""
 
     READING = "reading"
+    """If no leader answers, any node can do it from storage."""
+    LED_READING = "led_reading"
+    """A read of the leader's memory. No other node can do it."""
     POLL = "poll"
-    """A read that may wait. If no leader answers, any node can do it from storage."""
+    """A read that may wait. Any node can do it, too."""
     KEYED = "keyed"
     """Has only one effect under its key: publish and store."""
     IDEMPOTENT = "idempotent"
@@ -53,6 +56,11 @@ class RepeatEffect(enum.Enum):
     @property
     def is_reading(self) -> bool:
         """Return whether it has no effect."""
+        return self.is_for_any_node or self is RepeatEffect.LED_READING
+
+    @property
+    def is_for_any_node(self) -> bool:
+        """Return whether any node can answer it from storage."""
         return self in (RepeatEffect.READING, RepeatEffect.POLL)
 
     @property

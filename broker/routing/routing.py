@@ -10,8 +10,8 @@
           └──── jittered pause ◀── AGAIN, REPEAT┴─────────────────────────┘    until the deadline
 
 While leadership moves, requests wait here for the new leader: none is refused because of the move. If the last node
-that was asked does not answer a read before the deadline, this node reads storage itself. For this node's own topics
-the first attempt costs only a look at the tenure.
+that was asked does not answer a read of storage before the deadline, this node reads storage itself. For this node's
+own topics the first attempt costs only a look at the tenure.
 
 How a node uses it::
 
@@ -179,7 +179,7 @@ class _Journey(Generic[Result]):
         try:
             return await self._retry(first)
         except _LookAgain:
-            if not self._call.kind.is_reading or self._asked_here:
+            if not self._call.kind.is_for_any_node or self._asked_here:
                 raise
             # The last node used up the time, but storage can answer a read, too.
             return await self._ask_this_node()
@@ -225,7 +225,7 @@ class _Journey(Generic[Result]):
         url, protocol = self._leader()
         if url is None:
             return await self._ask_this_node()
-        if self._call.kind.is_reading:
+        if self._call.kind.is_for_any_node:
             if self._elsewhere_read >= READS_ELSEWHERE_MAX:
                 return await self._ask_this_node()
             self._elsewhere_read += 1
@@ -257,7 +257,7 @@ class _Journey(Generic[Result]):
         if place.here:
             return None, PROTOCOL
         if place.node is None:
-            if self._call.kind.is_reading:
+            if self._call.kind.is_for_any_node:
                 return None, PROTOCOL
             self._reason = "no live node may lead it"
             raise _LookAgain

@@ -55,6 +55,11 @@ def test_only_repeatable_requests_are_sent_twice() -> None:
     assert {name for name, kind in KINDS.items() if kind is RepeatEffect.KEYED} == keyed
 
 
+def test_only_the_leader_of_the_service_answers_reads_of_transactions() -> None:
+    led = {"list_transactions", "transactions_snapshot", "show_transaction"}
+    assert {name for name, kind in KINDS.items() if kind is RepeatEffect.LED_READING} == led
+
+
 @on_cluster(nodes=2)
 async def test_a_leader_tells_its_epoch_in_every_answer(cluster: HttpCluster) -> None:
     unclaimed = await cluster(0, "GET", topic_path("t"))

@@ -12,7 +12,7 @@ import pytest
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, TopicPlacement
 from broker.errors import NoLeader, NotLeader, Unavailable
-from broker.http.answer import HttpAnswer, NoAnswer
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.metrics import Metrics
 from broker.model import TopicId
@@ -180,6 +180,40 @@ def test_only_reads_are_answered_by_this_node_at_the_deadline() -> None:
         with pytest.raises(NoLeader):
             await node.answer(read, kind=RepeatEffect.ONCE, within_s=1.0)
         assert node.locally == []
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("failures", [[NoAnswer], [NotSent, NotSent]], ids=["lost", "refused"])
+def test_a_read_that_needs_the_leader_follows_it(failures: list[type[Exception]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+
+        def fails_with(kind: type[Exception]) -> Callable[[], RelayedAnswer]:
+            def fail() -> NoReturn:
+                raise kind("the leader was killed")
+
+            return fail
+
+        async def moves() -> None:
+            await pass_time(4.0)
+            node.at = TopicPlacement(here=False, node=NODES[2])
+
+        def answers() -> RelayedAnswer:
+            if node.peers.asked[-1][0] == NODES[1].url:
+                raise NotSent("connection refused")
+            return Whole(200, {}, {})
+
+        async def leads_not() -> str:
+            raise NotLeader("another node leads", node=1, url=NODES[1].url)
+
+        node.peers.answers += [fails_with(kind) for kind in failures] + [answers] * 1000
+        moving = asyncio.ensure_future(moves())
+        await node.answer(leads_not, kind=RepeatEffect.LED_READING, within_s=30.0)
+        assert loop.time() < 5.0
+        assert node.peers.asked[-1][0] == NODES[2].url
+        assert node.locally == []
+        await moving
 
     simulate(main)
 
