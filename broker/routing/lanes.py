@@ -19,7 +19,7 @@ A leader has room for a fixed number of lanes, and refuses further ones.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
+import heapq
 from typing import Final
 
 from broker.routing.nodeheaders import LaneTicket, Sender
@@ -27,6 +27,8 @@ from broker.routing.nodeheaders import LaneTicket, Sender
 LANES_MAX: Final = 100_000
 LANE_SPAN_MAX: Final = 1024
 """The greatest distance of a number from the lowest unresolved one."""
+LOOKED_AT_MAX: Final = 1000
+"""The most lanes that are looked at for a new one: the event loop must not wait for a look at all."""
 
 
 class SentLane:
@@ -72,12 +74,12 @@ class LaneDecision(enum.Enum):
 class _Lane:
     __slots__ = ("answered", "attempts", "lowest", "until")
 
-    def __init__(self) -> None:
+    def __init__(self, until: float) -> None:
         self.lowest = 0
         self.answered: set[int] = set()
         self.attempts: dict[int, int] = {}
         """The last attempt seen of each number from ``lowest`` on."""
-        self.until = 0.0
+        self.until = until
 
 
 class ReceivedLanes:
@@ -86,8 +88,9 @@ class ReceivedLanes:
     def __init__(self, lanes_max: int = LANES_MAX) -> None:
         """Begin without a lane."""
         self._lanes_max = lanes_max
-        self._lanes: OrderedDict[tuple[Sender, int], _Lane] = OrderedDict()
-        """Lanes in the order of use: the least recently used comes first."""
+        self._lanes: dict[tuple[Sender, int], _Lane] = {}
+        self._looks: list[tuple[float, tuple[Sender, int]]] = []
+        """A heap with each lane once, by the time of the next look at it. The lane may end later, never earlier."""
 
     def __len__(self) -> int:
         """Return the number of remembered lanes."""
@@ -101,7 +104,7 @@ class ReceivedLanes:
         After TAKE, the caller must call ``answered`` once the outcome is final. After WAIT, it must ask again whenever
         a request of the lane was answered or has arrived.
         """
-        lane = self._lane((sender, ticket.lane), now)
+        lane = self._lane((sender, ticket.lane), deadline, now)
         if lane is None or ticket.number - ticket.lowest > LANE_SPAN_MAX:
             return LaneDecision.FULL
         lane.until = max(lane.until, deadline)
@@ -118,14 +121,14 @@ class ReceivedLanes:
         if lane is not None and ticket.number >= lane.lowest:
             lane.answered.add(ticket.number)
 
-    def _lane(self, key: tuple[Sender, int], now: float) -> _Lane | None:
+    def _lane(self, key: tuple[Sender, int], deadline: float, now: float) -> _Lane | None:
         lane = self._lanes.get(key)
         if lane is None:
             self._forget(now)
             if len(self._lanes) >= self._lanes_max:
                 return None
-            lane = self._lanes[key] = _Lane()
-        self._lanes.move_to_end(key)
+            lane = self._lanes[key] = _Lane(deadline)
+            heapq.heappush(self._looks, (deadline, key))
         return lane
 
     @staticmethod
@@ -137,6 +140,14 @@ class ReceivedLanes:
         lane.attempts = {n: attempt for n, attempt in lane.attempts.items() if n >= lowest}
 
     def _forget(self, now: float) -> None:
-        """Forget the least recently used lanes, up to the first one with a deadline still to come."""
-        while self._lanes and next(iter(self._lanes.values())).until < now:
-            self._lanes.popitem(last=False)
+        """Forget lanes whose deadlines have all passed, whatever the deadlines of other lanes are."""
+        for _ in range(LOOKED_AT_MAX):
+            if not self._looks or self._looks[0][0] >= now:
+                return
+            key = self._looks[0][1]
+            until = self._lanes[key].until
+            if until < now:
+                heapq.heappop(self._looks)
+                del self._lanes[key]
+            else:
+                heapq.heapreplace(self._looks, (until, key))

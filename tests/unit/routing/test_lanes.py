@@ -69,6 +69,31 @@ def test_the_number_of_lanes_is_bounded_until_their_deadlines_have_passed() -> N
     assert len(lanes) == 1
 
 
+def test_a_long_deadline_keeps_no_other_lane() -> None:
+    lanes = ReceivedLanes(lanes_max=100)
+
+    def take(lane: int, deadline: float, now: float) -> None:
+        ticket = LaneTicket(lane, 0, 0)
+        assert lanes.judge(A, ticket, 1, deadline=deadline, now=now) is LaneDecision.TAKE
+
+    take(0, 300.0, 0.0)
+    for second in range(1, 300):
+        take(second, second + 30.0, float(second))
+    assert len(lanes) <= 1 + 32
+    assert lanes.judge(A, LaneTicket(0, 0, 0), 0, deadline=300.0, now=299.0) is LaneDecision.LATE
+
+
+def test_a_lane_is_kept_until_its_last_deadline() -> None:
+    lanes = ReceivedLanes(lanes_max=1)
+    for number, deadline in enumerate((10.0, 20.0, 5.0)):
+        assert judge(lanes, number, number, deadline=deadline) is LaneDecision.TAKE
+    other = LaneTicket(2, 0, 0)
+    for now in (11.0, 20.0):
+        assert lanes.judge(A, other, 1, deadline=50.0, now=now) is LaneDecision.FULL
+    assert judge(lanes, 1, 0, now=20.0) is LaneDecision.LATE
+    assert lanes.judge(A, other, 1, deadline=50.0, now=FAR + 1) is LaneDecision.TAKE
+
+
 def test_the_span_of_a_lane_is_bounded() -> None:
     assert judge(ReceivedLanes(), LANE_SPAN_MAX + 1, 0) is LaneDecision.FULL
 
