@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 from broker.coordination.tree import Created, NoNode, Reach, Unanswered
 from broker.errors import NoLeader, Unavailable
@@ -30,13 +29,15 @@ def in_line(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: name[-SEQUENCE_DIGITS:])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LockAttempt:
     """One attempt to take a lock: its folder, and the token with which its node's name begins."""
 
     resource: str
     folder: str
     token: str
+    may_have_node: bool = False
+    """Whether the tree was asked to make the node."""
 
     def is_own(self, name: str) -> bool:
         """Return whether this attempt made the node of this name."""
@@ -138,14 +139,19 @@ class Locks:
             raise
 
     def forget(self, attempt: LockAttempt) -> None:
-        """Remove the node that an attempt made, or may have made."""
-        self.reach.begin(self.reach.remove(attempt.folder, attempt.is_own))
+        """Remove the node that an attempt made, or may have made.
+
+        An attempt without contact asked for no node. A node makes such attempts all the time, so nothing may be left of
+        them to be done when contact is back.
+        """
+        if attempt.may_have_node:
+            self.reach.begin(self.reach.remove(attempt.folder, attempt.is_own))
 
     async def _acquire(self, attempt: LockAttempt) -> TreeLease:
-        for again in chain([False], repeat(True)):
+        while True:
             await self.reach.contact()
             try:
-                place = await self._find_or_make_node(attempt, again=again)
+                place = await self._find_or_make_node(attempt)
                 name = place.path.rpartition("/")[2]
                 if (
                     await self._wait_for_turn(attempt, name)
@@ -158,7 +164,6 @@ class Locks:
                 await self._make_folder(attempt)
             except Unanswered:
                 await self.reach.pause()
-        raise AssertionError("the loop above never ends")
 
     async def _make_folder(self, attempt: LockAttempt) -> None:
         kind = attempt.folder.rpartition("/")[0]
@@ -170,10 +175,11 @@ class Locks:
                     self._made.add(kind)
             await self.reach.make_folder(attempt.folder)
 
-    async def _find_or_make_node(self, attempt: LockAttempt, *, again: bool) -> Created:
+    async def _find_or_make_node(self, attempt: LockAttempt) -> Created:
         """Return the attempt's node. If it may exist already, look for it first."""
         tree = self.reach.tree
-        for name in filter(attempt.is_own, await tree.children(attempt.folder) if again else ()):
+        names = await tree.children(attempt.folder) if attempt.may_have_node else []
+        for name in filter(attempt.is_own, names):
             path = f"{attempt.folder}/{name}"
             found = await tree.get(path)
             if found is not None and found[1].owner == tree.session:
@@ -181,6 +187,7 @@ class Locks:
             # A node of an earlier session would block this attempt until that session ends.
             await tree.delete(path)
         path = f"{attempt.folder}/{attempt.token}"
+        attempt.may_have_node = True
         return await tree.create(path, self.holder, ephemeral=True, sequential=True)
 
     async def _wait_for_turn(self, attempt: LockAttempt, name: str) -> bool:

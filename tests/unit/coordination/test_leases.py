@@ -147,3 +147,19 @@ async def test_closing_ends_all_waits() -> None:
     await two.two.close()
     assert waiting.cancelled()
     await two.close()
+
+
+async def test_a_long_outage_leaves_nothing_to_be_done_at_its_end() -> None:
+    two = Two()
+    resources = [f"slot/{number}" for number in range(10)]
+    two.world.outage()
+    tasks = len(asyncio.all_tasks())
+    for _ in range(100):
+        waiting = [two.one.taking(resource) for resource in resources]
+        await pass_time(WAIT_S + 1)
+        assert all(task.done() for task in waiting)
+    assert len(asyncio.all_tasks()) == tasks
+    two.world.recover()
+    await asyncio.gather(*map(two.one.taking, resources))
+    assert sorted(two.one.resources) == resources
+    await two.close()
