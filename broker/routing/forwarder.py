@@ -161,18 +161,26 @@ class Forwarder:
         """The number of reads in flight, by the node's URL and the topic."""
 
     async def send(
-        self, url: str, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
+        self,
+        url: str,
+        call: Call,
+        repeat: Repeat,
+        place: tuple[SentLane, int] | None,
+        begins: Callable[[], None],
     ) -> Relayed:
         """Send a request and return the answer. ``place`` is its lane, and its number there.
+
+        A request may wait for its turn. ``begins`` is called when its turn has come; before that, nothing is sent.
 
         Raises:
             NotSent, NoAnswer: see broker.http.answer.
         """
         ask = self._request_for(call, repeat._replace(epoch=self.epochs.get(call.topic)), place)
         if call.kind.is_reading:
+            begins()
             relayed = await self._read(url, call, ask)
         else:
-            relayed = Relayed(await self._exchange(url, call, ask))
+            relayed = Relayed(await self._exchange(url, call, ask, begins))
         seen = relayed.reply.headers.get(LEADER)
         if seen is not None:
             self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)
@@ -195,7 +203,9 @@ class Forwarder:
             target += f"?wait={wait_s:.3f}"
         return _ForwardedRequest(call.method, target, headers, call.body)
 
-    async def _exchange(self, url: str, call: Call, ask: _ForwardedRequest) -> HttpAnswer:
+    async def _exchange(
+        self, url: str, call: Call, ask: _ForwardedRequest, begins: Callable[[], None]
+    ) -> HttpAnswer:
         """Send a request in its topic's turn, and return the whole answer. Raises NotSent, NoAnswer."""
         turns = self._turns.get(url)
         if turns is None:
@@ -206,6 +216,7 @@ class Forwarder:
         except TimeoutError:
             raise NotSent(f"too many requests for topic '{call.topic}' are in flight") from None
         is_answered = False
+        begins()
         try:
             reply = await self._peers.exchange(url, ask, ends - self._clock.monotonic())
             is_answered = reply.status < 500

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class LeaderChanged(NoAnswer):
-    """The request was sent, and another node should lead before an answer came."""
+    """Another node should lead before an answer came."""
 
 
 class _Watch:

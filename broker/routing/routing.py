@@ -129,6 +129,8 @@ class _Journey(Generic[Result]):
         self._elsewhere_read = 0
         self._asked_here = False
         """True if the last attempt was on this node."""
+        self._is_sent = False
+        """True if the last attempt on another node may have been sent."""
         self._hint: Elsewhere | None = None
         self._place: tuple[SentLane, int] | None = None
         self._reason = "none is known"
@@ -322,10 +324,21 @@ class _Journey(Generic[Result]):
         return relayed
 
     async def _send_once(self, url: str, protocol: int) -> Relayed:
-        sending = self._forwarder.send(url, self._call, self._repeat(protocol), self._place)
+        self._is_sent = False
+        sending = self._forwarder.send(
+            url, self._call, self._repeat(protocol), self._place, self._begins
+        )
         if not self._call.kind.is_repeatable:
             return await sending
-        return await unless_moved(sending, self._placed_at)
+        try:
+            return await unless_moved(sending, self._placed_at)
+        except LeaderChanged as error:
+            if self._is_sent:
+                raise
+            raise NotSent(f"{error}: the request still waited for its turn") from error
+
+    def _begins(self) -> None:
+        self._is_sent = True
 
     def _placed_at(self) -> str | None:
         node = self._routing.place(self._call.topic).node

@@ -79,7 +79,9 @@ def test_a_topic_that_hangs_leaves_turns_to_the_others() -> None:
         forwarder = Forwarder(node, VirtualClock(loop), Sender(0, "life"), "secret")
 
         async def send(topic: TopicId) -> int:
-            sent = await forwarder.send(URL, call(topic, loop.time() + 30), Repeat(), None)
+            sent = await forwarder.send(
+                URL, call(topic, loop.time() + 30), Repeat(), None, lambda: None
+            )
             return sent.reply.status
 
         hung = [asyncio.ensure_future(send(HUNG)) for _ in range(1000)]

@@ -11,7 +11,7 @@ import pytest
 
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, TopicPlacement
-from broker.errors import NoLeader, NotLeader, Unavailable
+from broker.errors import BrokerError, NoLeader, NotLeader, OutcomeUnknown, Unavailable
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.metrics import Metrics
@@ -75,9 +75,9 @@ class Peers:
 class Node:
     """The first of four nodes. ``at`` is its belief where the topic is led."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, peers: Peers | None = None) -> None:
         self.clock = VirtualClock(loop)
-        self.peers = Peers()
+        self.peers = peers or Peers()
         self.at = TopicPlacement(here=False, node=NODES[1])
         self.locally: list[float] = []
         """The times at which its own handler was called."""
@@ -214,6 +214,65 @@ def test_a_read_that_needs_the_leader_follows_it(failures: list[type[Exception]]
         assert node.peers.asked[-1][0] == NODES[2].url
         assert node.locally == []
         await moving
+
+    simulate(main)
+
+
+class Hanging(Peers):
+    """The first node takes requests and stays silent. The second one answers, or has no leader, either."""
+
+    def __init__(self, *, answers: bool) -> None:
+        super().__init__()
+        self.answers_writes = answers
+        self.got: set[str] = set()
+        """The requests that the first node got."""
+        self.attempts: list[tuple[str, str]] = []
+        """The requests that the second node got, each with the number of its attempt."""
+
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
+        request = ask.headers["X-Request-Id"]
+        if url == NODES[1].url:
+            self.got.add(request)
+            await pass_time(timeout_s)
+            raise NoAnswer("silence")
+        self.attempts.append((request, ask.headers["Broker-Attempt"]))
+        if self.answers_writes:
+            return HttpAnswer(200, {}, b"")
+        refused = {"broker-error": NoLeader.code, "broker-outcome": "refused"}
+        return HttpAnswer(503, refused, b"")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_publish_that_waited_for_its_turn_was_not_sent(answers: bool) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        peers = Hanging(answers=answers)
+        node = Node(loop, peers)
+        ended: dict[str, str] = {}
+
+        async def nowhere(_: object) -> NoReturn:
+            raise AssertionError("this node does not lead")
+
+        async def publish(request: str) -> None:
+            headers = {"X-Request-Id": request}
+            deadline = loop.time() + 30.0
+            call = Call(RepeatEffect.KEYED, "publish", TOPIC, "POST", "/", headers, b"", deadline)
+            try:
+                await node.routing.answer(call, nowhere)
+                ended[request] = "done"
+            except BrokerError as error:
+                ended[request] = error.code
+
+        requests = [str(number) for number in range(200)]
+        publishing = [asyncio.ensure_future(publish(request)) for request in requests]
+        await pass_time(4.0)
+        node.at = TopicPlacement(here=False, node=NODES[2])
+        await asyncio.gather(*publishing)
+        assert 0 < len(peers.got) < len(requests)
+        for request, attempt in peers.attempts:
+            assert attempt == ("2" if request in peers.got else "1")
+        for request in requests:
+            unanswered = OutcomeUnknown.code if request in peers.got else NoLeader.code
+            assert ended[request] == ("done" if answers else unanswered)
 
     simulate(main)
 
