@@ -97,6 +97,8 @@ class TreeMembership:
         """The session under which this node is a member, as read last; 0 if it is not a member."""
         self._listeners: list[Callable[[], None]] = []
         self._known: dict[str, MemberNode | None] = {}
+        self._outdated: set[str] = set()
+        """Known nodes that may have changed since. Until they are read again, their members count as before."""
         self._stale = asyncio.Event()
         self._settled_at = 0.0
         self._left = False
@@ -123,7 +125,7 @@ class TreeMembership:
 
     def look_again(self) -> None:
         """Read everything again: contact was lost and is back, or there is a new session."""
-        self._known.clear()
+        self._outdated.update(self._known)
         self._stale.set()
         if self._reach.tree.session != self.session:
             self._settled_at = self._reach.clock.monotonic() + SETTLE_S
@@ -237,22 +239,28 @@ class TreeMembership:
         names = await self._reach.tree.children(self._folder, self._stale.set)
         for name in self._known.keys() - set(names):
             del self._known[name]
-        await asyncio.gather(*(self._read_one(name) for name in names if name not in self._known))
+        self._outdated &= self._known.keys()
+        read_again = [name for name in names if name not in self._known or name in self._outdated]
+        await asyncio.gather(*map(self._read_one, read_again))
         self._publish()
 
     async def _read_one(self, name: str) -> None:
         moved = asyncio.Event()
 
-        def forget() -> None:
+        def note() -> None:
             moved.set()
-            self._known.pop(name, None)
+            self._outdated.add(name)
             self._stale.set()
 
-        found = await self._reach.tree.get(f"{self._folder}/{name}", forget)
+        found = await self._reach.tree.get(f"{self._folder}/{name}", note)
+        if found is None:
+            self._known.pop(name, None)
+            return
+        info = decode(name, found[0])
+        self._known[name] = None if info is None else MemberNode(info, found[1])
         # The watch may be called before this code gets the answer to its read.
-        if found is not None and not moved.is_set():
-            info = decode(name, found[0])
-            self._known[name] = None if info is None else MemberNode(info, found[1])
+        if not moved.is_set():
+            self._outdated.discard(name)
 
     def _publish(self) -> None:
         seen = {
@@ -272,9 +280,9 @@ class TreeMembership:
 
     async def _check_own_node(self) -> None:
         """Make sure that the own tree node exists, belongs to this incarnation, and has the right content."""
-        if self.over:
-            return
         name = name_of(self._me.instance)
+        if self.over or name in self._outdated:
+            return
         seen = self._known.get(name)
         if seen is None:
             await self._make_own_node()

@@ -190,6 +190,47 @@ def test_members_count_each_other_after_a_wipe_until_they_are_back():
     in_world(scenario)
 
 
+@pytest.mark.parametrize("later_ms", range(0, 80, 5))
+def test_a_member_that_announces_something_stays_a_member(later_ms):
+    """A second node announces something while the others read what the first one announced."""
+
+    async def scenario(world):
+        world.delay_s = 0.01
+        nodes = [world.session() for _ in range(4)]
+        members = [await node.join(info(number)) for number, node in enumerate(nodes)]
+        await sees(members[3], 0, 1, 2, 3)
+        seen = []
+        members[3].on_change(lambda: seen.append(set(members[3].members.nodes)))
+        first = _task(members[0].announce(draining=True))
+        await pass_time(later_ms / 1000)
+        await asyncio.gather(first, members[1].announce(draining=True))
+        await pass_time(1.0)
+        assert [members[3].members.nodes[number].draining for number in (0, 1)] == [True, True]
+        assert all(nodes == {0, 1, 2, 3} for nodes in seen)
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("later_ms", range(0, 80, 5))
+def test_members_stay_if_contact_returns_during_a_read(later_ms):
+    async def scenario(world):
+        world.delay_s = 0.01
+        nodes = [world.session() for _ in range(4)]
+        members = [await node.join(info(number)) for number, node in enumerate(nodes)]
+        await sees(members[3], 0, 1, 2, 3)
+        seen = []
+        members[3].on_change(lambda: seen.append(set(members[3].members.nodes)))
+        announcing = _task(members[0].announce(draining=True))
+        await pass_time(later_ms / 1000)
+        members[3].look_again()  # As after a silence that the session has survived.
+        await announcing
+        await pass_time(1.0)
+        assert members[3].members.nodes[0].draining
+        assert all(nodes == {0, 1, 2, 3} for nodes in seen)
+
+    in_world(scenario)
+
+
 def test_a_member_that_does_not_return_after_a_wipe_is_gone():
     async def scenario(world):
         nodes = [world.session() for _ in range(2)]
