@@ -69,6 +69,12 @@ class Pool(Generic[AnyConnection]):
             if len(self._idle) > self._connections_max:
                 self._idle.pop(0).close()
 
+    def retire(self) -> None:
+        """Close the idle connections now, and each other one at the end of its use."""
+        self._connections_max = 0
+        while self._idle:
+            self._idle.pop().close()
+
     def _close_old(self) -> None:
         """Close connections that were idle for too long. They are the first ones in the list."""
         oldest = asyncio.get_running_loop().time() - self._idle_s_max

@@ -132,6 +132,13 @@ class InCluster:
         peers = HttpPeers(reached_at=self._config.cluster.peer_urls)
         sender = Sender(membership.me.instance, self.owner)
         forwarder = Forwarder(peers, clock, sender, secret)
+
+        def forget_gone_nodes() -> None:
+            urls = {node.url for node in membership.members.nodes.values()}
+            peers.forget_others(urls)
+            forwarder.forget_others(urls)
+
+        membership.on_change(forget_gone_nodes)
         self._opened = Opened(
             stores, coordinator, membership, tenure, peers, forwarder, Receiving(secret, clock)
         )

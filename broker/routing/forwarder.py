@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -185,6 +185,11 @@ class Forwarder:
         if seen is not None:
             self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)
         return relayed
+
+    def forget_others(self, urls: Collection[str]) -> None:
+        """Forget the turns at all nodes but those at ``urls``. A request in flight or in line keeps its place."""
+        for url in self._turns.keys() - urls:
+            del self._turns[url]
 
     def _request_for(
         self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None

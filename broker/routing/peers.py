@@ -10,8 +10,9 @@ block publishes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
 from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection, open_connection
@@ -103,6 +104,8 @@ class HttpPeers:
         self._idle_s_max = idle_s_max
         self._soon: dict[str, Pool[OutboundConnection]] = {}
         self._streams: dict[str, Pool[OutboundConnection]] = {}
+        self._retired: WeakKeyDictionary[Pool[OutboundConnection], None] = WeakKeyDictionary()
+        """Pools of nodes that are gone, while requests use them. In order: a simulation must repeat."""
 
     async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         """Send a request and return the whole answer. Raises NotSent, NoAnswer."""
@@ -128,6 +131,14 @@ class HttpPeers:
             _give_back(pool, connection)
             raise
         return _Relay(streamed, pool, connection)
+
+    def forget_others(self, urls: Collection[str]) -> None:
+        """Forget all nodes but those at ``urls``. Requests in flight to the others may still be answered."""
+        for pools in (self._soon, self._streams):
+            for url in sorted(pools.keys() - urls):
+                pool = pools.pop(url)
+                pool.retire()
+                self._retired[pool] = None
 
     def _pool(
         self, pools: dict[str, Pool[OutboundConnection]], url: str, connections_max: int
@@ -160,7 +171,9 @@ class HttpPeers:
         """Close everything; requests in flight end as unanswered."""
         for pools in (self._soon, self._streams):
             while pools:
-                pools.popitem()[1].close("this node closed the connection")
+                self._retired[pools.popitem()[1]] = None
+        for pool in list(self._retired):
+            pool.close("this node closed the connection")
 
 
 def _give_back(pool: Pool[OutboundConnection], connection: OutboundConnection) -> None:

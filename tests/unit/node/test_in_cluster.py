@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,12 +12,15 @@ from typing_extensions import override
 from broker.config.sections import Config
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
+from broker.coordination.ports import NodeInfo
 from broker.errors import Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
+from broker.node import cluster
 from broker.node.cluster import RELEASE_S, InCluster, Stores
 from broker.routing import secret
 from broker.routing.nodeheaders import PROTOCOL
+from broker.routing.peers import HttpPeers
 from broker.storage.call_health import CallOutcome
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
@@ -94,5 +97,34 @@ def test_a_node_that_does_not_start_leaves_no_task() -> None:
         await ground.close()
         await pass_time(1)
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    simulate(scenario)
+
+
+def test_a_node_forgets_the_connections_to_nodes_that_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[set[str]] = []
+
+    class Noting(HttpPeers):
+        @override
+        def forget_others(self, urls: Collection[str]) -> None:
+            kept.append(set(urls))
+
+    monkeypatch.setattr(cluster, "HttpPeers", Noting)
+
+    async def scenario(loop: VirtualLoop) -> None:
+        servers = MemoryServers(loop)
+        ground = servers.ground()
+        await ground.open(URL)
+        other = servers.coordination.session()
+        membership = await other.join(NodeInfo(7, "life-7", "http://other:8080", "test", PROTOCOL))
+        await pass_time(1)
+        assert kept[-1] == {URL, "http://other:8080"}
+        await membership.leave()
+        await pass_time(1)
+        assert kept[-1] == {URL}
+        await other.close()
+        await ground.close()
 
     simulate(scenario)

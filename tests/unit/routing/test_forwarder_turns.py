@@ -100,3 +100,32 @@ def test_a_topic_that_hangs_leaves_turns_to_the_others() -> None:
         assert {type(error) for error in ended} == {NotSent, NoAnswer}
 
     simulate(main)
+
+
+def test_a_node_that_was_gone_begins_with_all_its_turns() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = OneNode()
+        forwarder = Forwarder(node, VirtualClock(loop), Sender(0, "life"), "secret")
+
+        async def send() -> None:
+            asked = call(HUNG, loop.time() + 30)
+            await forwarder.send(URL, asked, Repeat(), None, lambda: None)
+
+        hung = [asyncio.ensure_future(send()) for _ in range(1000)]
+        await pass_time(2 * LATE_S)
+        before = node.in_flight
+        hung.append(asyncio.ensure_future(send()))
+        await pass_time(0.0)
+        assert node.in_flight == before
+        forwarder.forget_others({URL})
+        hung.append(asyncio.ensure_future(send()))
+        await pass_time(0.0)
+        assert node.in_flight == before
+        forwarder.forget_others(())
+        hung.append(asyncio.ensure_future(send()))
+        await pass_time(0.0)
+        assert node.in_flight == before + 1
+        ended = await asyncio.gather(*hung, return_exceptions=True)
+        assert {type(error) for error in ended} == {NotSent, NoAnswer}
+
+    simulate(main)

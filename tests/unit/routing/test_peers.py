@@ -25,6 +25,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.connections = 0
+        self.closed = 0
         self.asked = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -45,6 +46,7 @@ class Counting:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.closed += 1
             writer.close()
 
 
@@ -208,6 +210,41 @@ async def test_closing_ends_requests_in_flight() -> None:
         await server.has_got(1)
         await peers.close()
         with pytest.raises(NoAnswer):
+            await asking
+        server.may_answer.set()
+
+
+async def test_connections_to_a_node_that_is_gone_are_closed_after_their_requests(
+    peers: HttpPeers,
+) -> None:
+    async with served() as gone, served() as there:
+        for server in (gone, there):
+            await asyncio.gather(*(peers.exchange(server.url, Ask(), 5) for _ in range(3)))
+            await whole(await peers.stream(server.url, Ask(), 5), 5)
+        gone.may_answer.clear()
+        asking = asyncio.ensure_future(peers.exchange(gone.url, Ask(), 5))
+        await gone.has_got(5)
+        peers.forget_others({there.url})
+        await eventually(lambda: gone.closed == 3, lambda: f"{gone.closed} were closed")
+        assert not asking.done()
+        gone.may_answer.set()
+        assert (await asking).body == b"ok"
+        await eventually(lambda: gone.closed == 4, lambda: f"{gone.closed} were closed")
+        assert (await peers.exchange(gone.url, Ask(), 5)).body == b"ok"
+        assert (await peers.exchange(there.url, Ask(), 5)).body == b"ok"
+        assert (there.connections, there.closed) == (4, 0)
+        await peers.close()
+
+
+async def test_closing_ends_requests_to_nodes_that_are_gone() -> None:
+    async with served() as server:
+        peers = HttpPeers()
+        server.may_answer.clear()
+        asking = asyncio.ensure_future(peers.exchange(server.url, Ask(), 5))
+        await server.has_got(1)
+        peers.forget_others(())
+        await peers.close()
+        with pytest.raises(NoAnswer, match="this node closed"):
             await asking
         server.may_answer.set()
 
