@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.local import LocalCluster, Sizes, pids
+from broker.local import LocalCluster, Sizes, pids, storage_tables
 from broker.local.member import spec_file
 from broker.local.servers import ServerFailed, ServerMissing
 
@@ -98,3 +98,9 @@ def test_a_cluster_that_does_not_start_unlocks_its_folder(tmp_path: Path) -> Non
             left.kill()
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_making_tables_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_tables, "INIT_S", 0.001)
+    with pytest.raises(ServerFailed, match="timed out"):
+        storage_tables.init_storage(tmp_path / "broker.toml")
