@@ -27,7 +27,7 @@ from typing import Final, Self
 
 from typing_extensions import override
 
-from broker.local.servers import ServerFailed, ServerMissing, ToxiproxyServer
+from broker.local.servers import ServerMissing, ToxiproxyServer
 from broker.local.servers.process import HOST
 from broker.local.single import BrokerProcess
 from chaos.clocks import ClockOffsets, ClocksMissing
@@ -154,7 +154,7 @@ class Standalone(Target):
         link = Link(CLIENT, NODE)
         self._links = proxied(server, [link], {NODE: f"{HOST}:{self._broker.port}"})
         self.urls = (client_url(NODE, self._links.addresses),)
-        self._started()
+        self.broker.start()
         self._report(f"{NODE} serves at {self.urls[0]}")
 
     def _mount(self) -> None:
@@ -219,13 +219,7 @@ class Standalone(Target):
         async with self._busy:
             if not self.broker.running:
                 await asyncio.to_thread(self.broker.kill)  # Drop the process that has ended.
-                await asyncio.to_thread(self._started)
-
-    def _started(self) -> None:
-        try:
-            self.broker.start()
-        except RuntimeError as error:
-            raise ServerFailed(str(error)) from error
+                await asyncio.to_thread(self.broker.start)
 
     @override
     async def pause(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -12,9 +13,17 @@ from pathlib import Path
 from typing_extensions import override
 
 from broker.local.plan import command_line
-from broker.local.servers.process import Child, free_ports, start_child, tied_to_us
+from broker.local.servers.process import (
+    Child,
+    ServerFailed,
+    free_ports,
+    start_child,
+    tied_to_us,
+)
 
 READY = b"broker ready at "
+READY_S = 60.0
+LOG_TAIL_LINES = 30
 STOP_S = 30.0
 
 
@@ -50,7 +59,7 @@ class BrokerProcess(Child):
 
     @override
     def start(self) -> None:
-        """Start the broker and wait until it serves. Raises RuntimeError with its log if it does not."""
+        """Start the broker and wait until it serves. Raises ServerFailed with the end of its log if it does not."""
         assert self._process is None, "runs already"
         with self.log_path.open("ab") as log:
             self._process = start_child(
@@ -60,10 +69,17 @@ class BrokerProcess(Child):
                 environment=self._environment,
             )
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        said = select.poll()
+        said.register(self._process.stdout, select.POLLIN)
+        has_said = bool(said.poll(READY_S * 1000))
+        line = self._process.stdout.readline() if has_said else b""
         if not line.startswith(READY):
             self.kill()
-            raise RuntimeError(f"the broker did not start: {line.decode()}{self.log()}")
+            why = line.decode() if has_said else f"it was not ready in {READY_S:g} s\n"
+            tail = "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:])
+            raise ServerFailed(
+                f"the broker did not start: {why}the end of {self.log_path}:\n{tail}"
+            )
 
     def log(self) -> str:
         """Return the broker's log, over all its starts."""

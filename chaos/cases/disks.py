@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.client import BrokerError
+from broker.local.servers import ServerFailed
 from broker.local.single import BrokerProcess
 from chaos import full_disk
 from chaos.cases.case import Case, CaseTarget
@@ -193,7 +194,7 @@ async def _met(
     """
     try:
         await asyncio.to_thread(broker.start)
-    except RuntimeError as error:
+    except ServerFailed as error:
         return str(error).strip().splitlines()[-1][:300]
     try:
         async with scene.process("meets-the-damage", deadline_s=10.0) as process:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.local import LocalCluster, Sizes, pids, storage_tables
+from broker.local import LocalCluster, Sizes, pids, single, storage_tables
 from broker.local.member import spec_file
 from broker.local.servers import ServerFailed, ServerMissing
 
@@ -104,3 +104,38 @@ def test_making_tables_has_a_deadline(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(storage_tables, "INIT_S", 0.001)
     with pytest.raises(ServerFailed, match="timed out"):
         storage_tables.init_storage(tmp_path / "broker.toml")
+
+
+def broker_of(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> single.BrokerProcess:
+    """Return a broker that runs ``code`` instead."""
+    command = ("-c", f"import signal, sys; {code}")
+    monkeypatch.setattr(single, "command_line", lambda _: command)
+    return single.BrokerProcess(folder / "data")
+
+
+def test_a_broker_that_hangs_during_its_start_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = broker_of("signal.pause()", tmp_path, monkeypatch)
+    monkeypatch.setattr(single, "READY_S", 0.05)
+    with pytest.raises(ServerFailed, match=r"not ready in 0\.05 s"):
+        broker.start()
+    assert not broker.running
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.exit('why')",
+        "print('why', file=sys.stderr, flush=True); print('wrong', flush=True); signal.pause()",
+    ],
+    ids=["ends", "says something else"],
+)
+def test_a_broker_that_does_not_start_tells_why(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = broker_of(code, tmp_path, monkeypatch)
+    with pytest.raises(ServerFailed, match="did not start") as failed:
+        broker.start()
+    assert not broker.running
+    assert str(failed.value).endswith(f"the end of {broker.log_path}:\nwhy")
