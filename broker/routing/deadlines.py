@@ -6,11 +6,12 @@ absolute, so that the leader refuses a late copy even if the network delayed it 
     sender    monotonic deadline ──▶ now_ms + the time left      Broker-Deadline
     leader    Broker-Deadline - now_ms ──▶ monotonic deadline    past it: refused, nothing done
 
-The clocks of a cluster differ by ``clock_skew_ms_max`` at most. So a leader may begin a request up to this time after
-its sender gave up. That is safe: the sender has then answered *unknown*, never *refused*. Conversely, if the leader's
-clock is ahead by more than the time left, it refuses a request that its sender still waits for. This loses nothing,
-because nothing was done. A leader that tolerated late requests would also accept late copies. After such a refusal the
-leader compares its clock with the storage's (api/routed.py). If its clock is off by more, it leaves the membership.
+Each node's clock differs from the storage's by ``clock_skew_ms_max`` at most, so two nodes' clocks differ by twice that
+at most. So a leader may begin a request up to this time after its sender gave up. That is safe: the sender has then
+answered *unknown*, never *refused*. Conversely, if the leader's clock is ahead by more than the time left, it refuses a
+request that its sender still waits for. This loses nothing, because nothing was done. A leader that tolerated late
+requests would also accept late copies. After such a refusal the leader compares its clock with the storage's
+(api/routed.py). If its clock is off by more, it leaves the membership.
 """
 
 from __future__ import annotations

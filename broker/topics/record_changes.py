@@ -77,7 +77,8 @@ def purge(leaders: Leaders, before_ms: int) -> Change:
             before_ms,
             now_ms=leaders.around.clock.now_ms(),
             pointer_ms=timestamp_of(leader.hold.pointer),
-            ahead_ms_max=settings.clock_skew_ms_max + settings.id_lead_ms_max,
+            # Both nodes' clocks may be off the storage's clock, in opposite directions.
+            ahead_ms_max=2 * settings.clock_skew_ms_max + settings.id_lead_ms_max,
         )
         leader.writer.ids.rise_to(moment_ms)
         return await leaders.registry.purge(leader.topic.id, leader.topic.generation, moment_ms)

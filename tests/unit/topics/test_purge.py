@@ -109,6 +109,18 @@ async def test_a_purge_of_the_future_and_of_no_topic_are_refused(bench: Bench) -
         await bench.topics.purge(TopicId("ns", "none"), 0)
 
 
+async def test_a_purge_up_to_the_newest_id_of_a_node_whose_clock_is_ahead(bench: Bench) -> None:
+    """By the storage's clock, this node is behind by the limit, and the other one ahead by the limit."""
+    await bench.create()
+    await bench.publish(b"m")
+    settings = bench.topics.around.settings
+    ahead_ms = 2 * settings.clock_skew_ms_max + settings.id_lead_ms_max
+    with pytest.raises(BadRequest, match="future"):
+        await bench.topics.purge(TOPIC, bench.clock.now_ms() + ahead_ms + 1)
+    await bench.topics.purge(TOPIC, bench.clock.now_ms() + ahead_ms)
+    assert await bench.payloads() == []
+
+
 @pytest.mark.parametrize(
     ("before_ms", "moment_ms"), [(10, 10), (51, 51), (52, 51), (100, 51), (105, 51)]
 )
