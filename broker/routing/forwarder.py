@@ -110,7 +110,12 @@ class Epochs:
         return self._seen.get(topic)
 
     def learn(self, topic: TopicId, epoch: int | None) -> None:
-        """Note the epoch of a topic. Epochs only rise, until the topic is created again."""
+        """Note the epoch of a topic, even if it is lower than the last one.
+
+        A topic's epochs only rise, over its generations, too. A lower one comes from a node that missed a takeover, and
+        costs one refusal. Or the storage was replaced, and all epochs began anew: a node that kept the higher one would
+        be refused for ever.
+        """
         if epoch is not None:
             self._seen[topic] = epoch
             self._seen.move_to_end(topic)

@@ -80,3 +80,10 @@ def test_the_remembered_epochs_are_bounded(monkeypatch) -> None:
         epochs.learn(topic(number), number + 1)
     epochs.learn(topic(2), None)
     assert [epochs.get(topic(number)) for number in range(3)] == [None, 2, 3]
+
+
+def test_a_node_learns_that_epochs_began_anew() -> None:
+    epochs = Epochs()
+    for epoch in (7, 1):
+        epochs.learn(topic(1), epoch)
+    assert epochs.get(topic(1)) == 1
