@@ -1,8 +1,8 @@
 """Coordinate over a tree of nodes: members, locks and hints under one session.
 
 The tree replaces a lost session by a new one. When this module learns that a session is over, it ends the session's
-leases. Under the next session it renews the node's membership and the watches. Callers that ask meanwhile wait for
-contact.
+leases. Under the next session it renews the node's membership and the watches. Meanwhile ``hold`` waits for contact,
+``nodes`` and ``join`` raise Unavailable, and ``hint`` returns at once: the hint is kept, and sent when contact is back.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ INSTANCES_MAX = 256
 
 
 class NodeInfo(NamedTuple):
-    """The information that a node gives to the others. ``incarnation`` is new with every start, and owns its holds."""
+    """The information that a node gives to the others.
+
+    ``incarnation`` is new with every start. A log's head names the incarnation that holds the log.
+    """
 
     instance: int
     incarnation: str
@@ -152,7 +155,10 @@ class Coordinator(Protocol):
         """
 
     async def hint(self, name: str) -> None:
-        """Tell all nodes to read the records of the hint ``name`` again. A node without contact does not get the hint."""
+        """Tell all nodes to read the records of the hint ``name`` again. A node without contact does not get the hint.
+
+        Without contact on this side, the hint is sent when contact is back.
+        """
 
     def on_hint(self, name: str, hinted: Callable[[], None]) -> None:
         """Call ``hinted`` after each hint, when contact is back after a loss, and when listening begins."""

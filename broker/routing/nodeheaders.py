@@ -69,7 +69,10 @@ class Repeat(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether the key can't be in storage: it is new, and an epoch keeps late copies out."""
+        """Return whether the leader need not look this key up.
+
+        The sender has just made it, and the leader refuses copies of an earlier epoch.
+        """
         return self.key is not None and self.attempt == 1 and self.epoch is not None
 
 
