@@ -1,7 +1,8 @@
 """The addresses of a local cluster: free ports of loopback, or, for nodes, the ports that the user chose.
 
 The ports are stored in the cluster's folder. A cluster that is started there again gets the same ports, because its
-data contain them: HBase identifies a region server by host and port.
+data contain them: HBase identifies a region server by host and port. If another program has taken one of them
+meanwhile, only this one is replaced.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
+from typing import Final
 
 from broker.local.plan import SMALL, ClusterLayout, Folders, ListenAddress, Settings
 from broker.local.servers import archive, jvm
 from broker.local.servers.process import HOST, ServerFailed, free_ports
+
+PORTS_OF_ONE: Final = 3
+"""The ports of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +105,19 @@ def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
         ServerFailed: A port that the user chose is in use.
     """
     names = list(sizes.names())
-    ports = _stored_ports(folder)
-    if set(ports) != set(names) or not all(map(_is_free, chain(*ports.values()))):
-        ports = _new_ports(names)
-    for number in range(sizes.nodes if sizes.first_port is not None else 0):
-        assert sizes.first_port is not None
-        ports[f"broker-{number + 1}"][0] = _checked_port(sizes.first_port + number)
+    stored, chosen = _stored_ports(folder), _chosen_ports(sizes)
+    known = {*chain(*stored.values()), *chosen.values()}
+    ports: dict[str, list[int]] = {}
+    for name in names:
+        kept: list[int | None] = [*stored.get(name, [None] * PORTS_OF_ONE)]
+        ports[name] = [
+            _new_port(known)
+            if port is None or port in chosen.values() or not _is_free(port)
+            else port
+            for port in kept
+        ]
+        if name in chosen:
+            ports[name][0] = chosen[name]
     (folder / "ports.json").write_text(json.dumps(ports))
     return {
         name: ListenAddress(name, HOST, ports[name][0], (ports[name][1], ports[name][2]))
@@ -120,9 +132,19 @@ def _stored_ports(folder: Path) -> dict[str, list[int]]:
     return {}
 
 
-def _new_ports(names: list[str]) -> dict[str, list[int]]:
-    drawn = iter(free_ports(3 * len(names)))
-    return {name: [next(drawn), next(drawn), next(drawn)] for name in names}
+def _new_port(known: set[int]) -> int:
+    """Return a free port that is none of the known ones, which may be free until their processes start."""
+    return next(port for _ in count() for port in free_ports(1) if port not in known)
+
+
+def _chosen_ports(sizes: Sizes) -> dict[str, int]:
+    """Return the nodes' ports that the user chose. Raises ServerFailed if one is in use."""
+    if sizes.first_port is None:
+        return {}
+    return {
+        f"broker-{number + 1}": _checked_port(sizes.first_port + number)
+        for number in range(sizes.nodes)
+    }
 
 
 def _checked_port(port: int) -> int:
