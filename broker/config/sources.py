@@ -106,8 +106,6 @@ def parse(known: Key, text: str) -> Any:
     wanted, optional = _plain_type(known.type)
     if optional and text.lower() in _NONE:
         return None
-    if wanted is bool:
-        return _parse_bool(text)
     if typing.get_origin(wanted) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if wanted not in (str, int, float, Path) and not _is_enum(wanted):
@@ -134,15 +132,6 @@ def _description(wanted: Any) -> str:
 
 def _is_enum(wanted: Any) -> bool:
     return isinstance(wanted, type) and issubclass(wanted, enum.Enum)
-
-
-def _parse_bool(text: str) -> bool:
-    try:
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError(f"{text!r} is neither true nor false") from None
 
 
 def _parse_pairs(text: str) -> Mapping[str, str]:
@@ -178,7 +167,7 @@ def _from_toml(known: Key, value: Any, source: str) -> Any:
         return tuple(value)
     if _is_mapping(wanted) and isinstance(value, dict):
         return MappingProxyType({name: as_text(part) for name, part in value.items()})
-    if wanted in (bool, int, float) and type(value) is wanted:
+    if wanted in (int, float) and type(value) is wanted:
         return value
     raise ConfigError(f"{source}: {known.dotted} = {json.dumps(value, default=str)}: wrong type")
 
