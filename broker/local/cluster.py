@@ -141,11 +141,6 @@ class LocalCluster:
         return self._of(ProcessKind.ZOOKEEPER)
 
     @property
-    def masters(self) -> list[Member]:
-        """HBase's master, if it is a separate process."""
-        return self._of(ProcessKind.MASTER)
-
-    @property
     def region_servers(self) -> list[Member]:
         """The region servers."""
         return self._of(ProcessKind.REGION_SERVER)

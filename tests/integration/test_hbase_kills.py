@@ -9,6 +9,7 @@ import pytest
 
 from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
+from broker.local.plan import ProcessKind
 from broker.local.servers import HBaseGateway, HBaseServer
 from broker.storage.hbase.gateways import GatewayAddress
 from chaos.checkers import check
@@ -83,13 +84,14 @@ async def test_all_processes_of_hbase_are_killed_one_after_the_other() -> None:
         judged(gateways_of(cluster), topics=8) as load,
     ):
         one, other = cluster.region_servers
+        masters = [member for member in cluster.members if member.kind is ProcessKind.MASTER]
         for victims in (
             [cluster.gateways[0]],
             cluster.gateways,
             [one],
             [one, other],
-            cluster.masters,
-            [*cluster.masters, one, other, *cluster.gateways],
+            masters,
+            [*masters, one, other, *cluster.gateways],
         ):
             for victim in victims:
                 await asyncio.to_thread(victim.kill)

@@ -49,7 +49,8 @@ def fetch(name: str, recipe: Recipe, report: Report) -> None:
         recipe.fetch(name, report)
 
 
-def _fetch_maven(name: str, report: Report) -> None:
+def fetch_maven(name: str, report: Report) -> None:
+    """Fetch the jars of a Java project, and compile its sources. Raises ServerMissing."""
     project = cache_folder.java_project(name)
     target = cache_folder.place(name, cache_folder.key_of_files(project))
     if target.is_dir():
@@ -69,7 +70,7 @@ def _fetch_maven(name: str, report: Report) -> None:
 
 
 def _fetch_hbase(name: str, report: Report) -> None:
-    _fetch_maven(name, report)
+    fetch_maven(name, report)
     target = archive.target()
     if target.is_dir():
         return
@@ -188,7 +189,8 @@ def _jars(folder: Path) -> tuple[int, int]:
     return len(jars), sum(jar.stat().st_size for jar in jars)
 
 
-def _check_maven(name: str) -> None:
+def check_maven(name: str) -> None:
+    """Check that ``fetch_maven`` has run. Raises ServerMissing."""
     jvm.java()
     jvm.installed(name)
 
@@ -197,10 +199,8 @@ def _check_toxiproxy(name: str) -> None:
     toxiproxy.binary()
 
 
-MAVEN: Final = Recipe(_fetch_maven, _check_maven)
-
 RECIPES: Final[Mapping[str, Recipe]] = {
-    "hbase": Recipe(_fetch_hbase, _check_maven),
+    "hbase": Recipe(_fetch_hbase, check_maven),
     "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
 }
 """The servers that a cluster on one machine, and the verifier, need."""

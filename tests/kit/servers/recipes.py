@@ -13,13 +13,16 @@ from typing import Final
 
 from broker.local.servers import cache_folder, downloads
 from broker.local.servers.cache_folder import ServerMissing
-from broker.local.servers.downloads import MAVEN, Recipe, Report, log_of, run
+from broker.local.servers.downloads import Recipe, Report, check_maven, fetch_maven, log_of, run
 from broker.local.servers.process import program
 from tests.kit.servers import compose, quick_spark
 
 _COMPOSE = "github.com/docker/compose/v2"
 PYSPARK: Final = "4.2.1"
 """The oldest supported version."""
+
+
+MAVEN: Final = Recipe(fetch_maven, check_maven)
 
 
 def _fetch_compose(name: str, report: Report) -> None:
