@@ -18,6 +18,10 @@ whether the server read the request. The client and the broker avoid this in pla
   more (RFC 9110, 15.5.9: the request may be repeated). A request that is in flight at that moment receives
   the 408 as its answer, and the client sends it to another node.
 
+A proxy may answer 503 after it has passed a request on and lost the node's answer. All errors of this broker name the
+outcome, those of the original never do. So once an answer from an address showed that the server is this project's, a
+503 from there that does not name the outcome is a proxy's, and the outcome of a write is unknown.
+
 Only a crash leaves an outcome unknown.
 """
 
@@ -79,7 +83,7 @@ class ClientConnection(outbound.OutboundConnection):
 
         Raises:
             Unavailable: the request was not sent, or the server has not processed it.
-            OutcomeUnknown: no answer came, and the request was not repeatable.
+            OutcomeUnknown: no answer of the broker came to a write.
         """
         try:
             reply = await self.exchange(request, timeout_s)
@@ -93,6 +97,8 @@ class ClientConnection(outbound.OutboundConnection):
             self._lost()
             raise outcomes.no_answer(request, error) from error
         self._note(request, reply.status, reply.headers)
+        if self._nodes.is_ours(self.url) and outcomes.is_by_a_proxy(request, reply):
+            raise outcomes.by_a_proxy(reply)
         return reply
 
     async def read(self, request: ClientRequest, timeout_s: float) -> Streamed:
@@ -148,7 +154,9 @@ class ClientConnection(outbound.OutboundConnection):
     @override
     def got(self, reply: Reply) -> None:
         super().got(reply)
-        self.ours = self.ours or OURS in reply.headers
+        if not self.ours and OURS in reply.headers:
+            self.ours = True
+            self._nodes.showed_ours(self.url)
 
     @override
     def head(self, request: outbound.Ask) -> bytes:

@@ -105,6 +105,7 @@ class NodeDirectory:
         self._follow = follow
         self._leaders: dict[TopicId, _KnownLeader] = {}
         self._back_offs: dict[str, _BackOff] = {}
+        self._ours: set[str] = set()
 
     @property
     def several(self) -> bool:
@@ -166,8 +167,17 @@ class NodeDirectory:
         if len(self._ring) >= self._given + NODES_MAX:
             forgotten = self._ring.pop(self._given)
             self._back_offs.pop(forgotten, None)
+            self._ours.discard(forgotten)
             self._at = 0
         self._ring.append(url)
+
+    def showed_ours(self, url: str) -> None:
+        """Record that an answer from this address was by a server of this project."""
+        self._ours.add(url)
+
+    def is_ours(self, url: str) -> bool:
+        """Return whether an answer from this address was by a server of this project."""
+        return url in self._ours
 
     def answered(self, url: str) -> None:
         """Record that a node answered: it is alive."""

@@ -209,6 +209,20 @@ def no_answer(request: ClientRequest, reason: object) -> BrokerError:
     )
 
 
+def is_by_a_proxy(request: ClientRequest, reply: Reply) -> bool:
+    """Return whether an answer to a write reads like a refusal for now, but is not by this project's broker."""
+    is_for_now = reply.status in {408, 503, 507}
+    return is_for_now and not request.reading and "broker-outcome" not in reply.headers
+
+
+def by_a_proxy(reply: Reply) -> BrokerError:
+    """Return the error for such an answer: the proxy may have passed the request on to the broker."""
+    return OutcomeUnknown(
+        f"A proxy answered in the broker's place, with status {reply.status}, so it is unknown whether the request "
+        f"was carried out: {_message(reply):.200}"
+    )
+
+
 def never_confirmed(error: BrokerError) -> BrokerError:
     """Return the error for a write whose last attempt was refused after an earlier attempt got no answer.
 

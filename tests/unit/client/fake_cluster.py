@@ -168,6 +168,7 @@ class Node:
             f"HTTP/1.1 {status} OK\r\nX-Request-Id: 1\r\n"
             f"Broker-Leader: {self.header or self.cluster.header(topic)}\r\n"
             f"{'Connection: close' if last else 'X-Stays: open'}\r\n"
+            f"Broker-Outcome: {'refused' if status == 503 else 'done'}\r\n"
             f"Content-Length: {len(answer)}\r\n\r\n".encode()
             + answer
         )

@@ -3,7 +3,7 @@ import contextlib
 
 import pytest
 
-from broker.client import Settings, protocol
+from broker.client import Client, Settings, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import Poll, PublishRequest, TopicId
@@ -133,3 +133,38 @@ async def test_an_answer_that_is_not_http_is_no_answer(raw_broker):
     connection = await connect(raw_broker.url)
     with pytest.raises(OutcomeUnknown, match="not HTTP"):
         await connection.send(PUBLISH, 5)
+
+
+BY_A_PROXY = b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 5\r\n\r\nreset"
+
+
+async def test_a_proxys_503_to_a_write_is_an_unknown_outcome_on_any_connection_to_the_broker(
+    raw_broker,
+):
+    transport = HttpTransport(Settings(url=raw_broker.url, connect_timeout_s=5))
+    raw_broker.answers.extend([BY_A_PROXY, OK % 0, BY_A_PROXY, BY_A_PROXY, BY_A_PROXY])
+    assert (await transport.send(PUBLISH, 5)).status == 503  # It may be the original's.
+    await transport.send(PUBLISH, 5)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match=r"proxy answered .* 503, .*: reset"):
+            await transport.send(PUBLISH, 5)
+    assert (await transport.send(POLL, 5)).status == 503
+    assert raw_broker.connections == 4
+    await transport.close()
+
+
+async def test_a_503_that_names_its_outcome_is_the_brokers(raw_broker):
+    refusal = b"HTTP/1.1 503 Busy\r\nBroker-Outcome: refused\r\nContent-Length: 0\r\n\r\n"
+    raw_broker.answers.extend([OK % 0, refusal])
+    connection = await connect(raw_broker.url)
+    assert [(await connection.send(PUBLISH, 5)).status for _ in range(2)] == [200, 503]
+    connection.close()
+
+
+async def test_a_publish_without_a_key_is_not_sent_again_after_a_proxys_503(raw_broker):
+    raw_broker.answers.extend([OK % 0, BY_A_PROXY])
+    async with Client(raw_broker.url, deadline_s=5) as client:
+        await client.create_topic("ns1/t1")
+        with pytest.raises(OutcomeUnknown):
+            await client.publish("ns1/t1", b"a")
+        assert len(raw_broker.requests) == 2
