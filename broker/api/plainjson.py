@@ -59,6 +59,7 @@ ROLLBACK_BYTES_MAX: Final = 64 * 1024
 
 _PUBLISH = ("messages", "write_pointer")
 _MESSAGE = ("value", "key", "headers", "ttl")
+_PUBLISH_OR_MESSAGE = (*_PUBLISH, *_MESSAGE, "base64")
 _POLL = ("start", "inclusive", "limit", "snapshot")
 _ROLLBACK = ("write_pointer", "first_id", "last_id")
 _ANSWER = (*_ROLLBACK, "count", "replayed")
@@ -77,7 +78,7 @@ def publish_request_steps(
 ) -> Steps[PublishRequest]:
     """Read the body of a publish or a store in steps, like ``decode_publish_request``."""
     read = _Messages(messages_max, take)
-    value = yield from read_list(body, "messages", read.add)
+    value = yield from read_list(body, "messages", read.add, _check_name)
     pointer = None
     if isinstance(value, list):
         pass
@@ -93,6 +94,10 @@ def publish_request_steps(
             'The body must be an object {"messages": […]}, a list of messages, or one message.'
         )
     return read.request(pointer)
+
+
+def _check_name(name: str) -> None:
+    fields.refuse_unknown((name,), _PUBLISH_OR_MESSAGE)
 
 
 def _is_one_message(value: Mapping[str, Any]) -> bool:

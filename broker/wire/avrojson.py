@@ -22,7 +22,7 @@ Readers raise BadRequest with the field's name; TooManyMessages as the binary re
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from broker.errors import BadRequest, TooManyMessages
@@ -52,6 +52,7 @@ ROLLBACK_BYTES_MAX: Final = 64 * 1024
 """The longest answer to a publish that is read."""
 PART_BYTES: Final = 36 * 1024
 """A large payload is encoded in parts of so many bytes. The encoding of a byte beyond ASCII takes six."""
+_PUBLISH: Final = ("transactionWritePointer", "messages")
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
@@ -85,8 +86,11 @@ def publish_request_steps(
         take(len(messages))
         payloads.extend([_bytes("messages", message) for message in messages])
 
-    value = yield from read_list(body, "messages", add)
-    record = _check_record(value, ("transactionWritePointer", "messages"))
+    def check_name(name: str) -> None:
+        _refuse_unknown((name,), _PUBLISH)
+
+    value = yield from read_list(body, "messages", add, check_name)
+    record = _check_record(value, _PUBLISH)
     pointer = _optional(record, "transactionWritePointer", {"long": _long})
     if not isinstance(record.get("messages"), list):
         raise BadRequest("messages: a list of strings is needed.")
@@ -216,8 +220,8 @@ def _check_record(record: object, names: Sequence[str]) -> dict[str, Any]:
     return record
 
 
-def _refuse_unknown(record: dict[str, Any], names: Sequence[str]) -> None:
-    for name in record:
+def _refuse_unknown(given: Iterable[str], names: Sequence[str]) -> None:
+    for name in given:
         if name not in names:
             raise BadRequest(f"{name!a:.80}: there is no such field; there are {', '.join(names)}.")
 

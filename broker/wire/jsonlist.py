@@ -38,7 +38,12 @@ _Run = list[Any] | None
 """Some values of the list, in order; None for a step that completed no value."""
 
 
-def read_list(body: bytes, name: str, add: Callable[[list[Any]], None]) -> Steps[object]:
+def read_list(
+    body: bytes,
+    name: str,
+    add: Callable[[list[Any]], None],
+    check_name: Callable[[str], None],
+) -> Steps[object]:
     """Read a text in steps. Return the rest of it without the list: an object's other fields, or another value.
 
     The result has an empty list in place of the list. The field ``name`` of an object may also have another value.
@@ -47,15 +52,17 @@ def read_list(body: bytes, name: str, add: Callable[[list[Any]], None]) -> Steps
         body: the text, UTF-8.
         name: the field of an object that has the list.
         add: is called with the values of the list, run by run, in order.
+        check_name: is called with each name in an object longer than the window, before its value is read. It raises
+            an error for an unknown name, so that a body can't make this reader keep many values.
 
     Raises:
         BadRequest: it is not JSON.
-        BodyTooLarge: a value is longer than ``BYTES_MAX``.
-        BrokerError: the errors of ``add``.
+        BodyTooLarge: a value of the list, or all other fields together, are longer than ``BYTES_MAX``.
+        BrokerError: the errors of ``add`` and ``check_name``.
     """
     if len(body) <= WINDOW_BYTES:
         return _outside(add, name, (yield from parse_steps(body)))
-    runs = _read(_Text(body), name)
+    runs = _read(_Text(body), name, check_name)
     while True:
         try:
             run = next(runs)
@@ -78,13 +85,15 @@ def _outside(add: Callable[[list[Any]], None], name: str, value: object) -> obje
     return value
 
 
-def _read(text: _Text, name: str) -> Generator[_Run, None, object]:
+def _read(
+    text: _Text, name: str, check_name: Callable[[str], None]
+) -> Generator[_Run, None, object]:
     rest: object = []
     opening = yield from text.peek()
     if opening == "[":
         yield from text.items()
     elif opening == "{":
-        rest = yield from _fields(text, name)
+        rest = yield from _fields(text, name, check_name)
     else:
         rest = yield from text.value()
     if (yield from text.peek()):
@@ -92,9 +101,12 @@ def _read(text: _Text, name: str) -> Generator[_Run, None, object]:
     return rest
 
 
-def _fields(text: _Text, name: str) -> Generator[_Run, None, dict[str, object]]:
+def _fields(
+    text: _Text, name: str, check_name: Callable[[str], None]
+) -> Generator[_Run, None, dict[str, object]]:
     """Read an object. The next character is its brace."""
     fields: dict[str, object] = {}
+    kept_bytes = 0
     text.at += 1
     if (yield from text.peek()) == "}":
         text.at += 1
@@ -106,11 +118,16 @@ def _fields(text: _Text, name: str) -> Generator[_Run, None, dict[str, object]]:
         yield from text.expect(":")
         if field in fields:
             raise BadRequest("The body has an object in which a name comes twice.")
+        check_name(field)
         if field == name and (yield from text.peek()) == "[":
             fields[field] = []
             yield from text.items()
         else:
+            begin = text.bytes_read
             fields[field] = yield from text.value()
+            kept_bytes += text.bytes_read - begin
+            if kept_bytes > BYTES_MAX:
+                raise _too_long()
         if (yield from text.expect(",}")) == "}":
             return fields
 
@@ -186,8 +203,12 @@ class _Text:
 
     def wrong(self, what: str) -> BadRequest:
         """Return the error for a text that is not JSON."""
-        near = self._decoded - len(self._text[self.at :].encode())
-        return BadRequest(f"The body is not valid JSON: {what}, near byte {near:,}.")
+        return BadRequest(f"The body is not valid JSON: {what}, near byte {self.bytes_read:,}.")
+
+    @property
+    def bytes_read(self) -> int:
+        """The place up to which the text was read, in bytes. It may be some bytes too large."""
+        return self._decoded - len(self._text[self.at :].encode())
 
     @property
     def _is_last(self) -> bool:
@@ -222,10 +243,7 @@ class _Text:
         started = self._text[self.at :].encode()
         if len(started) > WINDOW_BYTES:
             if len(started) > BYTES_MAX:
-                raise BodyTooLarge(
-                    f"A message in JSON may have {BYTES_MAX} bytes. Send a longer one as avro/binary, or as the "
-                    "whole body, as text/plain."
-                )
+                raise _too_long()
             yield
             if (yield from more_values(started, VALUES_MAX)):
                 raise BodyTooLarge(f"A message may have {VALUES_MAX} JSON values in it, not more.")
@@ -242,6 +260,13 @@ class _Text:
             self._text += self._utf8.decode(piece, final=self._is_last)
         except UnicodeDecodeError as error:
             raise self.wrong(f"it is not UTF-8 ({error.reason})") from None
+
+
+def _too_long() -> BodyTooLarge:
+    return BodyTooLarge(
+        f"A message in JSON may have {BYTES_MAX} bytes. Send a longer one as avro/binary, or as the "
+        "whole body, as text/plain."
+    )
 
 
 def _end_of_space(text: str, at: int) -> int:

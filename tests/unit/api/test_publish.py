@@ -154,6 +154,10 @@ async def test_a_transaction_in_plain_json(broker: Broker) -> None:
             "'transactionWritePointer' is called write_pointer",
         ),
         ({"mesages": ["x"]}, "'mesages': there is no such field; did you mean messages?"),
+        (
+            {"mesages": ["x" * 3_000_000]},
+            "'mesages': there is no such field; did you mean messages?",
+        ),
         ({"user": "alice"}, "'user': there is no such field; there are messages, write_pointer."),
         ({"write_pointer": 1}, "messages: must be a list"),
         ({"messages": "x"}, "messages: must be a list"),

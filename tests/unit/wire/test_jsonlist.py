@@ -43,9 +43,13 @@ bodies = st.one_of(
 )
 
 
+def any_name(_: str) -> None:
+    """Refuse no name."""
+
+
 def read(body: bytes) -> tuple[list[Any], object]:
     found: list[Any] = []
-    rest = finish(read_list(body, NAME, found.extend))
+    rest = finish(read_list(body, NAME, found.extend, any_name))
     return found, rest
 
 
@@ -136,6 +140,10 @@ TOO_LARGE = {
     "text": (b'["' + b"a" * 3_000_000 + b'"]', BodyTooLarge),
     "text with an emoji": (b'["' + b"a" * 30_000_000 + "😀".encode() + b'"]', BodyTooLarge),
     "field": (b'{"messages":[],"other":"' + b"a" * 3_000_000 + b'"}', BodyTooLarge),
+    "fields together": (
+        b'{"a":"%(long)s","b":"%(long)s","c":"%(long)s"}' % {b"long": b"a" * 1_000_000},
+        BodyTooLarge,
+    ),
     "values in a message": (b'[{"value":[' + b'"",' * 1_000_000 + b'""]}]', BodyTooLarge),
     "lists in a field": (b'{"messages":{"a":[' + b"[]," * 1_000_000 + b"[]]}}", BodyTooLarge),
     "messages": (b"[" + b'"",' * 10_000_000 + b'""]', TooManyMessages),
@@ -155,10 +163,21 @@ def test_too_large_bodies_are_refused_in_few_steps_and_little_memory(body, error
 
     tracemalloc.start()
     with pytest.raises(error):
-        list(itertools.islice(read_list(body, NAME, add), STEPS_MAX))
+        list(itertools.islice(read_list(body, NAME, add, any_name), STEPS_MAX))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 30_000_000
+
+
+def test_an_unknown_name_is_refused_before_its_value_is_read():
+    def refuse(name: str) -> None:
+        if name == "other":
+            raise BadRequest("There is no field other.")
+
+    for end in (b'[{"a', b"{}}", b"1"):
+        body = b'{"messages":["%s"],"other":%s' % (b"a" * 20_000, end)
+        with pytest.raises(BadRequest, match="no field other"):
+            finish(read_list(body, NAME, lambda _: None, refuse))
 
 
 def test_a_long_message_is_read(monkeypatch):
@@ -170,7 +189,7 @@ def test_a_long_message_is_read(monkeypatch):
 def test_one_step_reads_no_more_than_a_few_windows():
     runs: list[int] = []
     steps = read_list(
-        json.dumps(["ab"] * 100_000).encode(), NAME, lambda run: runs.append(len(run))
+        json.dumps(["ab"] * 100_000).encode(), NAME, lambda run: runs.append(len(run)), any_name
     )
     counts = [0, *(sum(runs) for _ in steps)]
     assert sum(runs) == 100_000
@@ -184,4 +203,4 @@ def test_the_consumer_of_values_may_refuse_more():
         raise TooManyMessages("There are too many.")
 
     with pytest.raises(BrokerError, match="too many"):
-        finish(read_list(b'["a"]', NAME, refuse))
+        finish(read_list(b'["a"]', NAME, refuse, any_name))
