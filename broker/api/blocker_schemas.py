@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api.blockers import LIMIT_DEFAULT, LIMIT_MAX, THRIFT
+from broker.api.blockers import LIMIT_DEFAULT, LIMIT_MAX
 from broker.api.json_schemas import (
     BOOLEAN,
     BYTES,
@@ -22,6 +22,7 @@ from broker.api.json_schemas import (
 )
 from broker.api.specs import body, ok, query
 from broker.http.reply import JSON
+from broker.wire.transaction import THRIFT
 
 _STATE: Final[Spec] = {"enum": ["in_progress", "committing", "invalid", "unknown", None]}
 _BLOCKER: Final[Spec] = record(

@@ -14,9 +14,8 @@ from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.topics.topics import Topics
-from broker.wire.transaction import transaction_steps
+from broker.wire.transaction import THRIFT, transaction_steps
 
-THRIFT: Final = "application/x-thrift"
 LIMIT_DEFAULT: Final = 10
 LIMIT_MAX: Final = 100
 LISTED_MAX: Final = 10_000

@@ -18,11 +18,10 @@ from broker.http.reply import JSON, Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
 from broker.topics.reserved import TRANSACTIONS
-from broker.wire.transaction import decode_transaction
+from broker.wire.transaction import THRIFT, decode_transaction
 
 DEADLINE_S: Final = 10.0
 _PATH: Final = "/v1/transactions"
-_THRIFT: Final = "application/x-thrift"
 _BY_CODE: Final = {error.code: error for error in reversed(registry()) if error.code != "internal"}
 
 
@@ -57,7 +56,7 @@ class OwnService:
     async def snapshot(self) -> Snapshot:
         """Return a snapshot as of now."""
         reply = await self._ask(
-            "transactions_snapshot", "GET", f"{_PATH}/snapshot", {"Accept": _THRIFT}
+            "transactions_snapshot", "GET", f"{_PATH}/snapshot", {"Accept": THRIFT}
         )
         return decode_transaction(bytes(reply.body))
 

@@ -16,7 +16,7 @@ import orjson
 
 from broker.api.routed import KINDS
 from broker.api.routes import TRANSACTIONS as PATH
-from broker.api.transactions import TEPHRA_SNAPSHOT, THRIFT
+from broker.api.transactions import TEPHRA_SNAPSHOT
 from broker.errors import (
     BadRequest,
     BrokerError,
@@ -37,7 +37,7 @@ from broker.routing.routed_calls import ERROR, OUTCOME, Call, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
-from broker.wire.transaction import decode_transaction
+from broker.wire.transaction import THRIFT, decode_transaction
 
 Result = TypeVar("Result")
 

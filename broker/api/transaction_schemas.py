@@ -18,8 +18,9 @@ from broker.api.json_schemas import (
     record,
 )
 from broker.api.specs import body, ok, query
-from broker.api.transactions import LISTED_DEFAULT, LISTED_MAX, TEPHRA_SNAPSHOT, THRIFT
+from broker.api.transactions import LISTED_DEFAULT, LISTED_MAX, TEPHRA_SNAPSHOT
 from broker.http.reply import JSON
+from broker.wire.transaction import THRIFT
 
 _PARTS: Final[Spec] = SNAPSHOT["anyOf"][1]
 _POINTER: Final[Spec] = {**INT64, "minimum": 0}

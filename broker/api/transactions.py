@@ -18,9 +18,8 @@ from broker.transactions.service import Transactions
 from broker.wire.jsontext import parse_steps
 from broker.wire.read_steps import Steps, Take
 from broker.wire.snapshotjson import encode_snapshot
-from broker.wire.transaction import encode_transaction
+from broker.wire.transaction import THRIFT, encode_transaction
 
-THRIFT: Final = "application/x-thrift"
 TEPHRA_SNAPSHOT: Final = "application/x-tephra-snapshot"
 LISTED_MAX: Final = 10_000
 LISTED_DEFAULT: Final = 100

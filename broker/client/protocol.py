@@ -51,7 +51,7 @@ from broker.model import (
     message_id_from_hex,
 )
 from broker.wire import avro, messages
-from broker.wire.transaction import encode_transaction
+from broker.wire.transaction import THRIFT, encode_transaction
 
 AVRO = avro.CONTENT_TYPE
 JSON = "application/json"
@@ -451,7 +451,7 @@ def blockers(
     path = f"{topic_path(topic)}/blockers" + (f"?{text}" if text else "")
     if snapshot is None:
         return _read("POST", path, {"Accept": JSON}, topic=topic)
-    headers = {"Accept": JSON, "Content-Type": "application/x-thrift"}
+    headers = {"Accept": JSON, "Content-Type": THRIFT}
     return _read("POST", path, headers, encode_transaction(snapshot), topic)
 
 

@@ -26,10 +26,7 @@ from broker.client.protocol import JSON, ClientRequest, Reply
 from broker.errors import BadRequest, OutcomeUnknown
 from broker.model import Snapshot
 from broker.wire.snapshotjson import decode_snapshot
-from broker.wire.transaction import decode_transaction
-
-THRIFT: Final = "application/x-thrift"
-"""A snapshot as the bytes of ``broker.wire.transaction``."""
+from broker.wire.transaction import THRIFT, decode_transaction
 
 _PATH: Final = "/v1/transactions"
 _CHANGING: Final = {"Content-Type": JSON, "Accept": JSON}
