@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.protocol import AVRO, JSON, ClientRequest, Reply
 from broker.errors import (
     BadName,
     BadRequest,
@@ -47,6 +47,7 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
+from broker.wire.transaction import THRIFT
 
 _BY_CODE: Final[dict[str, type[BrokerError]]] = {
     error.code: error
@@ -91,6 +92,7 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
 }
 
 NO_BROKER: Final = "A server answered with status 404, but without a broker's error message: another kind of server may listen there."
+NO_BROKERS_SUCCESS: Final = "A server answered with status 200, but with a body that no broker sends: another kind of server may listen there. It is unknown whether a broker carried out the request."
 
 UNREACHED: Final = "The broker could not be reached: "
 """The error message begins with this text if no broker received the request."""
@@ -110,10 +112,23 @@ def is_success(status: int) -> bool:
 
 
 def checked(request: ClientRequest, reply: Reply) -> Reply:
-    """Return the reply if it is a success; raise the error of any other reply."""
+    """Return the reply if it is a success; raise the error of any other reply.
+
+    To a write, other servers answer 200, too, for example with a page where a person shall log in. So that is a success
+    only with an empty body, or with one of the type that the client expects.
+    """
     if not is_success(reply.status):
         raise error_of(request, reply)
+    if reply.body and not request.reading and not _is_expected(request, reply):
+        raise OutcomeUnknown(NO_BROKERS_SUCCESS)
     return reply
+
+
+def _is_expected(request: ClientRequest, reply: Reply) -> bool:
+    """Return whether a body has the type that a request accepts, by default the original's."""
+    kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    expected = request.headers.get("Accept", AVRO)
+    return kind == expected or (expected == THRIFT and kind == JSON)
 
 
 def error_of(request: ClientRequest, reply: Reply) -> BrokerError:

@@ -248,7 +248,8 @@ def store(
 
 def begin_stage(topic: TopicId) -> ClientRequest:
     """Ask for a stage. The request is repeatable: it then makes two stages, and one stays unused."""
-    return ClientRequest("POST", f"{topic_path(topic)}/stages", topic=topic, repeatable=True)
+    path = f"{topic_path(topic)}/stages"
+    return ClientRequest("POST", path, {"Accept": JSON}, topic=topic, repeatable=True)
 
 
 def stage_begun(reply: Reply) -> str:

@@ -223,4 +223,5 @@ class Topics:
         asked = form.decode_publish_request(request.body, messages_max=10**6)
         whole = (request.topic.topic, asked.pointer, list(asked.payloads))
         (self.stored if action == "store" else self.published).append(whole)
-        return LOST if cut == "after" else Reply(200, {}, b"range %d" % len(self.published))
+        headers = {"content-type": avro.CONTENT_TYPE}
+        return LOST if cut == "after" else Reply(200, headers, b"range %d" % len(self.published))

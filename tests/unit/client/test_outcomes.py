@@ -60,6 +60,41 @@ def test_the_message_of_a_json_error_is_read_and_a_broken_one_is_shown_as_it_is(
     assert "418" in outcomes.error_of(PUBLISH, Reply(418, {}, b"")).message
 
 
+HTML, AVRO, JSON = "text/html", "avro/binary", "application/json"
+PURGE = protocol.purge(TOPIC, "now")
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "body"),
+    [
+        (PUBLISH, HTML, b"<html>Please log in</html>"),
+        (PUBLISH, JSON, b'{"status": "logged out"}'),
+        (CREATE, HTML, b" "),
+        (PURGE, AVRO, b"x"),
+        (PURGE, HTML, b"{}"),
+    ],
+)
+def test_a_success_of_another_kind_of_server_is_an_unknown_outcome(request_, kind, body):
+    for headers in ({"content-type": kind}, {}):
+        with pytest.raises(errors.OutcomeUnknown, match="another kind of server"):
+            outcomes.checked(request_, Reply(200, headers, body))
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "body"),
+    [
+        (PUBLISH, "", b""),
+        (PUBLISH, HTML, b""),
+        (PUBLISH, "Avro/Binary", b"range"),
+        (PURGE, "application/json; charset=utf-8", b"{}"),
+        (POLL, HTML, b"any"),
+    ],
+)
+def test_a_success_of_a_broker_is_passed_on(request_, kind, body):
+    reply = Reply(200, {"content-type": kind}, body)
+    assert outcomes.checked(request_, reply) is reply
+
+
 def test_the_outcome_header_decides():
     headers = {"broker-error": "storage_full", "broker-outcome": "unknown"}
     error = outcomes.error_of(PUBLISH, Reply(507, headers, b""))

@@ -59,6 +59,8 @@ class Broker(BaseHTTPRequestHandler):
             page = [m for m in MESSAGES if poll.start is None or m.id > poll.start][: poll.limit]
             answer = block(page) + b"\x00"
         self.send_response(200)
+        if "/publish" in self.path:
+            self.send_header("Content-Type", avro.CONTENT_TYPE)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)

@@ -14,7 +14,7 @@ def answering(*rollbacks):
 
     def answer(request):
         if request.path.endswith("/publish"):
-            return Reply(200, {}, b"range %d" % next(numbers))
+            return Reply(200, {"content-type": "avro/binary"}, b"range %d" % next(numbers))
         return next(script, OK)
 
     return answer
