@@ -160,8 +160,9 @@ class Exchange:
             if connection.hold.held:
                 connection.hold.close()
             if connection.begun:
-                self._server.request_ended(connection, stays_open=stays_open)
                 connection.answered(stays_open=stays_open)
+                # Only now the connection is idle, so that a drain can end it.
+                self._server.request_ended(connection, stays_open=stays_open)
 
     async def _answer(
         self, http: web.BaseRequest, connection: Connection, identifier: str

@@ -165,7 +165,7 @@ class Server:
         """Note that a reply was sent, or can't be sent."""
         self.busy -= 1
         if self.draining:
-            if stays_open and connection in self.open:
+            if stays_open and connection in self.open and not connection.dismissed:
                 # Its answer began before the drain, without ``Connection: close``.
                 self.drain.part(connection, self._patience_s)
             self.drain.look()

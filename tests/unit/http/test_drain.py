@@ -96,8 +96,13 @@ async def test_bytes_in_the_socket_are_read_before_the_close(broker: Broker, htt
         assert plain.recv(12) == b"HTTP/1.1 200"
 
 
+@pytest.mark.parametrize(
+    ("agent", "patience_s", "end"),
+    [("other", 0.01, b""), ("broker-client", LONG_S, drain.LAST_WORDS)],
+    ids=["other", "ours"],
+)
 async def test_a_long_answer_that_began_before_the_drain_is_no_reason_to_stay(
-    broker: Broker, http: Http
+    broker: Broker, http: Http, agent: str, patience_s: float, end: bytes
 ) -> None:
     await http("POST", topic_path("t", "publish"), b"x" * 900_000, {"Content-Type": "text/plain"})
     for _ in range(19):
@@ -106,17 +111,20 @@ async def test_a_long_answer_that_began_before_the_drain_is_no_reason_to_stay(
         )
     async with RawHttp(http.port) as raw:
         everything = avro.encode_poll(Poll())
-        head = f"POST {topic_path('t', 'poll')} HTTP/1.1\r\nHost: localhost\r\n"
+        head = (
+            f"POST {topic_path('t', 'poll')} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: {agent}\r\n"
+        )
         length = f"Content-Type: avro/binary\r\nContent-Length: {len(everything)}\r\n\r\n"
         await raw.send((head + length).encode() + everything)
         await eventually(lambda: broker.server.busy, lambda: "it was not begun")
-        broker.server.begin_drain(0.01)
+        broker.server.begin_drain(patience_s)
         reply = await raw.reply()
         assert len(reply.body) > 18_000_000
         assert "Connection" not in reply.headers
         async with asyncio.timeout(30):
-            await broker.server.quiet()
-            assert await raw.rest() == b""
+            assert await raw.rest() == end
+    async with asyncio.timeout(30):
+        await broker.server.quiet()
 
 
 async def test_the_last_answer_arrives_despite_bytes_behind_its_request(
