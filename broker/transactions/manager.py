@@ -90,7 +90,7 @@ def start(
         kind = "long" if long else "short"
         raise BadRequest(
             f"timeout_s: the time-out of a {kind} transaction must be above 0 and at most {max_s:g} seconds, "
-            f"not {timeout_s:g}."
+            f"not {timeout_s!r:.80}."
         )
     if len(client) > settings.client_characters_max:
         raise BadRequest(
