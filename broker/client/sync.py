@@ -63,7 +63,11 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="broker-client", daemon=True)
         self._thread.start()
-        self.client = self.submit(_make(settings, tls, on_trouble)).result()
+        try:
+            self.client = self.submit(_make(settings, tls, on_trouble)).result()
+        except BaseException:  # For example, an address is not valid.
+            self.stop()
+            raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

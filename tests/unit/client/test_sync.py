@@ -262,6 +262,16 @@ def test_errors_come_through_and_a_closed_client_says_so():
         client.publish("ns1/t1", b"x")
 
 
+def test_a_client_that_can_not_be_made_leaves_no_thread():
+    client = SyncClient("127.0.0.1:8080")
+    before = set(threading.enumerate())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"127\.0\.0\.1:8080"):
+            client.publish("ns1/t1", b"x")
+    assert set(threading.enumerate()) <= before
+    client.close()
+
+
 def test_ctrl_c_ends_a_call_that_blocks():
     program = (
         "import sys\n"
