@@ -181,7 +181,8 @@ class Exchange:
             if body is None:
                 content = Content.whole(sent) if isinstance(sent, bytes) else sent
                 self._bodies.check_told(content.told, headers, bytes_max)
-                if headers.get("Expect", "").lower() == "100-continue":
+                # A client of HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
+                if connection.minor and headers.get("Expect", "").lower() == "100-continue":
                     connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 body = await self._bodies.read(content, headers, hold, bytes_max)
             connection.body = sent = b""

@@ -78,6 +78,15 @@ async def test_a_client_that_expects_100_continue_gets_it(broker: Broker) -> Non
         assert (await raw.reply()).status == 200
 
 
+async def test_a_client_of_http_1_0_gets_no_100_continue(broker: Broker) -> None:
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: 3\r\n"
+    async with listening(broker) as http, RawHttp(http.port) as raw:
+        await raw.send(head + b"Expect: 100-continue\r\n\r\n")
+        await eventually(lambda: broker.server.busy, lambda: "the head was not read")
+        await raw.send(b"abc")
+        assert await raw.line() == b"HTTP/1.1 200 OK\r\n"
+
+
 @pytest.mark.slow
 async def test_a_stalled_body_is_refused(broker: Broker) -> None:
     async with listening(broker) as http, RawHttp(http.port) as raw:
