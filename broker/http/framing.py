@@ -35,7 +35,7 @@ _LINE = re.compile(_TOKEN + rb"{1,64} [^\s]+ HTTP/1\.([01])\r\n")
 _BEGUN = re.compile(_TOKEN + rb"{0,64}(?: [^\s]*(?: [HTP/1.0]{0,8}\r?)?)?|\r")
 _FRAMING = re.compile(
     rb"\r\n(?:content-length:[ \t]*([0-9]{1,18})[ \t]*(?=\r)"
-    rb"|(content-length|transfer-encoding|[ \t])([ \t]*:)?([^\r\n]*))",
+    rb"|((?:content-length|transfer-encoding)(?!" + _TOKEN + rb")|[ \t])([ \t]*:)?([^\r\n]*))",
     re.IGNORECASE,
 )
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")

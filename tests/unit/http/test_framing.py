@@ -23,6 +23,8 @@ PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
             HttpHead(0, 47, 1, None, 15, 43),
         ),
         (b"PUT /a HTTP/1.1\r\nX-Content-Length: 12\r\n\r\n", HttpHead(0, 41, 1)),
+        (b"PUT /a HTTP/1.1\r\nContent-Length-Hint: 5\r\n\r\n", HttpHead(0, 43, 1)),
+        (b"PUT /a HTTP/1.1\r\nTransfer-Encoding2: gzip\r\n\r\n", HttpHead(0, 45, 1)),
     ],
 )
 def test_a_head_and_the_size_of_its_body(data: bytes, expected: HttpHead) -> None:
@@ -67,6 +69,7 @@ def test_a_begun_head_is_waited_for(size: int, blank: bytes) -> None:
         b"PUT / HTTP/1.1\r\nContent-Length: 0x1\r\n\r\n",
         b"PUT / HTTP/1.1\r\nContent-Length : 1\r\n\r\n",
         b"PUT / HTTP/1.1\r\nContent-Length\r\n\r\n",
+        b"PUT / HTTP/1.1\r\nContent-Length\x00: 1\r\n\r\n",
         b"PUT / HTTP/1.1\r\nContent-Length: " + b"1" * 19 + b"\r\n\r\n",
         b"PUT / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
         b"PUT / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
