@@ -223,6 +223,8 @@ class Connection(asyncio.Protocol):
                 self._hold(data[at:])
                 if self._held:
                     self._server.head_grew(self)
+                else:
+                    self._server.head_ended(self)
                 return
             length, begin = head.length, head.end
             if length is not None and begin + length <= len(data):

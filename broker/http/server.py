@@ -159,6 +159,8 @@ class Server:
     def head_ended(self, connection: Connection) -> None:
         """Note that a connection has no begun head any more."""
         if self.heads.pop(connection, None) is not None:
+            if self.draining and not connection.dismissed:
+                self.drain.part(connection, self._patience_s)
             self.drain.look()
 
     def request_ended(self, connection: Connection, *, stays_open: bool = False) -> None:

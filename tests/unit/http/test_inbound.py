@@ -182,6 +182,21 @@ async def test_a_head_that_comes_byte_by_byte_is_read(http: Http) -> None:
         assert (await raw.reply()).body == b"OK.\n"
 
 
+async def test_a_blank_line_in_two_pieces_is_no_begun_head(broker: Broker, http: Http) -> None:
+    async with RawHttp(http.port) as raw:
+        await raw.send(b"\r")
+        await eventually(lambda: broker.server.heads, lambda: "the byte was not read")
+        await raw.send(b"\n")
+        await eventually(lambda: not broker.server.heads, lambda: "a head is waited for")
+        await raw.send(b"\r")
+        await eventually(lambda: broker.server.heads, lambda: "the byte was not read")
+        broker.server.begin_drain(0.01)
+        await raw.send(b"\n")
+        async with asyncio.timeout(30):
+            await broker.server.quiet()
+            assert await raw.rest() == b""
+
+
 async def test_blank_lines_are_no_request_that_a_drain_waits_for() -> None:
     broker = Broker(Config(server=ServerConfig(drain_s=30)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
