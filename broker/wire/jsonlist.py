@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
-from broker.wire.jsontext import BYTES_MAX, decoder, more_values, parse_steps
+from broker.wire.jsontext import BYTES_MAX, decoder, parse_steps, too_many_values
 from broker.wire.read_steps import STEP_BYTES, Steps
 
 WINDOW_BYTES: Final = 16 * 1024
@@ -245,8 +245,8 @@ class _Text:
             if len(started) > BYTES_MAX:
                 raise _too_long()
             yield
-            if (yield from more_values(started, VALUES_MAX)):
-                raise BodyTooLarge(f"A message may have {VALUES_MAX} JSON values in it, not more.")
+            if excess := (yield from too_many_values(started, VALUES_MAX)):
+                raise BodyTooLarge(f"A message of the body has {excess}.")
             yield
         self._more(min(max(WINDOW_BYTES, len(started)), STEP_BYTES))
         yield

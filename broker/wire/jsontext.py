@@ -78,8 +78,8 @@ def parse_steps(
         raise BodyTooLarge(
             f"JSON without a list of messages may have {BYTES_MAX} bytes; this has {len(body)}. Send it as avro/binary."
         )
-    if (yield from more_values(body, values_max)):
-        raise too_many(f"The body has more than {values_max} JSON values.")
+    if excess := (yield from too_many_values(body, values_max)):
+        raise too_many(f"The body has {excess}.")
     try:
         text = body.decode("utf-8")
         yield
@@ -100,20 +100,25 @@ def decoder(number: Callable[[str], object] | None = None) -> json.JSONDecoder:
     )
 
 
-def more_values(text: bytes, values_max: int) -> Steps[bool]:
-    """Return in steps whether a UTF-8 text has more than ``values_max`` values, or more than ``BRACKETS_MAX`` brackets."""
+def too_many_values(text: bytes, values_max: int) -> Steps[str]:
+    """Return in steps of what a UTF-8 text has too many, and the bound: values, or lists and objects. If none, return "".
+
+    The bound of values is ``values_max``, that of lists and objects ``BRACKETS_MAX``.
+    """
     brackets = sum(map(text.count, (b"[", b"{")))
     if brackets <= BRACKETS_MAX and brackets + text.count(b",") < values_max:
-        return False
+        return ""
     brackets, values = 0, 1
     first_bytes = (text[match.start()] for match in _STRING_OR_VALUE.finditer(text))
     while some := bytes(islice(first_bytes, _STEP_MATCHES)):
         brackets += len(some) - some.count(b'"') - some.count(b",")
         values += len(some) - some.count(b'"')
-        if brackets > BRACKETS_MAX or values > values_max:
-            return True
+        if values > values_max:
+            return f"more than {values_max} JSON values"
+        if brackets > BRACKETS_MAX:
+            return f"more than {BRACKETS_MAX} lists and objects"
         yield
-    return False
+    return ""
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest, TooManyMessages
-from broker.wire.jsontext import parse
+from broker.wire.jsontext import BRACKETS_MAX, parse
 
 values = st.recursive(
     st.none()
@@ -94,6 +94,14 @@ def test_values_are_counted(body, count):
 def test_text_that_is_no_json_is_refused(body):
     with pytest.raises(BadRequest):
         parse(body)
+
+
+def test_the_error_names_the_bound_that_was_passed():
+    parse(b"[" + b"[]," * (BRACKETS_MAX - 2) + b"{}]")
+    with pytest.raises(BadRequest, match="more than 2000 lists and objects"):
+        parse(b"[" + b"[]," * (BRACKETS_MAX - 1) + b"{}]")
+    with pytest.raises(BadRequest, match="more than 100000 JSON values"):
+        parse(b"[" + b"1," * 100_000 + b"1]")
 
 
 @pytest.mark.slow
