@@ -8,8 +8,8 @@ A browser sends the requests of any page to any address that the user's machine 
 The name in ``Host`` is checked because of DNS rebinding. Once the page is loaded, the owner of the name may point it to
 127.0.0.1. Then the browser takes the page and the node for one origin. A numeric address can't be pointed to another
 machine, so it always passes. Requests without these headers pass, since they come from programs: a browser always sends
-``Host``, and sends ``Origin`` with each request that could change something. ``Origin: null`` is refused, since it may
-come from any page.
+``Host``, and sends ``Origin`` with each request that could change something. Only in HTTP/1.0 may ``Host`` be absent;
+the parser refuses other requests without it. ``Origin: null`` is refused, since it may come from any page.
 
 Pages of configured origins (``server.cors_origins``) get the answers of the Fetch standard: a reply to the
 preflight, and headers on every reply, also on refusals and streams. Credentials are never allowed.
