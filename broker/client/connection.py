@@ -22,7 +22,7 @@ A proxy may answer 503 after it has passed a request on and lost the node's answ
 outcome, those of the original never do. So once an answer from an address showed that the server is this project's, a
 503 from there that does not name the outcome is a proxy's, and the outcome of a write is unknown.
 
-Only a crash leaves an outcome unknown.
+A crash, a cut network, a time-out or a cancelled call leaves an outcome unknown.
 """
 
 from __future__ import annotations
