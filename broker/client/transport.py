@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 OTHERS_CONNECT_S_MAX: Final = 3.0
 OTHERS_CONNECT_SHARE: Final = 0.25
-"""The time limit of an attempt to connect while there is another node to try: in seconds, and as a share of the
-deadline. With this share even half of the deadline, the limit of some attempts, is enough for two nodes."""
+"""While there is another node to try, an attempt to connect ends after so many seconds, or after this share of the
+deadline. Some attempts of a call may take only half of the deadline; with this share they still reach two nodes."""
 
 DEADLINE_S: Final = Settings().deadline_s
 REQUEST_TIMEOUT_S_MAX: Final = 300.0

@@ -11,7 +11,7 @@ A server can't make this side hold much memory, or wait longer than its time-out
 
     the head                                                      64 KiB
     interim answers before it                                     16
-    bytes outside head and body: trailers, chunk extensions       64 KiB at a time, and the bytes of one read
+    bytes outside head and body: trailers, chunk extensions       64 KiB in a row; it is checked after each read
     the body of an answer that is read whole                      ``reply_bytes_max``
     the body of a streamed answer                                 a buffer; the rest stays in the socket
 

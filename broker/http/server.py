@@ -99,7 +99,7 @@ class Server:
             self._exchange.serve,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=FOR_EVER_S,  # Connection has its own time-out, also before the first request.
+            keepalive_timeout=FOR_EVER_S,  # Each ``Connection`` ends itself when it was idle for too long.
             lingering_time=0.0,
             logger=_inner_log,
             max_line_size=server.request_line_bytes_max,
