@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-from broker.client.protocol import JSON, ClientRequest
+from broker.client.protocol import JSON, ClientRequest, read
 from broker.model import TopicId
 
 _CLUSTER = "/v1/cluster"
 
 
 def _read(path: str, topic: TopicId | None = None) -> ClientRequest:
-    headers = {"Accept": JSON}
-    return ClientRequest("GET", path, headers, topic=topic, reading=True, repeatable=True)
+    return read("GET", path, {"Accept": JSON}, topic=topic)
 
 
 def _write(

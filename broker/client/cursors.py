@@ -121,7 +121,7 @@ def _request(method: str, topic: TopicId, name: str, body: bytes = b"") -> Clien
 def _list(topic: TopicId, behind: str) -> ClientRequest:
     query = f"?{urlencode({'after': behind})}" if behind else ""
     path = f"{protocol.topic_path(topic)}/cursors{query}"
-    return ClientRequest("GET", path, {"Accept": JSON}, topic=topic, reading=True, repeatable=True)
+    return protocol.read("GET", path, {"Accept": JSON}, topic=topic)
 
 
 def _cursor(answer: Mapping[str, Any]) -> Cursor:

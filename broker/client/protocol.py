@@ -77,13 +77,14 @@ Reply = answer.HttpAnswer
 """One complete HTTP answer. The names in ``headers`` are in lower case."""
 
 
-def _read(
+def read(
     method: str,
     path: str,
     headers: Mapping[str, str] = MappingProxyType({}),
     body: bytes = b"",
     topic: TopicId | None = None,
 ) -> ClientRequest:
+    """Return a reading request."""
     return ClientRequest(method, path, headers, body, topic, reading=True, repeatable=True)
 
 
@@ -134,17 +135,17 @@ def delete_topic(topic: TopicId) -> ClientRequest:
 
 def show_topic(topic: TopicId) -> ClientRequest:
     """Ask for a topic's properties."""
-    return _read("GET", topic_path(topic), topic=topic)
+    return read("GET", topic_path(topic), topic=topic)
 
 
 def list_topics(namespace: str) -> ClientRequest:
     """Ask for the names of a namespace's topics. Raises BadName."""
-    return _read("GET", _topics_path(namespace))
+    return read("GET", _topics_path(namespace))
 
 
 def list_namespaces() -> ClientRequest:
     """Ask for the names of the namespaces that have topics."""
-    return _read("GET", "/v1/namespaces")
+    return read("GET", "/v1/namespaces")
 
 
 def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> ClientRequest:
@@ -341,7 +342,7 @@ def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> Clien
     if wait_s:
         path = f"{path}?wait={wait_s:g}"
     headers = {"Content-Type": AVRO, "Accept": messages.CONTENT_TYPE}
-    return _read("POST", path, headers, avro.encode_poll(request), topic)
+    return read("POST", path, headers, avro.encode_poll(request), topic)
 
 
 def browse(
@@ -354,9 +355,9 @@ def browse(
     query = urlencode(bounds, quote_via=quote)
     path = f"{topic_path(topic)}/messages" + (f"?{query}" if query else "")
     if snapshot is None:
-        return _read("GET", path, {"Accept": JSON}, topic=topic)
+        return read("GET", path, {"Accept": JSON}, topic=topic)
     headers = {"Accept": JSON, "Content-Type": JSON}
-    return _read("POST", path, headers, _snapshot(snapshot), topic)
+    return read("POST", path, headers, _snapshot(snapshot), topic)
 
 
 def _snapshot(snapshot: Snapshot) -> bytes:
@@ -451,20 +452,20 @@ def blockers(
     text = urlencode(bounds, quote_via=quote)
     path = f"{topic_path(topic)}/blockers" + (f"?{text}" if text else "")
     if snapshot is None:
-        return _read("POST", path, {"Accept": JSON}, topic=topic)
+        return read("POST", path, {"Accept": JSON}, topic=topic)
     headers = {"Accept": JSON, "Content-Type": THRIFT}
-    return _read("POST", path, headers, encode_transaction(snapshot), topic)
+    return read("POST", path, headers, encode_transaction(snapshot), topic)
 
 
 def stats(topic: TopicId) -> ClientRequest:
     """Ask for a topic's statistics."""
-    return _read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
+    return read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 
 def lag(topic: TopicId, after: MessageId | str) -> ClientRequest:
     """Ask how many messages were published behind an id. Raises BadRequest, TypeError."""
     path = f"{topic_path(topic)}/lag?after={id_of(after, 'after').hex()}"
-    return _read("GET", path, {"Accept": JSON}, topic=topic)
+    return read("GET", path, {"Accept": JSON}, topic=topic)
 
 
 def lag_count(reply: Reply) -> int:
@@ -491,7 +492,7 @@ def topic_range(
     }
     query = urlencode({name: value for name, value in asked.items() if value is not None})
     path = f"{topic_path(topic)}/range" + (f"?{query}" if query else "")
-    return _read("GET", path, {"Accept": JSON}, topic=topic)
+    return read("GET", path, {"Accept": JSON}, topic=topic)
 
 
 def range_found(reply: Reply) -> TopicRange:
@@ -520,8 +521,8 @@ def arrow(
     )
     path = f"{topic_path(topic)}/arrow?{query}"
     if snapshot is None:
-        return _read("GET", path, {"Accept": ARROW}, topic=topic)
-    return _read("POST", path, {"Accept": ARROW, "Content-Type": JSON}, _snapshot(snapshot), topic)
+        return read("GET", path, {"Accept": ARROW}, topic=topic)
+    return read("POST", path, {"Accept": ARROW, "Content-Type": JSON}, _snapshot(snapshot), topic)
 
 
 def json_object(reply: Reply) -> dict[str, Any]:
@@ -536,7 +537,7 @@ def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> C
     headers = {"Accept": "text/event-stream"}
     if last_event_id is not None:
         headers["Last-Event-ID"] = last_event_id
-    return _read("GET", path, headers, topic=topic)
+    return read("GET", path, headers, topic=topic)
 
 
 def event_message(data: str) -> Message:

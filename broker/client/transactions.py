@@ -116,8 +116,7 @@ class TransactionService:
 
     async def snapshot(self) -> Snapshot:
         """Return the snapshot of a transaction that begins now, without starting one."""
-        headers = {"Accept": THRIFT}
-        request = ClientRequest("GET", f"{_PATH}/snapshot", headers, reading=True, repeatable=True)
+        request = protocol.read("GET", f"{_PATH}/snapshot", {"Accept": THRIFT})
         return _snapshot(await self._calls.read(request))
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
@@ -192,7 +191,7 @@ class TransactionService:
         )
 
     async def _read(self, path: str) -> dict[str, Any]:
-        request = ClientRequest("GET", path, {"Accept": JSON}, reading=True, repeatable=True)
+        request = protocol.read("GET", path, {"Accept": JSON})
         return protocol.json_object(await self._calls.read(request))
 
 

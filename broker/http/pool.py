@@ -7,11 +7,9 @@ opened. The pool keeps at most as many idle connections as there are places.
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, TypeVar
+from typing import Generic
 
-from broker.http.outbound import OutboundConnection
-
-AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
+from broker.http.outbound import AnyConnection
 
 
 class Pool(Generic[AnyConnection]):
