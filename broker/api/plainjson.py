@@ -49,7 +49,7 @@ from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
-from broker.wire.read_steps import Steps, Take, finish, free
+from broker.wire.read_steps import Steps, Take, free
 from broker.wire.snapshotjson import snapshot_steps
 from broker.wire.topics import TTL_MAX_S
 from broker.wire.varint import INT_MAX, LONG_MAX
@@ -68,15 +68,10 @@ _A_VALUE = 'text, or {"base64": "…"}'
 # --- Publishing -----------------------------------------------------------------------------------
 
 
-def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
-    """Read the body of a publish or a store. Raises BadRequest, BodyTooLarge, TooManyMessages."""
-    return finish(publish_request_steps(body, messages_max=messages_max))
-
-
 def publish_request_steps(
     body: bytes, *, messages_max: int, take: Take = free
 ) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store in steps, like ``decode_publish_request``."""
+    """Read the body of a publish or a store, in steps. Raises BadRequest, BodyTooLarge, TooManyMessages."""
     read = _Messages(messages_max, take)
     value = yield from read_list(body, "messages", read.add, _check_name)
     pointer = None
@@ -298,13 +293,8 @@ def _row(record: Mapping[str, Any], name: str) -> RowId:
 # --- Polling --------------------------------------------------------------------------------------
 
 
-def decode_poll(body: bytes) -> Poll:
-    """Read the body of a poll. Raises BadRequest, BodyTooLarge."""
-    return finish(poll_steps(body))
-
-
 def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll in steps, like ``decode_poll``. ``take`` counts the snapshot's pointers."""
+    """Read the body of a poll, in steps. ``take`` counts the snapshot's pointers. Raises BadRequest, BodyTooLarge."""
     value = yield from parse_steps(body)
     yield
     record = fields.record(value, _POLL, _POLL)

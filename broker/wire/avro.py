@@ -34,7 +34,7 @@ from broker.model import (
     unpack_row_id,
 )
 from broker.wire.blocks import END
-from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, finish, free
+from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, free
 from broker.wire.transaction import encode_transaction, transaction_steps
 from broker.wire.varint import (
     Malformed,
@@ -234,13 +234,8 @@ def encode_poll(poll: Poll) -> bytes:
     return b"".join((start, b"\x01" if poll.inclusive else b"\x00", limit, transaction))
 
 
-def decode_poll(body: bytes) -> Poll:
-    """Read the body of a poll. Raises BadRequest."""
-    return finish(poll_steps(body))
-
-
 def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll in steps, as ``decode_poll``. It calls ``take`` for the snapshot's pointers."""
+    """Read the body of a poll, in steps. It calls ``take`` for the snapshot's pointers. Raises BadRequest."""
     start, at = field("startFrom", _read_start, body, 0)
     inclusive, at = field("inclusive", _read_boolean, body, at)
     limit, at = field("limit", _read_limit, body, at)

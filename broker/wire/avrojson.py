@@ -42,8 +42,8 @@ from broker.wire.avro import (
 )
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
-from broker.wire.read_steps import Steps, Take, finish, free
-from broker.wire.transaction import encode_transaction, transaction_steps
+from broker.wire.read_steps import Steps, Take, free
+from broker.wire.transaction import transaction_steps
 from broker.wire.varint import INT_MAX, LONG_MAX
 
 CONTENT_TYPE: Final = "avro/json"
@@ -57,25 +57,10 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
 
-def encode_publish_request(request: PublishRequest) -> bytes:
-    """Return the body of a publish or a store."""
-    return _dump(
-        {
-            "transactionWritePointer": _union("long", request.pointer),
-            "messages": [_text(payload) for payload in request.payloads],
-        }
-    )
-
-
-def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
-    """Read the body of a publish or a store. Raises BadRequest, BodyTooLarge, TooManyMessages."""
-    return finish(publish_request_steps(body, messages_max=messages_max))
-
-
 def publish_request_steps(
     body: bytes, *, messages_max: int, take: Take = free
 ) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
+    """Read the body of a publish or a store, in steps. Raises BadRequest, BodyTooLarge, TooManyMessages."""
     payloads: list[bytes] = []
 
     def add(messages: list[Any]) -> None:
@@ -137,30 +122,13 @@ def decode_publish_response(body: bytes) -> RollbackRange:
     return RollbackRange(pointer, *ends)
 
 
-def encode_poll(poll: Poll) -> bytes:
-    """Return the body of a poll."""
-    if isinstance(poll.start, bytes):
-        start = _union("bytes", _text(poll.start))
-    else:
-        start = _union("long", poll.start)
-    snapshot = None if poll.snapshot is None else _text(encode_transaction(poll.snapshot))
-    return _dump(
-        {
-            "startFrom": start,
-            "inclusive": poll.inclusive,
-            "limit": _union("int", poll.limit),
-            "transaction": _union("bytes", snapshot),
-        }
-    )
-
-
-def decode_poll(body: bytes) -> Poll:
-    """Read the body of a poll. Raises BadRequest, BodyTooLarge."""
-    return finish(poll_steps(body))
-
-
 def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll in steps, as ``decode_poll``. It calls ``take`` for the snapshot's pointers."""
+    """Read the body of a poll, in steps. It calls ``take`` for the snapshot's pointers.
+
+    Raises:
+        BadRequest: the body can't be read.
+        BodyTooLarge: it is longer than ``jsontext.BYTES_MAX``.
+    """
     value = yield from parse_steps(body)
     yield
     record = _check_record(value, ("startFrom", "inclusive", "limit", "transaction"))

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from broker.errors import BadRequest, BodyTooLarge, RequestError
+from broker.errors import BadRequest, BodyTooLarge
 from broker.wire.read_steps import Steps, finish
 
 BYTES_MAX: Final = 2 * 1024 * 1024
@@ -44,7 +44,6 @@ def parse(
     *,
     bytes_max: int = BYTES_MAX,
     values_max: int = VALUES_MAX,
-    too_many: type[RequestError] = BadRequest,
     number: Callable[[str], object] | None = None,
 ) -> object:
     """Return the value of a JSON text.
@@ -54,23 +53,21 @@ def parse(
         bytes_max: the maximum size of the text.
         values_max: the maximum number of values. Values inside of others count, too, and each empty list or
             object counts as two.
-        too_many: the error to raise for more values.
         number: makes a value from the text of a number; by default numbers become int and float.
 
     Raises:
-        BadRequest: it is not JSON.
+        BadRequest: it is not JSON, or has too many values.
         BodyTooLarge: it is longer than ``bytes_max``.
     """
     if len(body) > bytes_max:
         raise BodyTooLarge(f"The body may have {bytes_max} bytes; this one has {len(body)}.")
-    return finish(parse_steps(body, values_max=values_max, too_many=too_many, number=number))
+    return finish(parse_steps(body, values_max=values_max, number=number))
 
 
 def parse_steps(
     body: bytes,
     *,
     values_max: int = VALUES_MAX,
-    too_many: type[RequestError] = BadRequest,
     number: Callable[[str], object] | None = None,
 ) -> Steps[object]:
     """Return the value of a JSON text, in steps, as ``parse``."""
@@ -79,7 +76,7 @@ def parse_steps(
             f"JSON without a list of messages may have {BYTES_MAX} bytes; this has {len(body)}. Send it as avro/binary."
         )
     if excess := (yield from too_many_values(body, values_max)):
-        raise too_many(f"The body has {excess}.")
+        raise BadRequest(f"The body has {excess}.")
     try:
         text = body.decode("utf-8")
         yield

@@ -14,6 +14,7 @@ from broker.clock import SystemClock
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.wire import avro, avrojson, messages, snapshotjson
 from broker.wire.attributes import encode as encode_attributes
+from tests.kit.request_bodies import poll_in_avro_json, publish_in_avro_json
 
 AVRO, MESSAGES, AVRO_JSON = "avro/binary", "avro/message", "avro/json"
 JSON, TEXT, OCTETS = "application/json", "text/plain", "application/octet-stream"
@@ -189,7 +190,7 @@ class Grammar:
             return kind, messages.encode_publish_request(
                 PublishRequest(pointer, payloads, attributes=beside, ttls_s=ttls)
             )
-        encode = avro.encode_publish_request if kind == AVRO else avrojson.encode_publish_request
+        encode = avro.encode_publish_request if kind == AVRO else publish_in_avro_json
         return kind, encode(PublishRequest(pointer, payloads))
 
     def _attributes(self) -> bytes:
@@ -262,7 +263,7 @@ class Grammar:
         if kind == AVRO:
             return kind, avro.encode_poll(poll)
         if kind == AVRO_JSON:
-            return kind, avrojson.encode_poll(poll)
+            return kind, poll_in_avro_json(poll)
         said: dict[str, object] = {"limit": poll.limit, "inclusive": poll.inclusive}
         if start is not None:
             said["start"] = start.hex() if isinstance(start, bytes) else start

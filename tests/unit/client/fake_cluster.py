@@ -11,6 +11,7 @@ from collections import Counter, deque
 from broker.model import Message, row_id
 from broker.wire import avro
 from tests.kit.poll_replies import block
+from tests.kit.request_bodies import read_poll
 
 _TOPIC = re.compile(r"/v1/namespaces/(\w+)/topics/(\w+)/?(\w*)")
 FAREWELL = (
@@ -176,7 +177,7 @@ class Node:
         return not last
 
     async def _poll(self, topic, body, *, wait):
-        poll = avro.decode_poll(body)
+        poll = read_poll(avro, body)
 
         def page():
             log = self.cluster.logs.get(topic, [])

@@ -12,6 +12,7 @@ from broker.client.protocol import Reply
 from broker.errors import BadRequest, TopicNotFound
 from broker.model import ROW_ID_MAX, row_id
 from broker.wire import avro
+from tests.kit.request_bodies import read_poll
 
 ID = row_id(1_764_000_000_123, 7) + bytes(10)
 MOMENT = datetime(2026, 1, 31, 12, 0, 0, 123_000, tzinfo=UTC)
@@ -104,7 +105,7 @@ async def test_every_poll_takes_a_datetime(make_client, transport, door):
     transport.answer = lambda _: [b"\0"]
     async with make_client() as client:
         await POLLING[door](client, MOMENT)
-    assert [avro.decode_poll(request.body).start for request in transport.requests] == [MOMENT_MS]
+    assert [read_poll(avro, request.body).start for request in transport.requests] == [MOMENT_MS]
 
 
 @pytest.mark.parametrize("door", ASKING)

@@ -28,6 +28,7 @@ from broker.client import (
 from broker.model import Message
 from broker.wire import avro
 from tests.kit.poll_replies import block
+from tests.kit.request_bodies import read_poll
 
 MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(5)]
 
@@ -55,7 +56,7 @@ class Broker(BaseHTTPRequestHandler):
         if "/publish" in self.path and avro.decode_publish_request(body, messages_max=9).pointer:
             answer = self.path.encode()
         if "/poll" in self.path:
-            poll = avro.decode_poll(body)
+            poll = read_poll(avro, body)
             page = [m for m in MESSAGES if poll.start is None or m.id > poll.start][: poll.limit]
             answer = block(page) + b"\x00"
         self.send_response(200)

@@ -13,6 +13,7 @@ from broker.errors import TopicNotFound, Unavailable
 from broker.model import Message, TopicId, row_id
 from broker.wire import avro
 from tests.kit import poll_replies
+from tests.kit.request_bodies import read_poll
 
 EMPTY = [b"\x00"]
 QUICK = TailOptions(wait_s=0.01, idle_delay_s=0.0, page_messages_max=3)
@@ -27,7 +28,7 @@ def block(*numbers):
 
 
 def starts(transport):
-    return [avro.decode_poll(request.body).start for request in transport.requests]
+    return [read_poll(avro, request.body).start for request in transport.requests]
 
 
 async def take(tail, count):
@@ -48,7 +49,7 @@ async def test_a_tail_goes_on_after_the_last_message(make_client, transport):
     assert found == [message(number) for number in range(5)]
     expected = [None, message(2).id, message(3).id, message(3).id]
     assert starts(transport) == expected
-    first, second = (avro.decode_poll(request.body) for request in transport.requests[:2])
+    first, second = (read_poll(avro, request.body) for request in transport.requests[:2])
     assert (first.limit, first.inclusive, second.inclusive) == (3, True, False)
     assert transport.requests[0].path.endswith("?wait=0.01")
 

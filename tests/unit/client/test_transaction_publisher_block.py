@@ -19,6 +19,7 @@ from broker.client import (
 from broker.client.protocol import Reply
 from broker.errors import NoLeader
 from broker.wire import avro, messages
+from tests.kit.request_bodies import read_poll
 from tests.unit.client.stand_in import LOST, Foreign, OverHttp, Topics
 
 
@@ -287,7 +288,7 @@ async def test_a_failed_checkpoint_ends_the_transaction_even_if_ignored(
 async def test_a_poll_in_a_block_uses_the_transactions_snapshot(make_client, transport, service):
     async with make_client() as client, client.transaction() as tx:
         assert await tx.poll("ns/a", limit=5) == []
-        seen = avro.decode_poll(transport.requests[-1].body)
+        seen = read_poll(avro, transport.requests[-1].body)
         assert (seen.snapshot, seen.limit) == (tx.snapshot, 5)
 
 

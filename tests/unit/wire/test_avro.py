@@ -10,6 +10,7 @@ from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.wire import avro, schemas
 from broker.wire.transaction import encode_transaction
 from broker.wire.varint import encode_bytes, encode_long
+from tests.kit.request_bodies import read_poll
 
 REQUEST = fastavro.parse_schema(schemas.PUBLISH_REQUEST)
 RESPONSE = fastavro.parse_schema(schemas.PUBLISH_RESPONSE)
@@ -205,13 +206,13 @@ def test_polls_are_as_another_implementation_has_them(poll, rest):
     }
     body = avro.encode_poll(poll)
     assert body == write(CONSUME, datum)
-    assert avro.decode_poll(body + rest) == poll
+    assert read_poll(avro, body + rest) == poll
 
 
 @given(st.binary(min_size=20, max_size=50))
 def test_a_longer_id_is_cut(identifier):
     assert (
-        avro.decode_poll(b"\x00" + encode_bytes(identifier) + b"\x01\x02\x02").start
+        read_poll(avro, b"\x00" + encode_bytes(identifier) + b"\x01\x02\x02").start
         == identifier[:20]
     )
 
@@ -241,4 +242,4 @@ def test_a_longer_id_is_cut(identifier):
 )
 def test_malformed_polls_name_the_field(body, field):
     with pytest.raises(BadRequest, match=f"^{field}: "):
-        avro.decode_poll(body)
+        read_poll(avro, body)

@@ -10,6 +10,12 @@ from broker.errors import BadRequest, TooManyMessages
 from broker.model import NO_HEADERS, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.wire import avrojson, schemas
 from broker.wire.transaction import encode_transaction
+from tests.kit.request_bodies import (
+    poll_in_avro_json,
+    publish_in_avro_json,
+    read_poll,
+    read_publish,
+)
 
 ID = "\x00\x01\x02\xff" * 5
 
@@ -25,11 +31,11 @@ polls = st.builds(
 
 
 def decode(value: object, messages_max: int = 100) -> PublishRequest:
-    return avrojson.decode_publish_request(json.dumps(value).encode(), messages_max=messages_max)
+    return read_publish(avrojson, json.dumps(value).encode(), messages_max)
 
 
 def decode_poll(**fields: object) -> Poll:
-    return avrojson.decode_poll(json.dumps(fields).encode())
+    return read_poll(avrojson, json.dumps(fields).encode())
 
 
 def fast_text(schema, datum) -> object:
@@ -40,12 +46,10 @@ def fast_text(schema, datum) -> object:
 
 @given(st.none() | pointers, st.lists(st.binary(max_size=50), max_size=10))
 def test_publish_requests_are_as_another_implementation_has_them(pointer, payloads):
-    body = avrojson.encode_publish_request(PublishRequest(pointer, payloads))
+    body = publish_in_avro_json(PublishRequest(pointer, payloads))
     datum = {"transactionWritePointer": pointer, "messages": payloads}
     assert json.loads(body) == fast_text(schemas.PUBLISH_REQUEST, datum)
-    assert avrojson.decode_publish_request(body, messages_max=10) == PublishRequest(
-        pointer, payloads
-    )
+    assert read_publish(avrojson, body) == PublishRequest(pointer, payloads)
 
 
 @given(pointers, pointers, st.integers(0, 65535))
@@ -56,7 +60,7 @@ def test_publish_responses_come_back(pointer, time_ms, seq):
 
 @given(polls)
 def test_polls_are_as_another_implementation_has_them(poll):
-    body = avrojson.encode_poll(poll)
+    body = poll_in_avro_json(poll)
     transaction = None if poll.snapshot is None else encode_transaction(poll.snapshot)
     datum = {
         "startFrom": poll.start,
@@ -65,7 +69,7 @@ def test_polls_are_as_another_implementation_has_them(poll):
         "transaction": transaction,
     }
     assert json.loads(body) == fast_text(schemas.CONSUME_REQUEST, datum)
-    assert avrojson.decode_poll(body) == poll
+    assert read_poll(avrojson, body) == poll
 
 
 @given(
@@ -88,7 +92,7 @@ def test_replies_are_as_another_implementation_has_them(messages):
 
 def test_nullable_fields_may_be_missing():
     assert decode({"messages": ["a"]}) == PublishRequest(None, [b"a"])
-    assert avrojson.decode_poll(b"{}") == Poll()
+    assert read_poll(avrojson, b"{}") == Poll()
 
 
 def test_unions_may_be_bare():

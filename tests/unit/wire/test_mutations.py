@@ -3,6 +3,7 @@
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from broker.wire.topics import decode_properties
 from broker.wire.varint import encode_long
 from tests.kit import mutations
 from tests.kit.mutations import LAST_FIELDS, Mutant, Target
+from tests.kit.request_bodies import read_poll, read_publish
 
 MUTANTS = 20_000
 """tests/conformance sends five times as many to the handlers."""
@@ -23,17 +25,13 @@ TOPIC = TopicId("ns", "t")
 READERS: dict[Target, Callable[[bytes], object]] = {
     mutations.PUBLISH: lambda body: avro.decode_publish_request(body, messages_max=MESSAGES_MAX),
     mutations.ROLLBACK: avro.decode_publish_response,
-    mutations.POLL: avro.decode_poll,
-    mutations.PUBLISH_AVRO_JSON: lambda body: avrojson.decode_publish_request(
-        body, messages_max=MESSAGES_MAX
-    ),
+    mutations.POLL: partial(read_poll, avro),
+    mutations.PUBLISH_AVRO_JSON: partial(read_publish, avrojson, messages_max=MESSAGES_MAX),
     mutations.ROLLBACK_AVRO_JSON: avrojson.decode_publish_response,
-    mutations.POLL_AVRO_JSON: avrojson.decode_poll,
-    mutations.PUBLISH_JSON: lambda body: plainjson.decode_publish_request(
-        body, messages_max=MESSAGES_MAX
-    ),
+    mutations.POLL_AVRO_JSON: partial(read_poll, avrojson),
+    mutations.PUBLISH_JSON: partial(read_publish, plainjson, messages_max=MESSAGES_MAX),
     mutations.ROLLBACK_JSON: plainjson.decode_rollback,
-    mutations.POLL_JSON: plainjson.decode_poll,
+    mutations.POLL_JSON: partial(read_poll, plainjson),
     mutations.PROPERTIES: lambda body: decode_properties(body, {"ttl": "5"}, TOPIC),
 }
 

@@ -13,6 +13,7 @@ from broker.model import PublishRequest
 from broker.wire import attributes, avro, avrojson, messages, read_steps
 from broker.wire.read_steps import Steps, Take, finish
 from broker.wire.varint import encode_long
+from tests.kit.request_bodies import publish_in_avro_json
 
 Read = Callable[..., Steps[PublishRequest]]
 
@@ -106,7 +107,7 @@ LARGE: dict[str, tuple[Read, bytes]] = {
         messages.publish_request_steps,
         in_blocks([b"\x04ab\0\0\0"] * MANY, [1] * MANY),
     ),
-    "avro/json": (avrojson.publish_request_steps, avrojson.encode_publish_request(REQUEST)),
+    "avro/json": (avrojson.publish_request_steps, publish_in_avro_json(REQUEST)),
     "json": (plainjson.publish_request_steps, b'["ab"' + b',"ab"' * (MANY - 1) + b"]"),
     "json of objects": (
         plainjson.publish_request_steps,

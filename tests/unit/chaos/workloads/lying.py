@@ -22,6 +22,7 @@ from broker.testing.simulation.client import PlacedTransport
 from broker.wire import attributes, avro, messages
 from broker.wire.blocks import END
 from tests.kit.poll_replies import items
+from tests.kit.request_bodies import read_poll
 from tests.kit.seeds.stage import StagedCluster
 
 Send = Callable[[ClientRequest], Awaitable[Reply]]
@@ -215,6 +216,6 @@ def with_attributes_of_the_first(page: list[Message]) -> list[Message]:
 
 def without_snapshot(request: ClientRequest) -> ClientRequest:
     """Drop the snapshot of a poll."""
-    poll = avro.decode_poll(request.body)
+    poll = read_poll(avro, request.body)
     bare = type(poll)(poll.start, poll.inclusive, poll.limit, None)
     return request._replace(body=avro.encode_poll(bare))
