@@ -9,7 +9,7 @@ import orjson
 
 from broker.api.body_reader import read_snapshot
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
-from broker.api.payload_text import PART_BYTES, in_pieces, shown, shown_beside
+from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
 from broker.http.budget import BudgetKind, Hold
 from broker.http.reply import JSON, Answer, ChunkedReply, Piece, Reply
@@ -19,6 +19,7 @@ from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
 from broker.topics.topics import Topics
 from broker.wire import attributes
+from broker.wire.avrojson import PART_BYTES
 
 LIMIT_DEFAULT = 100
 PREVIEW_BYTES = 1024

@@ -32,7 +32,7 @@ import orjson
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.leadership import epoch_of
-from broker.api.payload_text import PART_BYTES, in_pieces, shown, shown_beside
+from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place
 from broker.errors import TopicNotFound
@@ -43,6 +43,7 @@ from broker.routing.routed_calls import LeaderSeen
 from broker.slices import Slice
 from broker.topics.browse import BrowseQuery
 from broker.topics.topics import Topics
+from broker.wire.avrojson import PART_BYTES
 
 KEEP_ALIVE_S = 15.0
 PAGE_MESSAGES = 500

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from broker.api.payload_text import PART_BYTES
+from broker.wire.avrojson import PART_BYTES
 
 MESSAGES_AT_ONCE: Final = 128
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import codecs
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
-PART_BYTES: Final = 36 * 1024
-"""Larger payloads are encoded part by part, each of so many bytes. It is a multiple of 3, as base64 needs. In JSON, a
-part of control characters takes six times as many bytes."""
+from broker.wire.avrojson import PART_BYTES
 
 
 class ShownPayload(NamedTuple):

@@ -51,7 +51,8 @@ CONTENT_TYPE: Final = "avro/json"
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
 """The longest answer to a publish that is read."""
 PART_BYTES: Final = 36 * 1024
-"""A large payload is encoded in parts of so many bytes. The encoding of a byte beyond ASCII takes six."""
+"""A larger payload is encoded part by part, each of so many bytes. In JSON, a part of control characters or of bytes
+beyond ASCII takes six times as many. It is a multiple of 3, as base64 needs."""
 _PUBLISH: Final = ("transactionWritePointer", "messages")
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")

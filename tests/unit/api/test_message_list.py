@@ -8,11 +8,11 @@ import pytest
 
 from broker.api import plainjson
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
-from broker.api.payload_text import PART_BYTES
 from broker.http.reply import ChunkedReply
 from broker.model import Message, PublishRequest, TopicId
 from broker.topics.pages import PIECE_BYTES_MAX
 from broker.wire import attributes, avro, avrojson
+from broker.wire.avrojson import PART_BYTES
 from tests.kit.serving import Broker, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
