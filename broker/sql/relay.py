@@ -121,12 +121,15 @@ class Relay:
     async def _is_in_topic(self, batch: OutboxBatch, published: Published) -> bool:
         """Return whether the messages that the broker has under the number of a batch are those of the batch.
 
-        This compares their count, and each message that has not expired or been purged.
+        This compares their count, and each message that has not expired or been purged. A leader that did not store
+        the batch itself answers without the count. Then the ids tell it.
         """
         count, first, last = len(batch.messages), published.first_id, published.last_id
-        if published.count != count:
+        if published.count not in {None, count}:
             return False
         ids = None if first is None or last is None else ids_of(first, last, count)
+        if ids is None and published.count is None:
+            return False  # The ids are those of another number of messages, or of none that the broker remembers.
         sent = dict(zip(ids or (), batch.messages, strict=False))
         found = await self._client.poll(batch.topic, first, limit=count) if sent else []
         return all(

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from sqlalchemy import create_engine, select, update
+from sqlalchemy import create_engine, delete, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -125,6 +125,40 @@ async def test_a_publish_that_was_done_is_not_done_again_after_a_restart(world):
     assert await world.seen() == [b"a", b"b"]
     assert await world.relay() == 3
     assert await world.seen() == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("change", ["none", "a message", "the number of messages"])
+async def test_a_publish_that_was_done_is_recognised_by_another_leader(tmp_path, change):
+    """The new leader has only the ids of the batch. A database that was restored has another batch of that number."""
+    engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
+    outbox, data = Outbox(namespace="led"), tmp_path / "node"
+    outbox.create(engine)
+    data.mkdir()
+    with ServedNode(folder=data) as node:
+        async with Client(node.url, namespace="led") as client:
+            await client.create_topic("t")
+            world = World(client, engine, outbox)
+            world.write("t", ["a", "b"])
+            outbox.forget = failing
+            with pytest.raises(OperationalError):
+                await world.relay()
+            del outbox.forget
+    rows = outbox.rows
+    with engine.begin() as connection:
+        if change == "a message":
+            connection.execute(update(rows).where(rows.c.id == 2).values(payload=b"new"))
+        elif change == "the number of messages":
+            connection.execute(delete(rows).where(rows.c.id == 2))
+    with ServedNode(folder=data) as node:
+        async with Client(node.url, namespace="led") as client:
+            world = World(client, engine, outbox)
+            if change == "none":
+                assert await world.relay() == 2
+            else:
+                with pytest.raises(CounterWentBack):
+                    await world.relay()
+            assert await world.seen() == [b"a", b"b"]
+    engine.dispose()
 
 
 def failing(*_, **__):
