@@ -266,7 +266,9 @@ class TransactionsConfig:
         50_000, "The service writes a snapshot to its journal after so many changes.", least=100
     )
     journal_snapshot_bytes: int = key(
-        16 * _MIB, "It also writes one after so many bytes of changes.", least=65_536
+        16 * _MIB,
+        "It also writes one after so many bytes of changes, and at least as many as the last one has.",
+        least=65_536,
     )
 
 

@@ -80,6 +80,9 @@ class LedState:
         self.edits = 0
         """The number of edits since the last snapshot."""
         self.bytes = 0
+        """Their bytes."""
+        self.snapshot_bytes = 0
+        """The size of the last snapshot."""
         self._settings = settings
         self._is_handed_over = is_handed_over
         self._last: asyncio.Future[PublishedIds] | None = None
@@ -106,7 +109,6 @@ class LedState:
             ) from error
         future.add_done_callback(self._end_if_failed)
         self._last = future
-        self.bytes += len(message)
         return future
 
     def _end_if_failed(self, future: asyncio.Future[PublishedIds]) -> None:
@@ -160,9 +162,11 @@ class LedState:
     def _write(self, edit: Edit) -> asyncio.Future[PublishedIds]:
         """Queue an edit and apply it."""
         number = self.state.number + 1
-        future = self.append(encode_edit(number, edit))
+        message = encode_edit(number, edit)
+        future = self.append(message)
         self.state.apply(number, edit)
         self.edits += 1
+        self.bytes += len(message)
         return future
 
     async def _prove(self, last: asyncio.Future[PublishedIds] | None) -> None:
@@ -179,9 +183,12 @@ class LedState:
 
     @property
     def wants_snapshot(self) -> bool:
-        """True if the edits since the last snapshot would take long to replay."""
-        settings = self._settings
-        return self.edits >= settings.snapshot_edits or self.bytes >= settings.snapshot_bytes
+        """True if the edits since the last snapshot would take long to replay.
+
+        Their bytes must reach the size of that snapshot. So snapshots at most double the bytes that edits write.
+        """
+        bytes_max = max(self._settings.snapshot_bytes, self.snapshot_bytes)
+        return self.edits >= self._settings.snapshot_edits or self.bytes >= bytes_max
 
     def snapshot_soon(self) -> None:
         """Begin a snapshot if it is time for one and none is being written."""
@@ -203,21 +210,34 @@ class LedState:
         Raises:
             BrokerError: the snapshot was not written whole, or the floor was not raised.
         """
-        state = snapshots.frozen(self.state)
+        edits, size = self.edits, self.bytes
         self.edits = self.bytes = 0
+        try:
+            self.snapshot_bytes = await self._write_snapshot()
+        except BaseException:
+            # A half counts again: the next snapshot comes sooner, but not at once, while the store may be overloaded.
+            self.edits += (edits + 1) // 2
+            self.bytes += size // 2
+            raise
+
+    async def _write_snapshot(self) -> int:
+        """Write a snapshot, and return its size."""
+        state = snapshots.frozen(self.state)
         begun = self.append(snapshots.encode_begin(state.number))
-        parts, ahead, piece = 0, [begun], Slice()
+        parts, size, ahead, piece = 0, 0, [begun], Slice()
         for part in snapshots.encode_parts(state):
             if self._is_handed_over():
                 raise NoLeader("The journal is being handed over.")
             ahead.append(self.append(part))
             parts += 1
+            size += len(part)
             if len(ahead) > SNAPSHOT_PARTS_AHEAD:
                 await asyncio.shield(ahead.pop(0))
             await piece.go_on()
         await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
         # The edits between the begin and the end of the snapshot are not in it.
         await self.leader.raise_floor(begun.result().first)
+        return size
 
     async def settle(self) -> None:
         """Wait until the snapshot in progress has ended, if there is one."""
@@ -321,7 +341,8 @@ class Journal:
         led = LedState(leader, state, self._settings, lambda: topic.leader is not leader)
         if not state.number:
             led.begin(self._around.clock.now_ms())
-        led.edits = replay.messages
+        led.edits, led.bytes = replay.edits, replay.bytes
+        led.snapshot_bytes = replay.snapshot_bytes
         seconds = round(self._around.clock.monotonic() - began, 3)
         log.info(
             "transactions are led here", epoch=leader.epoch, edit=state.number, seconds=seconds

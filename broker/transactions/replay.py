@@ -18,12 +18,14 @@ from broker.wire.varint import Malformed, read_long
 
 
 class _Pending:
-    """A snapshot that is being read."""
+    """A snapshot that is being read. ``before`` is the number of edits before it, and their bytes."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, before: tuple[int, int]) -> None:
         self.number = number
+        self.before = before
         self.state = ServiceState()
         self.parts = 0
+        self.bytes = 0
         self.edits: list[tuple[int, Edit]] = []
 
 
@@ -33,6 +35,12 @@ class Replay:
     def __init__(self) -> None:
         """Begin without messages."""
         self.messages = 0
+        self.edits = 0
+        """The number of edits since the begin of the last whole snapshot."""
+        self.bytes = 0
+        """Their bytes."""
+        self.snapshot_bytes = 0
+        """The size of the last whole snapshot."""
         self._state: ServiceState | None = None
         self._pending: _Pending | None = None
 
@@ -56,37 +64,55 @@ class Replay:
         if kind == snapshots.BEGIN:
             self._begin(message)
         elif kind == snapshots.PART:
-            if self._state is None and self._pending is not None:
-                snapshots.take_part(self._pending.state, message)
-                self._pending.parts += 1
+            self._part(message)
         elif kind == snapshots.END:
             self._end(message)
         else:
-            self._edit(*decode_edit(message))
+            self._edit(*decode_edit(message), len(message))
 
-    def _edit(self, number: int, edit: Edit) -> None:
+    def _part(self, message: bytes) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        pending.bytes += len(message)
+        if self._state is None:
+            snapshots.take_part(pending.state, message)
+            pending.parts += 1
+
+    def _edit(self, number: int, edit: Edit, size: int) -> None:
         if self._state is None and number == 1:
             self._state = ServiceState()
         if self._state is not None:
             self._state.apply(number, edit)
         elif self._pending is not None:
             self._pending.edits.append((number, edit))
+        self.edits += 1
+        self.bytes += size
 
     def _begin(self, message: bytes) -> None:
         try:
             number, _ = read_long(message, 2)
         except (Malformed, IndexError) as error:
             raise StorageCorrupt("The begin of a snapshot does not decode.") from error
-        self._pending = _Pending(number)
+        self._pending = _Pending(number, (self.edits, self.bytes))
 
     def _end(self, message: bytes) -> None:
         number, parts = snapshots.read_end(message)
         pending, self._pending = self._pending, None
-        if self._state is not None or pending is None or pending.number != number:
+        if pending is None or pending.number != number:
             return
-        if pending.parts != parts:
-            raise StorageCorrupt("A snapshot of the journal of transactions lacks parts.")
-        state = snapshots.complete(pending.state, number)
-        for each, edit in pending.edits:
-            state.apply(each, edit)
-        self._state = state
+        if self._state is None:
+            self._state = _restored(pending, parts)
+        self.edits -= pending.before[0]
+        self.bytes -= pending.before[1]
+        self.snapshot_bytes = pending.bytes
+
+
+def _restored(pending: _Pending, parts: int) -> ServiceState:
+    """Return the state of a snapshot with so many parts, after the edits behind its begin. Raises StorageCorrupt."""
+    if pending.parts != parts:
+        raise StorageCorrupt("A snapshot of the journal of transactions lacks parts.")
+    state = snapshots.complete(pending.state, pending.number)
+    for each, edit in pending.edits:
+        state.apply(each, edit)
+    return state

@@ -28,5 +28,5 @@ class TransactionSettings:
     snapshot_edits: int = 50_000
     """After so many edits, the leader writes a snapshot into the journal."""
     snapshot_bytes: int = 16 * 1024 * 1024
-    """After so many bytes of edits, the leader writes one, too."""
+    """After so many bytes of edits, and at least as many as the last snapshot has, the leader writes one, too."""
     request_deadline_s: float = 30.0
