@@ -208,7 +208,7 @@ class Outbox:
         await Relay(self, client, engine).run(stop, idle_s)
 
     async def relay_all(self, client: Client, engine: Engine | AsyncEngine) -> int:
-        """Publish the messages in the outbox, and return their number.
+        """Publish the messages that are in the outbox now, and return their number.
 
         Raises:
             BrokerError, SQLAlchemyError: the first error, after all other topics are done. No message is lost.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -70,7 +71,7 @@ class Relay:
         while not stopped.is_set():
             pause_s = idle_s
             try:
-                relayed = await self.all()
+                relayed = await self.all(stopped)
             except (BrokerError, SQLAlchemyError) as error:
                 failures += 1
                 pause_s = back_off.pause_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
@@ -87,17 +88,29 @@ class Relay:
             except TimeoutError:
                 continue
 
-    async def all(self) -> int:
-        """Relay all messages in the outbox, and return their number. Raises the first error after every topic was tried."""
+    async def all(self, stopped: asyncio.Event | None = None) -> int:
+        """Relay the messages that are in the outbox now, and return their number. Return early if ``stopped`` is set.
+
+        The topics take turns, a batch each. So a topic that gets ever more messages does not hold the others up.
+
+        Raises:
+            Exception: the first error, after all other topics are done.
+        """
+        stopped = stopped or asyncio.Event()
         relayed = 0
-        first: Trouble | None = None
-        for topic in await self._work(self._outbox.counts):
+        first: BrokerError | SQLAlchemyError | None = None
+        waiting = OrderedDict(await self._work(self._outbox.counts))
+        while waiting and not stopped.is_set():
+            topic, left = waiting.popitem(last=False)
             try:
-                while count := await self._next(topic):
-                    relayed += count
+                count = await self._next(topic)
             except (BrokerError, SQLAlchemyError) as error:
                 error.add_note(f"In the outbox, of topic {topic}.")
                 first = first or error
+                continue
+            relayed += count
+            if 0 < count < left:
+                waiting[topic] = left - count
         if first is not None:
             raise first
         return relayed

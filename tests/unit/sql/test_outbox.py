@@ -258,6 +258,28 @@ async def test_a_topic_in_trouble_does_not_hold_up_others(world):
     assert await world.outbox.waiting(world.engine) == {"a/missing": 1}
 
 
+async def test_a_busy_topic_holds_up_neither_others_nor_the_stop(world, monkeypatch):
+    """Another program writes to the first topic whenever a batch was published."""
+    stop, publish, topics = asyncio.Event(), world.client.publish, []
+    for topic in ("a", "b"):
+        await world.client.create_topic(topic)
+        world.write(topic, ["0", "1", "2", "3"])
+
+    async def busy(topic, messages, **options):
+        topics.append(topic[-1])
+        assert len(topics) < 20, "the relay does not notice the stop"
+        world.write("a", ["more", "messages", "again"])
+        if len(topics) == 3:
+            stop.set()
+        return await publish(topic, messages, **options)
+
+    monkeypatch.setattr(world.client, "publish", busy)
+    await world.outbox.relay(world.client, world.engine, stop=stop)
+    assert topics == ["a", "b", "a"]
+    assert await world.relay() == 3 + 1 + 3 + 3, "7 of a were there, and its last batch has 2 more"
+    assert await world.outbox.waiting(world.engine) != {}
+
+
 async def test_a_relay_runs_until_it_is_stopped(world, caplog):
     stop = asyncio.Event()
     relaying = asyncio.create_task(
