@@ -13,6 +13,7 @@ from broker.client.values import NewMessage, Payload, Publishable, shown
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, PublishRequest
 from broker.wire import attributes
+from broker.wire.topics import TTL_MAX_S
 
 SINGLE: Final = (bytes, str, NewMessage)
 """The types of one message."""
@@ -105,6 +106,13 @@ def parts_of(
     return EncodedMessage(payload, encoded, _life(where, whole.ttl_s))
 
 
+def with_life(parts: list[EncodedMessage], ttl_s: int | None) -> list[EncodedMessage]:
+    """Give a lifetime to those messages that have none of their own. Raises TypeError, BadRequest: it is not valid."""
+    if _life("messages", ttl_s) is None:
+        return parts
+    return [part if part.ttl_s is not None else part._replace(ttl_s=ttl_s) for part in parts]
+
+
 def joined(parts: Sequence[EncodedMessage]) -> PublishRequest:
     """Return encoded messages as one request."""
     encoded = [each.attributes for each in parts]
@@ -146,6 +154,8 @@ def _value_bytes(where: str, part: str, value: Payload) -> bytes:
 def _life(where: str, ttl_s: int | None) -> int | None:
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int)):
         raise _refused(where, "ttl_s", ttl_s, "whole seconds, or None")
+    if ttl_s is not None and not 1 <= ttl_s <= TTL_MAX_S:
+        raise BadRequest(f"{where}, ttl_s: give 1 to {TTL_MAX_S} seconds, not {ttl_s}.")
     return ttl_s
 
 

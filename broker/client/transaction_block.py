@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from broker.client.protocol import topic_id
-from broker.client.publish_request import EncodedMessage, parts_of, several
+from broker.client.publish_request import EncodedMessage, parts_of, several, with_life
 from broker.client.transaction_aware import DecidingAware
 from broker.client.transaction_context import TransactionContext
 from broker.client.values import Payload, Publishable, Start, TopicName
@@ -238,6 +238,4 @@ def _parts(
         parts_of(each, key=key, headers=headers, name="messages", place=at)
         for at, each in enumerate(several(messages))
     ]
-    if ttl_s is None:
-        return parts
-    return [part if part.ttl_s is not None else part._replace(ttl_s=ttl_s) for part in parts]
+    return with_life(parts, ttl_s)

@@ -66,7 +66,7 @@ from sqlalchemy import (
 )
 
 from broker.client.protocol import topic_id
-from broker.client.publish_request import parts_of, several
+from broker.client.publish_request import parts_of, several, with_life
 from broker.client.values import NewMessage, Payload, Publishable, TopicName
 from broker.model import NO_HEADERS
 from broker.sql.relay import CounterWentBack, Overtaken, Relay
@@ -176,16 +176,19 @@ class Outbox:
             TypeError, BadRequest: these are not messages. BadName: the name of the topic is not valid.
         """
         identifier = topic_id(topic, self.namespace)
-        parts = [
-            parts_of(each, key=key, headers=headers, name="messages", place=at)
-            for at, each in enumerate(several(messages))
-        ]
+        parts = with_life(
+            [
+                parts_of(each, key=key, headers=headers, name="messages", place=at)
+                for at, each in enumerate(several(messages))
+            ],
+            ttl_s,
+        )
         return insert(self.rows).values(
             [
                 {
                     "topic": f"{identifier.namespace}/{identifier.topic}",
                     "size": part.size,
-                    "ttl_s": ttl_s if part.ttl_s is None else part.ttl_s,
+                    "ttl_s": part.ttl_s,
                     "payload": part.payload,
                     "attributes": part.attributes,
                 }
@@ -211,7 +214,7 @@ class Outbox:
         """Publish the messages that are in the outbox now, and return their number.
 
         Raises:
-            BrokerError, SQLAlchemyError: the first error, after all other topics are done. No message is lost.
+            Exception: the first error, mostly BrokerError or SQLAlchemyError, after all other topics are done. No message is lost.
         """
         return await Relay(self, client, engine).all()
 

@@ -31,7 +31,8 @@ KNOWN_MS: Final = 7 * 24 * 3600 * 1000
 PAUSE_MIN_S: Final = 0.2
 PAUSE_MAX_S: Final = 30.0
 
-Trouble = BrokerError | SQLAlchemyError
+EXPECTED: Final = (BrokerError, SQLAlchemyError)
+"""Errors that the relay logs without a traceback. Any other one is of a row that this client can't publish, or a defect."""
 
 
 class Overtaken(Exception):
@@ -72,11 +73,14 @@ class Relay:
             pause_s = idle_s
             try:
                 relayed = await self.all(stopped)
-            except (BrokerError, SQLAlchemyError) as error:
+            except Exception as error:
                 failures += 1
                 pause_s = back_off.pause_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
                 log.warning(
-                    "the outbox is not empty, and the relay retries in %.1f s: %s", pause_s, error
+                    "the outbox is not empty, and the relay retries in %.1f s: %s",
+                    pause_s,
+                    error,
+                    exc_info=not isinstance(error, EXPECTED),
                 )
             else:
                 failures = 0
@@ -98,15 +102,23 @@ class Relay:
         """
         stopped = stopped or asyncio.Event()
         relayed = 0
-        first: BrokerError | SQLAlchemyError | None = None
+        first: Exception | None = None
         waiting = OrderedDict(await self._work(self._outbox.counts))
         while waiting and not stopped.is_set():
             topic, left = waiting.popitem(last=False)
             try:
                 count = await self._next(topic)
-            except (BrokerError, SQLAlchemyError) as error:
+            except Exception as error:
                 error.add_note(f"In the outbox, of topic {topic}.")
-                first = first or error
+                if first is None:
+                    first = error
+                else:
+                    log.warning(
+                        "messages of %s stay in the outbox, too: %s",
+                        topic,
+                        error,
+                        exc_info=not isinstance(error, EXPECTED),
+                    )
                 continue
             relayed += count
             if 0 < count < left:

@@ -7,7 +7,7 @@ from sqlalchemy import create_engine, delete, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from broker.client import BadName, Client, NewMessage, OutcomeUnknown, TopicNotFound
+from broker.client import BadName, BadRequest, Client, NewMessage, OutcomeUnknown, TopicNotFound
 from broker.clock import SystemClock
 from broker.sql import Outbox
 from broker.sql.relay import KNOWN_MS, CounterWentBack, Relay
@@ -308,6 +308,32 @@ def test_bad_messages_are_refused_where_they_are_written(world):
         world.outbox.insert("t", {"a": 1})
     with pytest.raises(TypeError):
         world.outbox.insert("t", "x", key=7)
+    with pytest.raises(TypeError, match="ttl_s"):
+        world.outbox.insert("t", "x", ttl_s=1.5)
+    with pytest.raises(BadRequest, match="ttl_s"):
+        world.outbox.insert("t", "x", ttl_s=0)
+    with pytest.raises(BadRequest, match="ttl_s"):
+        world.outbox.insert("t", NewMessage("x", ttl_s=-1))
+
+
+async def test_a_row_that_the_client_refuses_holds_up_only_its_topic(world, caplog):
+    """An older release stored such a lifetime. The first topic in trouble is raised, and the other one is logged."""
+    rows, stop = world.outbox.rows, asyncio.Event()
+    for topic in ("a", "b", "t"):
+        world.write(topic, "x", ttl_s=60)
+    with world.engine.begin() as connection:
+        connection.execute(update(rows).where(rows.c.topic.not_like("%/t")).values(ttl_s=1.5))
+    with pytest.raises(TypeError, match="ttl_s") as raised:
+        await world.relay()
+    assert raised.value.__notes__[0].endswith("/a.")
+    assert "/b stay in the outbox" in caplog.text
+    assert await world.seen() == [b"x"]
+    world.write("t", "y")
+    relaying = asyncio.create_task(world.outbox.relay(world.client, world.engine, stop=stop))
+    while len(await world.client.poll("t", wait_s=10)) < 2:
+        assert not relaying.done(), relaying
+    stop.set()
+    await relaying
 
 
 async def test_a_program_for_asyncio_writes_and_relays(world):
