@@ -95,6 +95,7 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
+            self._publisher.end()
             await self.context.finish(published=self._publisher.published)
         else:
             await self.context.abort(error)
@@ -140,7 +141,7 @@ class Transaction:
 
         Raises:
             TypeError, BadRequest: these are not messages.
-            TransactionNotInProgress: the transaction has ended.
+            TransactionNotInProgress: the transaction has ended, or is being committed or undone.
             BrokerError: a write to the payload table failed; the transaction can't be committed any more.
         """
         await self._take(topic, _parts(messages, key, headers, ttl_s), store=False)

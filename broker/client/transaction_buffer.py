@@ -30,7 +30,7 @@ from broker.client.publish_request import EncodedMessage, joined
 from broker.client.transaction_aware import Topical
 from broker.client.transaction_undo import Undo
 from broker.client.values import Published, Settings
-from broker.errors import BodyTooLarge, OutcomeUnknown
+from broker.errors import BodyTooLarge, OutcomeUnknown, TransactionNotInProgress
 from broker.model import PublishRequest, Snapshot, TopicId
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class BufferedPublisher:
         self._turn = asyncio.Lock()
         """Held while a call adds messages, so that later calls do not overtake one that waits for a store."""
         self._failure: BaseException | None = None
+        self._ending = self._closed = False
         self._kept: dict[TopicId, list[EncodedMessage]] | None = None
 
     # --- Taking messages --------------------------------------------------------------------------
@@ -91,10 +92,13 @@ class BufferedPublisher:
         """Add messages to the buffer. With ``store``, or above the bound, send them to the payload table.
 
         Raises:
+            TransactionNotInProgress: the transaction is being ended.
             BodyTooLarge: there is a deciding participant, and the messages exceed the bound.
             BrokerError: the store failed, which ends the transaction.
         """
         async with self._turn:
+            if self._closed:
+                raise TransactionNotInProgress("The transaction is being ended: publish before.")
             self._check()
             size = sum(_size(part) for part in parts)
             if self._kept is not None:
@@ -107,6 +111,10 @@ class BufferedPublisher:
                 await self._store(topic, buffer)
             elif self._size > self._bytes_max and self._kept is None:
                 await self._spill()
+
+    def end(self) -> None:
+        """Let the next ``commit_tx`` be the last one. From then on ``take`` refuses messages, which would be lost."""
+        self._ending = True
 
     def keep_messages(self) -> None:
         """Keep all messages in memory until the end, for a deciding participant.
@@ -196,6 +204,7 @@ class BufferedPublisher:
         """Publish all messages, topic by topic."""
         async with self._turn:
             self._check()
+            self._closed = self._ending
             for topic, buffer in self._buffers.items():
                 if buffer.stored:
                     await self._store(topic, buffer)
@@ -222,6 +231,7 @@ class BufferedPublisher:
 
     async def rollback_tx(self) -> bool:
         """Undo the publishes; see ``Undo.rollback``."""
+        self._closed = True
         self._clear()
         return await self._undo.rollback()
 

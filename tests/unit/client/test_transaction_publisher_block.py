@@ -47,6 +47,40 @@ async def test_the_end_of_the_block_publishes_and_commits(make_client, service, 
     assert service.calls == ["start", "can_commit", "commit"]
 
 
+async def test_a_publish_of_another_task_during_the_commit_is_refused(
+    make_client, service, topics, transport
+):
+    def hold_the_publish():
+        transport.gate = asyncio.Event()
+
+    async def block():
+        async with tx:
+            await tx.publish("ns/a", b"0")
+            await tx.add(Undoable(hold_the_publish, lambda: True))
+
+    async with make_client() as client:
+        tx = client.transaction()
+        ending = asyncio.create_task(block())
+        await transport.arrived(3)  # start, can_commit, publish.
+        late = asyncio.create_task(tx.publish("ns/a", b"late"))
+        await asyncio.sleep(0)
+        transport.gate.set()
+        await ending
+        with pytest.raises(TransactionNotInProgress, match="being ended"):
+            await late
+    assert (tx.state, topics.published) == ("committed", [("a", 1001, [b"0"])])
+
+
+async def test_a_publish_of_a_participant_in_its_commit_and_after_a_checkpoint_is_taken(
+    make_client, service, topics
+):
+    async with make_client() as client, client.transaction() as tx:
+        await tx.checkpoint()
+        await tx.publish("ns/a", b"0")
+        await tx.add(Undoable(lambda: tx.publish("ns/a", b"1"), lambda: True))
+    assert [payloads for _, _, payloads in topics.published] == [[b"0", b"1"]]
+
+
 async def test_an_exception_undoes_everything(make_client, service, topics):
     with pytest.raises(KeyError, match="mine"):
         async with make_client() as client, client.transaction() as tx:
