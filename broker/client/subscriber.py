@@ -186,8 +186,11 @@ class Subscriber:
                 return
             self._keeper.check()
             await self._batch(progress, page[start : start + size])
-            if progress.is_due(self.options, self._now_s()):
-                await self._save(progress)
+            await self._save_if_due(progress)
+
+    async def _save_if_due(self, progress: SubscriberProgress) -> None:
+        if progress.is_due(self.options, self._now_s()):
+            await self._save(progress)
 
     async def _save(self, progress: SubscriberProgress) -> None:
         await self._keeper.save(progress.after)
@@ -252,6 +255,7 @@ class Subscriber:
                     return
                 self._keeper.check()
                 await self._batch(progress, [message])
+                await self._save_if_due(progress)
             return
         progress.handled(batch)
         self.counts.handled += len(batch)

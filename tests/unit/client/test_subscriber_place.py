@@ -41,6 +41,28 @@ async def test_the_place_is_written_when_its_time_has_come(world: World) -> None
         gate.set()
 
 
+async def test_the_place_is_written_while_a_failed_batch_is_handled_one_by_one(
+    world: World,
+) -> None:
+    client, gate = world.client(), asyncio.Event()
+    waits = asyncio.Event()
+
+    async def handler(batch: list[Message]) -> None:
+        if len(batch) > 1:
+            raise ValueError("not as a batch")
+        if batch[0].payload == b"9":
+            waits.set()
+            await gate.wait()
+
+    await client.publish(TOPIC, numbers(10))
+    ids = [message.id for message in await client.poll(TOPIC)]
+    options = {"batch_messages_max": 10, "place_messages_max": 4, "tries_max": 1}
+    async with running(client.subscriber(TOPIC, "mailer", handler, **options)):
+        await waits.wait()
+        assert await place_of(world) == ids[7]
+        gate.set()
+
+
 def test_when_a_place_is_due() -> None:
     options = SubscriberOptions(place_interval_s=1, place_messages_max=3)
     progress = SubscriberProgress(None, 10.0)
