@@ -314,15 +314,19 @@ class TransactionContext:
     async def _invalidate(self, errors: list[BaseException]) -> None:
         """Make the transaction invalid. If the service does not confirm that, put an error that says so first."""
         transaction_id, failure = self._id, None
+        self.state = "unknown"
         try:
             done = await resolved(self._service.invalidate(transaction_id))
         except _FAILURE as error:
             done, failure = False, error
         if not done:
-            found = await ask(self._service, {transaction_id}, self._pause, self._rng)
-            done = found is TransactionFate.INVALID
-        self.state = "invalid" if done else "unknown"
+            try:
+                found = await ask(self._service, {transaction_id}, self._pause, self._rng)
+                done = found is TransactionFate.INVALID
+            except _FAILURE as error:
+                errors.append(error)
         if done:
+            self.state = "invalid"
             return
         text = (
             f"Transaction {transaction_id} may have changes that are not undone, and it is unknown whether it is "
