@@ -75,6 +75,7 @@ class Commit:
         self._pause = pause
         self._rng = rng
         self._decided = decided
+        self._gives_up = False
 
     async def run(self) -> None:
         """Commit.
@@ -87,6 +88,8 @@ class Commit:
         for attempt in range(COMMITS_MAX):
             if attempt:
                 await self._between(attempt)
+            if self._gives_up:
+                break
             try:
                 await self._commit()
             except (Exception, asyncio.CancelledError) as error:
@@ -96,7 +99,7 @@ class Commit:
                 self._note(error)
             else:
                 return
-            found = await self._ask(pointers)
+            found = TransactionFate.UNKNOWN if self._gives_up else await self._ask(pointers)
             if found is TransactionFate.COMMITTED:
                 return
             if found is TransactionFate.INVALID:
@@ -114,9 +117,9 @@ class Commit:
         try:
             return await ask(self._service, pointers, self._pause, self._rng)
         except asyncio.CancelledError as error:
-            if self.interrupted is not None:
-                return TransactionFate.UNKNOWN
             self._note(error)
+        if self._gives_up:
+            return TransactionFate.UNKNOWN
         return await self._ask(pointers)
 
     async def _between(self, attempt: int) -> None:
@@ -126,8 +129,10 @@ class Commit:
             self._note(error)
 
     def _note(self, error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError) and self.interrupted is None:
-            self.interrupted = error
+        """Keep a cancellation. After a second one, the outcome stays unknown."""
+        if isinstance(error, asyncio.CancelledError):
+            self._gives_up = self.interrupted is not None
+            self.interrupted = self.interrupted or error
 
     def _invalid(self) -> BrokerError:
         """Return the error for a commit of a transaction that has become invalid."""

@@ -16,7 +16,6 @@ from broker.client import (
     Undoable,
 )
 from broker.client.transaction_fate import TransactionFate, fate
-from broker.errors import NoLeader
 from tests.unit.client.stand_in import Foreign
 
 PLAIN, FAILS, SAYS_NO = "plain", "fails", "says no"
@@ -465,50 +464,6 @@ class Slow(Foreign):
             self.stopped.set()
             await asyncio.Event().wait()
         self._call(name, *arguments)
-
-
-class Hanging(Foreign):
-    """Does not answer the named calls, and counts them."""
-
-    def __init__(self, *names):
-        super().__init__()
-        self.hung = 0
-        self.called = asyncio.Event()
-        self._names = names
-
-    async def commit(self, *_):
-        await self._hang("commit")
-
-    async def invalidate(self, transaction_id):
-        raise NoLeader("not now")
-
-    async def snapshot(self):
-        await self._hang("snapshot")
-        return self._call("snapshot")
-
-    async def _hang(self, name):
-        if name in self._names:
-            self.hung += 1
-            self.called.set()
-            await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("cause", [None, ValueError("the cause")])
-async def test_a_cancellation_while_an_invalidation_is_checked_leaves_it_unknown(cause):
-    service = Hanging("snapshot")
-    context, _ = await begun(service, sure=False)
-    aborting = asyncio.create_task(context.abort(cause))
-    await service.called.wait()
-    aborting.cancel()
-    if cause is None:
-        with pytest.raises(asyncio.CancelledError):
-            await aborting
-    else:
-        await aborting
-        notes = " ".join(cause.__notes__)
-        assert "unknown whether it is invalid" in notes
-        assert "CancelledError" in notes
-    assert context.state == "unknown"
 
 
 @pytest.mark.parametrize("after", [False, True])
