@@ -99,7 +99,7 @@ class Commit:
                 self._note(error)
             else:
                 return
-            found = TransactionFate.UNKNOWN if self._gives_up else await self._ask(pointers)
+            found = await self._ask(pointers)
             if found is TransactionFate.COMMITTED:
                 return
             if found is TransactionFate.INVALID:
@@ -114,13 +114,12 @@ class Commit:
         await resolved(self._service.commit(transaction.transaction_id, transaction.write_pointer))
 
     async def _ask(self, pointers: Collection[int]) -> TransactionFate:
-        try:
-            return await ask(self._service, pointers, self._pause, self._rng)
-        except asyncio.CancelledError as error:
-            self._note(error)
-        if self._gives_up:
-            return TransactionFate.UNKNOWN
-        return await self._ask(pointers)
+        while not self._gives_up:
+            try:
+                return await ask(self._service, pointers, self._pause, self._rng)
+            except asyncio.CancelledError as error:
+                self._note(error)
+        return TransactionFate.UNKNOWN
 
     async def _between(self, attempt: int) -> None:
         try:

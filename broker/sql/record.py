@@ -154,7 +154,7 @@ class SqlRecord:
         *,
         service: AnyTransactionService | None = None,
     ) -> Recovered:
-        """Make the broker follow all records.
+        """Make the broker follow all records. Messages to a topic that was deleted meanwhile are dropped.
 
         Args:
             client: publishes messages again if necessary.
@@ -162,7 +162,8 @@ class SqlRecord:
             service: the transaction service, if it is not the broker's.
 
         Raises:
-            OutcomeUnknown: the service did not tell the outcome of some transactions; their records stay.
+            OutcomeUnknown: some records stay for the next recovery, after an error of the service, of a topic or of
+                the database. It names the first error, which is also its cause.
         """
         return await Recovery(self, client, engine, service).run()
 

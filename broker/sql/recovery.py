@@ -8,6 +8,8 @@ import random
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
 from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import TransactionFate, ask
@@ -102,21 +104,21 @@ class Recovery:
     async def run(self) -> Recovered:
         """Process one record after the other. If one fails, continue with the others."""
         committed, republished = 0, 0
-        left: list[int] = []
+        left: list[tuple[int, Exception]] = []
         for decision in await self._work(self._record.all):
             try:
                 renewed = await self._follow(decision.number)
-            except BrokerError as error:
+            except (BrokerError, SQLAlchemyError) as error:
                 log.warning("the record of transaction %d stays: %s", decision.number, error)
-                left.append(decision.number)
+                left.append((decision.number, error))
             else:
                 republished += renewed
                 committed += not renewed
         if left:
+            number, first = left[0]
             raise OutcomeUnknown(
-                f"The transaction service did not tell the outcome of {len(left)} transactions, for example {left[0]}. "
-                "Their records stay for the next recovery."
-            )
+                f"{len(left)} records stay for the next recovery, for example that of transaction {number}: {first}"
+            ) from first
         return Recovered(committed, republished)
 
     async def _follow(self, number: int) -> bool:
@@ -171,6 +173,15 @@ class Recovery:
             place = page.next
         return None
 
+    async def _is_deleted(self, topic: str) -> bool:
+        """Return whether a topic of a record was deleted: with it would have been its messages, had they been visible."""
+        try:
+            await self._client.topic(topic)
+        except TopicNotFound:
+            log.warning("messages of a record are dropped: topic %s was deleted", topic)
+            return True
+        return False
+
     async def _commit(self, decision: RecordOwner) -> None:
         """Commit a transaction; the caller asks for its outcome again. Raises OutcomeUnknown if the service does not tell."""
         transaction = Snapshot(
@@ -201,7 +212,8 @@ class Recovery:
         try:
             async with transaction as tx:
                 for topic, found in published:
-                    await tx.publish(topic, found)
+                    if not await self._is_deleted(topic):
+                        await tx.publish(topic, found)
         except ParticipantFailed:
             return False
         except OutcomeUnknown:

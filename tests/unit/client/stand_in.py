@@ -212,8 +212,12 @@ class Topics:
             return Reply(200, {}, b"")
         if action == "poll":
             return [b"\x00"]
-        if action == "messages":
-            return Reply(200, {}, b'{"messages": [], "next": null}')
+        if request.method == "GET":
+            listed = action == "messages"
+            body = (
+                b'{"messages": [], "next": null}' if listed else b'{"ttl": "60", "generation": "1"}'
+            )
+            return Reply(200, {}, body)
         cut = self.cut.pop(0) if self.cut else ""
         if isinstance(cut, Reply):
             return cut

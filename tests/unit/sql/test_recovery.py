@@ -2,8 +2,9 @@
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
-from broker.client import Client, TopicId
+from broker.client import Client, OutcomeUnknown, TopicId
 from broker.client.publish_request import parts_of
 from broker.client.transaction_aware import Topical
 from broker.clock import SystemClock
@@ -57,4 +58,38 @@ async def test_messages_of_a_forgotten_invalid_transaction_are_found_and_publish
             snapshot = await client.transactions.snapshot()
             seen = [message.payload for message in await client.poll(TOPIC, snapshot=snapshot)]
             assert seen == [b"of another program", b"x"]
+    engine.dispose()
+
+
+async def test_a_record_in_trouble_does_not_hold_up_others_and_a_deleted_topic_none(
+    tmp_path, monkeypatch
+):
+    """The first record has messages to a deleted topic. The database fails at the second one, and not at the third."""
+    engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
+    RECORD.create(engine)
+    gone, begun = TopicId("recovery", "gone"), []
+    with ServedNode() as node:
+        async with Client(node.url) as client:
+            await client.create_topic(TOPIC)
+            for number in range(3):
+                begun.append(await client.transactions.start())
+                with engine.begin() as connection:
+                    messages = [Topical(topic, [parts_of(str(number))]) for topic in (gone, TOPIC)]
+                    RECORD.write(connection, begun[-1], messages[number > 0 :])
+            for each in begun:
+                await client.transactions.invalidate(each.transaction_id)
+            get = RECORD.get
+
+            def fail(connection, number):
+                if number == begun[1].transaction_id:
+                    raise OperationalError("SELECT", {}, Exception("locked"))
+                return get(connection, number)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(RECORD, "get", fail)
+                with pytest.raises(OutcomeUnknown, match=r"1 records stay .* locked") as raised:
+                    await RECORD.recover(client, engine)
+            assert isinstance(raised.value.__cause__, OperationalError)
+            assert await RECORD.recover(client, engine) == (0, 1)
+            assert [message.payload for message in await client.poll(TOPIC)] == [b"0", b"2", b"1"]
     engine.dispose()
