@@ -54,7 +54,6 @@ from sqlalchemy import (
     Index,
     Insert,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -70,7 +69,7 @@ from broker.client.publish_request import parts_of, several, with_life
 from broker.client.values import NewMessage, Payload, Publishable, TopicName
 from broker.model import NO_HEADERS
 from broker.sql.relay import CounterWentBack, Overtaken, Relay
-from broker.sql.work import SqlWork
+from broker.sql.work import LARGE, SqlWork
 from broker.wire import attributes
 
 if TYPE_CHECKING:
@@ -133,8 +132,8 @@ class Outbox:
             Column("batch", BigInteger),
             Column("size", Integer, nullable=False),
             Column("ttl_s", Integer),
-            Column("payload", LargeBinary, nullable=False),
-            Column("attributes", LargeBinary, nullable=False),
+            Column("payload", LARGE, nullable=False),
+            Column("attributes", LARGE, nullable=False),
             Index(f"{name}_by_topic", "topic", "batch", "id"),
             sqlite_autoincrement=True,
         )

@@ -57,7 +57,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -74,6 +73,7 @@ from broker.client.values import NewMessage
 from broker.model import Snapshot
 from broker.sql.recovery import Recovered, Recovery
 from broker.sql.session import AsyncParticipant, Participant
+from broker.sql.work import LARGE
 from broker.wire import attributes, messages
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class SqlRecord:
             Column("number", BigInteger, primary_key=True, autoincrement=False),
             Column("place", Integer, primary_key=True, autoincrement=False),
             Column("topic", String(512), nullable=False),
-            Column("body", LargeBinary, nullable=False),
+            Column("body", LARGE, nullable=False),
         )
 
     def create(self, engine: Engine) -> None:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, LargeBinary
+from sqlalchemy.dialects.mysql import LONGBLOB
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+LARGE: Final = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
+"""The type of a column of messages. In MySQL and MariaDB the type BLOB ends at 65,535 bytes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

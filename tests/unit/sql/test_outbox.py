@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 from sqlalchemy import create_engine, delete, select, update
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateTable
 
 from broker.client import BadName, BadRequest, Client, NewMessage, OutcomeUnknown, TopicNotFound
 from broker.clock import SystemClock
-from broker.sql import Outbox
+from broker.sql import Outbox, SqlRecord
 from broker.sql.relay import KNOWN_MS, CounterWentBack, Relay
 from tests.kit.served import ServedNode
 
@@ -349,3 +351,15 @@ async def test_a_program_for_asyncio_writes_and_relays(world):
     assert await world.outbox.relay_all(world.client, engine) == 2
     assert await world.seen() == [b"a", b"b"]
     await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "wanted"),
+    [(mysql.dialect(), "LONGBLOB"), (postgresql.dialect(), "BYTEA"), (sqlite.dialect(), "BLOB")],
+)
+def test_the_columns_of_messages_hold_large_ones(dialect, wanted):
+    """In MySQL a column of type BLOB ends at 65,535 bytes."""
+    outbox, record = Outbox(), SqlRecord()
+    for column in (outbox.rows.c.payload, outbox.rows.c.attributes, record.messages.c.body):
+        ddl = str(CreateTable(column.table).compile(dialect=dialect))
+        assert f"{column.name} {wanted} NOT NULL" in ddl
