@@ -270,12 +270,9 @@ class Transactions:
                 await self.expire(led)
             await self._around.clock.sleep(self.settings.sweep_interval_s)
 
-    async def expire(self, led: LedState | None = None) -> int:
+    async def expire(self, led: LedState) -> int:
         """Make transactions invalid whose time-outs have passed. Return how many."""
-        if led is None:
-            count = await self._journal.carry_out(manager.expire, None)
-        else:
-            count = await led.carry_out(manager.expire, self._around.clock.now_ms())
+        count = await led.carry_out(manager.expire, self._around.clock.now_ms())
         self.counts["timed_out"] += count
         if count:
             log.info("transactions timed out", count=count)
