@@ -362,6 +362,11 @@ class Journal:
                     await piece.go_on()
         return reader.reached
 
+    def forget(self, led: LedState) -> None:
+        """Free the memory of a state that is over."""
+        if self.led is led:
+            self.led = None
+
     def touch(self) -> None:
         """Keep this node from closing the topic as idle: the leader must check for time-outs."""
         self._leaders.state(TRANSACTIONS).touched = True

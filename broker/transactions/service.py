@@ -269,6 +269,7 @@ class Transactions:
             with suppress(BrokerError, Doubt):
                 await self.expire(led)
             await self._around.clock.sleep(self.settings.sweep_interval_s)
+        self._journal.forget(led)
 
     async def expire(self, led: LedState) -> int:
         """Make transactions invalid whose time-outs have passed. Return how many."""

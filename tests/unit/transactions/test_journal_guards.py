@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -61,6 +63,22 @@ async def test_a_read_shows_the_edits_that_another_leader_answered(
     bench: Bench, service: Transactions
 ) -> None:
     await seen_by_a_leader_that_was_fenced(bench, service)
+
+
+async def test_a_node_that_lost_the_service_frees_the_state(bench: Bench) -> None:
+    bench.memory.is_alone = False
+    service = Transactions(bench.topics.leaders, TransactionSettings(sweep_interval_s=0.001))
+    await service.start()
+    assert service.state is not None
+    state = weakref.ref(service.state)
+    other = rival(bench)
+    await other.start()
+    async with asyncio.timeout(10):
+        while state() is not None:
+            await settle()
+            gc.collect()
+    await other.close()
+    await service.close()
 
 
 async def test_without_a_proof_a_read_is_old(bench: Bench, service: Transactions) -> None:
