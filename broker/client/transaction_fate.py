@@ -7,12 +7,14 @@
     all of them are at or below the read pointer          COMMITTED      provided that no client aborted it
     otherwise                                             UNKNOWN
 
-An aborted transaction looks like a committed one. So this module may be asked only about a transaction that was not
-aborted: only the transaction's own client could abort it, and this client asks because it has not.
+An aborted transaction looks like a committed one. So a caller must not ask about a transaction that it may have aborted.
+The transaction's client asks only while it has not aborted. Recovery (``broker.sql.recovery``) asks about a transaction
+that a database has decided, and no client aborts such a one. An operator must not abort it either (``broker tx abort``):
+then it would count as committed.
 
-A pointer above the read pointer that is neither in progress nor invalid is unknown to the service, because a commit,
-an abort and an invalidation each raise the read pointer to it. So the snapshot is stale, or the service has lost its
-state. Such a snapshot proves nothing.
+A pointer above the read pointer that is neither in progress nor invalid is unknown to the service. A commit and an abort
+raise the read pointer to the transaction's last pointer. An invalidated transaction and its checkpoints may stay above the read
+pointer, but they are invalid. So the snapshot is stale, or the service has lost its state. Such a snapshot proves nothing.
 """
 
 from __future__ import annotations
