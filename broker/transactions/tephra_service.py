@@ -14,7 +14,9 @@ An error of the application is a TApplicationException, *internal error*. Tephra
 after a lost connection, but logs its message. Repeating is right if the call was not done. If it was done, repeating is
 harmless for most calls. The first transaction of a repeated start times out. A repeated checkpoint leaves one more
 pointer. The other calls have the same effect twice as once. The exceptions are commit and invalidate. For commit, see
-tephra_commits.py. A repeated invalidate would return false, so this module then asks for a snapshot.
+tephra_commits.py. If the outcome of an invalidate is unknown, this module itself repeats it, and looks for the transaction
+in a snapshot if the repeat returns false. But if a client repeats an invalidate that was done, because it lost the answer,
+this module returns false, as Tephra's server does: the transaction was no longer in progress.
 """
 
 from __future__ import annotations
