@@ -24,6 +24,7 @@ from broker.storage.log import Logs
 from broker.storage.ownpage import PageBounds
 from broker.storage.table import Space
 from broker.testing.mutants import in_force
+from broker.testing.virtual_time import pass_time
 from broker.topics.reserved import TRANSACTIONS
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
@@ -67,16 +68,15 @@ async def test_a_read_shows_the_edits_that_another_leader_answered(
 
 async def test_a_node_that_lost_the_service_frees_the_state(bench: Bench) -> None:
     bench.memory.is_alone = False
-    service = Transactions(bench.topics.leaders, TransactionSettings(sweep_interval_s=0.001))
+    service = Transactions(bench.topics.leaders)
     await service.start()
     assert service.state is not None
     state = weakref.ref(service.state)
     other = rival(bench)
     await other.start()
-    async with asyncio.timeout(10):
-        while state() is not None:
-            await settle()
-            gc.collect()
+    await pass_time(3 * service.settings.sweep_interval_s)
+    gc.collect()
+    assert state() is None
     await other.close()
     await service.close()
 
