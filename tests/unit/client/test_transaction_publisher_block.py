@@ -19,6 +19,7 @@ from broker.client import (
 from broker.client.protocol import Reply
 from broker.errors import NoLeader
 from broker.wire import avro, messages
+from tests.kit.bench import settle
 from tests.kit.request_bodies import read_poll
 from tests.unit.client.stand_in import LOST, Foreign, OverHttp, Topics
 
@@ -63,7 +64,7 @@ async def test_a_publish_of_another_task_during_the_commit_is_refused(
         ending = asyncio.create_task(block())
         await transport.arrived(3)  # start, can_commit, publish.
         late = asyncio.create_task(tx.publish("ns/a", b"late"))
-        await asyncio.sleep(0)
+        await settle()
         transport.gate.set()
         await ending
         with pytest.raises(TransactionNotInProgress, match="being ended"):

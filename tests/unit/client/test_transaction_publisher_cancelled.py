@@ -6,6 +6,7 @@ import pytest
 
 from broker.client import TransactionContext, Undoable
 from broker.errors import NoLeader
+from tests.kit.bench import settle
 from tests.unit.client.stand_in import Foreign
 
 
@@ -59,8 +60,7 @@ async def test_a_cancellation_while_an_invalidation_is_checked_leaves_it_unknown
 async def cancelled_to_its_end(finishing):
     """Cancel a task until it ends, and return how often."""
     for count in range(100):
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         if finishing.done():
             return count
         finishing.cancel()
