@@ -82,6 +82,8 @@ class BufferedPublisher:
         """Held while a call adds messages, so that later calls do not overtake one that waits for a store."""
         self._failure: BaseException | None = None
         self._ending = self._closed = False
+        self._moves = False
+        """True during a checkpoint, from ``commit_tx`` on: the next publish has another pointer than ``_pointer``."""
         self._kept: dict[TopicId, list[EncodedMessage]] | None = None
 
     # --- Taking messages --------------------------------------------------------------------------
@@ -107,7 +109,10 @@ class BufferedPublisher:
             buffer.parts += parts
             buffer.size += size
             self._size += size
-            if store:
+            if self._moves:
+                # The payload log of this pointer is published already: the next ``commit_tx`` sends the messages.
+                buffer.stored = buffer.stored or store
+            elif store:
                 await self._store(topic, buffer)
             elif self._size > self._bytes_max and self._kept is None:
                 await self._spill()
@@ -195,6 +200,7 @@ class BufferedPublisher:
     def update_tx(self, transaction: Snapshot) -> None:
         """Continue under another pointer."""
         self._pointer = transaction.write_pointer
+        self._moves = False
 
     def changes(self) -> Sequence[bytes]:
         """Return nothing: published messages do not conflict."""
@@ -205,6 +211,7 @@ class BufferedPublisher:
         async with self._turn:
             self._check()
             self._closed = self._ending
+            self._moves = True
             for topic, buffer in self._buffers.items():
                 if buffer.stored:
                     await self._store(topic, buffer)

@@ -174,7 +174,7 @@ class Recovery:
         return None
 
     async def _is_deleted(self, topic: str) -> bool:
-        """Return whether a topic of a record was deleted: with it would have been its messages, had they been visible."""
+        """Return whether a topic of a record was deleted. Then it would have no messages after a publish in time, either."""
         try:
             await self._client.topic(topic)
         except TopicNotFound:

@@ -266,6 +266,23 @@ async def test_a_checkpoint_publishes_the_buffer_and_continues_under_another_poi
     assert service.rules.read_pointer == 1002
 
 
+async def test_messages_that_are_stored_during_a_checkpoint_have_the_next_pointer(
+    make_client, service, topics
+):
+    class Storing(Undoable):
+        """Stores a message after the publisher has published, before it has its next pointer."""
+
+        async def update_tx(self, transaction):
+            await tx.store("ns/a", b"1")
+
+    async with make_client() as client, client.transaction() as tx:
+        await tx.add(Storing(lambda: None, lambda: True))
+        await tx.store("ns/a", b"0")
+        await tx.checkpoint()
+    assert topics.stored == [("a", 1001, [b"0"]), ("a", 1002, [b"1"])]
+    assert topics.published == [("a", 1001, []), ("a", 1002, [])]
+
+
 async def test_ttls_keys_and_headers_are_sent(make_client, transport, service):
     async with make_client() as client, client.transaction() as tx:
         await tx.publish("ns/a", ["0", "1"], ttl_s=60)
