@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from broker.cli.transfer import exports, imports
+from broker.cli.transfer import commands, exports, imports
 from broker.cli.transfer.avrofile import AvroFile
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
@@ -232,6 +233,41 @@ def test_an_import_publishes_no_message_of_an_incomplete_file(
     code, _, said = run("import", "in/damaged", str(file))
     assert (code, f"line {len(lines)}" in said) == (1, True), said
     assert client.poll("in/damaged") == []
+
+
+@pytest.mark.parametrize("kept", [5, 20, 22, 30])
+def test_an_import_publishes_only_what_it_has_checked(
+    run: Run, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    file, topic = tmp_path / "a.jsonl", f"in/changed{kept}"
+    lines = [f'{{"value": "{n}"}}\n' for n in range(30)]
+    file.write_text("".join(lines[:25]))
+    client.create_topic(topic)
+    real = commands.checked
+
+    def checked(given: imports.ImportPlan) -> list[Contents]:
+        found = real(given)
+        file.write_text("".join(lines[:kept]))
+        return found
+
+    with monkeypatch.context() as changing:
+        changing.setattr(commands, "checked", checked)
+        code, _, said = run("import", topic, str(file))
+    assert (code, "has changed since it was checked" in said) == (1, True), said
+    assert payloads_of(client, topic) == [b"%d" % n for n in range(min(kept, 20) // CHUNK * CHUNK)]
+    file.write_text("".join(lines[:25]))
+    assert run("import", topic, str(file))[0] == 0
+    assert payloads_of(client, topic) == [b"%d" % n for n in range(25)]
+
+
+def test_an_import_refuses_a_file_that_can_be_read_only_once(run: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "a.jsonl"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)  # So that a reader does not wait for a writer.
+    os.write(writer, b'{"value": "a", "no": 1}\n')
+    code, _, said = run("import", "in/pipe", str(pipe))
+    os.close(writer)
+    assert (code, "is not a regular file" in said) == (2, True), said
 
 
 # Killed.

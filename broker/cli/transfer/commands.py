@@ -125,10 +125,14 @@ def import_(  # noqa: PLR0913 - One parameter per option.
     broker import audit/copy logins.jsonl
     broker import audit/copy january.parquet --json
     """  # noqa: D301
+    if not file.is_file():
+        raise click.UsageError(
+            f"{file} is not a regular file. The import reads it twice: write it to a file first."
+        )
     given = ImportPlan(topic, file, format_of(file, format_name), again)
-    contents = checked(given)
+    ends = checked(given)
     with connect(url, deadline_s) as client:
-        one = Import(client, given, contents)
+        one = Import(client, given, ends)
         if one.is_resumed:
             click.echo(f"continuing the import of {file}", err=True)
         done = one.run()

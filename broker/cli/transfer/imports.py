@@ -1,8 +1,8 @@
 """``broker import``: publish the messages of a file to a topic, each once.
 
 The import reads the file twice. The first time it checks the whole file: it agrees with its manifest, and every
-message can be read. The second time it publishes the messages, chunk by chunk. Each chunk is a numbered publish of a
-producer, whose id is made from the file's hash. So the broker does not store a chunk again that a killed process or
+message can be read. The second time it publishes the messages, chunk by chunk, if the chunk is still the one that was
+checked. Each chunk is a numbered publish of a producer, whose id is made from the file's hash. So the broker does not store a chunk again that a killed process or
 an earlier import has published. The import reads each chunk back by its ids and compares it. The file
 ``FILE.NS.TOPIC.import`` has the number of chunks that are done.
 """
@@ -50,20 +50,23 @@ class ImportPlan(NamedTuple):
         return sidecars.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
 
 
-def checked(given: ImportPlan) -> Contents:
-    """Read a file to its end, and return its contents.
+def checked(given: ImportPlan) -> list[Contents]:
+    """Read a file to its end, and return its contents up to the end of each chunk.
 
     Raises click.ClickException if a message can't be read, or if the file does not agree with its manifest.
     """
     contents = Contents()
+    ends = []
     manifest = sidecars.read_json(manifest_of(given.file))
     total = manifest.get("messages") if manifest is not None else None
     with messages_bar() as bar:
         task = bar.add_task("checking", total=total if isinstance(total, int) else None)
-        for message in given.format.read(given.file):
-            _check_attributes(given, message, contents.messages + 1)
-            contents = contents.with_message(message)
-            bar.advance(task)
+        for chunk in chunks(given.format.read(given.file)):
+            for message in chunk:
+                _check_attributes(given, message, contents.messages + 1)
+                contents = contents.with_message(message)
+            ends.append(contents)
+            bar.advance(task, len(chunk))
     if manifest is not None and contents.as_json() != {
         name: manifest.get(name) for name in contents.as_json()
     }:
@@ -72,7 +75,7 @@ def checked(given: ImportPlan) -> Contents:
             f"{manifest_of(given.file).name} says {manifest.get('messages')} with {manifest.get('sha256')}. The "
             "file was changed or damaged; nothing was published."
         )
-    return contents
+    return ends
 
 
 def _check_attributes(given: ImportPlan, message: Message, number: int) -> None:
@@ -88,10 +91,18 @@ def _check_attributes(given: ImportPlan, message: Message, number: int) -> None:
 class Import:
     """One import, which may have begun in another process."""
 
-    def __init__(self, client: SyncClient, given: ImportPlan, contents: Contents) -> None:
-        """Start, or continue by the state file. Raises click.ClickException if that is about another import."""
+    def __init__(self, client: SyncClient, given: ImportPlan, ends: list[Contents]) -> None:
+        """Start, or continue by the state file. Raises click.ClickException if that is about another import.
+
+        Args:
+            client: A client of the broker.
+            given: The import.
+            ends: What ``checked`` has found in the file.
+        """
         self._client = client
         self._given = given
+        self._ends = ends
+        self._contents = contents = ends[-1] if ends else Contents()
         generation = client.topic(given.topic).generation
         by_contents = f"import-{contents.hash.hex()}"
         found = sidecars.read_json(given.state)
@@ -111,30 +122,43 @@ class Import:
                 f"{given.state} belongs to an import of another file, or to a topic that was deleted and created again. "
                 "Remove it to start again."
             )
-        self._contents = contents
         self._counts = {"published": 0, "already": 0, "verified": 0}
 
     def run(self) -> dict[str, Any]:
         """Import the rest of the file, and return the counts.
 
-        Raises click.ClickException if a chunk that is read back differs from the published one.
+        Raises click.ClickException if the file has changed since it was checked, or if a chunk that is read back
+        differs from the published one.
         """
         state = self._state
         # The producer's id must be on disk before its first use.
         sidecars.write_json(self._given.state, state)
         skipped = state["done"]
         self._counts["already"] = skipped
+        seen = Contents()
         with messages_bar() as bar:
             task = bar.add_task("importing", total=self._contents.messages, completed=skipped)
             for number, chunk in enumerate(chunks(self._given.format.read(self._given.file)), 1):
+                seen = seen.with_all(chunk)
+                if self._ends[number - 1 : number] != [seen]:
+                    raise self._changed()
                 if number <= state["chunks"]:
                     continue
                 self._publish(number, chunk)
                 state.update(chunks=number, done=state["done"] + len(chunk))
                 sidecars.write_json(self._given.state, state)
                 bar.advance(task, len(chunk))
+        if seen != self._contents:
+            raise self._changed()
         self._given.state.unlink()
         return {"topic": self._given.name, **self._contents.as_json(), **self._counts}
+
+    def _changed(self) -> click.ClickException:
+        return click.ClickException(
+            f"{self._given.file} has changed since it was checked. {self._state['done']:,} of its "
+            f"{self._contents.messages:,} messages are published. The same command continues the import if the file is "
+            "as before."
+        )
 
     def _publish(self, number: int, chunk: list[Message]) -> None:
         try:
