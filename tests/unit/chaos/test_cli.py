@@ -70,6 +70,24 @@ def test_a_cluster_that_does_not_start_is_no_violation(
     assert (ended.exit_code, "did not start: no HBase here" in ended.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("unshare", ["#!/bin/sh\nexit 1\n", None])
+def test_a_standalone_broker_starts_without_a_namespace_if_there_is_none(
+    unshare: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def replaced(*_: object) -> None:
+        raise OSError("this process was replaced")
+
+    if unshare is not None:
+        (tmp_path / "unshare").write_text(unshare)
+        (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.delenv("CHAOS_NAMESPACE", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.execvp", replaced)
+    monkeypatch.setattr(commands, "Standalone", Unstartable)
+    ended = CliRunner().invoke(cli, ["run", "--standalone", "--dir", str(tmp_path / "run")])
+    assert (ended.exit_code, "did not start: no HBase here" in ended.stderr) == (2, True)
+
+
 def test_an_error_of_the_verifier_is_no_violation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
