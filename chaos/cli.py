@@ -6,7 +6,7 @@ Exit codes::
     1    invalid: the verdict names the violations
     2    unknown: too few faults or operations for a verdict; or there is no cluster, the command line is
          wrong, or the verifier failed
-    130  interrupted twice
+    130  interrupted twice, or while the cluster was starting
 """
 
 from __future__ import annotations
@@ -23,20 +23,29 @@ from chaos.cases.commands import case, cases
 from chaos.commands import run
 from chaos.nemeses import NEMESES
 from chaos.run_folder import Judged, read_verdict, runs_below, together
-from chaos.verdict_text import NotJudged, tell
+from chaos.verdict_text import NotJudged, say, tell
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+INTERRUPTED: Final = 130
+
+
 class _Verifier(click.Group):
-    """Gives an error of the verifier itself the exit code of an unknown verdict. Python's own code 1 means violations."""
+    """Gives an error of the verifier itself the exit code of an unknown verdict, and an interruption its own.
+
+    Python and click would exit with 1, which means violations.
+    """
 
     @override
     def invoke(self, ctx: click.Context) -> object:
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (KeyboardInterrupt, click.Abort):
+            say("interrupted; there is no verdict")
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except (click.exceptions.Exit, click.ClickException):
             raise
         except Exception as error:
             traceback.print_exc()

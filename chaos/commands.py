@@ -327,16 +327,38 @@ def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder
 
 
 async def _run(target: Target, plan: RunPlan, folder: RunFolder) -> Judged:
-    """Run the plan. The first Ctrl-C ends the run early, the second kills it."""
+    """Run the plan. The first Ctrl-C ends the run early, the second kills it, the third leaves nodes as they are."""
     running = Run(target, plan, folder, say)
     loop = asyncio.get_running_loop()
+    this = asyncio.current_task()
+    assert this is not None
 
     def interrupt() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        say("ending the run early; press Ctrl-C again to kill it")
-        running.interrupted.set()
+        if running.interrupted.is_set():
+            loop.remove_signal_handler(signal.SIGINT)
+            this.cancel()
+        else:
+            say("ending the run early; press Ctrl-C again to kill it")
+            running.interrupted.set()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     # Rowlogs run in this process, and their log lines are for people, like those of ``say``.
     with logs.writing(LogsConfig(log_level=LogLevel.WARNING)):
-        return await running.run()
+        try:
+            return await running.run()
+        except asyncio.CancelledError:
+            await _release(target)
+            raise click.Abort from None
+
+
+async def _release(target: Target) -> None:
+    """End all faults that would outlast the verifier."""
+    faults = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in faults:
+        task.cancel()
+    await asyncio.gather(*faults, return_exceptions=True)
+    try:
+        for done in await target.release():
+            say(f"mended: {done}")
+    except ServerFailed as error:
+        say(f"some nodes are still paused or killed: {error}")

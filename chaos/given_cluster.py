@@ -100,9 +100,12 @@ class GivenTarget(Target):
 
     @override
     async def start(self, name: str) -> None:
+        await self._launch(name)
+        await self._ready(name)
+
+    async def _launch(self, name: str) -> None:
         await self._do(self._hooks.start, Ability.KILL, name)
         self._down.discard(name)
-        await self._ready(name)
 
     @override
     async def pause(self, name: str) -> None:
@@ -115,14 +118,24 @@ class GivenTarget(Target):
         self._frozen.discard(name)
 
     @override
+    async def release(self) -> list[str]:
+        done, failed = [], []
+        repairs = [(name, self.resume, "resumed") for name in sorted(self._frozen)]
+        repairs += [(name, self._launch, "started") for name in sorted(self._down)]
+        for name, repair, word in repairs:
+            try:
+                await repair(name)
+            except HookFailed as error:
+                failed.append(str(error))
+            else:
+                done.append(f"{name} was {word}")
+        if failed:
+            raise HookFailed("; ".join(failed))
+        return done
+
+    @override
     async def mend(self) -> list[str]:
-        done = []
-        for name in sorted(self._frozen):
-            await self.resume(name)
-            done.append(f"{name} was resumed")
-        for name in sorted(self._down):
-            await self.start(name)
-            done.append(f"{name} was started")
+        done = await self.release()
         for name in self.nodes:
             await self._ready(name)
         return done
@@ -171,6 +184,9 @@ async def _run(words: Sequence[str], output: IO[bytes]) -> None:
         process.kill()
         await process.wait()
         raise HookFailed(f"{words} took longer than {HOOK_S:g} s") from None
+    except asyncio.CancelledError:
+        process.kill()  # Else it might act after the hook that undoes it.
+        raise
     if process.returncode != 0:
         output.seek(0)
         text = output.read().decode(errors="replace").strip()

@@ -239,6 +239,14 @@ class Target:
         """
         return []
 
+    async def release(self) -> list[str]:
+        """Undo the faults that would outlast the verifier, without waiting until all nodes serve.
+
+        Returns:
+            One line for each repair. Raises ServerFailed after all repairs if one of them failed.
+        """
+        return []
+
     async def mend(self) -> list[str]:
         """Undo all remaining faults, start ended processes, and wait until all nodes serve.
 

@@ -1,3 +1,5 @@
+import asyncio
+import signal
 from pathlib import Path
 from types import ModuleType
 
@@ -9,7 +11,7 @@ from chaos import commands
 from chaos.cases import commands as cases
 from chaos.cli import cli
 from chaos.nemeses import NEMESES
-from chaos.target import Ability
+from chaos.target import Ability, Target
 
 
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
@@ -99,6 +101,50 @@ def test_an_error_of_the_verifier_is_no_violation(
     monkeypatch.setattr(commands, "Standalone", Faulty)
     ended = CliRunner().invoke(cli, ["run", "--standalone", "--dir", str(tmp_path)])
     assert (ended.exit_code, "ZeroDivisionError" in ended.stderr) == (2, True)
+
+
+def test_an_interrupted_start_is_no_violation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Interrupted(Unstartable):
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("CHAOS_NAMESPACE", "1")
+    monkeypatch.setattr(commands, "Standalone", Interrupted)
+    ended = CliRunner().invoke(cli, ["run", "--standalone", "--dir", str(tmp_path)])
+    assert (ended.exit_code, "there is no verdict" in ended.stderr) == (130, True)
+
+
+def test_a_run_that_is_interrupted_twice_leaves_no_node_paused_or_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Stuck:
+        """A run that goes on after the first Ctrl-C."""
+
+        def __init__(self, target: Target, *_: object) -> None:
+            self.target = target
+            self.interrupted = asyncio.Event()
+
+        async def run(self) -> None:
+            await self.target.pause("broker-1")
+            await self.target.kill("broker-2")
+            signal.raise_signal(signal.SIGINT)
+            await self.interrupted.wait()
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(commands, "Run", Stuck)
+    did = tmp_path / "did"
+    hooks = [
+        word
+        for verb in ("kill", "start", "pause", "resume")
+        for word in (f"--{verb}-cmd", f"sh -c 'echo {verb} {{node}} >> {did}'")
+    ]
+    words = ["run", "--target", "http://h:1,http://h:2", "--dir", str(tmp_path / "run"), *hooks]
+    ended = CliRunner().invoke(cli, words)
+    assert ended.exit_code == 130, ended.output
+    assert did.read_text().splitlines() == ["pause 1", "kill 2", "resume 1", "start 2"]
 
 
 def test_a_damaged_verdict_is_named_and_is_no_violation(tmp_path: Path) -> None:

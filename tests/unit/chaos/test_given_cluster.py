@@ -69,6 +69,17 @@ async def test_a_killed_node_is_started_and_not_resumed(
     assert file.read_text().split() == ["pause", "kill", "start"]
 
 
+async def test_a_node_whose_hook_fails_does_not_keep_the_others_paused(tmp_path: Path) -> None:
+    file = tmp_path / "did"
+    resume = f"sh -c 'test {{node}} = 2 && echo {{node}} >> {file}'"
+    target = GivenTarget(URLS, Hooks(pause="true", resume=resume))
+    for node in target.nodes:
+        await target.pause(node)
+    with pytest.raises(HookFailed, match="exited with 1"):
+        await target.mend()
+    assert file.read_text() == "2\n"
+
+
 async def test_nodes_can_be_paused_without_a_hook_that_kills(tmp_path: Path) -> None:
     file = tmp_path / "did"
     hooks = [f"sh -c 'echo {verb} {{node}} >> {file}'" for verb in ("pause", "resume")]
