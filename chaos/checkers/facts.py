@@ -8,7 +8,8 @@ to a life if no delete can have happened while the call was in flight::
     call               ├──┤   life 2
     call          ├────┤                                life unsure: its place is not checked
 
-A delete of unknown outcome may happen at any later moment, until a create shows that it has happened.
+A delete of unknown outcome may happen at any later moment, until a create shows that it has happened. A
+create of unknown outcome may happen at any later moment, too.
 """
 
 from __future__ import annotations
@@ -152,8 +153,12 @@ class TopicLives:
         self._deletes: dict[int, int] = {}
         """The lives that deletes in flight or of unknown outcome end, by the line of the request."""
         self._begun: dict[int, int] = {}
+        self._creates: set[int] = set()
+        """Creates in flight or of unknown outcome, by the line of the request."""
         self._gone: set[int] = set()
-        self._is_gone = False
+        """Calls that began while the topic was deleted, if it was not created again since."""
+        self._gone_at: int | None = None
+        """The line of the acknowledged delete; None while the topic is there."""
         self._deleted: dict[int, int] = {}
 
     @property
@@ -164,9 +169,9 @@ class TopicLives:
     def began(self, call: Operation) -> None:
         """Keep the known lives for a call that begins."""
         if call.op == "create":
-            self._is_gone = False
+            self._creates.add(call.invoked)
         self._begun[call.invoked] = self._done
-        if self._is_gone:
+        if self._gone_at is not None:
             self._gone.add(call.invoked)
         if call.op == "delete":
             self._deletes[call.invoked] = call.asked.get("generation") or self._asked + 1
@@ -182,18 +187,22 @@ class TopicLives:
     def came_too_late(self, call: Operation) -> bool:
         """True if a call began after its log was deleted.
 
-        A call that names no generation is too late only if the topic was not created again.
+        A call that names no generation is too late only if no create can have happened since.
         """
         generation: int = call.asked.get("generation") or 0
         if generation:
             return self._deleted.get(generation, call.invoked) < call.invoked
-        return call.invoked in self._gone and self._is_gone
+        return call.invoked in self._gone and not self._creates
 
     def ended(self, call: Operation) -> None:
         """Update the lives by a create or delete that has ended, after the checkers judged it."""
         self._begun.pop(call.invoked, None)
         self._gone.discard(call.invoked)
+        if call.outcome != "unknown":
+            self._creates.discard(call.invoked)
         if call.op == "create" and call.is_ok:
+            self._gone.clear()
+            self._gone_at = None
             generation = call.told.get("generation") or 0
             self._end(generation - 1 if generation else self._asked)
         elif call.op == "delete" and call.outcome == "fail":
@@ -201,7 +210,7 @@ class TopicLives:
         elif call.op == "delete" and call.is_ok:
             assert call.ended is not None
             self._end(self._deletes.get(call.invoked, self._done))
-            self._is_gone = True
+            self._gone_at = call.ended
             self._deleted.setdefault(call.asked.get("generation") or 0, call.ended)
 
     def _end(self, life: int) -> None:
@@ -213,8 +222,9 @@ class TopicLives:
 
     @property
     def is_gone(self) -> bool:
-        """True if the topic was deleted and not created again."""
-        return self._is_gone
+        """True if the topic was deleted, and no create has begun since that was not refused."""
+        gone_at = self._gone_at
+        return gone_at is not None and all(line < gone_at for line in self._creates)
 
 
 class TopicFacts:

@@ -53,6 +53,13 @@ def told_after_others(ms: int, promises: Promises = PROMISES) -> Story:
     return story.final((2, "b"))
 
 
+def created_meanwhile() -> Story:
+    story = Story().publish(1, "a").done("delete", {"generation": 1})
+    publishing = story.publishing("b", generation=0)
+    story.done("create", {"generation": 0}, {"generation": 2}).done("delete", {"generation": 2})
+    return story.answer(publishing, 2)
+
+
 def halted() -> Story:
     """A processor dies with a message in flight; another does this message and the next."""
     story = Story(PROMISES).row_put(1).row_put(2).row_put(None, outcome="unknown")
@@ -154,6 +161,15 @@ RIGHT = {
     .done("create", {"generation": 0})
     .publish(2, "b", generation=0)
     .final((2, "b"), generation=2),
+    "a create of unknown outcome happens after the delete of a later one": Story()
+    .done("create", {"generation": 0}, {"generation": 1})
+    .done("delete", {"generation": 1})
+    .done("create", {"generation": 0}, outcome="unknown")
+    .done("create", {"generation": 0}, {"generation": 2})
+    .done("delete", {"generation": 2})
+    .publish(1, "a", generation=0)
+    .final((1, "a"), generation=3),
+    "a publish is in flight while a topic is created and deleted": created_meanwhile(),
     "a read covers only its own range": Story()
     .publish(1, "a")
     .publish(2, "b")

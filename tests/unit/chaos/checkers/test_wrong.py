@@ -104,6 +104,10 @@ WRONG = {
     "written_after_delete": [
         Story().done("delete", {}).publish(1, "a").final((1, "a")),
         Story().done("delete", {"generation": 0}).publish(1, "a", generation=0),
+        Story()
+        .done("delete", {"generation": 0})
+        .done("create", {"generation": 0}, outcome="fail")
+        .publish(1, "a", generation=0),
     ],
     "stored_late": [
         Story(PROMISES).publish(None, "a", until_ms=500).final((row_of(601), "a")),
