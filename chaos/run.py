@@ -54,8 +54,8 @@ class RunPlan:
         segment_s: The length of a segment.
         window_s: The least and the greatest length of a window of faults.
         together: The least and the greatest number of faults at once.
-        each_must_happen: If True, the verdict is unknown unless each fault happened; if False, one
-            fault is enough.
+        each_must_happen: If True, the verdict is unknown unless each fault happened, also if the target
+            does not allow it; if False, one fault is enough.
         unavailable_s: How long a topic may acknowledge nothing without a fault; 0: not judged.
         healing_s: How long after the end of a fault this time does not count.
         salt: Added to the workloads' seed, so that they choose new names on a cluster where the same
@@ -150,7 +150,7 @@ class Run:
                 self.folder.save_segment(number, segment.history, judged)
                 self._draw(number, segment.history)
             self.say(f"segment {number}: {judged.outcome}")
-        whole = together(parts, allowed if self.plan.each_must_happen else ())
+        whole = together(parts, self.plan.nemeses if self.plan.each_must_happen else ())
         happened = sum(whole.figures.happened.values())
         if self.plan.nemeses and not happened:
             whole.unsure.append("no fault happened")

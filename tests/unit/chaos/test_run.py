@@ -188,6 +188,21 @@ async def test_a_run_without_faults_is_unknown() -> None:
     assert judged.unsure[-1] == "no fault happened"
 
 
+async def test_a_requested_fault_that_the_target_does_not_allow_makes_the_verdict_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Kill(Told):
+        needs = frozenset({Ability.KILL})
+
+    monkeypatch.setitem(run.NEMESES, "kill", Kill)
+    asked = replace(PLAN, nemeses=("fault", "kill"))
+    judged, _ = await played(Mended(), asked)
+    assert (judged.outcome, judged.unsure) == ("unknown", ["these faults did not happen: kill"])
+    assert list(judged.facts["left_out"]) == ["kill"]
+    judged, _ = await played(Mended(), replace(asked, each_must_happen=False))
+    assert judged.outcome == "valid", "a mix has the faults that the target allows"
+
+
 async def test_a_run_that_is_interrupted_ends_early_and_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
