@@ -11,6 +11,7 @@ The verifier runs a hook without a shell. A hook fails if its exit code is not 0
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import tempfile
 import time
@@ -24,10 +25,13 @@ from broker.client import BrokerError
 from broker.client.protocol import ClientRequest
 from broker.local.servers import ServerFailed
 from chaos.target import Ability, Target
+from chaos.workloads import REGISTRY
 
 HOOK_S: Final = 60.0
 READY_S: Final = 120.0
 POLL_S: Final = 0.5
+_OWN: Final = re.compile(rf"default/((?:{'|'.join(REGISTRY)})-[0-9a-f]{{8}}|churned)-")
+"""The names of topics that workloads and nemeses create. All other topics, and their pins, are the owner's."""
 
 
 class Hooks(NamedTuple):
@@ -84,6 +88,10 @@ class GivenTarget(Target):
     @override
     def is_running(self, name: str) -> bool:
         return name not in self._down
+
+    @override
+    async def topics(self) -> list[str]:
+        return [topic for topic in await super().topics() if _OWN.match(topic)]
 
     @override
     async def kill(self, name: str) -> None:

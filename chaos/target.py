@@ -116,7 +116,7 @@ class Target:
         return views
 
     async def topics(self) -> list[str]:
-        """Return the topics that have a leader now. Raises BrokerError."""
+        """Return the topics that have a leader now, and that faults may hit. Raises BrokerError."""
         views = [row["view"] for row in await self.status() if row["view"]]
         return sorted({one["topic"] for view in views for one in view["topics"]})
 

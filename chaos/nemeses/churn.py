@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from broker.client import TopicExists, TopicNotFound
+from broker.client import BrokerError, TopicExists, TopicNotFound
 from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 
@@ -42,7 +42,7 @@ class Churn(Repeated):
 
 
 class LeaderMoves(Repeated):
-    """A random topic is pinned to a random node, many times a second."""
+    """A random topic of the run is pinned to a random node, many times a second."""
 
     name = "leaders"
     needs: ClassVar[frozenset[Ability]] = frozenset()
@@ -66,6 +66,15 @@ class LeaderMoves(Repeated):
 
     @override
     async def undo(self, target: Target) -> None:
+        """Unpin each topic, also if another one can't be unpinned. Raises BrokerError after all."""
+        failed: BrokerError | None = None
         for topic in sorted(self._pinned):
-            with suppress(TopicNotFound):  # It was deleted, and has no pin.
-                await target.pin(topic, None)
+            try:
+                with suppress(TopicNotFound):  # It was deleted, and has no pin.
+                    await target.pin(topic, None)
+            except BrokerError as error:
+                failed = error
+            else:
+                self._pinned.remove(topic)
+        if failed is not None:
+            raise failed

@@ -4,13 +4,14 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos import given_cluster
 from chaos.given_cluster import GivenTarget, HookFailed, Hooks, filled
 from chaos.nemeses.pause import Pause
-from chaos.target import Ability, Unable
+from chaos.target import Ability, Target, Unable
 
 URLS = ["http://10.0.0.1:8080/", "http://10.0.0.2:8080"]
 
@@ -34,6 +35,17 @@ async def test_a_call_without_its_hook_is_refused() -> None:
         await target.kill("broker-1")
     with pytest.raises(Unable, match="links"):
         _ = target.links
+
+
+async def test_faults_hit_only_the_topics_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def status(self: Target) -> list[dict[str, Any]]:
+        own = ["default/log-0123abcd-0", "default/metadata-0123abcd-0-1", "default/churned-3"]
+        owners = ["shop/orders", "default/log-1", "shop/log-0123abcd-0"]
+        return [{"view": {"topics": [{"topic": topic} for topic in own + owners]}}]
+
+    monkeypatch.setattr(Target, "status", status)
+    found = ["default/churned-3", "default/log-0123abcd-0", "default/metadata-0123abcd-0-1"]
+    assert await GivenTarget(URLS).topics() == found
 
 
 async def test_a_hook_is_run_and_its_failure_is_told(tmp_path: Path) -> None:

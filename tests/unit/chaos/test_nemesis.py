@@ -10,6 +10,7 @@ import pytest
 
 from broker.client import NotFound, TopicNotFound
 from broker.client.protocol import ClientRequest
+from broker.errors import Unavailable
 from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
@@ -224,6 +225,29 @@ async def test_pins_are_removed_also_if_another_topic_was_deleted() -> None:
         with suppress(TopicNotFound):
             await nemesis.act(target, chance)
     assert target.pins
+    await nemesis.undo(target)
+    assert target.pins == {}
+
+
+async def test_a_pin_that_stays_does_not_keep_the_others() -> None:
+    class Failing(Pinned):
+        fails = True
+
+        async def topics(self) -> list[str]:
+            return ["default/a", "default/b", "default/c"]
+
+        async def pin(self, topic: str, node: str | None) -> None:
+            if self.fails and node is None and topic == "default/a":
+                raise Unavailable("no answer")
+            await super().pin(topic, node)
+
+    target, nemesis, chance = Failing(), LeaderMoves(), random.Random(1)
+    while len(target.pins) < 3:
+        await nemesis.act(target, chance)
+    with pytest.raises(Unavailable):
+        await nemesis.undo(target)
+    assert set(target.pins) == {"default/a"}
+    target.fails = False
     await nemesis.undo(target)
     assert target.pins == {}
 
