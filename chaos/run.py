@@ -26,7 +26,7 @@ from chaos.checkers import UNAVAILABLE, Promises, check
 from chaos.figures import FAULT, MENDING, figures_of
 from chaos.history import Ending, History
 from chaos.nemeses import GROUPS, NEMESES
-from chaos.nemesis import FAILURES, Nemesis
+from chaos.nemesis import FAILURES, Nemesis, Repeated
 from chaos.progress_line import HistoryProgress
 from chaos.promises import HEALING_S, UNAVAILABLE_S, promised
 from chaos.run_folder import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
@@ -182,7 +182,7 @@ class Segment:
         self._chance = random.Random(f"{run.plan.seed}/{number}")
         self._progress = HistoryProgress(self.history, run.say)
         self._faults = 0
-        self._unhealed: list[tuple[Ending, dict[str, Any]]] = []
+        self._unhealed: list[tuple[Nemesis, Ending, dict[str, Any]]] = []
         """Faults whose ``heal`` failed, with their evidence."""
 
     async def run(self) -> Judged:
@@ -281,7 +281,7 @@ class Segment:
         try:
             await nemesis.heal(self._run.target)
         except FAILURES:
-            self._unhealed.append((ending, evidence))
+            self._unhealed.append((nemesis, ending, evidence))
         else:
             ending.ok(evidence)
 
@@ -290,7 +290,7 @@ class Segment:
             evidence = dict(await nemesis.heal(self._run.target))
         except FAILURES as error:
             # The fault may last until the target is mended. There is no evidence that it happened.
-            self._unhealed.append((ending, {"happened": False, "why": repr(error)}))
+            self._unhealed.append((nemesis, ending, {"happened": False, "why": repr(error)}))
         else:
             ending.ok(evidence)
 
@@ -304,7 +304,9 @@ class Segment:
             return [f"the cluster could not be mended: {error!r}"]
         for action in done:
             self._run.say(f"mended: {action}")
-        for ending, evidence in self._unhealed:
+        problems = []
+        for nemesis, ending, evidence in self._unhealed:
+            problems += await self._undo(nemesis)
             ending.ok(evidence)
         mending.ok({"happened": bool(done), "done": done})
         self._progress.mark()
@@ -315,6 +317,15 @@ class Segment:
             await self._progress.look()
         await _until(self._run.interrupted, (), WELL_S)
         await self._until_all_are_back()
+        return problems
+
+    async def _undo(self, nemesis: Nemesis) -> list[str]:
+        """Undo again what the mended target may still have of a fault, such as pins; return the problems."""
+        if isinstance(nemesis, Repeated):
+            try:
+                await nemesis.undo(self._run.target)
+            except FAILURES as error:
+                return [f"{nemesis.name} could not be undone: {error!r}"]
         return []
 
     async def _until_all_are_back(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from chaos import progress_line, run
 from chaos.history import Event, calls_of, load
+from chaos.nemesis import Repeated
 from chaos.run import Run, RunPlan
 from chaos.run_folder import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
@@ -248,6 +249,31 @@ async def test_a_fault_that_could_not_be_healed_lasts_until_the_target_is_mended
         ("nemesis 2 mending", "ok"),
     ]
     assert judged.unsure == ["these faults did not happen: fault", "no fault happened"]
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+async def test_a_fault_that_could_not_be_undone_is_undone_when_the_target_is_mended(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone: list[str] = []
+
+    class Lasting(Repeated):
+        name = "lasting"
+        needs = frozenset()
+
+        async def act(self, target: Target, chance: random.Random) -> object:
+            return "done"
+
+        async def undo(self, target: Target) -> None:
+            undone.append("tried")
+            if len(undone) <= fails:
+                raise OSError("no answer")
+
+    monkeypatch.setitem(run.NEMESES, "fault", Lasting)
+    judged, events = await played(Mended())
+    assert undone == ["tried", "tried"]
+    assert ("nemesis 1 fault", "ok") in faults(events)
+    assert ("lasting could not be undone: OSError('no answer')" in judged.unsure) is (fails == 2)
 
 
 async def test_a_fault_that_could_not_be_begun_ends_at_once(
