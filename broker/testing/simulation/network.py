@@ -4,6 +4,7 @@ Each machine has a name and an address. A **cut** stops the bytes from one machi
 partition is several cuts. A **slow** way has more delay, and loses segments, which are sent again later::
 
     network.cut("node-0", "node-1")          cut one way
+    network.cut(CLIENTS, "node-1")           cut the ways of all clients, also of those that come later
     network.strand("node-0", "node-1")       cut one way, but only on the present connections
     network.heal()                           end all faults
 
@@ -35,6 +36,9 @@ PORT_FIRST: Final = 32_768
 Machine = str
 Way = tuple[Machine, Machine]
 
+CLIENTS: Final = "clients"
+"""All machines that have no address of their own."""
+
 CALLER: ContextVar[Machine] = ContextVar("CALLER", default="outside")
 """The machine of a caller that is no simulated process, such as a client."""
 
@@ -50,6 +54,7 @@ class Network:
         self._seed = seed
         self._connections = 0
         self._addresses: dict[str, Machine] = {}
+        self._nodes: set[Machine] = set()
         self._listening: dict[Address, ListeningSocket] = {}
         self._ends: dict[End, None] = {}
         self._cuts: Counter[Way] = Counter()
@@ -59,8 +64,9 @@ class Network:
         self._stranded: dict[End, None] = {}
 
     def name(self, address: str, machine: Machine) -> None:
-        """Give a machine its address."""
+        """Give a machine its address. A machine without one is a client."""
         self._addresses[address] = machine
+        self._nodes.add(machine)
 
     def machine_of(self, address: str) -> Machine:
         """Return the machine of an address. An address without a machine stands for a machine of that name."""
@@ -183,7 +189,14 @@ class Network:
         return target in self._stranded or self._is_cut(self._of(source), self._of(target))
 
     def _is_cut(self, source: Machine, target: Machine) -> bool:
-        return (source, target) in self._cuts or source in self._down or target in self._down
+        if source in self._down or target in self._down:
+            return True
+        ways = ((source, target), (self._kind(source), target), (source, self._kind(target)))
+        return any(way in self._cuts for way in ways)
+
+    def _kind(self, machine: Machine) -> Machine:
+        """Return the name that stands for a machine in a cut."""
+        return machine if machine in self._nodes else CLIENTS
 
     def delay_s(self, source: End, target: End, chance: Random) -> float:
         """Return the delay of a segment."""
@@ -270,5 +283,5 @@ class Network:
         for address, known in self._addresses.items():
             if known == machine:
                 return address
-        self.name(machine, machine)
+        self._addresses[machine] = machine
         return machine

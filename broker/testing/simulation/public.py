@@ -30,13 +30,13 @@ from broker.client import Client
 from broker.client.values import TopicName
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.loop import SimLoop
+from broker.testing.simulation.network import CLIENTS
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-CLIENTS: Final = "clients"
 SETTLED_S: Final = 60.0
 
 Member = int | str
@@ -133,9 +133,10 @@ class Cluster:
     def partition(self, *groups: Sequence[Member]) -> None:
         """Cut the network between all groups until ``heal``.
 
-        A group has numbers of nodes, or the word ``"clients"``. A node or client in no group still reaches all others.
+        A group has numbers of nodes, or the word ``"clients"``: all clients, also those of the application, and those
+        that you make later. A node or client in no group still reaches all others.
         """
-        names = [[name for member in group for name in self._names(member)] for group in groups]
+        names = [[self._name(member) for member in group] for group in groups]
         for number, group in enumerate(names):
             for other in names[number + 1 :]:
                 for one in group:
@@ -143,11 +144,11 @@ class Cluster:
                         self._cluster.network.cut(one, two)
                         self._cluster.network.cut(two, one)
 
-    def _names(self, member: Member) -> list[str]:
+    def _name(self, member: Member) -> str:
         if member == CLIENTS:
-            return list(self._cluster.clients)
+            return CLIENTS
         assert isinstance(member, int), f"a node's number or {CLIENTS!r}, not {member!r}"
-        return [self._cluster.machines[member].name]
+        return self._cluster.machines[member].name
 
     def lose_coordinator(self) -> None:
         """Stop the simulated ZooKeeper until ``heal``: leaders go on, and takeovers wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.client import BrokerError
+from broker.client import BrokerError, Client
 from broker.testing import Cluster, simulated
 
 pytestmark = pytest.mark.simulation
@@ -75,6 +75,19 @@ async def test_clients_that_are_cut_off_reach_no_node_until_a_heal() -> None:
         cluster.heal()
         await client.publish("log", "cut off", idempotency_key="k")
         assert len(await client.poll("log")) == 1
+
+
+@simulated(seed=5)
+async def test_clients_that_are_made_after_the_partition_are_cut_off_too() -> None:
+    async with Cluster(nodes=1) as cluster:
+        cluster.partition(["clients"], [0])
+        with pytest.raises(BrokerError):
+            await cluster.client(deadline_s=3).create_topic("log")
+        async with Client(list(cluster.urls), deadline_s=3) as own:
+            with pytest.raises(BrokerError):
+                await own.create_topic("log")
+            cluster.heal()
+            await own.create_topic("log")
 
 
 async def test_a_cluster_needs_virtual_time() -> None:
