@@ -313,6 +313,8 @@ class TopicFacts:
     def ended(self, call: Operation) -> None:
         """Take the end of a call."""
         self.lifetimes.ended(call)
+        if call.op in ("publish", "reference") and call.is_ok:
+            self.acked_lives.add(self.lives.life(call))
         if call.op in ("publish", "store"):
             self._tell(call)
         elif call.op == "floor" and call.outcome == "fail":
@@ -323,8 +325,6 @@ class TopicFacts:
             return
         payloads = call.asked["payloads"]
         life = self.lives.life(call)
-        if call.is_ok and call.op == "publish":
-            self.acked_lives.add(life)
         for index, payload in enumerate(payloads):
             tried = self.tried.get(payload)
             assert tried is not None, "a call begins before it ends"

@@ -28,7 +28,7 @@ from typing import Final
 from chaos.checkers.availability import Availability, Faults, is_judged
 from chaos.checkers.checker import Checker
 from chaos.checkers.coverage import Coverage
-from chaos.checkers.facts import UNSURE, TopicFacts
+from chaos.checkers.facts import TopicFacts
 from chaos.checkers.fates import Fates
 from chaos.checkers.final_log import Finals, Lost, Order
 from chaos.checkers.history_rows import read_of
@@ -110,9 +110,10 @@ class _TopicCheckers:
     @property
     def is_known(self) -> bool:
         """True if the log was read to its end, or has no acknowledged writes, or was deleted."""
-        newest = max(self.facts.acked_lives, default=UNSURE)
-        is_read = any(life >= newest and log.final for life, log in self.facts.logs.items())
-        return is_read or self.facts.lives.is_gone or newest == UNSURE
+        if not self.facts.acked_lives or self.facts.lives.is_gone:
+            return True
+        newest = max(self.facts.acked_lives)
+        return any(life >= newest and log.final for life, log in self.facts.logs.items())
 
 
 class _World:

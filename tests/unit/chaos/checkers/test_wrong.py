@@ -347,6 +347,12 @@ def test_a_history_without_acknowledgements_or_an_end_is_unknown():
     assert not Story().final((1, "a")).verdict().is_known
     one_of_two = Story().publish(1, "a").publish(1, "b", topic="ns:u").final((1, "a"))
     assert not one_of_two.verdict().is_known
+    of_unsure_life = Story().done("delete", {"generation": 0}, outcome="unknown")
+    assert not of_unsure_life.publish(1, "a", generation=0).verdict().is_known
+    stored = Story().publish(1, "a", topic="ns:u").final((1, "a"), topic="ns:u")
+    stored.done("store", {"payloads": ["b"], "number": 5}, {"last": rid(1)})
+    assert stored.verdict().is_known
+    assert not stored.done("reference", {"number": 5}).verdict().is_known
 
 
 def test_registers_are_known_if_a_final_read_shows_each_changed_one():
