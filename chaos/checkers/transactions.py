@@ -17,6 +17,14 @@ class Rollbacks(Checker):
 
     names = ("rolled_back", "phantom_rollback")
 
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
+        """Begin without rows."""
+        super().__init__(topic, found, promises)
+        self._open: set[int] = set()
+        """The lines of rollbacks in flight."""
+        self._early: dict[int, dict[str, tuple[ReadRow, Read]]] = {}
+        """By pointer, the rows that were shown as rolled back while only rollbacks in flight can be the reason."""
+
     @override
     def began(self, call: Operation) -> None:
         """Note a requested rollback: from now on its rows may be rolled back."""
@@ -26,13 +34,26 @@ class Rollbacks(Checker):
                 plain(asked.get("first") or ""), plain(asked.get("last") or ABOVE_ALL), None
             )
             self.topic.undone.setdefault(asked["pointer"], {})[call.invoked] = undone
+            self._open.add(call.invoked)
 
     @override
     def ended(self, call: Operation) -> None:
-        """Note an acknowledged rollback: from now on its rows must be rolled back."""
-        if call.op == "rollback" and call.is_ok:
-            of_pointer = self.topic.undone[call.asked["pointer"]]
+        """Note how a rollback ended: if acknowledged, its rows must be rolled back from now on.
+
+        If it was refused, a row that was shown as rolled back meanwhile needs another rollback as the reason.
+        """
+        if call.op != "rollback":
+            return
+        self._open.remove(call.invoked)
+        pointer = call.asked["pointer"]
+        of_pointer = self.topic.undone[pointer]
+        if call.is_ok:
             of_pointer[call.invoked] = of_pointer[call.invoked]._replace(ended=call.ended)
+        elif call.outcome == "fail":
+            del of_pointer[call.invoked]
+        early = self._early.pop(pointer, {})
+        for row, read in early.values():
+            self._look_for_rollback(pointer, row, read)
 
     @override
     def read(self, read: Read, life: int) -> None:
@@ -47,8 +68,8 @@ class Rollbacks(Checker):
                 continue
             if pointer > 0 and self._was_done(pointer, row, read.call):
                 self._tell("rolled_back", row, read)
-            elif pointer < 0 and not self._was_asked(-pointer, row):
-                self._tell("phantom_rollback", row, read)
+            elif pointer < 0:
+                self._look_for_rollback(-pointer, row, read)
 
     def _was_done(self, pointer: int, row: ReadRow, call: Operation) -> bool:
         return any(
@@ -56,10 +77,14 @@ class Rollbacks(Checker):
             for undone in self.topic.undone.get(pointer, {}).values()
         )
 
-    def _was_asked(self, pointer: int, row: ReadRow) -> bool:
-        return any(
-            undone.concerns(row.id) for undone in self.topic.undone.get(pointer, {}).values()
-        )
+    def _look_for_rollback(self, pointer: int, row: ReadRow, read: Read) -> None:
+        """Find the rollback of a row that is shown as rolled back; look again if it may still be refused."""
+        of_pointer = self.topic.undone.get(pointer, {})
+        asked = {place for place, undone in of_pointer.items() if undone.concerns(row.id)}
+        if not asked:
+            self._tell("phantom_rollback", row, read)
+        elif asked <= self._open:
+            self._early.setdefault(pointer, {})[row.id] = row, read
 
     def _tell(self, name: str, row: ReadRow, read: Read) -> None:
         detail = spot(row.id, pointer=row.pointer, payload=row.payload, reader=read.call.process)

@@ -60,6 +60,17 @@ def created_meanwhile() -> Story:
     return story.answer(publishing, 2)
 
 
+def refused_and_unknown() -> Story:
+    """Of two rollbacks of a row in flight, one is refused, and the other may have been done."""
+    story = Story().publish(1, "a", pointer=7)
+    asked = {"pointer": 7, "first": rid(1), "last": rid(1)}
+    one, two = story.begin("rollback", asked), story.begin("rollback", asked)
+    story.read([(1, "a", -7)])
+    one.fail("refused")
+    two.unknown("no answer")
+    return story.final((1, "a", -7))
+
+
 def halted() -> Story:
     """A processor dies with a message in flight; another does this message and the next."""
     story = Story(PROMISES).row_put(1).row_put(2).row_put(None, outcome="unknown")
@@ -170,6 +181,7 @@ RIGHT = {
     .publish(1, "a", generation=0)
     .final((1, "a"), generation=3),
     "a publish is in flight while a topic is created and deleted": created_meanwhile(),
+    "a row is shown as rolled back before an answer": refused_and_unknown(),
     "a read covers only its own range": Story()
     .publish(1, "a")
     .publish(2, "b")

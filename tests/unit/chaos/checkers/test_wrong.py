@@ -16,6 +16,17 @@ def three(*left: tuple[int, str]) -> Story:
     return story.final(*left)
 
 
+def shown_before_refusal() -> Story:
+    """Two rollbacks in flight may explain a row, and are refused one after the other."""
+    story = Story().publish(1, "a", pointer=7)
+    asked = {"pointer": 7, "first": rid(1), "last": rid(1)}
+    one, two = story.begin("rollback", asked), story.begin("rollback", asked)
+    story.read([(1, "a", -7)])
+    for ending in (one, two):
+        ending.fail("refused")
+    return story
+
+
 def short_lived(ms: int = 1000, **options) -> Story:
     story = Story(PROMISES).done("create", {"ttl_s": ms // 1000})
     return story.publish(1, "a", **options).publish(2, "b").read([(1, "a"), (2, "b")])
@@ -200,7 +211,11 @@ WRONG = {
         Story().publish(1, "a", pointer=7).rollback(7, 1, 1).final((1, "a", 7)),
         Story().publish(1, "a", pointer=7).rollback(7, 1, 1).read([(1, "a")], snapshot=SEES_ALL),
     ],
-    "phantom_rollback": [Story().publish(1, "a", pointer=7).final((1, "a", -7))],
+    "phantom_rollback": [
+        Story().publish(1, "a", pointer=7).final((1, "a", -7)),
+        Story().publish(1, "a", pointer=7).rollback(7, 1, 1, outcome="fail").final((1, "a", -7)),
+        shown_before_refusal(),
+    ],
     "payloads_changed": [
         Story()
         .done("payloads", {"number": 3}, {"rows": [[rid(1), "a"]]})
