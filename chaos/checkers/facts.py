@@ -14,6 +14,7 @@ create of unknown outcome may happen at any later moment, too.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
@@ -245,8 +246,9 @@ class TopicFacts:
         self.logs: dict[int, TopicLife] = {}
         self.acked_lives: set[int] = set()
         self.lifetimes = TopicLifetimes()
-        self.ttl_ms_least: int | None = None
-        self.ttl_ms_most: int | None = None
+        self._ttls: dict[int, float] = {}
+        """Lifetimes that creates and updates asked for, by the line of the request, without the refused ones."""
+        self._ttl_ms_least = self._ttl_ms_most = math.inf
 
     def log(self, life: int) -> TopicLife:
         """Return the log of a life."""
@@ -260,9 +262,10 @@ class TopicFacts:
 
     def life_ms(self, tried: Tried | None, *, longest: bool = False) -> int | None:
         """Return the shortest or longest life of a message; None if it has no limit."""
-        of_topic = self.ttl_ms_most if longest else self.ttl_ms_least
-        own = None if tried is None else tried.ttl_ms
-        return min((ms for ms in (of_topic, own) if ms is not None), default=None)
+        of_topic = self._ttl_ms_most if longest else self._ttl_ms_least
+        own = math.inf if tried is None or tried.ttl_ms is None else tried.ttl_ms
+        life_ms = min(of_topic, own)
+        return None if math.isinf(life_ms) else int(life_ms)
 
     def may_have_expired(self, tried: Tried | None, at_ns: int, early_ms: int | None) -> bool:
         """True if a message may be gone at a time. It may go ``early_ms`` before the end of its life."""
@@ -282,12 +285,17 @@ class TopicFacts:
         self.lifetimes.began(call)
         if call.op in ("publish", "store"):
             self._try(call)
-        elif call.op in ("create", "update") and call.asked.get("ttl_s") is not None:
-            ttl_ms = int(call.asked["ttl_s"]) * 1000
-            self.ttl_ms_least = min(self.ttl_ms_least or ttl_ms, ttl_ms)
-            self.ttl_ms_most = max(self.ttl_ms_most or ttl_ms, ttl_ms)
+        elif call.op in ("create", "update"):
+            ttl_s = call.asked.get("ttl_s")
+            if ttl_s is not None or call.op == "create":
+                self._ttls[call.invoked] = math.inf if ttl_s is None else int(ttl_s) * 1000
+                self._weigh()
         elif call.op == "floor":
             self.log(call.asked["generation"]).floors[call.invoked] = plain(call.asked["floor"])
+
+    def _weigh(self) -> None:
+        self._ttl_ms_least = min(self._ttls.values(), default=math.inf)
+        self._ttl_ms_most = max(self._ttls.values(), default=math.inf)
 
     def _try(self, call: Operation) -> None:
         asked, payloads = call.asked, call.asked["payloads"]
@@ -317,6 +325,9 @@ class TopicFacts:
             self.acked_lives.add(self.lives.life(call))
         if call.op in ("publish", "store"):
             self._tell(call)
+        elif call.op in ("create", "update") and call.outcome == "fail":
+            self._ttls.pop(call.invoked, None)
+            self._weigh()
         elif call.op == "floor" and call.outcome == "fail":
             del self.log(call.asked["generation"]).floors[call.invoked]
 

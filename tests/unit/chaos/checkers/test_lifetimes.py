@@ -36,7 +36,7 @@ MUST_BE_SHOWN = {
 MAY_BE_MISSING = {
     "raised when it was about to expire": raised(950).at(2000).read(MISSING),
     "perhaps not raised": raised(500, "unknown").at(2000).read(MISSING),
-    "not raised": raised(500, "fail").at(2000).read(MISSING),
+    "not raised": raised(500, "fail").at(2000).read([], seen=2),
     "the raised lifetime is over too": raised(500).at(9950).read(MISSING),
     "raised while it was read": raised_while_read(),
     "lowered": raised(500).at(600).done("update", {"ttl_s": 1}).at(2000).read(MISSING),

@@ -182,6 +182,18 @@ RIGHT = {
     .final((1, "a"), generation=3),
     "a publish is in flight while a topic is created and deleted": created_meanwhile(),
     "a row is shown as rolled back before an answer": refused_and_unknown(),
+    "a refused update ends no message of a topic without a ttl": Story(PROMISES)
+    .done("create", {"generation": 0}, {"generation": 1})
+    .done("update", {"ttl_s": 1}, outcome="fail")
+    .publish(1, "a")
+    .at(5000)
+    .final((1, "a")),
+    "a message without a ttl outlives an update that is not answered": Story(PROMISES)
+    .done("create", {"generation": 0}, {"generation": 1})
+    .publish(1, "a")
+    .done("update", {"ttl_s": 1}, outcome="unknown")
+    .at(5000)
+    .final((1, "a")),
     "a read covers only its own range": Story()
     .publish(1, "a")
     .publish(2, "b")

@@ -199,6 +199,7 @@ WRONG = {
     ],
     "expired_late": [
         short_lived().at(1200).read([(2, "b")]),
+        short_lived().done("update", {"ttl_s": 9}, outcome="fail").at(1200).read([(2, "b")]),
         short_lived(10_000, ttl_ms=1000).at(1200).read([(1, "a"), (2, "b")]),
     ],
     "floor_lowered": [
