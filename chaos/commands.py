@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from typing_extensions import override
 
 from broker import logs
@@ -268,6 +269,8 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
             f"the workload {', '.join(below)} uses HBase and ZooKeeper directly, so it needs a cluster that "
             "the run starts: leave out --target and --standalone"
         )
+    if target is not None:
+        _refuse_ignored()
     if standalone:
         in_namespace(sys.argv[1:])
     is_mix = MIX in nemeses
@@ -312,6 +315,18 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         )
         judged = _on_own(cluster, plan, folder)
     tell(judged, folder.folder, as_json=as_json)
+
+
+def _refuse_ignored() -> None:
+    """Refuse options that a cluster given by --target would ignore. Raises UsageError."""
+    context = click.get_current_context()
+    for name in ("nodes", "zookeepers", "hbase", "standalone", "mutant"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} is for a cluster that the run starts: no --target")
+    hooks = {verb for verb in Hooks._fields if context.params[f"{verb}_cmd"]}
+    for verb, undo in (("kill", "start"), ("stop", "start"), ("pause", "resume")):
+        if verb in hooks and undo not in hooks:
+            raise click.UsageError(f"--{verb}-cmd needs --{undo}-cmd, which undoes it")
 
 
 def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder) -> Judged:

@@ -35,6 +35,28 @@ def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     assert "No closing quotation" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--standalone"], "--standalone is for a cluster that the run starts"),
+        (["--mutant", "", "--nodes", "5"], "--nodes is for"),
+        (["--nodes", "3"], "--nodes is for"),
+        (["--hbase", "distributed"], "--hbase is for"),
+        (["--kill-cmd", "k"], "--kill-cmd needs --start-cmd"),
+        (["--pause-cmd", "p"], "--pause-cmd needs --resume-cmd"),
+    ],
+)
+def test_options_that_a_given_cluster_would_ignore_are_refused(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # A command that is not refused for its options is refused for its folder.
+    monkeypatch.setenv("CHAOS_NAMESPACE", "1")
+    (tmp_path / "verdict.json").touch()
+    given = ["run", "--target", "http://h", "--dir", str(tmp_path), *words]
+    refused = CliRunner().invoke(cli, given)
+    assert (refused.exit_code, says in refused.stderr) == (2, True), refused.stderr
+
+
 def test_a_run_without_an_address_or_into_the_folder_of_another_run_is_refused(
     tmp_path: Path,
 ) -> None:
