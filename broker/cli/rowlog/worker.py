@@ -62,6 +62,8 @@ def process(  # noqa: PLR0913 - One parameter per option.
     broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
     broker rowlog process mq --listener indexer=app.index:on_message --serve 0.0.0.0:8090 --listen-only
     """  # noqa: D301
+    if listen_only and not serve:
+        raise click.UsageError("--listen-only needs --serve HOST:PORT")
     sys.path.insert(0, str(Path.cwd()))
     functions = dict(map(_function, listeners))
 
@@ -91,12 +93,13 @@ def process(  # noqa: PLR0913 - One parameter per option.
 def _function(given: str) -> tuple[str, Any]:
     subscription, equals, place = given.partition("=")
     module, colon, function = place.partition(":")
-    if not equals or not colon:
+    if not equals or not colon or not module:
         raise click.UsageError(f"--listener {given}: write SUBSCRIPTION=MODULE:FUNCTION")
     try:
         return subscription, getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"--listener {given}: {error}") from error
+    except Exception as error:
+        # The module runs while it is imported, so it may raise anything.
+        raise click.UsageError(f"--listener {given}: {type(error).__name__}: {error}") from error
 
 
 def _report(event: dict[str, str], text: str, as_json: bool) -> None:
