@@ -59,6 +59,10 @@ class JsonLines(GrowingFile):
                         yield _message(json.loads(line))
                     except (ValueError, TypeError) as error:
                         raise click.ClickException(f"{file}, line {number:,}: {error}") from error
+                    except RecursionError as error:
+                        raise click.ClickException(
+                            f"{file}, line {number:,}: it is nested too deeply"
+                        ) from error
 
 
 def _line(message: Message) -> bytes:

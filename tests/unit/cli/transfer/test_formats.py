@@ -151,6 +151,7 @@ def test_lines_that_people_write(
     ("line", "says"),
     [
         ("{", "line 2"),
+        ('{"payload": ' + "[" * 100_000 + "}", "line 2: it is nested too deeply"),
         ("[]", "not a JSON object"),
         ("{}", "payload"),
         ('{"payload": "a", "value": "a"}', "both"),
