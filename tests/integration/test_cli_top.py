@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.cli import app
+from broker.cli import app, troubles
 from broker.client import SyncClient
 from tests.kit.served import ServedNode
 
@@ -54,10 +54,13 @@ def test_without_a_broker_it_says_so(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr(troubles, "SOON_S", 0.0)
     with pytest.raises(SystemExit) as left:
         app.run(["top", "--once", "--deadline", "0.2"])
     assert left.value.code == 4
-    assert "127.0.0.1" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.startswith("broker: can't reach http://127.0.0.1:1"), "it says at once why it waits"
+    assert "Tried http://127.0.0.1:1" in said
 
 
 def test_in_a_terminal_it_follows_until_it_is_interrupted(node: ServedNode) -> None:

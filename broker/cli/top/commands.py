@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import click
 
-from broker.cli.options import client_settings, to_broker
+from broker.cli.options import client_settings, teller, to_broker
 from broker.cli.output import write_json
 from broker.cli.top import screen
 from broker.cli.top.cluster_snapshot import ClusterSnapshot, take
-from broker.client import Client, Settings
+from broker.client import Client, Settings, Trouble
 from broker.errors import BrokerError
 
 
@@ -21,6 +22,7 @@ class TopOptions(NamedTuple):
     """The options of ``broker top``."""
 
     settings: Settings
+    tell: Callable[[Trouble], None]
     namespace: str | None
     rows_max: int
     interval_s: float
@@ -66,7 +68,8 @@ def top(  # noqa: PLR0913 - One parameter per option.
     broker top --namespace audit --once
     broker top --json | jq '.topics[0]'
     """  # noqa: D301
-    wanted = TopOptions(client_settings(url, deadline_s), namespace, rows_max, interval_s)
+    settings = client_settings(url, deadline_s)
+    wanted = TopOptions(settings, teller(url), namespace, rows_max, interval_s)
     if not (once or as_json) and sys.stdout.isatty():
         with suppress(KeyboardInterrupt):  # The normal end of this command.
             asyncio.run(_follow(wanted))
@@ -79,7 +82,7 @@ def top(  # noqa: PLR0913 - One parameter per option.
 
 
 async def _once(wanted: TopOptions) -> ClusterSnapshot:
-    async with Client(settings=wanted.settings) as client:
+    async with Client(settings=wanted.settings, on_trouble=wanted.tell) as client:
         return await take(client, wanted.namespace, wanted.rows_max)
 
 
@@ -101,9 +104,10 @@ async def _follow(wanted: TopOptions) -> None:
     """Take snapshots and show them. Raises BrokerError if the first one fails; the screen shows later failures."""
     from rich.live import Live  # noqa: PLC0415 - Slow to import, and only this command needs it.
 
+    snapshot = await _once(wanted)
     deadline_s = min(wanted.settings.deadline_s, SNAPSHOT_S_MAX)
+    # This client tells no trouble, because a line on standard error would spoil the screen.
     async with Client(settings=wanted.settings, deadline_s=deadline_s) as client:
-        snapshot = await take(client, wanted.namespace, wanted.rows_max)
         with Live(screen.tables(snapshot), screen=True, auto_refresh=False) as live:
             while True:
                 live.refresh()
