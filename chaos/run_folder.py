@@ -78,8 +78,7 @@ class Judged:
             **self.figures.as_json(),
             "violations": dict(sorted(self.found.items())),
             "details": [
-                {"name": name, "detail": detail}
-                for name, detail in self.violations[:VIOLATIONS_TOLD_MAX]
+                {"name": name, "detail": detail} for name, detail in _some_of_each(self.violations)
             ],
             "unsure": self.unsure,
             "not_judged": self.not_judged,
@@ -93,6 +92,17 @@ class Judged:
         not_judged = list(told.get("not_judged", [UNAVAILABLE]))
         found = Counter(told["violations"])
         return cls(RunFigures.from_json(told), details, found, list(told["unsure"]), not_judged)
+
+
+def _some_of_each(violations: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return at most ``VIOLATIONS_TOLD_MAX`` violations: the first one of each name, then the second ones, and so on."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for violation in violations:
+        ranked.append((seen[violation[0]], violation))
+        seen[violation[0]] += 1
+    ranked.sort(key=lambda one: one[0])
+    return [violation for _, violation in ranked[:VIOLATIONS_TOLD_MAX]]
 
 
 def judge(

@@ -40,6 +40,17 @@ def test_a_violation_in_a_short_history_is_invalid() -> None:
     assert judged.as_json()["violations"] == {"lost_tail": 1}
 
 
+def test_a_rare_violation_is_told_beside_many_of_another_name() -> None:
+    many = [Violation("lost_tail", str(number)) for number in range(150)]
+    judged = judge(figures(), Verdict((*many, Violation("torn", "one")), is_known=True))
+    details = judged.as_json()["details"]
+    assert details[:2] == [
+        {"name": "lost_tail", "detail": "0"},
+        {"name": "torn", "detail": "one"},
+    ]
+    assert len(details) == 100
+
+
 @pytest.mark.parametrize(
     ("made", "verdict", "why"),
     [
