@@ -3,7 +3,8 @@
 Exit codes::
 
     0    done
-    1    refused, or failed: nothing was changed
+    1    refused, or failed: nothing was changed, except by the earlier requests of a command that sends several,
+         such as publish --lines
     2    the command line is wrong
     3    outcome unknown: it may have been done
     4    the broker can't be reached, or can't do it now; a later try may succeed
