@@ -269,8 +269,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
             f"the workload {', '.join(below)} uses HBase and ZooKeeper directly, so it needs a cluster that "
             "the run starts: leave out --target and --standalone"
         )
-    if target is not None:
-        _refuse_ignored()
+    urls = _addresses(target)
     if standalone:
         in_namespace(sys.argv[1:])
     is_mix = MIX in nemeses
@@ -286,9 +285,6 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         salt="" if target is None else secrets.token_hex(4),
     )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(workloads)}"
-    urls = [url.strip() for url in (target or "").split(",") if url.strip()]
-    if target is not None and not urls:
-        raise click.UsageError("--target has no address")
     try:
         folder = RunFolder(directory or STORE / name)
     except FileExistsError as error:
@@ -315,6 +311,17 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         )
         judged = _on_own(cluster, plan, folder)
     tell(judged, folder.folder, as_json=as_json)
+
+
+def _addresses(target: str | None) -> list[str]:
+    """Return the addresses of a given cluster; none without --target. Raises UsageError."""
+    if target is None:
+        return []
+    _refuse_ignored()
+    urls = [url.strip() for url in target.split(",") if url.strip()]
+    if not urls:
+        raise click.UsageError("--target has no address")
+    return urls
 
 
 def _refuse_ignored() -> None:
