@@ -16,11 +16,13 @@ import argparse
 import importlib
 import multiprocessing
 import os
+import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from broker.testing import mutants
@@ -34,19 +36,23 @@ from tests.kit.seeds.shrink import shrunk
 WORKLOADS = ("log", "transactions", "topics", "bounce")
 """The workloads of seeds, in turn; the others need ``--workload``."""
 MINUTES = 3.0
+Command = Callable[[Plan], str]
+"""Returns the command that repeats a plan."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run seeds; return 1 if a seed is bad, or acknowledged too few messages."""
     chosen = _parser().parse_args(arguments)
+    command = command_of
     if chosen.plan is not None:
         plans = [Plan.of_json(chosen.plan.read_text())]
+        command = partial(command_of_file, chosen.plan)
     else:
         first, count = (chosen.seed, 1) if chosen.seed is not None else (chosen.first, chosen.seeds)
         plans = [planned(seed, chosen) for seed in range(first, first + count)]
     if chosen.shrink:
         return _shrink(plans[0])
-    return _run_all(plans, chosen.jobs, keep_going=chosen.keep_going)
+    return _run_all(plans, command, chosen.jobs, keep_going=chosen.keep_going)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,24 +103,31 @@ def command_of(plan: Plan) -> str:
     return " ".join([*words, plan.drawn]).strip()
 
 
-def run_one(plan: Plan) -> RunSummary:
+def command_of_file(file: Path | str, _: Plan) -> str:
+    """Return the command that repeats a plan in a file, which its seed alone does not draw."""
+    return f"python -m tests.kit.seeds --plan {shlex.quote(str(file))}"
+
+
+def run_one(plan: Plan, command: Command = command_of) -> RunSummary:
     """Run one plan, and return its summary."""
-    return summary_of(simulate(plan), command_of(plan))
+    return summary_of(simulate(plan), command(plan))
 
 
-def run_several(plans: list[Plan], jobs: int) -> Iterator[RunSummary]:
+def run_several(
+    plans: list[Plan], jobs: int, command: Command = command_of
+) -> Iterator[RunSummary]:
     """Run plans, in parallel processes if there are several plans and jobs."""
     if jobs <= 1 or len(plans) <= 1:
-        yield from map(run_one, plans)
+        yield from (run_one(plan, command) for plan in plans)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(run_one, plans)
+        yield from pool.map(partial(run_one, command=command), plans)
 
 
-def _run_all(plans: list[Plan], jobs: int, *, keep_going: bool) -> int:
+def _run_all(plans: list[Plan], command: Command, jobs: int, *, keep_going: bool) -> int:
     totals = Totals()
     reported = 0
-    for one in _with_progress(run_several(plans, jobs), len(plans)):
+    for one in _with_progress(run_several(plans, jobs, command), len(plans)):
         totals.add(one.totals)
         if len(plans) == 1 or one.report or not one.is_enough:
             _print(one.line if one.is_enough else f"{one.line} (empty)")
@@ -151,7 +164,7 @@ def _shrink(plan: Plan) -> int:
         return bool(wanted & names)
 
     shorter = shrunk(plan, fails)
-    _print(run_one(shorter).report)
+    _print(run_one(shorter, partial(command_of_file, "FILE")).report)
     _print(f"{len(plan.faults)} faults became {len(shorter.faults)}; as a file for --plan:")
     _print(shorter.to_json())
     return 1

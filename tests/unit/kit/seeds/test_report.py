@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from broker.testing.simulation.trace import Trace, TraceLine
 from chaos.checkers import Verdict, Violation
 from chaos.history import Event
-from tests.kit.seeds.__main__ import command_of
+from tests.kit.seeds.__main__ import command_of, main
 from tests.kit.seeds.plan import Plan
 from tests.kit.seeds.report import Totals, summary_of
 from tests.kit.seeds.run import Outcome, leader_changes
@@ -56,6 +57,23 @@ def test_a_bad_run_reports_violations_events_and_its_command() -> None:
         "run it again: python -m tests.kit.seeds --seed 77 --minutes 3 --workload log "
         "--mutant dedupe --thin 2"
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--shrink"]])
+def test_a_plan_in_a_file_is_repeated_from_a_file(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "a plan.json"
+    file.write_text(PLAN.to_json())
+    bad = outcome(Violation("duplicated", "p0:1", place=2))
+    monkeypatch.setattr("tests.kit.seeds.__main__.simulate", lambda _: bad)
+    assert main(["--plan", str(file), *words]) == 1
+    again = [line for line in capsys.readouterr().out.splitlines() if "run it again" in line]
+    place = "FILE" if words else f"'{file}'"
+    assert again == [f"run it again: python -m tests.kit.seeds --plan {place}"]
 
 
 def test_totals_count_bad_and_empty_runs() -> None:
