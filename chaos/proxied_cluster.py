@@ -179,9 +179,6 @@ class ChaosCluster(Target):
         self.abilities |= {Ability.CLOCKS} if self._clocks is not None else set()
         self.abilities |= {Ability.PACKETS} if self._packets is not None else set()
         self.abilities |= {Ability.SPARE} if self.sizes.spares else set()
-        self.missing[Ability.ENSEMBLE] = "it has one ZooKeeper"
-        if self.sizes.zookeepers > 1:
-            self.abilities.add(Ability.ENSEMBLE)
         if self.hbase == "one-jvm":
             self.abilities.add(Ability.OWN_ZOOKEEPER)
             self.missing[Ability.HBASE] = "all of HBase is one process"

@@ -44,8 +44,6 @@ class Ability(enum.StrEnum):
     """Each node has a wall clock that can be set."""
     ZOOKEEPER = "zookeeper"
     """ZooKeeper's processes can be killed, started and queried; sessions can be ended by id."""
-    ENSEMBLE = "ensemble"
-    """There are several ZooKeepers, and one of them leads."""
     OWN_ZOOKEEPER = "own-zookeeper"
     """HBase uses a different ZooKeeper, so the nodes' ZooKeeper can lose its data."""
     HBASE = "hbase"
