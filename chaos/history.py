@@ -58,7 +58,7 @@ Values by operation. A field marked ? may be left out or null. ``fail`` and ``un
     leader                                                                node and epoch of the line
 
     Faults. process "nemesis ...", topic "". Faults that overlap have different processes.
-    fault       kind, detail?, promise_ms?                                happened, and evidence by name
+    fault       kind, detail?                                             happened, and evidence by name
 
 Publishes:
 
@@ -98,8 +98,8 @@ Final reads:
 * Final reads with a snapshot are compared with those of the same snapshot only.
 * A final read that does not end ok is itself a violation, so the client retries it first.
 
-``promise_ms`` of a fault is the longest allowed time without an acknowledgement while the fault lasts.
-Without it, no time is promised until the fault is healed. The ok of a fault is written when it is healed.
+No time without an acknowledgement is promised while a fault lasts. The ok of a fault is written when it is
+healed.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 ::
 
     ok ──┤     asked ├───────────────────────── silent ─────────────────────────┤ ok
-                         fault, no promise ├────────────┤ healed, healing_ms ├──┤ counted
+                                     fault ├────────────┤ healed, healing_ms ├──┤ counted
                      ├── counted apart ────┤
 
-A fault may promise an availability while it lasts. The time of a fault without a promise does not count,
-nor does ``healing_ms`` after it. A topic is silent only while clients send requests. After the last
-request, at most ``ASKED_NS`` counts. The time in which the topic is deleted, or may be, does not count.
+The time of a fault does not count, nor does ``healing_ms`` after it. A topic is silent only while clients
+send requests. After the last request, at most ``ASKED_NS`` counts. The time in which the topic is deleted,
+or may be, does not count.
 
 Registers (see ``registers``) have the same rule, for compare-and-sets and gets.
 """
@@ -32,42 +32,25 @@ class Faults:
         """Begin without a fault."""
         self._found = found
         self._open: dict[str, Operation] = {}
-        self._promised: list[tuple[int, int | None, int]] = []
-        """(begun, healed, promise in ms)"""
         self.healed_ns = 0
-        """When the last fault without a promise was healed."""
+        """When the last fault was healed."""
 
     @property
     def is_anything_possible(self) -> bool:
-        """True while a fault without a promise lasts."""
-        return any(call.asked.get("promise_ms") is None for call in self._open.values())
+        """True while a fault lasts."""
+        return bool(self._open)
 
     def began(self, call: Operation) -> None:
         """Take the beginning of a fault."""
         self._open[call.process] = call
-        promise_ms = call.asked.get("promise_ms")
-        if promise_ms is not None:
-            self._promised.append((call.invoked_ns, None, promise_ms))
 
     def ended(self, call: Operation) -> None:
         """Take the end of a fault, and count the fault if it really happened."""
         assert call.ended_ns is not None
         self._open.pop(call.process, None)
-        promise_ms = call.asked.get("promise_ms")
-        if promise_ms is None:
-            self.healed_ns = call.ended_ns
-        else:
-            self._promised.remove((call.invoked_ns, None, promise_ms))
-            self._promised.append((call.invoked_ns, call.ended_ns, promise_ms))
+        self.healed_ns = call.ended_ns
         if call.is_ok and call.told.get("happened", True):
             self._found.counts[f"faults.{call.asked['kind']}"] += 1
-
-    def promise_ms(self, since_ns: int) -> int:
-        """Return the longest silence that the faults at that time or later allow."""
-        return max(
-            (ms for _, healed, ms in self._promised if healed is None or healed >= since_ns),
-            default=0,
-        )
 
 
 class Availability:
@@ -161,9 +144,8 @@ class Availability:
         self._found.longest("longest_unavailable_ms", silent_ms)
         if self._promises.unavailable_ms is None:
             return
-        since_ns = max(self._first_ns, self._faults.healed_ns)
-        allowed_ms = max(self._promises.unavailable_ms, self._faults.promise_ms(since_ns))
-        if silent_ms > allowed_ms:
+        if silent_ms > self._promises.unavailable_ms:
+            allowed_ms = self._promises.unavailable_ms
             detail = spot(self._name, silent_ms=silent_ms, allowed_ms=allowed_ms)
             self._found.add(UNAVAILABLE, detail)
             self._judged_ns = now_ns

@@ -87,8 +87,8 @@ class Promises:
             (``until_ms``), if the request gave one. It covers the difference of clocks, and ids that are
             ahead of the clock.
         unavailable_ms: without a fault, each topic that clients publish to acknowledges a request again
-            within this time. A fault may promise a different time while it lasts.
-        healing_ms: this long after the end of a fault without a promise, the time does not count.
+            within this time.
+        healing_ms: this long after the end of a fault, the time does not count.
     """
 
     early_ms: int | None = 0
