@@ -177,14 +177,6 @@ class History:
         """Add a line."""
         self.events.append(event)
 
-    def taken(self) -> list[Event]:
-        """Return the lines since the last call of this method, as a segment, and drop them.
-
-        A call in flight ends in a later segment; see ``checkers.Judge``.
-        """
-        events, self.events = self.events, []
-        return events
-
     def calls(self) -> list[Operation]:
         """Return the calls of this history."""
         return calls_of(self.events)

@@ -1,7 +1,7 @@
 """Checkers find the violations in a history.
 
-``check`` judges a history in memory. ``Judge`` judges a history of any length, line by line, in segments.
-Both need one pass and no search, because every payload is unique and reads show the order of the log.
+``check`` judges a history. It needs one pass and no search, because every payload is unique and reads show the
+order of the log.
 
 A verdict is *valid* only if the history shows enough to judge. It is *unknown* for a history without
 acknowledged writes. It is also unknown if the history does not read a topic or register with acknowledged
@@ -58,20 +58,15 @@ row_order             a message was offered before an earlier message of its row
 ====================  ======================================================================================
 """
 
-from chaos.checkers.judge import NAMES, Judge, check, judge_segments
-from chaos.checkers.tables import DiskTables, MemoryTables
-from chaos.checkers.violations import UNAVAILABLE, Promises, Verdict, Violation, total
+from chaos.checkers.judge import NAMES, Judge, check
+from chaos.checkers.violations import UNAVAILABLE, Promises, Verdict, Violation
 
 __all__ = [
     "NAMES",
     "UNAVAILABLE",
-    "DiskTables",
     "Judge",
-    "MemoryTables",
     "Promises",
     "Verdict",
     "Violation",
     "check",
-    "judge_segments",
-    "total",
 ]

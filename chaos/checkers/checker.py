@@ -34,8 +34,5 @@ class Checker:
     def read(self, read: Read, life: int) -> None:
         """Take an acknowledged read; ``life`` may be UNSURE."""
 
-    def cut(self) -> None:
-        """Make the checks that are possible at the end of a segment."""
-
     def over(self) -> None:
         """Make the checks that need the whole history."""

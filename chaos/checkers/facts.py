@@ -56,7 +56,6 @@ class Tried(NamedTuple):
     """The answered id of the first payload of the same request."""
     id: str = ""
     """The id in the first read that showed it."""
-    segment: int = 0
 
     @property
     def may_be_there(self) -> bool:
@@ -237,7 +236,6 @@ class TopicFacts:
         self.fates = fates
         self.undone: dict[int, dict[int, Undone]] = {}
         """Rollbacks by pointer and by the line of the request."""
-        self.segment = 0
         self.tables = tables
         self.tried: ValueTable[Tried] = tables.table(Tried._make)
         self.owners: ValueTable[tuple[str]] = tables.table(tuple)
@@ -311,7 +309,6 @@ class TopicFacts:
             ttl_ms=asked.get("ttl_ms"),
             until_ms=asked.get("until_ms"),
             is_stored=call.op == "store",
-            segment=self.segment,
         )
         for index, payload in enumerate(payloads):
             tried = self.tried.get(payload) or new._replace(part=index)

@@ -224,9 +224,7 @@ class Lost(Checker):
         for payload, tried in self.topic.tried.between("", LAST):
             if self._is_owed(tried) and not self._is_there(tried):
                 name = f"lost_{_part_of((tried.number, tried.part), kept.get(tried.publisher))}"
-                detail = spot(
-                    payload, publisher=tried.publisher, told=tried.told, segment=tried.segment
-                )
+                detail = spot(payload, publisher=tried.publisher, told=tried.told)
                 self.found.add(name, detail, tried.acked)
 
     def _is_there(self, tried: Tried) -> bool:

@@ -1,28 +1,12 @@
-"""The judge reads a history of any length line by line, and returns one verdict for each segment.
+"""The judge reads the calls of a history, line by line, and returns one verdict.
 
-::
-
-    judge = Judge(Promises(unavailable_ms=30_000), DiskTables())
-    for segment in segments:                  # five minutes each, say
-        for event in segment:
-            judge.add(event)
-        verdicts.append(judge.cut())          # the violations in this segment
-    verdicts.append(judge.end())              # the violations that need the whole history
-    total(verdicts)
-
-The judge carries some facts from one segment to the next: publishes in flight or of unknown outcome,
-acknowledged messages that the end must show, and shown rows that must stay. They lie in tables (see
-``tables``), and a bounded part of the tables is in memory.
-
-The judge also keeps in memory: the calls in flight; a few words for each topic, publisher, consumer and
-rollback; and the reads with a snapshot whose range no read without a snapshot has covered yet.
-
-The judge looks at each line once, so the work grows in proportion to the history.
+It keeps its facts in tables (see ``tables``): publishes, acknowledged messages that the end must show, and
+shown rows that must stay. It looks at each line once, so the work grows in proportion to the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from chaos.checkers.availability import Availability, Faults, is_judged
@@ -37,7 +21,7 @@ from chaos.checkers.publishes import Answers, Deadlines, ToldOrder
 from chaos.checkers.reads import Ranges
 from chaos.checkers.registers import Registers
 from chaos.checkers.rowlog import RowLogs
-from chaos.checkers.tables import MemoryTables, Tables
+from chaos.checkers.tables import Tables
 from chaos.checkers.transactions import Rollbacks, Stored
 from chaos.checkers.violations import (
     STORED_LATE,
@@ -45,10 +29,9 @@ from chaos.checkers.violations import (
     Findings,
     Promises,
     Verdict,
-    total,
 )
 from chaos.checkers.visibility import Snapshots, WholeAtTheEnd
-from chaos.history import WRITES, Event, Operation, Pairing, availability_name
+from chaos.history import WRITES, Operation, availability_name
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
     ToldOrder,
@@ -131,19 +114,16 @@ class Judge:
 
     Args:
         promises: The limits that the run promises.
-        tables: Where the checkers keep their facts; in memory by default, DiskTables for long histories.
     """
 
-    def __init__(self, promises: Promises | None = None, tables: Tables | None = None) -> None:
+    def __init__(self, promises: Promises | None = None) -> None:
         self._promises = promises or Promises()
-        self._tables = tables or MemoryTables()
+        self._tables = Tables()
         self._found = Findings()
         self._world = _World(self._tables, self._found)
         self._topics: dict[str, _TopicCheckers] = {}
         self._registers: dict[str, Availability] = {}
-        self._pairing = Pairing()
         self._now_ns = 0
-        self._segment = 0
         self._acknowledged = 0
         self._tells_deadlines = False
         self._epochs: dict[str, int] = {}
@@ -153,16 +133,15 @@ class Judge:
         """Return how many table operations there were so far."""
         return self._tables.steps
 
-    def add(self, event: Event) -> None:
-        """Take the next line."""
-        call = self._pairing.add(event)
-        if call.ended is None:
-            self.began(call)
-        else:
-            self.ended(call)
+    def verdict(self, calls: Iterable[Operation]) -> Verdict:
+        """Judge all calls of the history."""
+        lines = [(call.invoked, self._began, call) for call in calls]
+        lines += [(call.ended, self._ended, call) for _, _, call in lines if call.ended is not None]
+        for _, take, call in sorted(lines, key=lambda line: line[0]):
+            take(call)
+        return self._end()
 
-    def began(self, call: Operation) -> None:
-        """Take the beginning of a call; lines come in order."""
+    def _began(self, call: Operation) -> None:
         self._now_ns = call.invoked_ns
         world = self._world
         if call.op == "fault":
@@ -178,8 +157,7 @@ class Judge:
             if (register := self._register(call)) is not None:
                 register.began(call)
 
-    def ended(self, call: Operation) -> None:
-        """Take the end of a call."""
+    def _ended(self, call: Operation) -> None:
         self._now_ns = call.ended_ns or self._now_ns
         world = self._world
         self._found.counts[f"{call.op}.{call.outcome}"] += 1
@@ -199,7 +177,6 @@ class Judge:
     def _topic(self, name: str) -> _TopicCheckers:
         if name not in self._topics:
             topic = _TopicCheckers(name, self._tables, self._found, self._promises, self._world)
-            topic.facts.segment = self._segment
             self._topics[name] = topic
         return self._topics[name]
 
@@ -232,21 +209,7 @@ class Judge:
             self._found.counts["leader_changes"] += call.topic in self._epochs
             self._epochs[call.topic] = call.epoch
 
-    def cut(self) -> Verdict:
-        """End a segment, and return its verdict.
-
-        The verdict is always known: only the end of the history can show that a log was not read.
-        """
-        for topic in self._topics.values():
-            for checker in topic.checkers:
-                checker.cut()
-        self._segment += 1
-        for topic in self._topics.values():
-            topic.facts.segment = self._segment
-        return self._found.taken(is_known=True)
-
-    def end(self) -> Verdict:
-        """Return the verdict of the last segment, with the violations that need the whole history."""
+    def _end(self) -> Verdict:
         self._look(self._now_ns)
         for topic in self._topics.values():
             for checker in topic.checkers:
@@ -256,8 +219,7 @@ class Judge:
         topics = (topic.is_known for topic in self._topics.values())
         world = (self._world.registers.is_known, self._world.rowlogs.is_known)
         is_known = self._acknowledged > 0 and all(topics) and all(world)
-        self._tables.close()
-        return self._found.taken(is_known=is_known, unjudged=self._unjudged())
+        return self._found.verdict(is_known=is_known, unjudged=self._unjudged())
 
     def _unjudged(self) -> list[str]:
         """Return the names of the violations that this history can't show."""
@@ -270,29 +232,5 @@ class Judge:
 
 
 def check(calls: Iterable[Operation], promises: Promises | None = None) -> Verdict:
-    """Judge a history in memory."""
-    judge = Judge(promises)
-    lines = [(call.invoked, judge.began, call) for call in calls]
-    lines += [(call.ended, judge.ended, call) for _, _, call in lines if call.ended is not None]
-    for _, take, call in sorted(lines, key=lambda line: line[0]):
-        take(call)
-    return judge.end()
-
-
-def judge_segments(
-    segments: Iterable[Sequence[Event]],
-    promises: Promises | None = None,
-    tables: Tables | None = None,
-) -> list[Verdict]:
-    """Return a verdict for each segment, then the ``total`` of the whole history.
-
-    The judge reads the segments in order, each once.
-    """
-    judge = Judge(promises, tables)
-    verdicts = []
-    for segment in segments:
-        for event in segment:
-            judge.add(event)
-        verdicts.append(judge.cut())
-    verdicts.append(judge.end())
-    return [*verdicts, total(verdicts)]
+    """Judge a history."""
+    return Judge(promises).verdict(calls)

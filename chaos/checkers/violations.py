@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 KEPT_MAX: Final = 200
-"""How many violations of one name a segment keeps. It counts all of them."""
+"""How many violations of one name a verdict keeps. It counts all of them."""
 UNAVAILABLE: Final = "unavailable"
 STORED_LATE: Final = "stored_late"
 
@@ -29,8 +29,7 @@ class Verdict(NamedTuple):
     is_known: bool
     """False if the history shows too little to call it valid."""
     counts: Mapping[str, int] = {}  # A mapping has no way to be changed.
-    """Event counts by name. ``found.NAME`` counts all violations of a name. ``total`` takes the greatest
-    of the ``longest…`` values, and adds the others up."""
+    """Event counts by name. ``found.NAME`` counts all violations of a name."""
     unjudged: tuple[str, ...] = ()
     """The violations that could not be found: they have no promise, or the history can't show them."""
 
@@ -52,26 +51,6 @@ class Verdict(NamedTuple):
             "counts": dict(sorted(self.counts.items())),
             "unjudged": list(self.unjudged),
         }
-
-
-def total(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return one verdict for the segments of a history, or for several histories.
-
-    It is known only if there is at least one verdict and each is known. It is unjudged for a violation if
-    one of the verdicts is.
-    """
-    several = list(verdicts)
-    counts: Counter[str] = Counter()
-    for verdict in several:
-        for name, number in verdict.counts.items():
-            longest = name.startswith("longest")
-            counts[name] = max(counts[name], number) if longest else counts[name] + number
-    return Verdict(
-        tuple(violation for verdict in several for violation in verdict.violations),
-        is_known=bool(several) and all(verdict.is_known for verdict in several),
-        counts=dict(counts),
-        unjudged=tuple(sorted({name for verdict in several for name in verdict.unjudged})),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +89,10 @@ class Promises:
 
 
 class Findings:
-    """Collects the violations and counts of the current segment."""
+    """Collects violations and counts."""
 
     def __init__(self) -> None:
-        """Begin the first segment."""
+        """Begin without a violation."""
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
 
@@ -127,13 +106,9 @@ class Findings:
         """Keep a value if it is the greatest of its name."""
         self.counts[name] = max(self.counts[name], value)
 
-    def taken(self, *, is_known: bool, unjudged: Sequence[str] = ()) -> Verdict:
-        """Return the verdict of the segment, and begin the next one."""
-        verdict = Verdict(
-            tuple(self.violations), is_known, dict(self.counts), tuple(sorted(unjudged))
-        )
-        self.violations, self.counts = [], Counter()
-        return verdict
+    def verdict(self, *, is_known: bool, unjudged: Sequence[str] = ()) -> Verdict:
+        """Return the verdict of the history."""
+        return Verdict(tuple(self.violations), is_known, dict(self.counts), tuple(sorted(unjudged)))
 
 
 def spot(subject: str, **facts: Any) -> str:

@@ -107,21 +107,8 @@ class Snapshots(Checker):
             self.found.add("half_transaction", detail, call.ended)
 
     @override
-    def cut(self) -> None:
-        """Judge the reads whose range is covered."""
-        remaining = []
-        for waiting in self._waiting:
-            log = self.topic.log(waiting.life)
-            start, end = waiting.read.after, waiting.through
-            if all(log.covered[kind].cover(start, end) for kind in (INLINE, STORED)):
-                self._judge(waiting, log)
-            else:
-                remaining.append(waiting)
-        self._waiting = remaining
-
-    @override
     def over(self) -> None:
-        """Judge the remaining reads."""
+        """Judge the reads with a snapshot."""
         for waiting in self._waiting:
             self._judge(waiting, self.topic.log(waiting.life))
         self._waiting = []
