@@ -81,6 +81,9 @@ class Processing:
                     continue
                 for resource in self._candidates.keys() - wanted:
                     await _ended(self._candidates.pop(resource))
+                for resource in [key for key, each in self._candidates.items() if each.done()]:
+                    log.error("rowlog candidacy ended", resource=resource)
+                    del self._candidates[resource]
                 for resource in wanted - self._candidates.keys():
                     self._candidates[resource] = asyncio.create_task(
                         self._elections.lead(resource, self._lead)

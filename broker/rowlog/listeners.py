@@ -6,6 +6,7 @@ is offered again later. A message may be offered again although it is done: deli
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -53,11 +54,21 @@ class LocalListeners:
         return subscription in self._listeners
 
     async def offer(self, subscription: str, message: Message) -> bool:
-        """Call the listener. Raises NoListener, TypeError, and the errors of the listener."""
+        """Call the listener. Raises NoListener, TypeError, and the errors of the listener.
+
+        If the listener awaits a task that was cancelled, it raises CancelledError, and its caller is not cancelled.
+        That is an error as any other; as CancelledError it would end the processor.
+        """
         listener = self._listeners.get(subscription)
         if listener is None:
             raise NoListener(f"subscription '{subscription}' has no listener in this process")
-        told = await listener(message)
+        try:
+            told = await listener(message)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RuntimeError("the listener awaited a task that was cancelled") from cancelled
         if told is not None and not isinstance(told, bool):
             raise TypeError(f"a listener returns True, False or None, not {type(told).__name__}")
         return told is not False

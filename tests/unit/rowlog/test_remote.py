@@ -173,6 +173,23 @@ async def test_a_listening_node_serves_its_own_rowlog_and_its_metrics(nodes: Nod
     connection.close()
 
 
+async def test_a_listener_that_awaits_a_cancelled_task_has_failed(nodes: Nodes) -> None:
+    lost = asyncio.get_running_loop().create_future()
+    lost.cancel()
+
+    async def listener(_: Message) -> None:
+        await lost
+
+    log = await nodes.log()
+    log.listen("a", listener)
+    connection = await open_connection(OutboundConnection(await log.serve_listeners(), {}), 5)
+    ask = Ask("POST", PREFIX + "mq/a", {}, encode_message(MESSAGE))
+    reply = await connection.exchange(ask, 5)
+    connection.close()
+    reason = "RuntimeError: the listener awaited a task that was cancelled"
+    assert json.loads(reply.body) == {"done": False, "reason": reason}
+
+
 def test_a_message_is_read_as_it_was_written() -> None:
     raw = encode_message(MESSAGE)
     assert raw[:17].hex() == "0100000000000000070000000000000002"
