@@ -31,7 +31,8 @@ def parts_wanted(found: TopicRange, options: SourceOptions) -> int:
         by_size = 1
     else:
         by_size = max(found.messages // PART_MESSAGES, found.size // PART_BYTES) + 1
-    return max(by_size, options.parts_min, 1)
+    # A part has a message at least. The broker refuses a range of none.
+    return max(min(max(by_size, options.parts_min), found.messages), 1)
 
 
 def check_nothing_lost(options: SourceOptions, after: MessageId, found: TopicRange) -> None:

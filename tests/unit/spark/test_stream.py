@@ -17,7 +17,7 @@ from broker.spark.format_options import SourceOptions
 from broker.spark.offsets import Offset, SourceOffset
 from broker.spark.record_batches import SCHEMA, arrow_schema
 from broker.spark.stream import TmsStreamReader
-from broker.spark.task_ranges import PART_MESSAGES
+from broker.spark.task_ranges import PART_MESSAGES, PARTS_A_CALL
 
 COLUMNS = arrow_schema(SCHEMA)
 
@@ -36,6 +36,8 @@ class FakeTopic:
 
     def range(self, topic, *, after=None, through=None, messages=None, size=None, parts=1):
         self.calls.append("range")
+        assert messages is None or messages >= 1, "the broker refuses 0"
+        assert 1 <= parts <= PARTS_A_CALL, "the broker divides into so many"
         begin = self.expired if after is None else int.from_bytes(after[:8], "big")
         end = self.count if through is None else int.from_bytes(through[:8], "big")
         first = max(begin, self.expired)
@@ -259,6 +261,15 @@ def test_more_parts_than_the_broker_divides_into_at_once(made, topic) -> None:
     start = reader.initialOffset()
     found = ranges(reader, start, reader.latestOffset(start, ALL))
     assert found == [(begin, begin + 10) for begin in range(0, 2_500, 10)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 150])
+def test_a_range_has_at_most_one_part_for_each_message(made, topic, count: int) -> None:
+    topic.count = count
+    reader = made(start="earliest", parts_min=40 * count + 200)
+    start = reader.initialOffset()
+    found = ranges(reader, start, reader.latestOffset(start, ALL))
+    assert found == [(begin, begin + 1) for begin in range(count)]
 
 
 def test_a_reader_can_be_pickled_after_it_was_used(topic) -> None:
