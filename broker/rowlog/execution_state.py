@@ -11,7 +11,7 @@ the one that it finds. A claimer may change a part only while its own token is i
 compare-and-set on the bytes that it was decided from (rows.py).
 
 If order is respected, a message that dies for a subscription is **held** for all later ones. They open again when the
-dead letter is revived or dropped.
+dead letter is revived or dropped, or its subscription is removed.
 """
 
 from __future__ import annotations
@@ -204,30 +204,46 @@ def backoff_ms(subscription: Subscription, tries: int, chance: float) -> int:
 
 def revived(state: State, name: str, setup: Setup) -> State:
     """Open a dead message again, with no tries counted. Raises Gone: it is not dead."""
-    return _raised(state, name, Part(epoch=_dead(state, name).epoch), setup)
+    part = Part(epoch=_dead(state, name, setup).epoch)
+    return freed(state.with_part(name, part), setup)
 
 
 def dropped(state: State, name: str, setup: Setup) -> State:
     """Drop a dead message: it counts as done. Raises Gone: it is not dead."""
-    _dead(state, name)
-    return _raised(state, name, DONE, setup)
+    _dead(state, name, setup)
+    return freed(state.with_part(name, DONE), setup)
 
 
-def _dead(state: State, name: str) -> Part:
-    part = state.parts.get(name)
-    if part is None or part.standing is not Standing.DEAD:
+def _dead(state: State, name: str, setup: Setup) -> Part:
+    gave_up = Standing.DEAD, Standing.HELD
+    if not any(_stands(state, name, each) for each in gave_up) or is_held(state, name, setup):
         raise Gone
-    return part
+    return state.parts[name]
 
 
-def _raised(state: State, name: str, part: Part, setup: Setup) -> State:
-    state = state.with_part(name, part)
+def is_held(state: State, name: str, setup: Setup) -> bool:
+    """Return whether a message is held for a subscription, and still dead for an earlier one."""
+    subscription = setup.named(name)
+    return (
+        subscription is not None
+        and _stands(state, name, Standing.HELD)
+        and _is_dead_earlier(state, subscription, setup)
+    )
+
+
+def _is_dead_earlier(state: State, subscription: Subscription, setup: Setup) -> bool:
+    return any(
+        each.order < subscription.order and _stands(state, each.id, Standing.DEAD)
+        for each in setup.current
+    )
+
+
+def freed(state: State, setup: Setup) -> State:
+    """Open the held parts for which no earlier subscription has a dead letter."""
     for each in setup.current:
-        part_of = state.parts.get(each.id)
-        if part_of is not None and part_of.standing is Standing.HELD:
-            before = [other.id for other in setup.current if other.order < each.order]
-            if not any(_stands(state, other, Standing.DEAD) for other in before):
-                state = state.with_part(each.id, replace(part_of, standing=Standing.OPEN))
+        if _stands(state, each.id, Standing.HELD) and not is_held(state, each.id, setup):
+            opened = replace(state.parts[each.id], standing=Standing.OPEN)
+            state = state.with_part(each.id, opened)
     return state
 
 

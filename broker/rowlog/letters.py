@@ -9,12 +9,11 @@ from broker.errors import BadRequest, NotFound
 from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
 from broker.rowlog.execution_state import Gone, Standing
-from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.index import TableIndex
 from broker.rowlog.meta import Meta
+from broker.rowlog.reopening import Entries
 from broker.rowlog.rows import Message, Rows
 from broker.rowlog.setup import Setup
-from broker.rowlog.wakeups import Wakeups
-from broker.rowlog.workoff import entries_of
 
 LISTED_MAX: Final = 1_000
 
@@ -38,17 +37,15 @@ class DeadLetters:
         attempts: Attempts,
         messages: Rows,
         meta: Meta,
-        index: Index,
         table_index: TableIndex,
-        wakeups: Wakeups,
+        entries: Entries,
     ) -> None:
         """Use the parts of a rowlog."""
         self._attempts = attempts
         self.messages = messages
         self.meta = meta
-        self.index = index
         self.table_index = table_index
-        self.wakeups = wakeups
+        self._entries = entries
 
     async def listed(self, subscription: str, limit: int) -> list[DeadLetter]:
         """Return the oldest dead letters of a subscription."""
@@ -78,31 +75,17 @@ class DeadLetters:
         decide: Callable[[execution_state.State, str, Setup], execution_state.State],
     ) -> None:
         setup, message = await self.meta.fresh(), letter.message
-        if letter.held:
-            raise BadRequest(
-                "It is held by the dead letter of an earlier subscription: revive that."
-            )
         found = await self.messages.one(message.row, message.id)
         if found is None:
             raise NotFound("This message is finished.")
+        if execution_state.is_held(found.state, letter.subscription, setup):
+            raise BadRequest(
+                "It is held by the dead letter of an earlier subscription: revive that."
+            )
         try:
-            after = decide(found.state, letter.subscription, setup)
-            names = [name for name in after.parts if after.is_open(name)]
-            entries = await entries_of(self.meta, message.row, found, names)
-            if entries:
-                await self.index.add(entries)
-            state = await self.messages.change(
-                message.row, message.id, lambda now: decide(now, letter.subscription, setup)
+            state = await self._entries.reopened(
+                message.row, found, lambda now: decide(now, letter.subscription, setup)
             )
         except Gone:
             raise NotFound("This message is no dead letter of the subscription.") from None
-        changed = [name for name in state.parts if state.parts[name] != found.state.parts[name]]
-        gone = [
-            entry._replace(shard=shard.id)
-            for entry in await entries_of(self.meta, message.row, found, changed)
-            for shard in setup.shards
-        ]
-        await self.table_index.unbury(gone)
         await self._attempts.finished(message.row, found, state)
-        for name in names:
-            self.wakeups.wake_for_all(name)

@@ -7,6 +7,7 @@ index entry of a done message          removed by the processor at once: an earl
 open message without an index entry    a sweep of the user's table adds the entry again
 dead message that is not listed        a sweep of the user's table lists it again
 finished message with its cells        the sweep deletes the cells
+held message with nothing to hold it   the sweep opens it
 message of a removed subscription      counts as done for it, by the processor and the sweep
 =====================================  ==============================================================
 
@@ -16,7 +17,7 @@ any stale entry is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -26,9 +27,10 @@ from broker.clock import Clock
 from broker.errors import StorageCorrupt
 from broker.rowlog.cell_keys import DEAD_END, OPEN_END, Entry
 from broker.rowlog.counters import Figures
-from broker.rowlog.execution_state import Gone, Standing, State, unknown, without
+from broker.rowlog.execution_state import Gone, Standing, State, freed, unknown, without
 from broker.rowlog.index import Index, Inventory, TableIndex, entries_for
 from broker.rowlog.meta import Meta
+from broker.rowlog.reopening import Entries
 from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Found, Rows
 from broker.rowlog.setup import Setup
@@ -60,12 +62,14 @@ class Report:
     """Rows with a state that can't be decoded. All messages in them are left as they are."""
     of_removed: int = 0
     """Messages that are not done for a subscription that is removed."""
+    held: int = 0
+    """Messages that are held although no earlier subscription has a dead letter of them."""
 
     @property
     def is_sound(self) -> bool:
         """True if nothing has to be repaired."""
         wrong = self.without_entry + self.orphans + self.stale + self.finished + self.unreadable
-        return not wrong
+        return not wrong + self.held
 
     def as_dict(self) -> dict[str, int]:
         """Return all figures by name."""
@@ -83,19 +87,17 @@ class Repair:
         meta: Meta,
         clock: Clock,
         figures: Figures,
-        restored: Callable[[str], None],
+        entries: Entries,
     ) -> None:
-        """Use the parts of a rowlog.
-
-        ``restored`` is called with the subscription of each open entry that was added again.
-        """
+        """Use the parts of a rowlog."""
         self._rows = rows
         self._index = index
         self._table = table
         self._meta = meta
         self._clock = clock
         self._figures = figures
-        self._restored = restored
+        self._entries = entries
+        self._restored = entries.wake_for_all
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
         """Read the states of all rows of the user's table, and compare them with the index. Raises TableError."""
@@ -139,6 +141,11 @@ class Repair:
                 if mend:
                     await self._finish(row, each, removed)
                 continue
+            if (opened := freed(state, setup)) != state:
+                report.held += 1
+                if mend:
+                    await self._free(row, each, setup)
+                    state = opened
             for name, part in state.parts.items():
                 entry = entries_for(ring, [name], row, each.id, b"")[0]
                 if part.standing is Standing.OPEN:
@@ -152,6 +159,13 @@ class Repair:
         report.without_entry += len(lost_open) + len(lost_dead)
         if mend and (lost_open or lost_dead):
             await self._restore(row, lost_open, lost_dead)
+
+    async def _free(self, row: bytes, found: Found, setup: Setup) -> None:
+        data = (await self._rows.data(row, [found.id])).get(found.id, b"")
+        with suppress(Gone):
+            await self._entries.reopened(
+                row, found._replace(data=data), lambda now: freed(now, setup)
+            )
 
     async def _finish(self, row: bytes, found: Found, removed: set[str]) -> None:
         with suppress(Gone):
@@ -223,29 +237,36 @@ class Repair:
         Raises TableError.
         """
         count = 0
+        setup = await self._meta.fresh()
         async for page in self._index.pages(name, 0):
             for entry in page:
-                count += await self._let_go(entry)
+                count += await self._let_go(entry, setup)
             await self._index.remove(page)
         while dead := await self._table.dead(name, ROWS):
             for entry in dead:
-                count += await self._let_go(entry)
+                count += await self._let_go(entry, setup)
             await self._table.unbury(dead)
         await self._index.flush()
         return count
 
-    async def _let_go(self, entry: Entry) -> bool:
-        """Count a message as done for the entry's subscription. Return whether it was not done before."""
+    async def _let_go(self, entry: Entry, setup: Setup) -> bool:
+        """Count a message as done for the entry's subscription. Return whether it was not done before.
+
+        Later subscriptions get the message if it was held for them.
+        """
         waited = False
 
         def let_go(now: State) -> State:
             nonlocal waited
             part = now.parts.get(entry.subscription)
             waited = part is not None and part.standing is not Standing.DONE
-            return without(now, [entry.subscription])
+            return freed(without(now, [entry.subscription]), setup)
 
+        found = await self._rows.one(entry.row, entry.message)
+        if found is None:
+            return False
         try:
-            state = await self._rows.change(entry.row, entry.message, let_go)
+            state = await self._entries.reopened(entry.row, found, let_go)
         except Gone:
             return False
         if state.is_finished:

@@ -24,6 +24,7 @@ from broker.rowlog.letters import LISTED_MAX, DeadLetter, DeadLetters
 from broker.rowlog.listeners import Listener, LocalListeners
 from broker.rowlog.meta import Meta
 from broker.rowlog.puts import Parts, Put, Putting
+from broker.rowlog.reopening import Entries
 from broker.rowlog.repair import Repair, Report
 from broker.rowlog.row_locks import RowLocks
 from broker.rowlog.row_table import RowTable, TableError
@@ -198,6 +199,9 @@ class RowLog:
         chance = random.Random(secrets.randbits(64)).random  # noqa: S311 - Jitter is no secret.
         tools = Tools(self.id, self.messages, self.meta, self.clock, self.figures, chance)
         self._attempts = Attempts(tools)
+        entries = Entries(
+            self.meta, self.messages, self.index, self.table_index, self.wakeups.wake_for_all
+        )
         self.repair = Repair(
             self.messages,
             self.index,
@@ -205,7 +209,7 @@ class RowLog:
             self.meta,
             self.clock,
             self.figures,
-            self.wakeups.wake_for_all,
+            entries,
         )
         self._working_off = WorkingOff(
             self._attempts,
@@ -216,7 +220,7 @@ class RowLog:
             self.listeners,
         )
         self._letters = DeadLetters(
-            self._attempts, self.messages, self.meta, self.index, self.table_index, self.wakeups
+            self._attempts, self.messages, self.meta, self.table_index, entries
         )
         self._subscribing = Subscribing(
             self.id,
