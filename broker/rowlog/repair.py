@@ -69,7 +69,7 @@ class Report:
     def is_sound(self) -> bool:
         """True if nothing has to be repaired."""
         wrong = self.without_entry + self.orphans + self.stale + self.finished + self.unreadable
-        return not wrong + self.held
+        return not (wrong or self.held)
 
     def as_dict(self) -> dict[str, int]:
         """Return all figures by name."""

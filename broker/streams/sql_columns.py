@@ -186,9 +186,18 @@ def watermarked(frame: DataFrame, time: str, lateness_ms: int) -> DataFrame:
 def window_of(windows: Windows, time: str) -> Column:
     """Return the windows of a time."""
     if isinstance(windows, SessionWindow):
-        return sf.session_window(time, f"{windows.gap_ms} milliseconds")
+        # Spark makes one session of two records that are exactly a gap apart. ``_end_of`` adds the microsecond again.
+        return sf.session_window(time, f"{windows.gap_ms * 1000 - 1} microseconds")
     size, slide = f"{windows.size_ms} milliseconds", f"{windows.slide_ms} milliseconds"
     return sf.window(time, size, slide)
+
+
+def _end_of(windows: Windows, bounds: str) -> Column:
+    """Return the end of the windows of ``window_of``."""
+    end = sf.col(f"{bounds}.end")
+    if isinstance(windows, SessionWindow):
+        return end + sf.expr("INTERVAL 1 MICROSECOND")
+    return end
 
 
 Late = Sequence[tuple[DataFrame, int]]
@@ -211,7 +220,7 @@ def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
     else:
         result = {"sum": sf.sum, "avg": sf.avg}[operator.kind](selected)
     grouped = marked.groupBy(window_of(operator.windows, "_time").alias("_bounds"), "_key")
-    start, end = sf.col("_bounds.start"), sf.col("_bounds.end")
+    start, end = sf.col("_bounds.start"), _end_of(operator.windows, "_bounds")
     return (
         grouped.agg(result.alias(_VALUE))
         .select(

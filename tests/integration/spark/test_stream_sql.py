@@ -3,8 +3,10 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from broker.streams import Json, StreamBuilder, graph
+from broker.streams import Json, StreamBuilder, graph, session
+from broker.streams.accumulators import Count
 from broker.streams.compiler import Compiler
+from broker.streams.sql_columns import aggregated, as_values
 from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -37,3 +39,19 @@ def test_messages_that_do_not_match_the_schema_become_dead_letters(bed: Bed) -> 
     assert bed.read("out") == ["a", "d"]
     letters = [message.payload for message in bed.client.poll(bed.topic("dead"))]
     assert letters == [b"{", b'{"customer": "c", "amount": "much"}']
+
+
+def test_two_records_exactly_a_gap_apart_are_two_sessions(spark: SparkSession) -> None:
+    """As in Python (tests/unit/streams/test_chains.py)."""
+    given = spark.sql(
+        "SELECT false AS _beat, CAST('' AS BINARY) AS _at, timestamp_millis(t) AS _time, k AS _key, "
+        "CAST(NULL AS STRUCT<start: TIMESTAMP, end: TIMESTAMP>) AS _window, k AS value "
+        "FROM VALUES (0L, 'apart'), (5000L, 'apart'), (0L, 'near'), (4999L, 'near') AS x(t, k)"
+    )
+    operator = graph.Aggregate(name="count-1", kind="count", make=Count, windows=session("5s"))
+    found = as_values(aggregated([(given, 0)], operator)).select("key", "start", "end", "value")
+    assert sorted(map(tuple, found.collect())) == [
+        ("apart", 0, 5000, 1),
+        ("apart", 5000, 10_000, 1),
+        ("near", 0, 9999, 2),
+    ]
