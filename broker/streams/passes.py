@@ -268,7 +268,7 @@ class TypedPass(Pass):
     def _typed(self, record: StreamRecord) -> Row | Letter:
         try:
             pa.scalar(record.value, self._type)
-        except (pa.ArrowException, OverflowError) as error:
+        except (pa.ArrowException, OverflowError, ValueError) as error:
             wrong = TypeError(f"its result is no {self._returns}: {error}")
             return self._failures.letter("error", self._name, record, wrong)
         return (RECORD, record.at, record.time_ms, NO_KEY, record.value, 0, None, None, None, None)

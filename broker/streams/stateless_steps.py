@@ -16,6 +16,9 @@ from broker.streams.failures import Failures
 from broker.streams.stream_records import Letter, StreamRecord
 from broker.streams.windows import Window
 
+TIME_MS_MIN: Final = -62_135_596_800_000
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The first and the last ms of the years 1 to 9999."""
 _PLACE: Final = struct.Struct(">I")
 
 Taken = Iterator[StreamRecord | Letter]
@@ -132,12 +135,18 @@ class PairFunction:
 
 
 def time_ms_of(time: Any) -> int:
-    """Return a time in ms. Raises TypeError if it is no time, ValueError for a datetime without a time zone."""
+    """Return a time in ms.
+
+    Raises TypeError if it is no time, ValueError for a datetime without a time zone, or a time outside the years 1 to
+    9999. Such a time can't be a timestamp of Spark, and Spark would stop the job.
+    """
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise ValueError("a datetime without a time zone is ambiguous: give it tzinfo")
         return round(time.timestamp() * 1000)
     if isinstance(time, int | float) and not isinstance(time, bool):
+        if not TIME_MS_MIN <= time <= TIME_MS_MAX:
+            raise ValueError(f"the time {time} is outside the years 1 to 9999: give ms since 1970")
         return int(time)
     raise TypeError(f"a {type(time).__name__} is no time: give ms since 1970, or a datetime")
 

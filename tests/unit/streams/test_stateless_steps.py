@@ -95,6 +95,14 @@ def test_a_time_is_a_number_or_a_datetime_with_a_zone() -> None:
             stateless_steps.time_ms_of(wrong)
 
 
+@pytest.mark.parametrize("time", [1e30, -1e30, 1_700_000_000_000_000_000, float("nan")])
+def test_a_time_is_of_the_years_1_to_9999(time: float) -> None:
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
+    assert stateless_steps.time_ms_of(stateless_steps.time_ms_of(last))
+    with pytest.raises(ValueError, match="outside the years 1 to 9999"):
+        stateless_steps.time_ms_of(time)
+
+
 def test_a_function_that_raises_fails_only_its_record() -> None:
     divide = stateless_steps.Mapping(lambda value: 6 // value)
     found = through(
