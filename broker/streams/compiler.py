@@ -148,7 +148,10 @@ class Compiler:
                     f"{step.name} is SQL, but the values before it are objects of Python: give the map before it "
                     "returns=, with their type."
                 )
-            return replace(in_columns, columns=sql_columns.stepped(in_columns.columns, step))
+            columns = sql_columns.stepped(in_columns.columns, step)
+            if step.kind != "select_timestamp":
+                return replace(in_columns, columns=columns)
+            return self._without_errors(in_columns, columns, step, sql_columns.TIMELESS)
         branch = self._in_python(branch)
         kind = STEPS.get(step.kind, stateless_steps.Turning)
         made = Step(step.name, kind(step.function))
@@ -293,11 +296,22 @@ class Compiler:
         decoded = sql_columns.decoded(
             branch.source, branch.frame, keeps_payload=self.job.dead_letters is not None
         )
-        is_owner = branch.source.name in branch.owned
-        good, letters = sql_columns.without_errors(
-            decoded, branch.source, self.job, is_owner=is_owner
+        return self._without_errors(
+            replace(branch, source=None), decoded, branch.source, sql_columns.UNREADABLE
         )
-        return replace(branch, columns=good, source=None, letters=(*branch.letters, *letters))
+
+    def _without_errors(
+        self,
+        branch: Branch,
+        columns: DataFrame,
+        operator: graph.Operator,
+        fault: sql_columns.Fault,
+    ) -> Branch:
+        is_owner = operator.name in branch.owned
+        good, letters = sql_columns.without_errors(
+            columns, operator, self.job, fault, is_owner=is_owner
+        )
+        return replace(branch, columns=good, letters=(*branch.letters, *letters))
 
     def _in_python(self, branch: Branch) -> Branch:
         if branch.columns is not None:

@@ -9,14 +9,14 @@ struct, and ``value``, ``key`` and, behind windows, ``window``::
     _key    the key
     _window the window of a result
     value   the value
-    _error  of a message that can't be decoded: its payload; else null
+    _error  of a message that can't be decoded: its payload; of a record without a time: its value; else null
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -24,6 +24,7 @@ from pyspark.sql.types import ArrayType, MapType, StructType
 
 from broker.streams import graph
 from broker.streams.serdes import Bytes, Json, Text
+from broker.streams.stateless_steps import TIME_MS_MAX, TIME_MS_MIN
 from broker.streams.windows import SessionWindow, Sliding, Windows
 
 KEPT: Final = ("_beat", "_at", "_time", "_key", "_window")
@@ -81,39 +82,49 @@ def _struct_without(frame: DataFrame, name: str) -> Column:
     return sf.struct(*(value.getField(each).alias(each) for each in kind.names if each != name))
 
 
-def without_errors(
-    decoded: DataFrame, source: graph.Source, job: graph.Graph, *, is_owner: bool
-) -> tuple[DataFrame, list[DataFrame]]:
-    """Return the decoded values, and the letters of the other messages if ``is_owner``.
+class Fault(NamedTuple):
+    """A record that fails: the reason of its letter, and the text of its error."""
 
-    Without a topic for letters the first message that can't be decoded makes the query fail.
+    reason: str
+    error: str
+
+
+UNREADABLE: Final = Fault("decode", "the message does not fit the schema")
+TIMELESS: Final = Fault("error", "the record's time is null, or outside the years 1 to 9999")
+
+
+def without_errors(
+    given: DataFrame, operator: graph.Operator, job: graph.Graph, fault: Fault, *, is_owner: bool
+) -> tuple[DataFrame, list[DataFrame]]:
+    """Return the records whose ``_error`` is null, and the letters of the others if ``is_owner``.
+
+    Without a topic for letters the first such record makes the query fail.
     """
     is_sound = sf.col("_error").isNull()
     if job.dead_letters is None:
         text = sf.concat(
-            sf.lit(f"{source.name} failed at the message "),
+            sf.lit(f"{operator.name} failed at the message "),
             sf.lower(sf.hex("_at")),
             sf.lit(
-                " (decode): it does not fit the schema. Give the builder dead_letters=TOPIC to go on without such "
-                "records."
+                f" ({fault.reason}): {fault.error}. Give the builder dead_letters=TOPIC to go on without such records."
             ),
         )
         failed = sf.raise_error(text).cast("boolean")
-        return decoded.where(sf.when(is_sound, sf.lit(True)).otherwise(failed)).drop("_error"), []
-    letters = decoded.where(~is_sound).select(
+        return given.where(sf.when(is_sound, sf.lit(True)).otherwise(failed)).drop("_error"), []
+    letters = given.where(~is_sound).select(
         sf.lit(job.dead_letters).alias("topic"),
         sf.col("_error").alias("value"),
         sf.lit(None).cast("binary").alias("key"),
         headers_of(
-            reason="decode",
+            reason=fault.reason,
             job=job.job_id,
-            operator=source.name,
-            error="the message does not fit the schema",
+            operator=operator.name,
+            error=fault.error,
             stack="",
             id=sf.lower(sf.hex("_at")),
         ).alias("headers"),
     )
-    return decoded.where(is_sound).drop("_error"), [letters] if is_owner else []
+    return given.where(is_sound).drop("_error"), [letters] if is_owner else []
 
 
 def headers_of(**given: str | Column) -> Column:
@@ -142,7 +153,10 @@ def _whole(frame: DataFrame) -> Column:
 
 
 def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
-    """Return the frame behind a step whose function is SQL."""
+    """Return the frame behind a step whose function is SQL.
+
+    Behind ``select_timestamp`` it has ``_error``: the value of a record without a time, else null.
+    """
     sql = str(step.function)
     opened = _opened(frame)
     value = _whole(opened)
@@ -165,9 +179,12 @@ def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
         case "select_timestamp":
             given_time = sf.expr(sql)
             if opened.select(given_time.alias("t")).schema["t"].dataType.typeName() != "timestamp":
-                given_time = sf.timestamp_millis(given_time)
+                is_time = given_time.between(TIME_MS_MIN, TIME_MS_MAX)
+                given_time = sf.when(is_time, sf.timestamp_millis(given_time))
             time = sf.when(beat, sf.col("_time")).otherwise(given_time)
-            return opened.withColumn("_time", time).select(*KEPT, value.alias(_VALUE))
+            timed = opened.withColumn("_time", time).select(*KEPT, value.alias(_VALUE))
+            lost = ~beat & sf.col("_time").isNull()
+            return timed.withColumn("_error", sf.when(lost, _shown(timed)))
         case _:
             pass
     raise ValueError(f"{step.name} takes a function of Python, and not SQL")
@@ -271,16 +288,12 @@ def paired(pairs: DataFrame, function: str) -> DataFrame:
 def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
     """Return values as the messages of a sink: topic, value and, if the sink has keys, key."""
     value = sf.col(_VALUE)
-    kind = frame.schema[_VALUE].dataType
     if isinstance(sink.serde, Bytes):
         payload = value.cast("binary")
     elif isinstance(sink.serde, Text):
         payload = value.cast("string").cast("binary")
-    elif isinstance(kind, StructType | ArrayType | MapType):
-        payload = sf.to_json(value, {"ignoreNullFields": "false"}).cast("binary")
     else:
-        inside = sf.to_json(sf.array(value), {"ignoreNullFields": "false"})
-        payload = sf.substring(inside, sf.lit(2), sf.length(inside) - 2).cast("binary")
+        payload = _json(frame)
     columns = {"topic": sf.lit(sink.topic), "value": payload}
     if sink.topic is None:
         columns |= {
@@ -297,6 +310,22 @@ def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
         columns["key"] = sf.col("_key") if key_kind.typeName() == "binary" else text.cast("binary")
     given = (column.alias(name) for name, column in columns.items())
     return frame.where(~sf.col("_beat")).select(*given)
+
+
+def _json(frame: DataFrame) -> Column:
+    """Return values as JSON."""
+    value = sf.col(_VALUE)
+    if isinstance(frame.schema[_VALUE].dataType, StructType | ArrayType | MapType):
+        return sf.to_json(value, {"ignoreNullFields": "false"}).cast("binary")
+    inside = sf.to_json(sf.array(value), {"ignoreNullFields": "false"})
+    return sf.substring(inside, sf.lit(2), sf.length(inside) - 2).cast("binary")
+
+
+def _shown(frame: DataFrame) -> Column:
+    """Return values as the payload of a letter: text and bytes as they are, others as JSON; never null."""
+    is_plain = frame.schema[_VALUE].dataType.typeName() in {"binary", "string"}
+    shown = sf.col(_VALUE).cast("binary") if is_plain else _json(frame)
+    return sf.coalesce(shown, sf.lit(b""))
 
 
 def as_values(frame: DataFrame) -> DataFrame:

@@ -1,13 +1,20 @@
 """Streams with SQL functions: Spark's plan, and the messages that pass."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from broker.streams import Json, StreamBuilder, graph, session
 from broker.streams.accumulators import Count
 from broker.streams.compiler import Compiler
+from broker.streams.passes import TypedPass
 from broker.streams.sql_columns import aggregated, as_values
+from broker.streams.stateless_steps import Mapping, Step
 from tests.integration.spark.bed import Bed
+from tests.unit.streams.test_passes import FAILURES, READ, rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -55,3 +62,44 @@ def test_two_records_exactly_a_gap_apart_are_two_sessions(spark: SparkSession) -
         ("apart", 5000, 10_000, 1),
         ("near", 0, 9999, 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("function", "returns"),
+    [
+        (lambda _: "\ud800", "STRING"),
+        (lambda _: 1 << 80, "BIGINT"),
+        (lambda _: 5, "STRUCT<a: INT>"),
+    ],
+    ids=["surrogate", "too-large", "no-struct"],
+)
+def test_a_result_that_is_not_of_its_type_fails_alone(
+    spark: SparkSession, function: Callable[[Any], Any], returns: str
+) -> None:
+    assert spark.version, "Spark reads the type"
+    work = TypedPass(READ, [Step("map", Mapping(function))], FAILURES, "map", returns)
+    (letter,) = rows(work, b"7")
+    assert (letter["_payload"], dict(letter["_headers"])["operator"]) == (b"7", b"map")
+
+
+def test_records_without_a_time_become_dead_letters(bed: Bed) -> None:
+    builder = StreamBuilder("timeless", dead_letters=bed.topic("dead"))
+    orders = builder.source(bed.topic("orders"), Json("k STRING, t BIGINT"))
+    orders.select_timestamp("t").map("k").sink(bed.topic("out"), Json())
+    far = {"k": "far", "t": 1_700_000_000_000_000_000}
+    bed.publish("orders", {"k": "a", "t": 1}, {"k": "none"}, far, {"k": "b", "t": 2})
+    bed.run(builder.build())
+    assert bed.read("out") == ["a", "b"]
+    assert bed.letters("dead") == [
+        ("error", "select_timestamp-1", b'{"k":"far","t":1700000000000000000}'),
+        ("error", "select_timestamp-1", b'{"k":"none","t":null}'),
+    ]
+
+
+def test_without_a_topic_for_letters_a_record_without_a_time_stops_the_job(bed: Bed) -> None:
+    builder = StreamBuilder("timeless")
+    orders = builder.source(bed.topic("orders"), Json("k STRING, t TIMESTAMP"))
+    orders.select_timestamp("t").map("k").sink(bed.topic("out"), Json())
+    bed.publish("orders", {"k": "none"})
+    with pytest.raises(StreamingQueryException, match=r"select_timestamp-1 failed .* time is null"):
+        bed.run(builder.build())
