@@ -278,11 +278,12 @@ def without(state: State, names: Iterable[str]) -> State:
     return state
 
 
-def added(state: State, name: str) -> State:
-    """Open a message for one more subscription. Raises Gone: it is finished, or already has that subscription."""
-    if state.is_finished or name in state.parts:
+def added(state: State, subscription: Subscription, setup: Setup) -> State:
+    """Open a message for one more subscription, or hold it. Raises Gone: it is finished, or has that subscription."""
+    if state.is_finished or subscription.id in state.parts:
         raise Gone
-    return state.with_part(name, Part())
+    is_held = setup.settings.respect_order and _is_dead_earlier(state, subscription, setup)
+    return state.with_part(subscription.id, Part(Standing.HELD if is_held else Standing.OPEN))
 
 
 def waits_for(state: State, subscription: Subscription, setup: Setup) -> list[str]:

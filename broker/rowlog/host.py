@@ -21,9 +21,9 @@ from broker.errors import BadRequest, Unavailable
 from broker.rowlog.attempt import Tools
 from broker.rowlog.candidacy import Processing
 from broker.rowlog.election import Elections
-from broker.rowlog.index import Index, TableIndex
 from broker.rowlog.listeners import LocalListeners, Offers
 from broker.rowlog.processor import Means
+from broker.rowlog.reopening import Entries
 from broker.rowlog.upkeep import Upkeep
 from broker.rowlog.wakeups import Wakeups
 
@@ -34,20 +34,18 @@ if TYPE_CHECKING:
 class Host:
     """Serves listeners and processes once ``serve`` or ``start`` is called."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
+    def __init__(
         self,
         tools: Tools,
-        index: Index,
-        table: TableIndex,
         wakeups: Wakeups,
         listeners: LocalListeners,
         upkeep: Upkeep,
         coordinator: Coordinator | None,
+        entries: Entries,
     ) -> None:
         """Use the parts of a rowlog. Without a coordinator this process is the only one that processes."""
         self._tools = tools
-        self._index = index
-        self._table = table
+        self._entries = entries
         self._wakeups = wakeups
         self._listeners = listeners
         self._upkeep = upkeep
@@ -125,7 +123,7 @@ class Host:
             self.tasks.append(asyncio.create_task(nodes.run()))
             offers = nodes
         elections = Elections(coordinator, tools.meta, tools.clock)
-        means = Means(tools, self._index, self._table, offers, self._wakeups, self._settled)
+        means = Means(tools, self._entries, offers, self._wakeups, self._settled)
         self._processing = Processing(
             means, elections, tools.clock, lambda: self._membership, self._upkeep.run
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final, Protocol
 
 from broker.rowlog.batcher import Gathering
@@ -100,11 +101,14 @@ class TableIndex:
         """Remove the batched entries."""
         removed, self._removed = self._removed, {}
         if removed:
-            self._going |= removed.keys()
-            try:
-                await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in removed])
-            finally:
-                self._going -= removed.keys()
+            await self._delete(removed.keys())
+
+    async def _delete(self, keys: AbstractSet[bytes]) -> None:
+        self._going |= keys
+        try:
+            await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in keys])
+        finally:
+            self._going -= keys
 
     async def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
         """Yield pages. Each has a stretch of every shard, sorted by time, row and sequence number."""
@@ -189,9 +193,11 @@ class TableIndex:
             self._table,
             [(index_key(each, DEAD_END), {INDEX_COLUMN: each.data}) for each in entries],
         )
-        await self.remove(entries)
         # At once: another process may revive them, and a later removal would remove the new entry.
-        await self.flush()
+        keys = {index_key(each) for each in entries}
+        for key in keys:
+            self._removed.pop(key, None)
+        await self._delete(keys)
 
     async def unbury(self, entries: Sequence[Entry]) -> None:
         """Remove messages from the list of dead letters."""

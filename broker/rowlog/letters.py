@@ -83,9 +83,11 @@ class DeadLetters:
                 "It is held by the dead letter of an earlier subscription: revive that."
             )
         try:
-            state = await self._entries.reopened(
+            state, names = await self._entries.reopened(
                 message.row, found, lambda now: decide(now, letter.subscription, setup)
             )
         except Gone:
             raise NotFound("This message is no dead letter of the subscription.") from None
         await self._attempts.finished(message.row, found, state)
+        for name in names:
+            self._entries.wake_for_all(name)

@@ -130,7 +130,7 @@ class Meta:
             known = setups.decode(raw) if raw else await self.fresh()
             wanted = change(known)
             if wanted == known:
-                return known
+                return await self.fresh()  # This process may have read an earlier one.
             wanted = replace(wanted, version=known.version + 1)
             if await self._swap(SETUP, raw, setups.encode(wanted)):
                 return await self.fresh()

@@ -34,8 +34,8 @@ from broker.rowlog.execution_state import (
     unknown,
     without,
 )
-from broker.rowlog.index import Index, TableIndex
 from broker.rowlog.listeners import Offers
+from broker.rowlog.reopening import Entries
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found
 from broker.rowlog.setup import Setup, Subscription
@@ -60,8 +60,7 @@ class Means:
     """The parts of a rowlog that processors use."""
 
     tools: Tools
-    index: Index
-    dead: TableIndex
+    entries: Entries
     offers: Offers
     wakeups: Wakeups
     settled: Callable[[str, bytes], None]
@@ -92,7 +91,7 @@ class Processor:
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
         self._done: set[Entry] = set()
-        """Entries settled since the last scan began: the current scan may still show them."""
+        """Entries of messages done since the last scan began: the current scan may still show them."""
         self._scanned_at = 0
         self._full_at = 0.0
         self._polled_at = 0.0
@@ -116,7 +115,7 @@ class Processor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             with suppress(TableError):
-                await self._means.index.flush()
+                await self._means.entries.index.flush()
 
     def _wake(self) -> None:
         self._tools.figures.add("wakeups", self._name)
@@ -172,8 +171,8 @@ class Processor:
         tools = self._tools
         began, now = tools.clock.monotonic(), tools.clock.now_ms()
         since = self._since(setup, began)
-        await self._means.index.flush()
-        async for page in self._means.index.pages(self._name, since):
+        await self._means.entries.index.flush()
+        async for page in self._means.entries.index.pages(self._name, since):
             for entry in page:
                 if entry not in self._done:
                     self.work.offer(entry)
@@ -308,10 +307,17 @@ class Processor:
                 self._tools.figures.add("orphans_removed", self._name)
             elif state.is_open(self._name):
                 continue
-            elif (part := state.parts.get(self._name)) and part.standing is not Standing.DONE:
-                await self._means.dead.bury([entry])
+            elif (part := state.parts.get(self._name)) is None:
+                # ``subscribe`` adds the entry, and then opens the message.
+                wait = now + setup.settings.wakeup_timeout_ms
+                due = min(due or wait, wait)
+                continue
+            elif part.standing is not Standing.DONE:
+                await self._means.entries.bury(row, [entry])
+                self.work.settle(row, entry)
+                continue
             stale.append(entry)
-        await self._means.index.remove(stale)
+        await self._means.entries.index.remove(stale)
         for entry in stale:
             self.work.settle(row, entry)
         return due
@@ -322,10 +328,10 @@ class Processor:
             return
         mine = [each for each in self.work.entries(row) if each.message == head.id]
         if state.parts[self._name].standing is Standing.DONE:
-            await self._means.index.remove(mine)
+            await self._means.entries.index.remove(mine)
+            self._done.update(mine)
         else:
-            await self._means.dead.bury(mine)
+            await self._means.entries.bury(row, mine)
         for entry in mine:
             self.work.settle(row, entry)
-        self._done.update(mine)
         self._means.settled(self._name, row)

@@ -97,7 +97,6 @@ class Repair:
         self._clock = clock
         self._figures = figures
         self._entries = entries
-        self._restored = entries.wake_for_all
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
         """Read the states of all rows of the user's table, and compare them with the index. Raises TableError."""
@@ -163,9 +162,11 @@ class Repair:
     async def _free(self, row: bytes, found: Found, setup: Setup) -> None:
         data = (await self._rows.data(row, [found.id])).get(found.id, b"")
         with suppress(Gone):
-            await self._entries.reopened(
+            _, names = await self._entries.reopened(
                 row, found._replace(data=data), lambda now: freed(now, setup)
             )
+            for name in names:
+                self._entries.wake_for_all(name)
 
     async def _finish(self, row: bytes, found: Found, removed: set[str]) -> None:
         with suppress(Gone):
@@ -180,12 +181,12 @@ class Repair:
         def whole(entries: set[Entry]) -> list[Entry]:
             return [each._replace(data=data.get(each.message, b"")) for each in entries]
 
-        await self._table.bury(whole(lost_dead))
+        await self._entries.bury(row, whole(lost_dead))
         if lost_open:
             await self._index.add(whole(lost_open))
         for entry in lost_open:
             self._figures.add("entries_restored", entry.subscription)
-            self._restored(entry.subscription)
+            self._entries.wake_for_all(entry.subscription)
 
     async def entries(self, report: Report, *, mend: bool) -> None:
         """Read the whole index table, and compare it with the rows. Raises TableError."""
@@ -220,11 +221,11 @@ class Repair:
         elif (part.standing is Standing.OPEN) != (end == OPEN_END):
             report.stale += 1
             if mend and end == OPEN_END:
-                await self._table.bury([entry])
+                await self._entries.bury(entry.row, [entry])
                 return
             if mend:
                 await self._index.add([entry])
-                self._restored(entry.subscription)
+                self._entries.wake_for_all(entry.subscription)
         else:
             return
         if mend:
@@ -266,9 +267,11 @@ class Repair:
         if found is None:
             return False
         try:
-            state = await self._entries.reopened(entry.row, found, let_go)
+            state, names = await self._entries.reopened(entry.row, found, let_go)
         except Gone:
             return False
+        for name in names:
+            self._entries.wake_for_all(name)
         if state.is_finished:
             await self._rows.remove(entry.row, [entry.message])
         return waited

@@ -215,8 +215,7 @@ class RowLog:
             self._attempts,
             self.messages,
             self.meta,
-            self.index,
-            self.table_index,
+            entries,
             self.listeners,
         )
         self._letters = DeadLetters(
@@ -226,7 +225,7 @@ class RowLog:
             self.id,
             self.messages,
             self.meta,
-            self.index,
+            entries,
             self.table_index,
             self.repair,
             self.wakeups,
@@ -256,12 +255,11 @@ class RowLog:
         )
         self.host = Host(
             tools,
-            self.index,
-            self.table_index,
             self.wakeups,
             self.listeners,
             self._upkeep,
             coordinator,
+            entries,
         )
 
     async def close(self) -> None:
@@ -355,8 +353,13 @@ class RowLog:
 
         Args:
             subscription: the subscription.
-            since: "now": it gets messages that are put from now on. "open": it also gets messages that are open for
-                any other subscription.
+            since: "now": it gets messages that are put from now on. "open": it also gets messages that are not
+                finished, and were not put for it.
+
+        Raises:
+            BadName, BadRequest: it can't be as it is given.
+            TableError, Unavailable, OutcomeUnknown: the table does not answer. The change may have been made in part,
+                and the same call may be repeated.
         """
         await self._subscribing.subscribe(subscription, since=since)
 

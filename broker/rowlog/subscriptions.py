@@ -11,13 +11,13 @@ from broker.coordination.ports import Coordinator
 from broker.errors import NotFound
 from broker.rowlog import execution_state
 from broker.rowlog.execution_state import Gone
-from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.index import TableIndex
 from broker.rowlog.meta import Meta
+from broker.rowlog.reopening import Entries
 from broker.rowlog.repair import ROWS, Repair
 from broker.rowlog.rows import Rows
 from broker.rowlog.setup import Settings, Setup, Subscription, changed_settings
 from broker.rowlog.wakeups import Wakeups
-from broker.rowlog.workoff import entries_of
 
 
 class Subscribing:
@@ -28,7 +28,7 @@ class Subscribing:
         rowlog: str,
         messages: Rows,
         meta: Meta,
-        index: Index,
+        entries: Entries,
         table_index: TableIndex,
         repair: Repair,
         wakeups: Wakeups,
@@ -38,7 +38,7 @@ class Subscribing:
         self.id = rowlog
         self.messages = messages
         self.meta = meta
-        self.index = index
+        self._entries = entries
         self.table_index = table_index
         self.repair = repair
         self.wakeups = wakeups
@@ -51,35 +51,40 @@ class Subscribing:
 
         Args:
             subscription: the subscription.
-            since: "now": it gets messages put from now on. "open": it also gets messages that are open for any other
-                subscription.
-        """
-        is_new = (await self.meta.fresh()).named(subscription.id) is None
-        await self._change(lambda setup: setup.with_subscription(subscription))
-        if is_new and since == "open":
-            await self._open_for(subscription)
+            since: "now": it gets messages put from now on. "open": it also gets messages that are not finished, and
+                were not put for it.
 
-    async def _open_for(self, subscription: Subscription) -> None:
-        """Open for a new subscription the messages that are open for others."""
-        start = b""
+        Raises:
+            BadName, BadRequest: it can't be as it is given.
+            TableError, Unavailable, OutcomeUnknown: the table does not answer. The change may have been made in part,
+                and the same call may be repeated.
+        """
+        setup = await self._change(lambda setup: setup.with_subscription(subscription))
+        if since == "open":
+            await self._open_for(subscription, setup)
+
+    async def _open_for(self, subscription: Subscription, setup: Setup) -> None:
+        """Open the messages of others for a subscription. A call that failed may be repeated."""
+        start, name = b"", subscription.id
         while rows := await self.messages.sweep(start, ROWS):
             for row, found in rows:
                 for each in found or ():
                     data = (await self.messages.data(row, [each.id])).get(each.id, b"")
                     if not subscription.filter.takes(row, data):
                         continue
+                    whole = each._replace(data=data)
+                    if each.state.is_open(
+                        name
+                    ):  # An earlier call may have failed before its last step.
+                        await self._entries.add(row, whole, [name])
                     with suppress(Gone):
-                        # A message that raises Gone needs no entry.
-                        execution_state.added(each.state, subscription.id)
-                        entries = await entries_of(
-                            self.meta, row, each._replace(data=data), [subscription.id]
-                        )
-                        await self.index.add(entries)
-                        await self.messages.change(
-                            row, each.id, lambda now: execution_state.added(now, subscription.id)
+                        await self._entries.reopened(
+                            row,
+                            whole,
+                            lambda now: execution_state.added(now, subscription, setup),
                         )
             start = rows[-1][0] + b"\0"
-        self.wakeups.wake_for_all(subscription.id)
+        self.wakeups.wake_for_all(name)
 
     async def unsubscribe(self, name: str) -> int:
         """Remove a subscription and its messages; return how many were open for it. Raises NotFound."""

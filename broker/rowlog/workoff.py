@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from broker.errors import Fenced, OutcomeUnknown
 from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
-from broker.rowlog.cell_keys import Entry
 from broker.rowlog.execution_state import Busy, Gone, unknown, waits_for, without
-from broker.rowlog.index import Index, TableIndex, entries_for
 from broker.rowlog.listeners import LocalListeners
 from broker.rowlog.meta import Meta
 from broker.rowlog.refusals import MessagesOpen
-from broker.rowlog.ring import Ring
+from broker.rowlog.reopening import Entries
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found, Message, Rows
 from broker.rowlog.setup import Setup
@@ -27,16 +23,14 @@ class WorkingOff:
         attempts: Attempts,
         messages: Rows,
         meta: Meta,
-        index: Index,
-        dead: TableIndex,
+        entries: Entries,
         listeners: LocalListeners,
     ) -> None:
         """Use the parts of a rowlog."""
         self._attempts = attempts
         self.messages = messages
         self.meta = meta
-        self.index = index
-        self.dead = dead
+        self._entries = entries
         self.listeners = listeners
 
     async def process(self, message: Message) -> bool:
@@ -109,13 +103,7 @@ class WorkingOff:
         except (TableError, OutcomeUnknown) as error:
             return state, str(error)
         if outcome.is_done:
-            await self.index.remove(await entries_of(self.meta, row, found, [name]))
+            await self._entries.index.remove(await self._entries.of(row, found, [name]))
         elif dead := outcome.state.dead:
-            await self.dead.bury(await entries_of(self.meta, row, found, dead))
+            await self._entries.bury(row, await self._entries.of(row, found, dead))
         return outcome.state, outcome.reason
-
-
-async def entries_of(meta: Meta, row: bytes, found: Found, names: Sequence[str]) -> list[Entry]:
-    """Return the entries that a message has, if it was put under the current shards."""
-    setup = await meta.setup()
-    return entries_for(Ring(setup.writable), names, row, found.id, found.data)
