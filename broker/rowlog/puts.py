@@ -214,11 +214,13 @@ class Putting:
             if together:
                 guard = None if permit is None else permit.guard
                 made = await parts.table.change(parts.rows.table, row, cells, gone, guard)
-                if not made and (message is None or await parts.rows.one(row, message) is None):
-                    raise RowLocked("The lock on this row was lost; nothing was written.")
+                if not made:
+                    # The gateway may have repeated a call that was made, and its message may be processed already.
+                    await self._resolve(row, message, RowLocked("the lock on the row was lost"))
                 return
             if permit is not None:
                 parts.locks.check(permit)
+                permit.is_used = True
             await change()
         except NotWritten as error:
             raise Unavailable(f"The row was not changed: {error}.") from error

@@ -5,17 +5,20 @@ may take the lock over. The guarantee depends on the table:
 
 * Thrift-2, memory: the put compares the lock's cell in the same step. A holder that lost its lock can't write.
 * Thrift-1 can't compare a cell in a put. A holder sends no put in the last LATE_MS of its lock, by its own clock. A put
-  that was sent before and arrives more than LATE_MS later is written, after the put of the next holder.
+  that was sent before and arrives more than LATE_MS later is written, after the put of the next holder. So a holder
+  does not release the lock while its put may be in flight: the lock ends with its time-out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from broker.clock import Clock
+from broker.errors import OutcomeUnknown
 from broker.rowlog.cells import encode_permit, permit_taken_at
 from broker.rowlog.refusals import RowLocked
 from broker.rowlog.row_table import Guard, NotWritten, RowTable, TableError
@@ -34,6 +37,8 @@ class Permit:
         """Be valid until a time of the monotonic clock, seconds."""
         self.guard = guard
         self.good_until = good_until
+        self.is_used = False
+        """True once a put that can't compare the lock was sent."""
 
 
 class RowLocks:
@@ -53,10 +58,15 @@ class RowLocks:
             RowLocked: others held it for a whole lock time-out, or the table does not answer.
         """
         permit = await self._take(row, settings)
+        in_flight = False
         try:
             yield permit
+        except (OutcomeUnknown, asyncio.CancelledError):
+            in_flight = permit.is_used
+            raise
         finally:
-            await self._release(row, permit)
+            if not in_flight:
+                await self._release(row, permit)
 
     async def _take(self, row: bytes, settings: Settings) -> Permit:
         column = self._rows.columns.lock

@@ -1,14 +1,19 @@
 """Putting: what is written, in which order, and what a crash or a refusal leaves."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from broker.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
-from broker.rowlog import Filter, Put, RowLocked, Subscription
+from broker.errors import BadRequest, BodyTooLarge, NotFound, OutcomeUnknown, Unavailable
+from broker.rowlog import Filter, Put, Subscription
 from broker.rowlog.row_locks import RowLocks
+from broker.rowlog.row_table import WriteUnknown
 from broker.rowlog.setup import Settings
+from broker.testing.virtual_time import pass_time
 from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard, World, until, virtual
+
+LOCKED = {"row_locks": True}
 
 
 @virtual
@@ -142,9 +147,68 @@ async def test_a_lock_whose_time_is_up_is_taken_over_and_its_holder_can_not_writ
             world.stored[TABLE][ROW][b"rowlog:\x04LOCK"] = b"\0" * 12
 
     world.processes[0].on_step = taken_over
-    with pytest.raises(RowLocked, match="lost"):
+    with pytest.raises(OutcomeUnknown, match="lost"):
         await log.put(ROW, {b"d:x": b"1"})
     assert world.cells() == {}
+
+
+@virtual
+async def test_a_put_that_was_made_and_processed_is_not_told_as_refused(world: World) -> None:
+    """The gateway's first call makes the change, and its answer is lost; its second call finds another lock."""
+    log = await world.log("a", settings={"row_locks": True})
+    log.listen("a", Heard())
+    await log.start()
+    rows = world.processes[0].rows
+    change = rows.change
+
+    async def twice(*given: Any) -> bool:
+        assert await change(*given)
+        await until(lambda: not world.cells())
+        world.stored[TABLE][ROW][b"rowlog:\x04LOCK"] = b"\0" * 12
+        return await change(*given)
+
+    rows.change = twice  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await log.put(ROW, {b"d:x": b"1"})
+    assert world.stored[TABLE][ROW][b"d:x"] == b"1"
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "no-answer"])
+def test_a_lock_is_kept_while_a_put_that_can_not_compare_it_may_arrive(is_cancelled: bool) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        log, second = [(await world.process(settings=LOCKED)).log for _ in range(2)]
+        await log.subscribe(Subscription("a"))
+        await second.meta.fresh()
+        for process in world.processes:
+            process.rows.changes_together = False
+        rows = world.processes[0].rows
+        put = rows.put
+        late: list[asyncio.Task[None]] = []
+
+        async def arrive(*given: Any) -> None:
+            await pass_time(2)
+            await put(*given)
+
+        async def slow(table: bytes, given: Any) -> None:
+            if table != TABLE:
+                return await put(table, given)
+            late.append(asyncio.create_task(arrive(table, given)))
+            await pass_time(1)
+            raise WriteUnknown("no answer in time")
+
+        rows.put = slow  # type: ignore[method-assign]
+        putting = asyncio.create_task(log.put(ROW, {b"d:x": b"first"}))
+        await until(lambda: bool(late))
+        if is_cancelled:
+            putting.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else OutcomeUnknown):
+            await putting
+        await second.put(ROW, {b"d:x": b"second"})
+        assert late[0].done(), "the lock lasts longer than the first put is in flight"
+        assert world.stored[TABLE][ROW][b"d:x"] == b"second"
+
+    test()
 
 
 @virtual
