@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker.errors import Fenced, OutcomeUnknown
 from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
@@ -64,10 +66,15 @@ class WorkingOff:
             raise MessagesOpen(f"Messages of the row are still open: {'; '.join(reasons)}.")
 
     async def _found(self, row: bytes) -> tuple[Setup, list[Found]]:
-        setup, found = await self.meta.setup(), await self.messages.open(row)
-        if any(unknown(each.state, setup) for each in found):
-            setup = await self.meta.fresh()
-        return setup, found
+        found = await self.messages.open(row)
+        return await self._known(found), found
+
+    async def _known(self, found: Sequence[Found]) -> Setup:
+        """Return a setup that has all subscriptions of these messages, except removed ones."""
+        setup = await self.meta.setup()
+        return (
+            await self.meta.fresh() if any(unknown(each.state, setup) for each in found) else setup
+        )
 
     async def _work_off_one(
         self, row: bytes, found: Found, setup: Setup, stuck: dict[str, str]
@@ -99,7 +106,7 @@ class WorkingOff:
         except (Busy, Fenced) as busy:
             return state, str(busy)
         except Gone:
-            return state.with_part(name, execution_state.DONE), ""
+            return await self._after_gone(row, found, name, state)
         except (TableError, OutcomeUnknown) as error:
             return state, str(error)
         if outcome.is_done:
@@ -107,3 +114,16 @@ class WorkingOff:
         elif dead := outcome.state.dead:
             await self._entries.bury(row, await self._entries.of(row, found, dead))
         return outcome.state, outcome.reason
+
+    async def _after_gone(
+        self, row: bytes, found: Found, name: str, state: execution_state.State
+    ) -> tuple[execution_state.State, str]:
+        """Return the state in which another left a message: done, or a dead letter."""
+        try:
+            there = await self.messages.one(row, found.id)
+        except TableError as error:
+            return state, str(error)
+        if there is None:
+            return state.with_part(name, execution_state.DONE), ""
+        removed = unknown(there.state, await self._known([there]))
+        return without(there.state, removed), "another has it in work"

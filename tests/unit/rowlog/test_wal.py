@@ -65,6 +65,27 @@ async def test_a_dead_letter_is_not_done_and_is_listed_at_once(world: World) -> 
 
 
 @virtual
+async def test_a_message_that_dies_in_a_processor_meanwhile_is_not_done(world: World) -> None:
+    log = await world.log("a", Subscription("b", max_tries=1))
+    slow = Heard()
+    slow.gate = asyncio.Event()
+    log.listen("a", slow)
+    log.listen("b", Heard())
+    await log.put(ROW, subscriptions=["a"])
+    message = await log.put(ROW, subscriptions=["b"])
+    assert message is not None
+    processing = asyncio.create_task(log.process(message))
+    await until(lambda: slow.seqs == [1])
+    other = (await world.process()).log
+    other.listen("b", Heard(False))
+    await other.start()
+    await until(lambda: other.figures.values["dead", "b"] == 1)
+    slow.gate.set()
+    assert not await processing
+    assert [each.message for each in await log.dead("b")] == [message]
+
+
+@virtual
 async def test_open_messages_are_worked_off_before_the_next_change(world: World) -> None:
     log = await world.log("a", settings=WAL)
     heard = Heard()
