@@ -70,33 +70,43 @@ class Meta:
             NotFound: there is no such rowlog.
             Unavailable: this process has never read it, and can't read it now.
         """
-        known = self._setup
-        if known is not None and self._clock.monotonic() - self._read_at < REFRESH_S:
+        known = self._young()
+        if known is not None:
             return known
         try:
-            return await self.fresh()
+            async with self._reading:
+                return (
+                    self._young() or await self._read()
+                )  # Another call may have read it meanwhile.
         except Unavailable:
-            if known is None:
+            if self._setup is None:
                 raise
-            return known
+            return self._setup
+
+    def _young(self) -> Setup | None:
+        is_young = self._clock.monotonic() - self._read_at < REFRESH_S
+        return self._setup if is_young else None
 
     async def fresh(self) -> Setup:
         """Return the setup as it is now. Raises NotFound, Unavailable."""
         async with self._reading:
-            began = self._clock.monotonic()
-            try:
-                raw = await self._get(SETUP)
-            except TableError as error:
-                raise Unavailable(f"The rowlog's setup can't be read: {error}.") from error
-            if not raw:
-                raise self._not_found()
-            found = setups.decode(raw)
-            known, self._read_at = self._setup, began
-            if known is None or found.version > known.version:
-                self._setup = found
-                for tell in self.changed:
-                    tell(found)
-            return found
+            return await self._read()
+
+    async def _read(self) -> Setup:
+        began = self._clock.monotonic()
+        try:
+            raw = await self._get(SETUP)
+        except TableError as error:
+            raise Unavailable(f"The rowlog's setup can't be read: {error}.") from error
+        if not raw:
+            raise self._not_found()
+        found = setups.decode(raw)
+        known, self._read_at = self._setup, began
+        if known is None or found.version > known.version:
+            self._setup = found
+            for tell in self.changed:
+                tell(found)
+        return found
 
     async def find(self) -> Setup:
         """Return the setup as it is now. Raises NotFound, also if there is no such table; Unavailable."""

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -76,13 +76,6 @@ WorkOff = Callable[[bytes], Awaitable[None]]
 """Works off the open messages of a row. Raises MessagesOpen."""
 
 
-@dataclass
-class _Turns:
-    """The order of the puts into one row."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class Putting:
     """Puts messages of one rowlog."""
 
@@ -91,7 +84,7 @@ class Putting:
         self._parts = parts
         self._work_off = work_off
         self._gathering = Gathering(parts.table, parts.rows.table)
-        self._turns: dict[bytes, _Turns] = {}
+        self._turns: dict[bytes, asyncio.Lock] = {}
         self._users: Counter[bytes] = Counter()
         self._ring: tuple[list[int], Ring] = ([0], Ring([0]))
 
@@ -105,25 +98,32 @@ class Putting:
             OutcomeUnknown: the row may have been changed, or may be changed later.
         """
         parts = self._parts
-        setup = await parts.meta.setup()
-        if put.subscriptions and not set(put.subscriptions) <= {each.id for each in setup.current}:
-            setup = await parts.meta.fresh()
-        names = [each.id for each in setup.wanted(put.row, put.data, put.subscriptions)]
-        self._check(put, setup)
-        async with self._turn(put.row), self._lock(put.row, setup) as permit:
-            if setup.settings.work_off_first:
-                working = _working_off.set(_working_off.get() | {(id(self), put.row)})
-                try:
-                    await self._work_off(put.row)
-                finally:
-                    _working_off.reset(working)
-            message = await self._write(put, names, permit, setup)
+        if (id(self), put.row) in _working_off.get():
+            raise BadRequest("A listener can't change the row whose messages are being worked off.")
+        async with self._turn(put.row):
+            setup = await parts.meta.setup()
+            names = put.subscriptions
+            if names and not set(names) <= {each.id for each in setup.current}:
+                setup = await parts.meta.fresh()
+            names = [each.id for each in setup.wanted(put.row, put.data, names)]
+            self._check(put, setup)
+            message = await self._put(put, names, setup)
         if message is not None:
             parts.figures.add("puts")
             if setup.settings.enable_notify:
                 for name in names:
                     parts.wakeups.wake(name, setup.settings.notify_delay_ms)
         return message
+
+    async def _put(self, put: Put, names: list[str], setup: Setup) -> Message | None:
+        async with self._lock(put.row, setup) as permit:
+            if setup.settings.work_off_first:
+                working = _working_off.set(_working_off.get() | {(id(self), put.row)})
+                try:
+                    await self._work_off(put.row)
+                finally:
+                    _working_off.reset(working)
+            return await self._write(put, names, permit, setup)
 
     def _check(self, put: Put, setup: Setup) -> None:
         if not put.row:
@@ -143,14 +143,12 @@ class Putting:
                 "Thrift-1 can't delete columns in the step that puts others: "
                 "mark the row as deleted by a cell, or use synced=True (Thrift-2)."
             )
-        if (id(self), put.row) in _working_off.get():
-            raise BadRequest("A listener can't change the row whose messages are being worked off.")
 
     @asynccontextmanager
     async def _turn(self, row: bytes) -> AsyncIterator[None]:
         self._users[row] += 1
         try:
-            async with self._turns.setdefault(row, _Turns()).lock:
+            async with self._turns.setdefault(row, asyncio.Lock()):
                 yield
         finally:
             self._users[row] -= 1

@@ -43,6 +43,7 @@ class Subscribing:
         self.repair = repair
         self.wakeups = wakeups
         self._coordinator = coordinator
+        self._draining: set[int] = set()
 
     async def subscribe(
         self, subscription: Subscription, *, since: Literal["now", "open"] = "now"
@@ -119,10 +120,14 @@ class Subscribing:
         await self._change(lambda setup: setup.with_shards(shards))
 
     async def drop_drained(self) -> None:
-        """Remove draining shards that are empty from the setup. Raises TableError."""
-        for shard in (await self.meta.fresh()).shards:
-            if shard.draining and not await self.table_index.all(shard.id, b"", 1):
-                number = shard.id
+        """Remove empty shards from the setup that were draining at the call before, too. Raises TableError.
+
+        A shard that began to drain just now may still get entries: a writer uses the setup that it read last.
+        """
+        before = self._draining
+        self._draining = {shard.id for shard in (await self.meta.fresh()).shards if shard.draining}
+        for number in before & self._draining:
+            if not await self.table_index.all(number, b"", 1):
                 await self._change(lambda setup: setup.without_shard(number))  # noqa: B023 - Called at once.
 
     async def _change(self, change: Callable[[Setup], Setup]) -> Setup:

@@ -110,7 +110,7 @@ class TopicIndex:
             return
         self._noted_at = now
         margin = (await self._log.meta.setup()).settings.scan_margin_ms
-        for name, read_from in self._read_from.items():
+        for name, read_from in list(self._read_from.items()):  # A scan adds to it meanwhile.
             mine = [times for entry, times in self._open.items() if entry.subscription == name]
             oldest = min((time for times in mine for time in times.values()), default=read_from)
             await self._log.meta.set_position(name, max(min(oldest, read_from) - margin, 0))

@@ -31,7 +31,9 @@ class _Row:
     entries: dict[Entry, None] = field(default_factory=dict)
     in_work: bool = False
     again: bool = False
-    """True if a new entry was offered, or the row was woken, while it was in work."""
+    """True if a new entry was offered while it was in work."""
+    is_woken: bool = False
+    """True if the row was woken while it was in work."""
     is_offered: bool = False
     """True if any entry was offered while the row was in work, also a known one."""
     due: int = 0
@@ -96,7 +98,7 @@ class Work:
             return None
         key = self._ready.popleft()
         row = self._rows[key]
-        row.in_work, row.again, row.is_offered = True, False, False
+        row.in_work, row.again, row.is_offered, row.is_woken = True, False, False, False
         return key
 
     def entries(self, key: bytes) -> list[Entry]:
@@ -117,27 +119,27 @@ class Work:
         """
         row = self._rows[key]
         row.in_work, row.until_offered = False, until_offered
-        if due and not (until_offered and row.is_offered):
+        if due and not row.is_woken and not (until_offered and row.is_offered):
             if len(self._waiting) >= WAITING_MAX:
                 self.overflowed = True
                 del self._rows[key]
                 return
             row.due = due
             heapq.heappush(self._waiting, (due, next(self._numbers), key))
-        elif due or row.again:
+        elif due or row.again or row.is_woken:
             self._ready.append(key)
         else:
             del self._rows[key]
 
     def wake(self, key: bytes) -> None:
-        """Make a waiting row ready now."""
+        """Make a waiting row ready now, and a row in work as soon as it is finished."""
         row = self._rows.get(key)
         if row is None:
             return
         if row.due:
             self._make_ready(key, row)
         elif row.in_work:
-            row.again = True
+            row.is_woken = True
 
     @property
     def next_due(self) -> int | None:
