@@ -65,6 +65,8 @@ class StreamBuilder:
         self._dead_letters = dead_letters
         self._lateness_ms = _not_negative("lateness", lateness)
         self._idle_ms = _not_negative("idle", idle)
+        if not self._idle_ms:
+            raise ValueError(f"idle must be at least 1ms, not {idle!r}.")
         self._is_processing_time = processing_time
         self._names = graph.OperatorNames()
         self._ends: list[graph.Sink] = []

@@ -66,6 +66,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match=option):
             StreamBuilder("job", **given)
 
+    def test_a_silent_topic_needs_a_time_to_be_idle(self) -> None:
+        with pytest.raises(ValueError, match="idle must be at least 1ms, not '0s'"):
+            StreamBuilder("job", idle="0s")
+
     def test_streams_of_two_jobs_can_not_be_combined(self, builder: StreamBuilder) -> None:
         here, there = builder.source("a", Text()), StreamBuilder("other").source("a", Text())
         for together in (here.union, here.join, here.left_join):
