@@ -9,6 +9,8 @@ store, and how Spark runs them: by itself, or as a chain of Python with or witho
 * Spark runs each store in the same way as before,
 * each store has at least the same operators with the same windows as before. It may have new ones.
 
+A form counts once a micro-batch was committed in it. Until then the job may also go back to its form before.
+
 Functions, serdes and operators without state may change at will. The new function works on the old state.
 """
 
@@ -53,6 +55,22 @@ def decode(text: str) -> Form:
     """Return the form that ``encode`` made into ``text``."""
     form: Form = json.loads(text)
     return form
+
+
+def pending(before: Form, now: Form, batch: int) -> Form:
+    """Return what to store as a job begins in another form: a start that fails can be taken back.
+
+    ``batch`` is the last batch that was committed in the form ``before``; -1: there is none.
+    """
+    return now if before == now else {**now, "before": before, "batch": batch}
+
+
+def settled(stored: Form, batch: int) -> Form:
+    """Return the form in which the last batch was committed, ``batch``; -1: there is none."""
+    if stored.get("batch") == batch:
+        before: Form = stored["before"]
+        return before
+    return {name: stored[name] for name in stored if name not in {"before", "batch"}}
 
 
 def check(job_id: str, end: str, before: Form, now: Form) -> None:

@@ -148,6 +148,7 @@ class JobQueries:
         except BaseException:
             for query in queries.values():
                 query.stop()
+            session.streams.removeListener(counts)
             raise
         return cls(found.job_id, session, queries, counts)
 
@@ -241,20 +242,32 @@ class _Starter:
     def check(self, end: graph.Sink) -> None:
         """Store the form of an end, if the end may go on from its checkpoint. Raises JobChanged."""
         path = f"{self._checkpoint}/job/{end.name}"
-        now = changes.form_of(end)
+        wanted = now = changes.form_of(end)
+        stored = None
+        lines = self._lines(path)
+        if lines:
+            stored = changes.decode(lines[0].value)
+            batch = self._last_batch(end)
+            before = changes.settled(stored, batch)
+            changes.check(self._graph.job_id, end.name, before, now)
+            wanted = changes.pending(before, now, batch)
+        if wanted != stored:
+            text = sf.lit(changes.encode(wanted)).alias("value")
+            self._session.range(1, numPartitions=1).select(text).write.mode("overwrite").text(path)
+
+    def _lines(self, path: str) -> list[Any]:
+        """Return the lines of all files in a folder; none if there is no such folder."""
         try:
-            lines = self._session.read.text(path).collect()
+            return self._session.read.text(path).select("value", "_metadata.file_name").collect()
         except AnalysisException as error:
             if error.getCondition() != NO_PATH:
                 raise
-            lines = []  # The job is new.
-        if lines:
-            before = changes.decode(lines[0].value)
-            changes.check(self._graph.job_id, end.name, before, now)
-            if before == now:
-                return
-        text = sf.lit(changes.encode(now)).alias("value")
-        self._session.range(1, numPartitions=1).select(text).write.mode("overwrite").text(path)
+            return []
+
+    def _last_batch(self, end: graph.Sink) -> int:
+        """Return the last micro-batch that an end has committed; -1: none."""
+        lines = self._lines(f"{self._checkpoint}/{end.name}/commits")
+        return max((int(line.file_name) for line in lines), default=-1)
 
     def start(self, end: graph.Sink, frame: DataFrame) -> StreamingQuery:
         """Start the query of an end."""
@@ -281,10 +294,14 @@ class _Starter:
     def _printed(self, frame: DataFrame, batch: int) -> None:
         frame.persist()
         for row in frame.where("headers IS NULL").collect():
-            shown = bytes(row.value).decode("utf-8", "backslashreplace")
-            print(shown if row.key is None else f"{bytes(row.key).decode()}\t{shown}", flush=True)  # noqa: T201 - The user asked for it by print().
+            shown = [_text(part) for part in (row.key, row.value) if part is not None]
+            print("\t".join(shown), flush=True)  # noqa: T201 - The user asked for it by print().
         publish(frame.where("headers IS NOT NULL AND topic IS NOT NULL"), batch, **self._options)
         frame.unpersist()
+
+
+def _text(part: Any) -> str:
+    return bytes(part).decode("utf-8", "backslashreplace")
 
 
 def _session(spark: SparkSession) -> SparkSession:

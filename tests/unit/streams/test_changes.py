@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.streams import Json, StreamBuilder, session, tumbling
+from broker.streams import Json, StreamBuilder, changes, session, tumbling
 from broker.streams.builder import GroupedStream, Stream
 from broker.streams.changes import JobChanged, check, decode, encode, form_of
 from broker.streams.operators import Processor
@@ -131,3 +131,11 @@ def test_its_sources_stay_the_same() -> None:
 def test_state_of_another_release_is_refused() -> None:
     with pytest.raises(JobChanged, match="another release wrote it"):
         go_on({**form(counted), "version": 0}, form(counted))
+
+
+def test_a_form_counts_once_a_batch_was_committed_in_it() -> None:
+    old, new = form(counted), form(lambda s: counted(s).sum())
+    stored = decode(encode(changes.pending(old, new, 7)))
+    assert changes.settled(stored, 7) == old
+    assert changes.settled(stored, 8) == new
+    assert changes.pending(old, old, 7) == changes.settled(old, 7) == old
