@@ -50,7 +50,7 @@ class Processing:
         membership: Callable[[], Membership | None],
         maintain: Callable[[Leading], Awaitable[None]],
     ) -> None:
-        """Be no candidate yet. ``maintain`` is run by one process of the rowlog alone."""
+        """Be no candidate yet. ``maintain`` is run by the process that is elected for it."""
         self._means = means
         self._meta = means.tools.meta
         self._rowlog = means.tools.rowlog
@@ -169,7 +169,7 @@ class Processing:
             self._meta.changed.remove(tell)
 
     async def _keep(self, leading: Leading) -> None:
-        """Maintain the whole rowlog, in one process alone.
+        """Maintain the whole rowlog, in the process that is elected for it.
 
         In a spread rowlog it is the process that has the first subscription.
         """

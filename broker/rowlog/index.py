@@ -206,11 +206,11 @@ class TableIndex:
             await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in keys])
 
     async def count_dead(self, subscription: str, limit: int) -> int:
-        """Return how many dead letters there are, counted up to ``limit`` in each shard."""
+        """Return how many dead letters a subscription has, counted up to ``limit``."""
         return len(await self.dead(subscription, limit))
 
     async def dead(self, subscription: str, limit: int) -> list[Entry]:
-        """Return the oldest dead letters of a subscription: at most ``limit`` of each shard."""
+        """Return the oldest dead letters of a subscription, at most ``limit``."""
         found: list[Entry] = []
         for shard in (await self._setup()).shards:
             start = range_start(shard.id, subscription, DEAD_END)

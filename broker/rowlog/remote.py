@@ -10,7 +10,8 @@ that has the fewest of this processor's messages in work. The processor's own li
 
     message    01 | timestamp int64 | seq int64 | row: length int32, bytes | data: length int32, bytes | payload
 
-The processor offers nothing more to a member that left. If a member does not answer in time, the try has failed: the
+The processor asks again every few seconds. If a member can't be reached, another is offered the message, and this one is
+offered nothing until it has answered a question again. If a member does not answer in time, the try has failed: the
 message is offered again later, perhaps to another node. If the processor's connection ends, its call of the listener is
 cancelled.
 """

@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
@@ -222,8 +223,12 @@ def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings
     for name, value in changes.items():
         if name not in known:
             raise BadRequest(f"There is no setting '{name}'; there are {', '.join(known)}.")
-        if not isinstance(value, known[name]) or (known[name] is int and value < 0):
-            raise BadRequest(
-                f"The setting '{name}' is of type {known[name].__name__}, and not negative."
-            )
-    return replace(settings, **changes)
+        kind = known[name]
+        is_number = kind is not bool
+        accepted = int | float if kind is float else kind
+        if isinstance(value, bool) == is_number or not isinstance(value, accepted):
+            raise BadRequest(f"The setting '{name}' is of type {kind.__name__}.")
+        if is_number and not 0 <= value < math.inf:
+            raise BadRequest(f"The setting '{name}' is not negative, and finite.")
+    made = {name: known[name](value) for name, value in changes.items()}
+    return replace(settings, **made)

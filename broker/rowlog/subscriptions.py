@@ -88,7 +88,7 @@ class Subscribing:
         self.wakeups.wake_for_all(name)
 
     async def unsubscribe(self, name: str) -> int:
-        """Remove a subscription and its messages; return how many were open for it. Raises NotFound."""
+        """Remove a subscription and its messages; return how many were not done for it. Raises NotFound."""
         there = (await self.meta.fresh()).named(name)
         if there is None:
             raise NotFound(f"Rowlog '{self.id}' has no subscription '{name}'.")

@@ -1,5 +1,7 @@
 """Byte formats: those of Lily's RowLog 2.0 by hand, ours by round trips."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,15 @@ from broker.rowlog.cell_keys import (
 )
 from broker.rowlog.cells import decode_state, encode_permit, encode_state, permit_taken_at
 from broker.rowlog.execution_state import Part, Standing, State, fresh
-from broker.rowlog.setup import Setup, Shard, Subscription, decode, encode
+from broker.rowlog.setup import (
+    Settings,
+    Setup,
+    Shard,
+    Subscription,
+    changed_settings,
+    decode,
+    encode,
+)
 
 MESSAGE = MessageId(seq=2, timestamp=0x0102030405060708)
 
@@ -135,3 +145,18 @@ def test_a_setup_is_read_as_it_was_written() -> None:
         decode(b"{}")
     with pytest.raises(BadRequest):
         Columns(b"f", 256)
+
+
+def test_settings_are_of_their_type_and_not_negative() -> None:
+    settings = changed_settings(Settings(), {"listener_timeout_s": 60, "spread": True})
+    assert (settings.listener_timeout_s, settings.spread) == (60.0, True)
+    wrong = {
+        "listener_timeout_s": (-1.0, math.inf, math.nan, "60", True),
+        "delete_buffer": (-1, 1.5, True),
+        "spread": (1, "yes"),
+        "unknown": (1,),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(BadRequest, match=name):
+                changed_settings(Settings(), {name: value})
