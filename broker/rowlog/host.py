@@ -21,9 +21,9 @@ from broker.errors import BadRequest, Unavailable
 from broker.rowlog.attempt import Tools
 from broker.rowlog.candidacy import Processing
 from broker.rowlog.election import Elections
+from broker.rowlog.entries import Entries
 from broker.rowlog.listeners import LocalListeners, Offers
 from broker.rowlog.processor import Means
-from broker.rowlog.reopening import Entries
 from broker.rowlog.upkeep import Upkeep
 from broker.rowlog.wakeups import Wakeups
 

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 from broker.errors import BadRequest, NotFound
 from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
+from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone, Standing
 from broker.rowlog.index import TableIndex
 from broker.rowlog.meta import Meta
-from broker.rowlog.reopening import Entries
 from broker.rowlog.rows import Message, Rows
 from broker.rowlog.setup import Setup
 

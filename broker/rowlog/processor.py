@@ -24,6 +24,7 @@ from broker.errors import BrokerError, Fenced, StorageCorrupt
 from broker.rowlog.attempt import Attempts, Tools
 from broker.rowlog.cell_keys import Entry
 from broker.rowlog.election import Leading
+from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import (
     Busy,
     Gone,
@@ -35,7 +36,6 @@ from broker.rowlog.execution_state import (
     without,
 )
 from broker.rowlog.listeners import Offers
-from broker.rowlog.reopening import Entries
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found
 from broker.rowlog.setup import Setup, Subscription

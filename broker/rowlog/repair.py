@@ -27,10 +27,10 @@ from broker.clock import Clock
 from broker.errors import StorageCorrupt
 from broker.rowlog.cell_keys import DEAD_END, OPEN_END, Entry
 from broker.rowlog.counters import Figures
+from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone, Standing, State, freed, unknown, without
 from broker.rowlog.index import Index, Inventory, TableIndex, entries_for
 from broker.rowlog.meta import Meta
-from broker.rowlog.reopening import Entries
 from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Found, Rows
 from broker.rowlog.setup import Setup

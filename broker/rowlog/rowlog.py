@@ -17,6 +17,7 @@ from broker.rowlog.attempt import Attempts, Tools
 from broker.rowlog.cell_keys import INDEX_FAMILY, TABLE_PREFIX, Columns, check_id
 from broker.rowlog.counters import Figures
 from broker.rowlog.doors import rows_maker
+from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Standing
 from broker.rowlog.host import Host
 from broker.rowlog.index import Index, TableIndex
@@ -24,7 +25,6 @@ from broker.rowlog.letters import LISTED_MAX, DeadLetter, DeadLetters
 from broker.rowlog.listeners import Listener, LocalListeners
 from broker.rowlog.meta import Meta
 from broker.rowlog.puts import Parts, Put, Putting
-from broker.rowlog.reopening import Entries
 from broker.rowlog.repair import Repair, Report
 from broker.rowlog.row_locks import RowLocks
 from broker.rowlog.row_table import RowTable, TableError

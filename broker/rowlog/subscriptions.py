@@ -10,10 +10,10 @@ from typing import Any, Literal
 from broker.coordination.ports import Coordinator
 from broker.errors import NotFound
 from broker.rowlog import execution_state
+from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone
 from broker.rowlog.index import TableIndex
 from broker.rowlog.meta import Meta
-from broker.rowlog.reopening import Entries
 from broker.rowlog.repair import ROWS, Repair
 from broker.rowlog.rows import Rows
 from broker.rowlog.setup import Settings, Setup, Subscription, changed_settings

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from broker.errors import Fenced, OutcomeUnknown
 from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
+from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Busy, Gone, unknown, waits_for, without
 from broker.rowlog.listeners import LocalListeners
 from broker.rowlog.meta import Meta
 from broker.rowlog.refusals import MessagesOpen
-from broker.rowlog.reopening import Entries
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found, Message, Rows
 from broker.rowlog.setup import Setup

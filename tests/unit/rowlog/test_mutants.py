@@ -15,6 +15,7 @@ import pytest
 from broker.rowlog import (
     attempt,
     election,
+    entries,
     execution_state,
     index,
     meta,
@@ -27,7 +28,14 @@ from broker.rowlog import rows as rows_module
 from broker.rowlog.execution_state import Choice, Standing, Turn
 from broker.rowlog.memory import MemoryRows
 from tests.kit.contract.rowtable import MemoryRowsOfOneCell, Opened, RowLocksContract
-from tests.unit.rowlog import test_candidacy, test_failover, test_puts, test_unknown_marks, test_wal
+from tests.unit.rowlog import (
+    test_candidacy,
+    test_failover,
+    test_letters,
+    test_puts,
+    test_unknown_marks,
+    test_wal,
+)
 from tests.unit.rowlog.test_model import wrong
 from tests.unit.rowlog.world import Epoch
 
@@ -190,6 +198,13 @@ def no_waiting(_: Any) -> Any:
     return lambda *_: []
 
 
+def bury_alone(_: Any) -> Any:
+    async def bury(self: Any, _: bytes, given: Any) -> None:
+        await self.table_index.bury(given)
+
+    return bury
+
+
 def no_turns(_: Any) -> Any:
     def later(*_: Any) -> list[str]:
         return []
@@ -225,6 +240,12 @@ MUTANTS = {
         "claim",
         deaf_to_calls,
         test_wal.test_process_and_processor_never_have_one_message_at_once,
+    ),
+    "revived-meanwhile": Mutant(
+        entries.Entries,
+        "bury",
+        bury_alone,
+        test_letters.test_a_message_that_is_revived_while_it_is_buried_keeps_its_entry,
     ),
     "orphan-delay": Mutant(
         processor.Processor,
