@@ -155,13 +155,14 @@ class TopicState:
             BadRequest: see TopicReading.page.
         """
         self.touched = True
-        if self.topic is not None:
-            reading.follow(self.topic)
         cache = self.cache
         if cache is not None and self.around.is_clustered:
             cache = await self._proven_cache(reading)
-            if self.leader is None:
+            if cache is None:
                 await self._follow_record(reading)
+        # In a cluster only a proven leader knows the present record. Without one a reading keeps its own.
+        if self.topic is not None and (cache is not None or not self.around.is_clustered):
+            reading.follow(self.topic)
         await self.clocks.compare(is_led_here=self.leader is not None)
         page = await reading.page(cache, bytes_max)
         self.rates.polled(page.count)

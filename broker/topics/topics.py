@@ -78,12 +78,15 @@ class Topics:
         with state.used():
             async with state.lock:
                 try:
-                    state.topic = await self.registry.create(topic, properties)
+                    created = await self.registry.create(topic, properties)
                 except TopicExists:
                     if not await self.leaders.finish_delete(topic):
                         raise
-                    state.topic = await self.registry.create(topic, properties)
-                return state.topic
+                    created = await self.registry.create(topic, properties)
+                # In a cluster another node may lead the topic, and change its record at any time.
+                if not self.around.is_clustered:
+                    state.topic = created
+                return created
 
     async def update(
         self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from broker.errors import TopicNotFound
+from broker.errors import TopicNotFound, Unavailable
 from broker.model import ROW_ID_MIN, Poll, TopicId
+from broker.storage.table import Space
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
-from tests.kit.bench import Gate
+from tests.kit.bench import Gate, Hook, is_root
 from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 TOPIC = TopicId("ns", "t")
 NOTHING = ROW_ID_MIN + bytes(10)
 
 
-async def deposed(cluster: TopicCluster) -> tuple[TopicNode, TopicNode]:
+async def deposed(cluster: TopicCluster, ttl_s: int = 600) -> tuple[TopicNode, TopicNode]:
     """Return a leader that does not know that its session has ended, and the node that may lead now."""
     home, other = await cluster.led(TOPIC)
+    await home.topics.update(TOPIC, {"ttl": str(ttl_s)})
     home.machine.cut_session(0.1)
     await pass_time(0.3)
     return home, other
@@ -70,6 +73,28 @@ async def test_a_poll_of_a_deposed_leader_uses_the_changed_ttl(cluster: TopicClu
     await pass_time(1.1)
     assert home.leads(TOPIC), "it has not noticed yet"
     assert await home.payloads(TOPIC) == []
+
+
+@on_nodes(2)
+async def test_a_poll_of_a_deposed_leader_without_a_proof_uses_the_changed_ttl(
+    cluster: TopicCluster,
+) -> None:
+    home, other = await deposed(cluster, ttl_s=1)
+    await other.topics.update(TOPIC, {"ttl": "77"})
+    await pass_time(1.1)
+    proofs = 2
+
+    async def deaf(real: Hook, space: Space, row: bytes, columns: Any) -> Any:
+        nonlocal proofs
+        if space is Space.MESSAGES and not is_root(row) and proofs:
+            proofs -= 1
+            raise Unavailable("down")
+        return await real(space, row, columns)
+
+    home.table.on("get", *[deaf] * 20)
+    assert await home.payloads(TOPIC) == [b"first"]
+    assert not proofs
+    assert home.leads(TOPIC), "it has not noticed yet"
 
 
 @on_nodes(2)

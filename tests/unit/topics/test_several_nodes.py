@@ -216,6 +216,20 @@ async def test_a_delete_whose_node_died_before_it_wrote_the_record_is_finished(
 # Reads.
 
 
+@on_nodes(2)
+async def test_the_node_that_created_a_topic_reads_by_its_present_record(
+    cluster: TopicCluster,
+) -> None:
+    creator, other = cluster.nodes
+    await cluster.move(TOPIC, creator)
+    await creator.topics.create(TOPIC, {"ttl": "5"})
+    await cluster.move(TOPIC, other)
+    await other.topics.update(TOPIC, {"ttl": "600"})
+    await other.publish(TOPIC, b"m")
+    await pass_time(20)
+    assert await creator.payloads(TOPIC) == [b"m"]
+
+
 @on_nodes(1)
 async def test_a_leader_reads_storage_if_its_proof_gets_no_answer(cluster: TopicCluster) -> None:
     node, _ = await cluster.led(TOPIC)
