@@ -48,6 +48,8 @@ class StoredPayloads:
         self._hold = messages.writer.hold
         self._ended = ended
         self._logs: OrderedDict[int, KeyedLog] = OrderedDict()
+        self._retiring: set[KeyedLog] = set()
+        """Logs that a publish closes. Their writers may still have requests; so ``settled`` answers these, too."""
         self._users: Counter[int] = Counter()
         self._closed = False
         self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
@@ -81,8 +83,11 @@ class StoredPayloads:
         """
         known = self._logs.pop(number, None)
         if known is not None:
+            self._retiring.add(known)
             await known.writer.idle()
             known.writer.retire()
+            if not self._closed:
+                self._retiring.discard(known)
 
     # Storing.
 
@@ -296,20 +301,21 @@ class StoredPayloads:
     def close(self, error: BrokerError) -> None:
         """Stop: the topic's hold is done."""
         self._closed = True
-        for log in list(self._logs.values()):
-            log.writer.close(error)
+        for writer in self._writers():
+            writer.close(error)
 
     async def quiet(self) -> None:
         """Wait, after the end, until every write in flight has its outcome."""
-        for log in list(self._logs.values()):
-            await log.writer.idle()
+        for writer in self._writers():
+            await writer.idle()
 
     async def settled(self) -> None:
         """Wait until no work is in progress. Answer the stores that were certainly not done with Fenced."""
-        for log in list(self._logs.values()):
-            fail(
-                await log.writer.settled(), Fenced("Not stored: another node leads the topic now.")
-            )
+        for writer in self._writers():
+            fail(await writer.settled(), Fenced("Not stored: another node leads the topic now."))
+
+    def _writers(self) -> list[LogWriter]:
+        return [log.writer for log in (*self._logs.values(), *self._retiring)]
 
     async def idle(self) -> None:
         """Wait until no work is in progress."""
