@@ -36,7 +36,6 @@ from broker.errors import (
 )
 from broker.model import Topic, TopicId
 from broker.slices import Slice
-from broker.storage.hold import LogHold
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
 from broker.topics.registry import TopicRegistry, not_found
@@ -212,16 +211,12 @@ class Leaders:
         """Claim a topic, and first write the requests that its former leader did not store."""
         await self._settle(state, deadline)
         await self._back_off(state, deadline)
-        found, hold = await self._claim_log(state, deadline)
-        state.topic = found
-        refused = partial(refused_below, self.registry.records, state.id)
-        leader = TopicLeader(found, hold, self.around, state.wake, self._leader_ended, refused)
-        if any(write.pointer is not None for write in state.carried):
-            await leader.learn_refused()
+        leader = await self._claim_log(state, deadline)
         leader.rates = state.rates
-        state.leader = leader
+        # Without a pause since the end of the claim: the record can't have changed.
+        state.topic, state.leader = leader.topic, leader
         carried, state.carried = state.carried, []
-        if state.carried_generation == found.generation:
+        if state.carried_generation == leader.topic.generation:
             leader.writer.take_over(carried)
         else:
             # They were accepted under another generation's properties.
@@ -235,16 +230,25 @@ class Leaders:
             self._run_in_background(self._handing_over.hand_over([state]))
         return leader
 
-    async def _claim_log(self, state: TopicState, deadline: float) -> tuple[Topic, LogHold]:
+    async def _claim_log(self, state: TopicState, deadline: float) -> TopicLeader:
+        """Claim a topic. On a standalone node its record does not change before this returns."""
         if self.around.is_clustered:
             # This takes no lock: a lease may take long, and storage orders this and other changes.
-            return await self.claims.claimed(state.id, deadline)
+            return await self._claimed(state, deadline)
         async with state.lock:
             try:
-                return await self.claims.claimed(state.id, deadline)
+                return await self._claimed(state, deadline)
             except TopicNotFound:
                 state.topic = None
                 raise
+
+    async def _claimed(self, state: TopicState, deadline: float) -> TopicLeader:
+        found, hold = await self.claims.claimed(state.id, deadline)
+        refused = partial(refused_below, self.registry.records, state.id)
+        leader = TopicLeader(found, hold, self.around, state.wake, self._leader_ended, refused)
+        if any(write.pointer is not None for write in state.carried):
+            await leader.learn_refused()
+        return leader
 
     async def _settle(self, state: TopicState, deadline: float) -> None:
         if state.former is None:

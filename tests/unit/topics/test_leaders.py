@@ -19,11 +19,14 @@ from broker.errors import (
 )
 from broker.model import PublishRequest, TopicId
 from broker.storage.keys import LogId
+from broker.storage.ownpage import PageBounds
+from broker.storage.table import Space
 from broker.testing.virtual_time import within
 from broker.topics import leaders
 from broker.topics.settings import PublishOptions
+from broker.topics.settlement import PASS_PREFIX
 from broker.topics.topics import Topics
-from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
 
 
 async def test_a_claim_of_unknown_outcome_is_followed_by_another(bench: Bench) -> None:
@@ -250,6 +253,49 @@ async def test_an_ended_leader_is_idle_after_its_appends_in_flight_have_outcomes
     assert not resting.done()
     gate.open()
     await asyncio.gather(publishing, resting)
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+async def test_the_next_leader_knows_a_change_that_came_during_its_take_over(
+    bench: Bench, *, deletes: bool
+) -> None:
+    bench.bounds = PageBounds(cells_max=2)
+    bench.restart(sweep_margin_ms=0)
+    await bench.create(ttl_s=10)
+    await bench.publish(b"first")
+    append, look = Gate(), Gate()
+    bench.table.on("append", append.before)
+    publishing = [asyncio.ensure_future(bench.publish(b"in flight"))]
+    await append.reached.wait()
+    pointer = bench.clock.now_ms() * 10**6
+    publishing.append(asyncio.ensure_future(bench.publish(b"carried over", pointer=pointer)))
+    await settle()
+    bench.leader().end(OutcomeUnknown("a write failed"))
+
+    async def wait(real: Hook, space: Space, row: bytes, *arguments: Any) -> Any:
+        if row.startswith(PASS_PREFIX):
+            return await look.before(real, space, row, *arguments)
+        return await real(space, row, *arguments)
+
+    bench.table.on("get", *[wait] * 20)
+    append.open()
+    await look.reached.wait()
+    changing: asyncio.Future[Any] = asyncio.ensure_future(
+        bench.topics.delete(TOPIC) if deletes else bench.topics.update(TOPIC, {"ttl": "600"})
+    )
+    await settle()
+    look.open()
+    await asyncio.gather(changing, *publishing, return_exceptions=deletes)
+    if deletes:
+        await bench.create()
+        await bench.publish(b"of the next generation")
+        assert await bench.payloads() == [b"of the next generation"]
+        return
+    for _ in range(4):
+        await bench.publish(b"m")
+    await bench.pass_ms(11_000)
+    await bench.sweeper.sweep()
+    assert await bench.payloads() == [b"first", b"in flight", b"carried over", *[b"m"] * 4]
 
 
 async def test_a_claim_is_delayed_only_after_claims_that_were_lost_before_any_commit(
