@@ -101,6 +101,8 @@ class TopicRegistry:
         self.records = records
         self._cached_max = cached_max
         self._cached: dict[TopicId, TopicRecord] = {}
+        self._reads: dict[TopicId, object] = {}
+        """The last read of each topic in progress, unless a put overlaps it: what such a read finds may be old."""
 
     async def read(self, topic: TopicId) -> TopicRecord | None:
         """Return the topic's record, also of a deleted topic; None if the name was never used."""
@@ -115,12 +117,23 @@ class TopicRegistry:
         return record.topic(topic)
 
     async def _fetch(self, topic: TopicId) -> tuple[TopicRecord | None, bytes | None]:
-        found = await self.records.get(record_key(topic))
+        mine = self._reads[topic] = object()
+        try:
+            found = await self.records.get(record_key(topic))
+        finally:
+            is_present = self._reads.get(topic) is mine
+            if is_present:
+                del self._reads[topic]
         if found is None:
             return None, None
         record = _decode(record_key(topic), found.value)
-        self._remember(topic, record)
+        if is_present:
+            self._remember(topic, record)
         return record, found.version
+
+    def _forget(self, topic: TopicId) -> None:
+        self._cached.pop(topic, None)
+        self._reads.pop(topic, None)
 
     def _remember(self, topic: TopicId, record: TopicRecord) -> None:
         self._cached[topic] = record
@@ -214,8 +227,11 @@ class TopicRegistry:
 
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
         # Until the put is confirmed, the stored value is unknown.
-        self._cached.pop(topic, None)
-        put = await self.records.put_if(record_key(topic), version, _encode(record))
+        self._forget(topic)
+        try:
+            put = await self.records.put_if(record_key(topic), version, _encode(record))
+        finally:
+            self._forget(topic)
         if put is None:
             return False
         self._remember(topic, record)

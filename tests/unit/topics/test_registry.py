@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from broker.storage import records
 from broker.testing.memory import MemoryRecords
 from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics.registry import TopicRegistry, record_key
+from tests.kit.bench import Gate
 
 TOPIC = TopicId("ns", "t")
 PROPERTIES = {"ttl": "5"}
@@ -200,6 +202,30 @@ async def test_the_cache_of_records_has_a_limit() -> None:
         assert (await registry.get(topic)).generation == 1
     assert counted.reads == 7, "the last three are cached"
     assert len(await registry.all()) == 10
+
+
+@pytest.mark.parametrize("begins", ["before the put", "during the put"])
+async def test_a_read_that_overlaps_a_change_does_not_bring_the_record_before_back(
+    monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    store, read, put = MemoryRecords(), Gate(), Gate()
+    registry = TopicRegistry(store)
+    await registry.create(TOPIC, PROPERTIES)
+    real_get, real_put = store.get, store.put_if
+    changing = None
+    if begins == "during the put":
+        monkeypatch.setattr(store, "put_if", lambda *given: put.before(real_put, *given))
+        changing = asyncio.ensure_future(registry.update(TOPIC, {"ttl": "6"}))
+        await put.reached.wait()
+    monkeypatch.setattr(store, "get", lambda key: read.after(real_get, key))
+    reading = asyncio.ensure_future(registry.read(TOPIC))
+    await read.reached.wait()
+    monkeypatch.setattr(store, "get", real_get)
+    put.open()
+    await (changing or registry.update(TOPIC, {"ttl": "6"}))
+    read.open()
+    await reading
+    assert (await registry.get(TOPIC)).ttl_s == 6
 
 
 async def test_namespaces_are_those_of_live_topics(monkeypatch: pytest.MonkeyPatch) -> None:
