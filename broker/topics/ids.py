@@ -16,9 +16,11 @@ Pure: time is an argument.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from broker.model import RowId
+from broker.model import RowId, row_after, row_id, timestamp_of
 
 _TIMESTAMP = struct.Struct(">q")
 _SEQS = [struct.pack(">H", seq) for seq in range(1 << 16)]
@@ -124,6 +126,19 @@ class RowIds:
             left -= end - counter
             timestamp_ms, counter = timestamp_ms + 1, 0
         return ids
+
+
+def is_run(rows: Sequence[RowId]) -> bool:
+    """Return whether each id is the next one after the id before, as those of one request are."""
+    return all(_is_next(row, following) for row, following in pairwise(rows))
+
+
+def _is_next(row: RowId, following: RowId) -> bool:
+    if following == row_after(row):
+        return True
+    # In a cluster a millisecond has 256 ids of one instance.
+    instance, counter = row[-2:]
+    return counter == 255 and following == row_id(timestamp_of(row) + 1, instance << 8)
 
 
 def first_timestamp_ms(now_ms: int, pointer_ms: int) -> int:

@@ -8,8 +8,8 @@ in its order, in one append. Their messages become visible together. There are t
 The log is closed first, so that a reader of its reference sees a log that grows no more. A second publish of the same
 logs finds them *published*, and returns the same answer as the first. After a crash between the steps it finds them
 *sealed*. Then it searches the topic behind ``at`` for the references before it appends any. References of one list
-are appended together, so the topic has all of them or none. If it has only some, this list was never published: the
-publish is refused.
+are appended together, so the topic has all of them or none, without another message between. Else this list was never
+published: the publish is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
 from broker.topics import stages
+from broker.topics.ids import is_run
 from broker.topics.keyed_log import KeyedLog
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
@@ -118,7 +119,7 @@ class References:
         rows = await self._find_published(numbers, sealed)
         if rows:
             if numbers[0] < 0:
-                await self._check_transaction(-numbers[0], rows[0], write.pointer)
+                await self._check_transaction(numbers, rows, write.pointer)
             count = _messages_of(sealed)
             return PublishedIds(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
         for number in numbers:
@@ -159,24 +160,28 @@ class References:
             self._note_later(tuple(notes), list(notes.values()))
             found.update(notes)
         rows = [found[number] for number in numbers if number in found]
-        if rows and (len(rows) < len(numbers) or rows != sorted(rows)):
+        if rows and (len(rows) < len(numbers) or not is_run(rows)):
             raise PayloadsSealed(
                 f"Some of these stages were published before, in another list: {-next(iter(found))}."
             )
         return rows
 
-    async def _check_transaction(self, stage: int, row: RowId, pointer: int | None) -> None:
-        """Raise PayloadsSealed if the reference in ``row`` belongs to another transaction.
+    async def _check_transaction(
+        self, numbers: Numbers, rows: Sequence[RowId], pointer: int | None
+    ) -> None:
+        """Raise PayloadsSealed if the reference in one of the rows belongs to another transaction.
 
         A success would tell the caller's transaction that it has the messages, though they follow the fate of the other
         one. A reference that has expired is not checked: no consumer sees its messages in either transaction.
         """
-        for page, head in await self._hold.chain(row, row):
-            reader = self._around.logs.reader(self._hold.log, row_before(row), row)
+        number_of = dict(zip(rows, numbers, strict=True))
+        for page, head in await self._hold.chain(rows[0], rows[-1]):
+            reader = self._around.logs.reader(self._hold.log, row_before(rows[0]), rows[-1])
             for entry in await reader.page_entries(page, head):
-                if entry.first == row and entry.pointer != pointer:
+                stage = number_of.get(entry.first)
+                if stage is not None and entry.pointer != pointer:
                     raise PayloadsSealed(
-                        f"Stage {stage} was published before, {_in_transaction(entry.pointer)}."
+                        f"Stage {-stage} was published before, {_in_transaction(entry.pointer)}."
                     )
 
     async def _find_references(self, wanted: dict[int, RowId]) -> dict[int, RowId]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker.model import unpack_row_id
 from broker.testing.mutants import in_force
-from broker.topics.ids import LeadExceeded, RowIds, first_timestamp_ms
+from broker.topics.ids import LeadExceeded, RowIds, first_timestamp_ms, is_run
 
 HOUR_MS = 3_600_000
 T0 = 1_700_000_000_000
@@ -51,6 +51,17 @@ def test_ids_rise_for_every_movement_of_the_clock(
         assert min(unpack_row_id(taken[0])) >= 0
         assert unpack_row_id(taken[0])[0] >= first_ms
         last = taken[-1]
+
+
+@pytest.mark.parametrize("instance", [None, 0, 3, 255])
+def test_the_ids_of_one_request_are_a_run_and_no_others_are(instance: int | None) -> None:
+    ids = ids_from(instance=instance)
+    taken = ids.take(1000, T0, 0)
+    assert is_run(taken)
+    assert is_run(taken[:1])
+    assert not is_run([*taken[:500], *taken[501:]])
+    assert not is_run([taken[1], taken[0]])
+    assert not is_run([taken[-1], *ids.take(1, T0 + 100, 100)])
 
 
 @pytest.mark.parametrize(("instance", "per_ms"), [(None, 65536), (0, 256), (3, 256)])

@@ -173,6 +173,34 @@ async def test_another_list_with_a_published_stage_is_refused(bench: Bench, rest
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+async def test_a_list_of_stages_that_were_published_one_by_one_is_refused(
+    bench: Bench, restarts: bool
+) -> None:
+    await bench.create()
+    one, two = await staged(bench, b"a"), await staged(bench, b"b")
+    await publish(bench, one)
+    await bench.publish(b"between")
+    await publish(bench, two)
+    if restarts:
+        await settle()
+        bench.restart()
+    with pytest.raises(PayloadsSealed):
+        await publish(bench, one, two)
+    assert (await publish(bench, one)).replayed
+
+
+async def test_stages_of_two_transactions_are_no_list(bench: Bench) -> None:
+    await bench.create()
+    pointer = bench.clock.now_ms() * 1_000_000
+    one, two = await staged(bench, b"a"), await staged(bench, b"b")
+    await publish(bench, one, pointer=pointer)
+    await publish(bench, two, pointer=pointer + 1)
+    for each in (pointer, pointer + 1):
+        with pytest.raises(PayloadsSealed, match="was published before, with write pointer"):
+            await publish(bench, one, two, pointer=each)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("rolled_back", [False, True])
 async def test_another_transaction_cannot_take_over_published_stages(
     bench: Bench, restarts: bool, rolled_back: bool
