@@ -69,14 +69,15 @@ class Records:
     async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
         """Put ``value`` if the record's version is ``expected`` (None: absent), durably.
 
-        Returns the new version, or None if the record has another version.
+        Returns the new version, or None if the record has another version. If the table answered False to a put
+        that it made, and another put came before the read that shows this, the result is None, too.
 
         Raises:
             Unavailable: certainly not put.
             OutcomeUnknown: it may have been put.
         """
         new = entries.checked(self._nonce() + value)
-        done = await self._resolver.swap(Space.RECORDS, key, expected, new)
+        done = await self._resolver.put(Space.RECORDS, key, expected, new)
         return new if done else None
 
     async def remove(self, keys: Sequence[bytes]) -> None:

@@ -136,12 +136,51 @@ class Resolver:
     ) -> bool:
         """Change a row to a head with a new token. Return True if it has that head, False if another.
 
+        After False it may have had the new head before the other one.
+
         Raises:
             Unavailable: certainly not done.
             OutcomeUnknown: no read decided in time.
         """
         cells = {HEAD: new} if puts is None else {HEAD: new, **puts}
+        return await self._swapped(
+            space,
+            row,
+            expected,
+            new,
+            lambda: self.table.change(space, row, expected, cells, deletes, clear=clear),
+        )
 
+    async def put(self, space: Space, row: bytes, expected: bytes | None, new: bytes) -> bool:
+        """Change a row as ``swap`` does, but return False only if each send was answered with False.
+
+        Raises:
+            Unavailable: certainly not done.
+            OutcomeUnknown: no read decided in time, or another change may have come after this one.
+        """
+        is_unanswered = False
+
+        async def change() -> bool:
+            nonlocal is_unanswered
+            try:
+                return await self.table.change(space, row, expected, {HEAD: new})
+            except WriteUnknown:
+                is_unanswered = True
+                raise
+
+        done = await self._swapped(space, row, expected, new, change)
+        if not done and is_unanswered:
+            raise OutcomeUnknown("Another change came, perhaps after this one.")
+        return done
+
+    async def _swapped(
+        self,
+        space: Space,
+        row: bytes,
+        expected: bytes | None,
+        new: bytes,
+        change: Callable[[], Awaitable[bool]],
+    ) -> bool:
         async def look() -> ChangeVerdict:
             found = (await self.table.get(space, row, (HEAD,))).get(HEAD)
             value = None if found is None else found.value
@@ -149,9 +188,7 @@ class Resolver:
                 return ChangeVerdict.APPLIED
             return ChangeVerdict.REPEAT if value == expected else ChangeVerdict.NEVER
 
-        verdict = await self._settled(
-            lambda: self.table.change(space, row, expected, cells, deletes, clear=clear), look
-        )
+        verdict = await self._settled(change, look)
         if verdict is ChangeVerdict.UNKNOWN:
             raise OutcomeUnknown("The broker can't find out in time whether a change was stored.")
         return verdict is ChangeVerdict.APPLIED

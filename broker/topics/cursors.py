@@ -106,7 +106,8 @@ class Cursors:
         """Move a cursor whose version is ``expected``, or create it (None). A repeated put changes nothing more.
 
         Raises:
-            CursorMoved: it has another version, or there is no such cursor; nothing was done.
+            CursorMoved: it has another version, or there is no such cursor. Nothing was done, unless HBase refused
+                a change that it had made, and another reader moved the cursor on before this was known.
             TooManyCursors: the topic has as many as it may have.
             OutcomeUnknown: it may have been done; repeating it is safe.
         """

@@ -49,6 +49,23 @@ async def test_a_put_whose_answer_is_lost_still_returns_its_version(records, tab
     assert (await records.get(b"k")).value == b"w"
 
 
+async def test_a_put_without_an_answer_is_unknown_if_another_came_after_it(records, table):
+    version = await records.put_if(b"k", None, b"v")
+    change = table.change
+
+    async def overtaken(*args, **more):
+        table.change = change
+        assert await change(*args, **more)
+        assert await records.put_if(b"k", (await records.get(b"k")).version, b"other")
+        raise WriteUnknown("lost")
+
+    table.change = overtaken
+    with pytest.raises(OutcomeUnknown):
+        await records.put_if(b"k", version, b"w")
+    assert await records.put_if(b"k", version, b"w") is None, "an answered one is refused"
+    assert (await records.get(b"k")).value == b"other"
+
+
 async def test_a_put_that_was_not_sent_was_not_made(records, table):
     table.errors = [("before", NotWritten("refused"))]
     with pytest.raises(Unavailable):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from broker.storage.resolve import Resolver
 from broker.storage.table import WriteUnknown
 from broker.testing.mutants import in_force
 from broker.topics.cursors import RECORD_PREFIX, Cursors
-from tests.kit.bench import TOPIC, Bench, Gate, done_but
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but
 
 PLACE, LATER = bytes(range(20)), bytes(range(1, 21))
 
@@ -54,6 +55,24 @@ async def test_one_of_two_concurrent_puts_is_refused(bench: Bench) -> None:
     with pytest.raises(CursorMoved) as lost:
         await late
     assert lost.value.cursor["version"] == moved.version
+
+
+async def test_a_put_without_an_answer_is_unknown_if_another_reader_moved_on(bench: Bench) -> None:
+    topic, cursors = await bench.create(), bench.topics.cursors
+    others = of_another_node(bench)
+    made = await cursors.put(topic, "c", None, None, "")
+
+    async def overtaken(real: Hook, *arguments: Any, **named: Any) -> Any:
+        await real(*arguments, **named)
+        now = await others.get(topic, "c")
+        assert now.after == PLACE
+        await others.put(topic, "c", LATER, now.version, "")
+        raise WriteUnknown("lost")
+
+    bench.table.on("record", overtaken)
+    with pytest.raises(OutcomeUnknown):
+        await cursors.put(topic, "c", PLACE, made.version, "")
+    assert (await cursors.get(topic, "c")).after == LATER
 
 
 async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
