@@ -284,7 +284,7 @@ class Sweeper:
         """Return the stages that may be removed: their life has passed since the last check, or they have expired."""
         lives = self._lives
         ended_ms = now_ms - lives.stage_ms - lives.margin_ms
-        ended = stages.newest_begun_by(ended_ms)
+        ended = stages.newest_begun_by(ended_ms - 1)  # One that ends now may not be removed yet.
         expired = stages.newest_begun_by(ended_ms - topic.ttl_ms)
         generation, looked_at = self._stages_looked_at.get(topic.id, (topic.generation, expired))
         looked_at = min(looked_at, expired) if generation == topic.generation else expired

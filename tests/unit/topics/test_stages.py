@@ -353,6 +353,18 @@ async def test_a_stage_that_is_not_published_ends_with_its_life(bench: Bench) ->
     assert await rows_of_payloads(bench) == 0
 
 
+async def test_a_sweep_at_the_end_of_a_stage_does_not_keep_it(bench: Bench) -> None:
+    bench.restart(stage_life_s=5, sweep_margin_ms=0)
+    await bench.create()
+    stage = await staged(bench, b"x")
+    await bench.pass_ms(module.began_ms(stage) + 5000 - bench.clock.now_ms())
+    await bench.sweeper.sweep()
+    assert await state_of(bench, stage) is RootState.OPEN
+    await bench.pass_ms(1)
+    await bench.sweeper.sweep()
+    assert await state_of(bench, stage) is not RootState.OPEN
+
+
 async def test_a_stage_that_a_crash_left_sealed_is_not_published_after_its_life(
     bench: Bench,
 ) -> None:
