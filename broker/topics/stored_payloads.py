@@ -15,7 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from broker.errors import BrokerError, Fenced, OutcomeUnknown, PayloadsSealed, Unavailable
+from broker.errors import (
+    BrokerError,
+    Fenced,
+    OutcomeUnknown,
+    PayloadsSealed,
+    StorageFull,
+    Unavailable,
+)
 from broker.model import PublishRequest
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed
@@ -53,7 +60,9 @@ class StoredPayloads:
         self._users: Counter[int] = Counter()
         self._closed = False
         self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
-        self._references = References(around, messages, retire=self._retire, guarded=self._guarded)
+        self._references = References(
+            around, messages, retire=self._retire, guarded=self._first_change
+        )
         self._stage_numbers = stages.StageNumbers()
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -221,7 +230,7 @@ class StoredPayloads:
             if await self._around.payload_logs.root(log) is None:
                 raise too_old(number)
         try:
-            hold = await self._guarded(self._around.payload_logs.open(self._hold, number))
+            hold = await self._first_change(self._around.payload_logs.open(self._hold, number))
         except LogClosed as error:
             raise closed(number, error.root) from error
         if self._messages.writer.closed:
@@ -289,6 +298,19 @@ class StoredPayloads:
         """Remove the remains of a payload log that was dropped a margin ago."""
         if number not in self._logs and number not in self._opening:
             await self._around.payload_logs.forget(self._hold.log._replace(number=number))
+
+    async def _first_change(self, change: Awaitable[Result]) -> Result:
+        """Make a request's first change. If its outcome is unknown, the request was certainly not done.
+
+        Raises:
+            Fenced: the next leader may do the request.
+        """
+        try:
+            return await self._guarded(change)
+        except OutcomeUnknown as error:
+            raise Fenced(f"Not done: {error.message}") from error
+        except StorageFull as error:
+            raise StorageFull(error.message) from error
 
     async def _guarded(self, change: Awaitable[Result]) -> Result:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from broker.errors import NotLeader, PayloadsSealed, TopicNotFound
-from tests.kit.bench import TOPIC, Bench, Gate, settle
+from broker.errors import NoLeader, NotLeader, PayloadsSealed, TopicNotFound
+from broker.storage.table import TableError, WriteUnknown
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, failing, settle
 
 
 def pointer_now(bench: Bench) -> int:
@@ -56,3 +58,46 @@ async def test_stores_are_answered_though_their_leader_ends_while_a_publish_wait
             await asyncio.wait_for(asked, 60)
     assert (await asyncio.wait_for(publishing, 60)).replayed
     assert await bench.payloads() == [b"first"]
+
+
+def no_answers(bench: Bench, call: str) -> None:
+    """Let storage make the next such call, and answer neither this nor any read."""
+
+    async def answer_no_more(real: Hook, *arguments: Any, **named: Any) -> Any:
+        await real(*arguments, **named)
+        bench.table.on("get", *[failing(TableError("no answer"))] * 10_000)
+        raise WriteUnknown("no answer")
+
+    bench.table.on(call, answer_no_more)
+
+
+async def test_a_store_whose_payload_log_cannot_be_claimed_is_refused_and_may_be_repeated(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    number, appends = pointer_now(bench), bench.table.calls.count("append")
+    no_answers(bench, "make")
+    with pytest.raises(NoLeader) as refused:
+        await bench.stored(number, b"payload")
+    assert refused.value.outcome == "refused"
+    assert bench.table.calls.count("append") == appends, "it sent no payload"
+    bench.table.forget_hooks()
+    await bench.stored(number, b"payload")
+    await bench.publish(pointer=number)
+    assert await bench.payloads() == [b"m", b"payload"]
+
+
+async def test_a_publish_whose_payload_log_cannot_be_closed_is_refused_and_may_be_repeated(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    number = pointer_now(bench)
+    await bench.stored(number, b"payload")
+    no_answers(bench, "head")
+    with pytest.raises(NoLeader) as refused:
+        await bench.publish(pointer=number)
+    assert refused.value.outcome == "refused"
+    bench.table.forget_hooks()
+    assert not (await bench.publish(pointer=number)).replayed
+    assert await bench.payloads() == [b"payload"]
