@@ -280,19 +280,26 @@ class StoredPayloads:
 
     async def drop(self, number: int, may_drop: Callable[[Root], bool]) -> bool:
         """Declare that a payload log's pages may be removed. Return False if a fresh check forbids it."""
-        known = self._logs.get(number)
-        if self._references.of(number) is not None or (known is not None and known.busy):
+        if self._is_in_use(number):
             return False
         log = self._hold.log._replace(number=number)
         root = await self._around.payload_logs.root(log)
-        if root is None or not may_drop(root):
+        if root is None or not may_drop(root) or self._is_in_use(number):
             return False
+        known = self._logs.pop(number, None)
         if known is not None:
-            del self._logs[number]
             known.writer.retire()
         now_ms = self._around.clock.now_ms()
         await self._guarded(self._around.payload_logs.drop(self._hold, number, now_ms))
         return True
+
+    def _is_in_use(self, number: int) -> bool:
+        known = self._logs.get(number)
+        return (
+            self._references.of(number) is not None
+            or number in self._opening
+            or (known is not None and known.busy)
+        )
 
     async def forget(self, number: int) -> None:
         """Remove the remains of a payload log that was dropped a margin ago."""

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from broker.errors import NoLeader, NotLeader, PayloadsSealed, TopicNotFound
+from broker.model import PublishRequest
+from broker.storage.keys import LogId, root_key
 from broker.storage.table import TableError, WriteUnknown
 from tests.kit.bench import TOPIC, Bench, Gate, Hook, failing, settle
 
@@ -101,3 +103,26 @@ async def test_a_publish_whose_payload_log_cannot_be_closed_is_refused_and_may_b
     bench.table.forget_hooks()
     assert not (await bench.publish(pointer=number)).replayed
     assert await bench.payloads() == [b"payload"]
+
+
+async def test_a_sweep_goes_on_though_the_log_that_it_drops_is_forgotten_meanwhile(
+    bench: Bench,
+) -> None:
+    bench.restart(stage_life_s=5, payload_logs_open_max=1, sweep_margin_ms=0)
+    await bench.create()
+    stage = await bench.topics.begin_stage(TOPIC)
+    await bench.topics.store(TOPIC, PublishRequest(None, (b"x",), stages=(stage,)))
+    await bench.pass_ms(20_000)
+    gate = Gate()
+
+    async def wait(real: Hook, space: Any, row: bytes, *rest: Any) -> Any:
+        if row == root_key(LogId(TOPIC, 1, stage)):
+            return await gate.before(real, space, row, *rest)
+        return await real(space, row, *rest)
+
+    bench.table.on("get", *[wait] * 100)
+    sweeping = asyncio.ensure_future(bench.sweeper.sweep())
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await bench.stored(pointer_now(bench), b"opens another log, so this node forgets the idle one")
+    gate.open()
+    assert (await sweeping).payload_logs == 1
