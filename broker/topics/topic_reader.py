@@ -97,6 +97,8 @@ class TopicReading:
         self._reader: LogReader | None = None
         self._ahead: deque[Entry] = deque()
         """Entries that the reader has read, and this reading has not taken yet."""
+        self._rows_min = 1
+        """The least number of messages of the next read of storage. It doubles with each read that brings none."""
         self._tries = STALE_READS_MAX
         """The number of stale reads that a bounded reading still allows."""
         self._runs: list[Run] = []
@@ -157,9 +159,9 @@ class TopicReading:
             self._hold.give(BudgetKind.ROWS)
         return page
 
-    async def _count_step(self) -> None:
+    async def _count_step(self, rows: int = ROWS_AT_ONCE) -> None:
         """Count one step's rows, and let other work run if this took long."""
-        self._hold.take(BudgetKind.ROWS, ROWS_AT_ONCE)
+        self._hold.take(BudgetKind.ROWS, rows)
         if self._slice is None:
             self._slice = Slice()
         await self._slice.go_on()
@@ -206,20 +208,33 @@ class TopicReading:
             self._ahead.extend(
                 await reader.next(
                     min(settings.page_bytes_max, max(bytes_max, AT_ONCE_BYTES)),
-                    max(min(self._left, settings.page_rows_max), 1),
+                    min(max(self._left, self._rows_min), settings.page_rows_max),
                 )
             )
-        while len(self._ahead) > ROWS_AT_ONCE:
-            if not self._take_ahead(ROWS_AT_ONCE, bytes_max):
-                return
-            await self._count_step()
-        if not self._take_ahead(len(self._ahead), bytes_max):
+        if not await self._take_all_ahead(bytes_max):
             return
         self._after = max(self._after, reader.after)
         if reader.ended:
             self.ended = self._is_complete(reader)
             if not self.ended:
                 await self._wait_before_rereading()
+
+    async def _take_all_ahead(self, bytes_max: int) -> bool:
+        """Take the entries that were read. Return False if reading stops before the end of one."""
+        left = self._left
+        while len(self._ahead) > ROWS_AT_ONCE:
+            if not self._take_ahead(ROWS_AT_ONCE, bytes_max):
+                return False
+            await self._count_step()
+        count = len(self._ahead)
+        if not self._take_ahead(count, bytes_max):
+            return False
+        if self._left < left:
+            self._rows_min = 1
+        elif count:
+            self._rows_min = min(2 * self._rows_min, ROWS_AT_ONCE)
+            await self._count_step(count)
+        return True
 
     def _take_ahead(self, count: int, bytes_max: int) -> bool:
         """Take ``count`` of the entries that were read. Return False if reading stops before the end of one."""

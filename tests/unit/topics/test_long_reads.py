@@ -71,6 +71,23 @@ async def test_skipped_rows_are_counted_and_limited(bench: Bench, is_cached: boo
     assert BudgetKind.ROWS not in hold.held, "messages that are given out count no more"
 
 
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_a_poll_for_few_messages_skips_many_in_few_reads_and_counts_them(
+    bench: Bench, limit: int
+) -> None:
+    await _skipped_then_one(bench)
+    bench.forget_cache()
+    budgets = Budgets({BudgetKind.ROWS: Bounds(SKIPPED // 2, SKIPPED * 2, SKIPPED * 2)})
+    hold = Hold(budgets.account("client", lambda _: None))
+    with pytest.raises(Overloaded):
+        await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT, limit=limit), hold=hold)
+    hold.close()
+    bench.table.calls.clear()
+    stream = await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT, limit=limit))
+    assert [m.payload async for some in stream.messages() for m in some] == [b"seen"]
+    assert len(bench.table.calls) < SKIPPED // 20
+
+
 @pytest.mark.usefixtures("every_step_is_a_slice")
 async def test_a_reader_that_is_always_ready_lets_other_tasks_run(bench: Bench) -> None:
     await bench.create()
