@@ -110,13 +110,17 @@ class Slice:
 class _LoopTurns:
     """The turns of a loop: pieces of long work that wait for a slice, and the short work in flight."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._short = 0
         self._held: asyncio.TimerHandle | None = None
         self._pieces: deque[tuple[Generator[None, None, Any], asyncio.Future[Any]]] = deque()
         self._sharing: asyncio.Task[None] | None = None
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Not kept: a value of _turns_of_loops that refers to its key would keep it for ever.
+        return asyncio.get_running_loop()
 
     async def run_shared(self, steps: Generator[None, None, _Result]) -> tuple[_Result] | None:
         """Run steps in a slice shared with others; return their result, or None if some are left."""
@@ -204,7 +208,7 @@ _turns_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTurns] = Weak
 def _turns(loop: asyncio.AbstractEventLoop) -> _LoopTurns:
     turns = _turns_of_loops.get(loop)
     if turns is None:
-        turns = _turns_of_loops[loop] = _LoopTurns(loop)
+        turns = _turns_of_loops[loop] = _LoopTurns()
     return turns
 
 

@@ -1,7 +1,9 @@
 """Long work runs in slices: other work runs between them, and only one slice runs at a time."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Generator
 
 import pytest
@@ -174,6 +176,16 @@ async def test_a_shared_slice_hands_errors_and_cancellations_to_their_own_caller
         await failed
     assert done == ["good"]
     assert await asyncio.wait_for(in_shared_slices(_steps("later", 1, done)), 10) == "later"
+
+
+def test_a_loop_that_had_long_work_is_freed() -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(_work("a", 1, []))
+    loop.close()
+    kept = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert kept() is None
 
 
 def test_no_slice_ends_in_virtual_time() -> None:
