@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from broker import logs
@@ -158,6 +159,7 @@ class Inverting:
         pages = await leader.guarded(hold.chain(work.start, through))
         # Later messages lie in the last page or behind it.
         start, later = None, [work.start, *(page for page, _ in pages)][-1]
+        self._forget_below(hold.root.floor, leader.topic)
         high, inverted, piece = 0, set[int](), Slice()
         for page, head in pages:
             pointers, found = await self._invert_page(leader, page, head, work)
@@ -195,10 +197,12 @@ class Inverting:
         if known is None or known.generation != topic.generation:
             self.forget(topic.id)
             known = self._known[topic.id] = _KnownPointers(topic.generation, {})
-        floor = leader.hold.root.floor
-        for page in list(known.pages):
-            if page >= floor:
-                break
-            del known.pages[page]
-            self._pages_known -= 1
         return known
+
+    def _forget_below(self, floor: RowId, topic: Topic) -> None:
+        """Forget the pages below a topic's floor: they are gone."""
+        pages = self._known[topic.id].pages if topic.id in self._known else {}
+        gone = list(takewhile(lambda page: page < floor, pages))
+        for page in gone:
+            del pages[page]
+        self._pages_known -= len(gone)
