@@ -32,7 +32,7 @@ class Overdue:
     def __init__(self, clock: Clock, look: Callable[[], float]) -> None:
         """Watch nothing yet."""
         self.due = math.inf
-        """The monotonic time of the next call. A queued request's deadline is earlier by less than LOOK_S, if at all."""
+        """The monotonic time of the next call. At most LOOK_S after the earliest deadline in the queue."""
         self._clock = clock
         self._look = look
         self._loop = asyncio.get_running_loop()

@@ -24,9 +24,10 @@ Change = Callable[[TopicLeader], Awaitable[Topic]]
 async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline: float) -> Topic:
     """Change the record as the topic's leader, and make sure that the leader has adopted it.
 
-    A leader that claims the log meanwhile may have read the record before the change. If it is this node, it
-    reads the record again. If it is another node, NotLeader makes the caller repeat the change there: unless
-    a third change came between, that leader writes nothing and only reads.
+    A leader that claims the log meanwhile may have read the record before the change. If this node claims it again,
+    it reads the record again. If another node claims it, NotLeader makes the caller repeat this change at that
+    node. Its leader then finds the record as this change left it, and only reads. If a third change came between,
+    that node's leader writes this change once more, over the third one.
 
     Raises:
         TopicNotFound: there is no such topic.
