@@ -12,7 +12,7 @@
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
     │   ├── StorageFull
-    │   └── Fenced            a leader met a higher epoch; never leaves a node
+    │   └── Fenced            a leader met a higher epoch; a client gets no_leader
     ├── OutcomeUnknown        the request may have been done, or be done later
     └── StorageCorrupt        stop: the stored data can't be trusted
 

@@ -47,7 +47,7 @@ _ERRORS_HEAD = """
 # Errors
 
 Each code links to its meaning and the remedy. The classes are in `broker.errors`; the Python client raises the class of the
-code that it gets. `Fenced` and `NotLeader` do not leave the nodes.
+code that it gets. `NotLeader` does not leave the nodes.
 
 A request that names `application/json` or `avro/json` in `Accept`, or has that content type, gets errors as
 `{"code", "message", "retriable", "outcome"}`. All other requests get the message as plain text.

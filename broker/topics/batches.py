@@ -28,11 +28,6 @@ class Batch(NamedTuple):
     messages: int
     payload_bytes: int
 
-    @property
-    def last(self) -> RowId:
-        """Return the id of its last message."""
-        return self.ids[-1]
-
 
 def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bool) -> Batch:
     """Give each request its ids, and join neighbours that share everything but payloads."""

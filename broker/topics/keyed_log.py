@@ -46,7 +46,7 @@ class KeyedLog:
             await self.writer.idle()
 
     def write(self, write: Write) -> asyncio.Future[PublishedIds]:
-        """Queue a request without a key. Raises Fenced, Overloaded."""
+        """Queue a request; a key in it is not looked up. Raises as LogWriter.submit does."""
         return self.writer.submit(write)
 
     async def once(

@@ -105,7 +105,7 @@ class TopicLeader:
         return self.writer.ids.ahead_ms(self._around.clock.now_ms())
 
     def publish(self, write: Write) -> asyncio.Future[PublishedIds]:
-        """Queue messages without a key. Raises Fenced, Overloaded."""
+        """Queue messages; a key of theirs is not looked up. Raises as LogWriter.submit does."""
         return self.writer.submit(write)
 
     async def publish_request(
@@ -165,9 +165,9 @@ class TopicLeader:
         if request.payloads:
             return await self.writer.submit(write)
         if request.stages:
-            return await self.payloads.publish(tuple(request.stages), write)
+            return await self.payloads.references.publish(tuple(request.stages), write)
         assert request.pointer is not None, "a publish without messages is a transaction's"
-        return await self.payloads.publish((request.pointer,), write)
+        return await self.payloads.references.publish((request.pointer,), write)
 
     async def learn_refused(self) -> None:
         """Read, once, the pointer below which this topic refuses transactions at any age. Raises Unavailable."""
@@ -175,17 +175,6 @@ class TopicLeader:
             pointer = await self._refused_below()
             self.writer.refused_below = max(self.writer.refused_below, pointer)
             self._refused_below = None
-
-    async def begin_stage(self) -> int:
-        """Begin a stage on disk, and return its number."""
-        return await self.payloads.begin_stage()
-
-    async def store(self, request: PublishRequest, options: PublishOptions) -> PublishedIds:
-        """Store payloads for a transaction or in a stage; a reference publishes them later.
-
-        Raises as publish_request does, and PayloadsSealed.
-        """
-        return await self.payloads.store(request, options)
 
     async def rollback(self, rollback: RollbackRange) -> None:
         """Mark a transaction's messages in a range as rolled back.
@@ -282,8 +271,8 @@ class TopicLeader:
     async def idle(self) -> None:
         """Wait until no work is in progress; once the leader has ended, only for ``quiet``.
 
-        ``settled`` answers the requests that are still queued then. This method does not wait for them, because
-        the caller of ``settled`` may have to wait for this method.
+        A queued request is not waited for: ``settled`` answers it, and ``settled``'s caller may be waiting for this
+        call.
         """
         while self.busy and self.ended is None:
             working = asyncio.ensure_future(self._finish())

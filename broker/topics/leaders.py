@@ -1,7 +1,7 @@
 """Lead topics on this node: claim them, and settle them when leading ends.
 
 A topic in use has a state. Leading begins with the first write, by a claim. It ends when the hold is done, or when
-the topic has been idle::
+the topic is idle while this node has more than ``topics_in_use_max`` states::
 
     no leader ──claim──▶ leader ──hold done──▶ former ──settled──▶ no leader, requests to carry over
         ▲                  │                                          │

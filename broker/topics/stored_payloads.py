@@ -31,7 +31,7 @@ from broker.topics import stages
 from broker.topics.batches import Batch
 from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
 from broker.topics.keyed_log import KeyedLog, request_hash
-from broker.topics.references import Numbers, References, closed, too_old
+from broker.topics.references import References, closed, too_old
 from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import KeyMark, Write
@@ -60,7 +60,7 @@ class StoredPayloads:
         self._users: Counter[int] = Counter()
         self._closed = False
         self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
-        self._references = References(
+        self.references = References(
             around, messages, retire=self._retire, guarded=self._first_change
         )
         self._stage_numbers = stages.StageNumbers()
@@ -70,20 +70,11 @@ class StoredPayloads:
     def busy(self) -> bool:
         """Return whether any work is in progress."""
         return bool(
-            self._references.busy
+            self.references.busy
             or self._opening
             or self._answering
             or any(log.busy for log in self._logs.values())
         )
-
-    # Publishing references.
-
-    async def publish(self, numbers: Numbers, write: Write) -> PublishedIds:
-        """Make payload logs part of the topic, in this order. A repetition gets the same answer.
-
-        Raises as References.publish does.
-        """
-        return await self._references.publish(numbers, write)
 
     async def _retire(self, number: int) -> None:
         """Wait until the writes to a payload log are done, and accept no more.
@@ -159,7 +150,7 @@ class StoredPayloads:
         options: PublishOptions,
         key: KeyMark | None,
     ) -> PublishedIds:
-        while (reference := self._references.of(number)) is not None:
+        while (reference := self.references.of(number)) is not None:
             await asyncio.wait((reference,))
         if payloads.writer.closed and not self._closed:
             raise _Retired
@@ -205,7 +196,7 @@ class StoredPayloads:
                 return number
 
     async def _open(self, number: int, *, begins: bool = False) -> KeyedLog:
-        while (reference := self._references.of(number)) is not None:
+        while (reference := self.references.of(number)) is not None:
             # The publish may close the log: wait for its outcome.
             await asyncio.wait((reference,))
         known = self._logs.get(number)
@@ -296,7 +287,7 @@ class StoredPayloads:
     def _is_in_use(self, number: int) -> bool:
         known = self._logs.get(number)
         return (
-            self._references.of(number) is not None
+            self.references.of(number) is not None
             or number in self._opening
             or (known is not None and known.busy)
         )
@@ -352,7 +343,7 @@ class StoredPayloads:
             for log in list(self._logs.values()):
                 await log.idle()
             tasks = {
-                *self._references.tasks(),
+                *self.references.tasks(),
                 *self._opening.values(),
                 *self._answering,
             }

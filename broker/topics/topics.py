@@ -273,7 +273,7 @@ class Topics:
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
-            return await leader.store(request, options)
+            return await leader.payloads.store(request, options)
 
         return await self.leaders.led(topic, attempt, options)
 
@@ -282,7 +282,7 @@ class Topics:
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
             await self.get(topic)
-        return await self.leaders.led(topic, lambda leader: leader.begin_stage(), options)
+        return await self.leaders.led(topic, lambda leader: leader.payloads.begin_stage(), options)
 
     async def rollback(
         self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
