@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.errors import IdempotencyKeyReused
@@ -71,7 +72,13 @@ class AnsweredKeys:
             _, (at_ms, _) = self._answers.popitem(last=False)
             self._complete_since_ms = max(self._complete_since_ms, at_ms)
 
-    def _expire(self, monotonic_ms: float) -> None:
+    def expire(self, monotonic_ms: float) -> Iterator[None]:
+        """Forget the answers whose window has passed. Each step forgets one; others may come between."""
         horizon = monotonic_ms - self._window_ms
         while self._answers and next(iter(self._answers.values()))[0] < horizon:
             self._answers.popitem(last=False)
+            yield
+
+    def _expire(self, monotonic_ms: float) -> None:
+        for _ in self.expire(monotonic_ms):
+            pass

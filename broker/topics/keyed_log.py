@@ -13,7 +13,7 @@ from functools import partial
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import ROW_ID_MIN, PublishRequest
-from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
+from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
 from broker.topics.settings import PublishedIds, PublishOptions
@@ -44,6 +44,12 @@ class KeyedLog:
             if tasks:
                 await asyncio.wait(tasks)
             await self.writer.idle()
+
+    async def expire_keys(self) -> None:
+        """Forget the answers whose window has passed, also if no further key comes. The sweeper calls this."""
+        piece = Slice()
+        for _ in self._answered.expire(self._around.clock.monotonic() * 1000):
+            await piece.go_on()
 
     def write(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue a request; a key in it is not looked up. Raises as LogWriter.submit does."""

@@ -172,6 +172,7 @@ class Sweeper:
         leader = await self._leader_of(topic, now_ms, has_due=bool(due))
         if leader is None or leader.topic.generation != topic.generation:
             return
+        await leader.messages.expire_keys()
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
         now_ms = self._around.clock.now_ms()  # The time above came before the comparison.

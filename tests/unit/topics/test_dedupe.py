@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from hypothesis import given
@@ -249,6 +250,22 @@ async def test_a_key_of_a_reference_counts_as_any_other_key(bench: Bench) -> Non
     with pytest.raises(IdempotencyKeyReused):
         await bench.publish(b"m", options=K)
     assert (await bench.publish(pointer=5, options=K)).first == first.first
+
+
+async def test_a_sweep_frees_the_keys_of_a_topic_that_is_idle(bench: Bench) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum([isinstance(each, KeyedOutcome) for each in gc.get_objects()])
+
+    before = kept()
+    await bench.create()
+    for number in range(20):
+        await bench.publish(b"m", options=PublishOptions(key=f"k{number}"))
+    await bench.sweeper.sweep()
+    assert kept() == before + 20, "their window has not passed"
+    await bench.pass_ms(bench.around.settings.idempotency_window_ms + 1)
+    await bench.sweeper.sweep()
+    assert kept() == before
 
 
 async def test_a_refused_key_may_be_used_again(bench: Bench) -> None:
