@@ -31,7 +31,8 @@ def chaos(words: tuple[str, ...]) -> None:
     """  # noqa: D301
     for package in (VERIFIER, *NEEDED):
         if importlib.util.find_spec(package) is None:
-            raise click.ClickException(
+            # Not 1: the verifier exits with 1 after violations.
+            raise click.UsageError(
                 f"the verifier needs the package {package!r} of the extra 'chaos': "
                 f"{install_command('chaos')}"
             )
