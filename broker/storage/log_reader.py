@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from broker.model import ROW_ID_MAX, RowId, row_after, row_before
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_after, row_before
 from broker.slices import Slice
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -70,6 +70,8 @@ class LogReader:
         self._head: Head | None = None
         self._left: list[bytes] | None = None
         """Backwards: the columns of the page's entries that are still to be read."""
+        self._seen = ROW_ID_MIN
+        """Backwards: the last id that a read of the page's columns has shown. A later read that ends before is stale."""
         self._came_by_prev = False
         """True if ``prev`` of the page behind it led to the page: then the page existed."""
         self._pauses: Pauses | None = None
@@ -273,6 +275,11 @@ class LogReader:
         if self._head is None or self._head.state is PageState.GONE:
             await self._look_for_floor(self._page)
             return []
+        if self._came_by_prev and self._head.is_open:
+            # A stale read: a page is sealed before the page behind it is made. Its pointer may be stale, too.
+            self._head = None
+            await self._pause()
+            return []
         if self._left is None:
             self._left = await self._columns_left(self._page, self._head)
         found = await self._take_last(self._page, self._left, cells_max, bytes_max)
@@ -296,7 +303,7 @@ class LogReader:
         after, self.after = self.after, row_before(self._through)
         there = await self._locate()
         self.after = after
-        self._left = None
+        self._left, self._seen = None, ROW_ID_MIN
         page, head = self._page, None
         while page is not None and (found := await self._head_of(page)) is not None:
             self._page = page
@@ -310,6 +317,7 @@ class LogReader:
         assert self.root is not None
         if page > max(self.after, self.root.floor):
             self._page, self._head, self._left = head.prev, None, None
+            self._seen = ROW_ID_MIN
             self._came_by_prev = True
         else:
             self.ended = True
@@ -341,8 +349,9 @@ class LogReader:
             lambda: self._resolver.table.columns(self._space, row, first, ENTRIES_END)
         )
         columns = [column for column in columns if not is_rolled_column(column)]
-        if not columns or last_of(columns[-1]) < head.pointer:
+        if not columns or last_of(columns[-1]) < max(head.pointer, self._seen):
             return None
+        self._seen = last_of(columns[-1])
         # The entry that holds ``through`` may end behind it.
         stop = bisect_left(columns, self._through, key=last_of)
         return columns[: stop + 1]
