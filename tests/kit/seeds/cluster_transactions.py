@@ -99,13 +99,14 @@ class _Run:
 
     async def _led_again(self, former: Machine) -> None:
         """Start transactions through another node until one succeeds."""
-        other = next(each for each in self.cluster.machines if each is not former and each.is_up)
-        probe = self.cluster.client("probe", node=other.url, deadline_s=PROBE_S)
         for _ in range(PROBES_MAX):
-            with contextlib.suppress(BrokerError):
-                begun = await probe.transactions.start()
-                await probe.transactions.abort(begun.transaction_id)
-                return
+            up = [each for each in self.cluster.machines if each.is_up and each is not former]
+            if up:
+                probe = self.cluster.client("probe", node=up[0].url, deadline_s=PROBE_S)
+                with contextlib.suppress(BrokerError):
+                    begun = await probe.transactions.start()
+                    await probe.transactions.abort(begun.transaction_id)
+                    return
             await asyncio.sleep(0.01)
 
     async def _kill_alone(self, machine: Machine) -> None:
