@@ -106,8 +106,9 @@ class Cursors:
         """Move a cursor whose version is ``expected``, or create it (None). A repeated put changes nothing more.
 
         Raises:
-            CursorMoved: it has another version, or there is no such cursor. Nothing was done, unless HBase refused
-                a change that it had made, and another reader moved the cursor on before this was known.
+            CursorMoved: it has another version, or there is no such cursor. This call changed nothing, with one
+                exception: HBase may answer False to a change that it made. If another reader then moves the cursor
+                before this node reads it again, the change was made and replaced.
             TooManyCursors: the topic has as many as it may have.
             OutcomeUnknown: it may have been done; repeating it is safe.
         """
