@@ -47,6 +47,8 @@ class Known:
     ended_at: int = 0
     """The step that ended it; 0: none."""
     began_at: int = 0
+    commit_pointer: int = 0
+    """The pointer after the last one that was given when it committed; 0: it has not committed."""
 
 
 class Rules(RuleBasedStateMachine):
@@ -137,17 +139,19 @@ class Rules(RuleBasedStateMachine):
     def end(self, known: Known, fate: str) -> None:
         if known.fate == "open":
             known.ended_at = next(self.steps)
+            known.commit_pointer = self.given[-1] + 1 if fate == "committed" else 0
         known.fate = fate
         self.forget()
 
     def forget(self) -> None:
-        """Record the commits that overlap no short transaction in progress. Long transactions do not conflict with them."""
-        begun = [
-            each.began_at for each in self.known.values() if each.fate == "open" and not each.long
-        ]
-        oldest = min(begun, default=None)
+        """Record the commits below all short transactions in progress. Long transactions do not conflict with them.
+
+        As in Tephra, a commit whose pointer the oldest short transaction was then given is not below it.
+        """
+        short = [each for each in self.known.values() if each.fate == "open" and not each.long]
+        oldest = min((each.pointers[0] for each in short), default=None)
         for each in self.known.values():
-            if each.fate == "committed" and (oldest is None or each.ended_at < oldest):
+            if each.fate == "committed" and (oldest is None or each.commit_pointer < oldest):
                 self.forgotten.add(each.ended_at)
 
     @rule(transaction=transactions)
