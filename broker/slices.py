@@ -131,39 +131,24 @@ class _LoopTurns:
         return await outcome
 
     async def _share(self) -> None:
+        loop = self._loop
         try:
             while self._pieces:
                 await self.turn()
-                ends_s = self._loop.time() + SLICE_S
-                self._run_piece(*self._pieces.popleft(), ends_s)
-                while self._pieces and self._loop.time() < ends_s:
-                    self._run_piece(*self._pieces.popleft(), ends_s)
+                ends_s = loop.time() + SLICE_S
+                _run_piece(*self._pieces.popleft(), loop, ends_s)
+                while self._pieces and loop.time() < ends_s:
+                    _run_piece(*self._pieces.popleft(), loop, ends_s)
         finally:
             self._sharing = None
 
-    def _run_piece(
-        self, steps: Generator[None, None, Any], outcome: asyncio.Future[Any], ends_s: float
-    ) -> None:
-        """Run steps until they end or the slice is over. Its caller may have been cancelled meanwhile."""
-        if outcome.done():
-            return
-        try:
-            next(steps)
-            while self._loop.time() < ends_s:
-                next(steps)
-        except StopIteration as done:
-            outcome.set_result((done.value,))
-        except Exception as error:  # noqa: BLE001 - The caller gets it.
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
     async def turn(self) -> None:
         """Wait for this caller's turn. Waiting callers get one slice each, with free rounds in between."""
-        mine: asyncio.Future[None] = self._loop.create_future()
+        loop = self._loop
+        mine: asyncio.Future[None] = loop.create_future()
         self._waiting.append(mine)
         if len(self._waiting) == 1:
-            self._loop.call_soon(self._after_free_rounds, ROUNDS_FREE)
+            loop.call_soon(self._after_free_rounds, loop, ROUNDS_FREE)
         await mine
 
     def begin_short(self) -> None:
@@ -179,11 +164,11 @@ class _LoopTurns:
             # ``call_soon``: the caller that ended the short work goes on first.
             self._loop.call_soon(self._give_slice)
 
-    def _after_free_rounds(self, rounds: int) -> None:
+    def _after_free_rounds(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
         if rounds:
-            self._loop.call_soon(self._after_free_rounds, rounds - 1)
+            loop.call_soon(self._after_free_rounds, loop, rounds - 1)
         elif self._short:
-            self._held = self._loop.call_later(HELD_S_MAX, self._held_too_long)
+            self._held = loop.call_later(HELD_S_MAX, self._held_too_long)
         else:
             self._give_slice()
 
@@ -199,7 +184,29 @@ class _LoopTurns:
                 first.set_result(None)
                 break
         if self._waiting:
-            self._loop.call_soon(self._after_free_rounds, ROUNDS_FREE)
+            loop = self._loop
+            loop.call_soon(self._after_free_rounds, loop, ROUNDS_FREE)
+
+
+def _run_piece(
+    steps: Generator[None, None, Any],
+    outcome: asyncio.Future[Any],
+    loop: asyncio.AbstractEventLoop,
+    ends_s: float,
+) -> None:
+    """Run steps until they end or the slice is over. Their caller may have been cancelled meanwhile."""
+    if outcome.done():
+        return
+    try:
+        next(steps)
+        while loop.time() < ends_s:
+            next(steps)
+    except StopIteration as done:
+        outcome.set_result((done.value,))
+    except Exception as error:  # noqa: BLE001 - The caller gets it.
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
 
 
 _turns_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTurns] = WeakKeyDictionary()
