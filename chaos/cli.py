@@ -26,8 +26,6 @@ from chaos.run_folder import Judged, read_verdict, runs_below, together
 from chaos.verdict_text import NotJudged, say, tell
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
 INTERRUPTED: Final = 130
 
 

@@ -125,7 +125,7 @@ class TopicLife:
         """Begin before the first read."""
         kinds = (INLINE, REFERENCE, STORED)
         self.shown: dict[str, ValueTable[ShownRow]] = {
-            kind: tables.table(ShownRow._make) for kind in kinds
+            kind: ValueTable[ShownRow](tables) for kind in kinds
         }
         self.covered = {kind: Intervals() for kind in kinds}
         self.lives_after = dict.fromkeys(kinds, "")
@@ -237,8 +237,8 @@ class TopicFacts:
         self.undone: dict[int, dict[int, Undone]] = {}
         """Rollbacks by pointer and by the line of the request."""
         self.tables = tables
-        self.tried: ValueTable[Tried] = tables.table(Tried._make)
-        self.owners: ValueTable[tuple[str]] = tables.table(tuple)
+        self.tried = ValueTable[Tried](tables)
+        self.owners = ValueTable[tuple[str]](tables)
         """The payload of each id, from acknowledgements and reads."""
         self.lives = TopicLives()
         self.logs: dict[int, TopicLife] = {}

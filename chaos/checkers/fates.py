@@ -38,7 +38,7 @@ class Fates:
 
     def __init__(self, tables: Tables, found: Findings) -> None:
         """Begin without transactions."""
-        self._fates: ValueTable[Fate] = tables.table(Fate._make)
+        self._fates = ValueTable[Fate](tables)
         self._found = found
 
     def of(self, pointer: int) -> Fate:

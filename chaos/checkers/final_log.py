@@ -44,7 +44,7 @@ class Finals(Checker):
         snapshot = json.dumps(read.call.asked.get("snapshot"), sort_keys=True)
         table = self._of_nodes.get((life, snapshot, name))
         if table is None:
-            table = self._of_nodes[life, snapshot, name] = self.topic.tables.table(FinalRow._make)
+            table = self._of_nodes[life, snapshot, name] = ValueTable[FinalRow](self.topic.tables)
         for row in read.rows:
             table.put(row.id, FinalRow(row.payload, row.pointer))
         assert read.call.ended_ns is not None

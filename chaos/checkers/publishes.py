@@ -14,7 +14,7 @@ from typing_extensions import override
 from chaos.checkers.checker import Checker
 from chaos.checkers.facts import TopicFacts
 from chaos.checkers.history_rows import moment_ms, plain
-from chaos.checkers.tables import LAST
+from chaos.checkers.tables import LAST, ValueTable
 from chaos.checkers.violations import Findings, Promises, spot
 from chaos.history import Operation
 
@@ -68,7 +68,7 @@ class Answers(Checker):
     def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without answers."""
         super().__init__(topic, found, promises)
-        self._answers = topic.tables.table(tuple)
+        self._answers = ValueTable[tuple[str | None, str | None]](topic.tables)
 
     @override
     def ended(self, call: Operation) -> None:

@@ -52,8 +52,8 @@ class Registers:
     def __init__(self, tables: Tables, found: Findings) -> None:
         """Begin with every register absent."""
         self._found = found
-        self._written: ValueTable[_Written] = tables.table(_Written._make)
-        self._versions: ValueTable[tuple[str]] = tables.table(tuple)
+        self._written = ValueTable[_Written](tables)
+        self._versions = ValueTable[tuple[str]](tables)
         self._registers: dict[str, _Register] = {}
 
     @property

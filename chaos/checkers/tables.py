@@ -7,7 +7,7 @@ counts the table operations, so that a test can show that the work grows in prop
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 V = TypeVar("V", bound=tuple[Any, ...])
@@ -16,20 +16,15 @@ LAST = "\U0010ffff"
 
 
 class Tables:
-    """Makes tables, and counts the operations of all of them."""
+    """Counts the operations of all tables of one judge."""
 
     def __init__(self) -> None:
-        """Begin without tables."""
+        """Begin without an operation."""
         self.steps = 0
-
-    def table(self, make: Callable[[Any], V]) -> ValueTable[V]:
-        """Return a new table of the tuples that ``make`` returns."""
-        del make
-        return ValueTable(self)
 
 
 class ValueTable(Generic[V]):
-    """A dictionary. It keeps a sorted list of its keys after the first call that needs one."""
+    """A table of tuples: a dictionary. It keeps a sorted list of its keys after the first call that needs one."""
 
     def __init__(self, tables: Tables) -> None:
         """Begin empty."""

@@ -103,8 +103,8 @@ class Stored(Checker):
     def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without payloads."""
         super().__init__(topic, found, promises)
-        self._shown: ValueTable[tuple[str, ...]] = topic.tables.table(tuple)
-        self._stored: ValueTable[tuple[str, ...]] = topic.tables.table(tuple)
+        self._shown = ValueTable[tuple[str, ...]](topic.tables)
+        self._stored = ValueTable[tuple[str, ...]](topic.tables)
 
     @override
     def ended(self, call: Operation) -> None:

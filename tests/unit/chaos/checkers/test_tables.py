@@ -5,7 +5,7 @@ import random
 import pytest
 
 from chaos.checkers.facts import ShownRow
-from chaos.checkers.tables import Tables
+from chaos.checkers.tables import Tables, ValueTable
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def tables():
 
 
 def test_a_value_comes_back_as_it_was(tables):
-    table = tables.table(ShownRow._make)
+    table = ValueTable(tables)
     table.put("a", ShownRow("payload", None, 7))
     assert table.get("a") == ShownRow("payload", None, 7)
     assert isinstance(table.get("a"), ShownRow)
@@ -22,7 +22,7 @@ def test_a_value_comes_back_as_it_was(tables):
 
 
 def test_tables_are_apart(tables):
-    one, other = tables.table(tuple), tables.table(tuple)
+    one, other = ValueTable(tables), ValueTable(tables)
     one.put("a", (1,))
     assert other.get("a") is None
     assert list(other.between("", "z")) == []
@@ -30,7 +30,7 @@ def test_tables_are_apart(tables):
 
 def test_keys_have_an_order(tables):
     chance = random.Random(1)
-    table = tables.table(tuple)
+    table = ValueTable(tables)
     keys = [f"{number:03}" for number in range(50)]
     for number, key in enumerate(chance.sample(keys, 50)):
         table.put(key, (number,))
@@ -44,14 +44,14 @@ def test_keys_have_an_order(tables):
 
 
 def test_a_value_is_replaced(tables):
-    table = tables.table(tuple)
+    table = ValueTable(tables)
     for number in range(3):
         table.put("a", (number,))
     assert list(table.between("", "z")) == [("a", (2,))]
 
 
 def test_steps_count_the_table_operations(tables):
-    table = tables.table(tuple)
+    table = ValueTable(tables)
     table.put("a", (1,))
     table.get("a")
     list(table.between("", "z"))
