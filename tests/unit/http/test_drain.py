@@ -104,11 +104,10 @@ async def test_bytes_in_the_socket_are_read_before_the_close(broker: Broker, htt
 async def test_a_long_answer_that_began_before_the_drain_is_no_reason_to_stay(
     broker: Broker, http: Http, agent: str, patience_s: float, end: bytes
 ) -> None:
-    await http("POST", topic_path("t", "publish"), b"x" * 900_000, {"Content-Type": "text/plain"})
-    for _ in range(19):
-        await http(
-            "POST", topic_path("t", "publish"), b"x" * 900_000, {"Content-Type": "text/plain"}
-        )
+    # A connection that stayed idle would be the last to end.
+    headers = {"Content-Type": "text/plain", "Connection": "close"}
+    for _ in range(20):
+        await http("POST", topic_path("t", "publish"), b"x" * 900_000, headers)
     async with RawHttp(http.port) as raw:
         everything = avro.encode_poll(Poll())
         head = (
