@@ -17,8 +17,11 @@ import click
 from broker.cli import leadership
 from broker.cli.options import json_option
 from broker.config.sources import check_environment
+from broker.errors import install_command
 
 LAUNCHER: Final = "broker.local"
+OF_NODES: Final = "kazoo"
+"""The package that the nodes of a cluster need beside those of a standalone broker."""
 
 
 @click.group()
@@ -105,8 +108,11 @@ def up(  # noqa: PLR0913, PLR0917 - One parameter per option.
     broker cluster up --nodes 5 --ports free --dir trial --json
     broker cluster up --set cluster.session_timeout_ms=2000
     """  # noqa: D301
-    if importlib.util.find_spec(LAUNCHER) is None:
-        raise click.ClickException(f"this installation has no {LAUNCHER}")
+    # Without this check the nodes would say so, some seconds later: they start after ZooKeeper and HBase.
+    if importlib.util.find_spec(OF_NODES) is None:
+        raise click.ClickException(
+            f"a cluster needs the package {OF_NODES!r}: {install_command('cluster')}"
+        )
     words = [
         *("--nodes", str(nodes), "--ports", ports, "--zookeepers", zookeepers),
         *("--region-servers", str(region_servers), "--gateways", str(gateways)),
