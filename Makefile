@@ -52,10 +52,10 @@ check: lint ## Check format, style and types, and run the unit tests, within a m
 	  tests/unit tests/tidy $(ARGS)
 
 test: setup-dev test-servers lint ## Set up everything for the tests, and run all except the nightly ones.
-	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 -m "not nightly" $(ARGS)
 
 test-all: setup-dev test-servers lint ## Run every test, also the nightly ones: more than an hour.
-	@$(BIN)/python -m pytest -n 2 --timeout=3600 --hypothesis-profile=thorough $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --timeout=3600 --hypothesis-profile=thorough $(ARGS)
 
 # Keep compiled modules. Otherwise each worker, and each process that a test starts, compiles them again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -2,10 +2,12 @@
 
 A session has one HBase, one ZooKeeper and one set of nodes. All tests that share them are one lane, and one worker runs
 it. Tests that share the original's server are another lane, and so are tests that share a Spark. Each other file is
-its own lane; a free worker takes the next. So with ``pytest -n 2`` both workers end at about the same time::
+its own lane; a free worker takes the next. So with ``pytest -n 3`` all workers end at about the same time, and two cores
+are busy while tests of the cluster or of Spark wait for a process::
 
     worker 1   cluster ──────────────────────────────────────────────────── unit ...
-    worker 2   original ── spark ── docs ── integration ── ... ── simulation ── tidy ── unit ...
+    worker 2   original ── docs ── integration ── ... ── simulation ── tidy ── unit ...
+    worker 3   spark ──────────────────────── integration ── ... ── unit ...
 
 Without ``-n``, all tests run one after the other, in the same order.
 """
