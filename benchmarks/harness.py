@@ -1,8 +1,9 @@
-"""Make the runs of a question: warm the sides, let them take turns A-B-C-A-B-C, and check each run for other load.
+"""Make the runs of a question: warm the sides, let them take turns A-B-C-C-B-A, and check each run for other load.
 
 A question describes its *sides*: a name, a server, and a load that can run for some seconds. The harness warms each
 side once. Then the sides take turns until each has enough runs in which no other program used the processor. The
-harness gives up after three times as many turns.
+harness gives up after three times as many turns. Every second turn goes backwards: a machine that gets slower or faster
+meanwhile favours no side.
 
 No process spins to keep the cores from halting. On Linux 6.18 a spinning process keeps a core until the next tick, even
 with the lowest priority: a process that wakes up beside it belongs to another scheduling group. Then every sync of any
@@ -163,7 +164,7 @@ class Bench:
             await self._warm(side, series[side.name])
         for turn in range(runs * plan.attempts_per_run):
             # Every side runs in every turn: only runs of the same turn are compared.
-            for side in sides:
+            for side in sides if turn % 2 == 0 else reversed(sides):
                 one = series[side.name]
                 one.runs.append(await self._run(side, run_s))
                 say(f"  {turn + 1:2}  {side.name:32} {_line(one.runs[-1], side.unit)}")
