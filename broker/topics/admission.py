@@ -34,10 +34,9 @@ def check(
     """
     if len(request.ttls_s) > LIFETIMES_MAX:
         _check_lifetimes(request.ttls_s)
-    for ttl_s in {
-        options.ttl_s,
-        *request.ttls_s,
-    }:  # Each once: there may be 100,000, and few different ones.
+    # Each once: there may be 100,000, and few different ones.
+    different = {options.ttl_s, *request.ttls_s}
+    for ttl_s in different:
         if ttl_s is not None and not 0 < ttl_s <= topic.ttl_s:
             raise BadRequest(
                 f"ttl: must be between 1 and the topic's ttl of {topic.ttl_s} seconds, not {ttl_s}."
