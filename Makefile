@@ -51,10 +51,12 @@ check: lint ## Check format, style and types, and run the unit tests, within a m
 	@$(BIN)/python -m pytest -n 2 -p no:schemathesis --hypothesis-profile=quick -m "not slow and not nightly" \
 	  tests/unit tests/tidy $(ARGS)
 
-test: setup-dev test-servers lint ## Set up everything for the tests, and run all except the nightly ones.
+test: setup-dev ## Set up everything for the tests, and run all except the nightly ones.
+	@$(MAKE) --no-print-directory -j 2 test-servers lint SERVERS="$(SERVERS)"
 	@$(BIN)/python -m pytest -n 3 -m "not nightly" $(ARGS)
 
-test-all: setup-dev test-servers lint ## Run every test, also the nightly ones: more than an hour.
+test-all: setup-dev ## Run every test, also the nightly ones: more than an hour.
+	@$(MAKE) --no-print-directory -j 2 test-servers lint SERVERS="$(SERVERS)"
 	@$(BIN)/python -m pytest -n 3 --timeout=3600 --hypothesis-profile=thorough $(ARGS)
 
 # Keep compiled modules. Otherwise each worker, and each process that a test starts, compiles them again.

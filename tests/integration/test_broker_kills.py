@@ -19,7 +19,7 @@ from tests.kit.kill_broker import BrokerDriver, located
 from tests.kit.kills import Extent, run_kills
 
 KILLS = int(os.environ.get("BROKER_KILLS", "50"))
-KILLS_IN_SHORT = 12
+KILLS_IN_SHORT = 8
 MESSAGES_A_KILL = 400
 LIFE_MAX_S = 10**10
 

@@ -64,7 +64,7 @@ async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object
 @pytest.mark.parametrize(
     "requests",
     [
-        15_000,
+        10_000,
         pytest.param(1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)]),
     ],
 )
