@@ -1,13 +1,14 @@
 """Lanes of tests for parallel workers: tests that share servers are one lane; other lanes fill the gaps.
 
 A session has one HBase, one ZooKeeper and one set of nodes. All tests that share them are one lane, and one worker runs
-it. Tests that share the original's server are another lane, and so are tests that share a Spark. Each other file is
-its own lane; a free worker takes the next. So with ``pytest -n 3`` all workers end at about the same time, and two cores
+it. Tests that share the original's server are another lane, and so are tests that share a Spark. Tests that measure an
+attacked broker are one lane, beside tests that only compute and give way to them. Each other file is its own lane; a
+free worker takes the next. So with ``pytest -n 3`` all workers end at about the same time, and two cores
 are busy while tests of the cluster or of Spark wait for a process::
 
     worker 1   cluster ──────────────────────────────────────────────────── unit ...
-    worker 2   original ── docs ── integration ── ... ── simulation ── tidy ── unit ...
-    worker 3   spark ──────────────────────── integration ── ... ── unit ...
+    worker 2   original ── docs ── integration ── ... ── attacks ───────────────── unit ...
+    worker 3   spark ──────────────────────── integration ── simulation ── tidy ── unit ...
 
 Without ``-n``, all tests run one after the other, in the same order.
 """
@@ -33,6 +34,7 @@ CLUSTER = (
 """The tests that share HBase, ZooKeeper or nodes, in this order."""
 ORIGINAL = ("tests/conformance/", "tests/integration/test_servers")
 SPARK = "tests/integration/spark/"
+ATTACKS = "tests/integration/attacks/"
 COMPUTING = ("tests/model/", "tests/simulation/", "tests/tidy/", "tests/unit/")
 SHARED = {
     "cluster": {"hbase_server", "shared_cluster", "shared_hbase"},
@@ -51,6 +53,8 @@ def lane_of(nodeid: str) -> str:
         return "cluster"
     if nodeid.startswith(SPARK):
         return "spark"
+    if nodeid.startswith(ATTACKS):
+        return "attacks"
     return "original" if nodeid.startswith(ORIGINAL) else nodeid.partition("::")[0]
 
 
@@ -62,6 +66,8 @@ def place_of(nodeid: str) -> tuple[int, int]:
         return 1, 0
     if lane_of(nodeid) == "spark":
         return 1, 1
+    if lane_of(nodeid) == "attacks":
+        return 2, 1
     return (3, 0) if nodeid.startswith(COMPUTING) else (2, 0)
 
 

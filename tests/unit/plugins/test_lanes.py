@@ -46,6 +46,7 @@ FLAGS = (
         ("tests/integration/test_stop.py::test_it", "tests/integration/test_stop.py"),
         ("tests/conformance/test_mutations.py::test_it", "original"),
         ("tests/integration/spark/test_sink.py::test_it", "spark"),
+        ("tests/integration/attacks/test_heads.py::test_it", "attacks"),
     ],
 )
 def test_tests_that_share_servers_are_in_one_lane(nodeid: str, lane: str) -> None:
@@ -53,8 +54,9 @@ def test_tests_that_share_servers_are_in_one_lane(nodeid: str, lane: str) -> Non
 
 
 def test_the_longest_lane_is_first_and_the_computing_lanes_are_last() -> None:
-    nodeids = [f"{file}::test_where" for file in FILES]
-    assert sorted(nodeids, key=place_of) == [nodeids[place] for place in (2, 1, 0, 3, 4)]
+    attack = "tests/integration/attacks/test_heads.py::test_it"
+    nodeids = [attack, *(f"{file}::test_where" for file in FILES)]
+    assert sorted(nodeids, key=place_of) == [nodeids[place] for place in (3, 2, 1, 0, 4, 5)]
 
 
 def test_lanes_run_in_parallel_and_yield_to_a_cluster(pytester: pytest.Pytester) -> None:
