@@ -48,7 +48,7 @@ cluster: $(VENV)/.cluster ## Run a cluster on this machine until Ctrl-C: three n
 	@exec $(BIN)/broker cluster up $(ARGS)
 
 check: lint ## Check format, style and types, and run the unit tests, within a minute.
-	@$(BIN)/python -m pytest -n 2 -p no:schemathesis --hypothesis-profile=quick -m "not slow and not nightly" \
+	@$(BIN)/python -m pytest -n 3 -p no:schemathesis --hypothesis-profile=quick -m "not slow and not nightly" \
 	  tests/unit tests/tidy $(ARGS)
 
 test: setup-dev ## Set up everything for the tests, and run all except the nightly ones.

@@ -129,6 +129,7 @@ async def test_a_publish_that_was_done_is_not_done_again_after_a_restart(world):
     assert await world.seen() == [b"a", b"b", b"c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["none", "a message", "the number of messages"])
 async def test_a_publish_that_was_done_is_recognised_by_another_leader(tmp_path, change):
     """The new leader has only the ids of the batch. A database that was restored has another batch of that number."""

@@ -61,6 +61,7 @@ async def test_messages_of_a_forgotten_invalid_transaction_are_found_and_publish
     engine.dispose()
 
 
+@pytest.mark.slow
 async def test_a_record_in_trouble_does_not_hold_up_others_and_a_deleted_topic_none(
     tmp_path, monkeypatch
 ):

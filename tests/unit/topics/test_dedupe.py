@@ -252,6 +252,7 @@ async def test_a_key_of_a_reference_counts_as_any_other_key(bench: Bench) -> Non
     assert (await bench.publish(pointer=5, options=K)).first == first.first
 
 
+@pytest.mark.slow
 async def test_a_sweep_frees_the_keys_of_a_topic_that_is_idle(bench: Bench) -> None:
     def kept() -> int:
         gc.collect()

@@ -271,6 +271,7 @@ SHORT = settings(max_examples=200, stateful_step_count=40, deadline=None)
 LONG = settings(max_examples=3000, stateful_step_count=80, deadline=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [SHORT, pytest.param(LONG, marks=pytest.mark.nightly)])
 def test_the_manager_keeps_the_rules(steps: settings) -> None:
     run_state_machine_as_test(Rules, settings=steps)
