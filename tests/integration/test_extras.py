@@ -56,6 +56,7 @@ def test_the_error_names_the_extra_of_a_missing_package(made: Path, command: lis
     assert told.returncode != 0
     assert f"tms-broker[{command[0]}]" in told.stderr
     assert "Traceback" not in told.stderr
+    assert "zookeeper" not in told.stderr, "it says so before it starts a server"
 
 
 @pytest.mark.parametrize(
