@@ -52,7 +52,7 @@ def payload_of(row: RowId, size: int) -> bytes:
 
 
 async def read_ids(logs: Logs) -> list[RowId]:
-    """Check the payloads of the log, and return all ids. Raises StorageCorrupt."""
+    """Return all ids of the log. Raises StorageCorrupt, and AssertionError for a changed payload."""
     found = await rows_of(logs, LOG)
     for row in found:
         assert row.payload is not None
@@ -61,7 +61,7 @@ async def read_ids(logs: Logs) -> list[RowId]:
 
 
 async def ids_in(directory: Path) -> list[RowId]:
-    """Open an appender's database, and return all ids of the log. Raises StorageCorrupt, Unavailable."""
+    """Open an appender's database, and return all ids of the log. Raises Unavailable, and like ``read_ids``."""
     table = await open_table(directory)
     try:
         return await read_ids(Logs(table, SystemClock()))

@@ -26,7 +26,7 @@ class RunFigures:
         faults: The number of windows with each kind of fault.
         happened: The number of these with evidence that the fault happened.
         times: The number of repetitions of each kind of fault.
-        unavailable_s: The longest time between two acknowledgements of one topic or register.
+        unavailable_s: The longest time between two acknowledgements of one topic, register or rowlog.
         silent_well_s: The longest silence of one of them that the checkers count, which is without a fault.
         seconds: How long the workloads ran.
     """
@@ -114,7 +114,7 @@ def _count_fault(figures: RunFigures, call: Operation) -> None:
 
 
 def longest_gap_s(calls: Iterable[Operation]) -> float:
-    """Return the longest time between two acknowledgements of one topic or register."""
+    """Return the longest time between two acknowledgements of one topic, register or rowlog."""
     last: dict[str, int] = {}
     longest = 0
     done = [

@@ -4,7 +4,7 @@
 The program then frees some room, lets the appender go on, and kills it. It prints JSON: the acknowledged
 appends, and the violations that the checkers find in the history of the appends and of the final log.
 
-All this is one process tree, because the tmpfs goes with its namespace.
+All this is one process tree, because the tmpfs ends with its namespace.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _BALLAST_BYTES = 24 << 20
 _AFTER = 60
 """The number of appends to wait for after the disk has room again."""
 _REFUSED = 5
+"""After this many failed appends, the program frees some room."""
 _FAILED_MAX = 10_000
 """After this many failed appends, the program takes the store for broken.
 

@@ -98,7 +98,7 @@ Final reads:
 * Final reads with a snapshot are compared with those of the same snapshot only.
 * A final read that does not end ok is itself a violation, so the client retries it first.
 
-No time without an acknowledgement is promised while a fault lasts. The ok of a fault is written when it is
+While a fault lasts, a topic may acknowledge nothing for any time. The ok of a fault is written when the fault is
 healed.
 """
 

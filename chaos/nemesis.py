@@ -60,7 +60,7 @@ class Nemesis(Protocol):
         """Begin the fault; return its details. Raises FAILURES."""
 
     async def heal(self, target: Target) -> Mapping[str, Any]:
-        """End the fault; return evidence, with ``happened`` if it really happened. Raises FAILURES."""
+        """End the fault; return evidence: ``happened`` is True if the fault really happened. Raises FAILURES."""
 
 
 Make = Callable[[], Nemesis]

@@ -43,7 +43,7 @@ class HistoryProgress:
 
     @property
     def silent(self) -> list[str]:
-        """Return the topics and registers with a request but no acknowledgement since ``mark``."""
+        """Return the topics, registers and rowlogs with a request but no acknowledgement since ``mark``."""
         return sorted(self._owed - self._back)
 
     async def look(self) -> None:

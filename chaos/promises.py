@@ -1,8 +1,8 @@
 """The promises of a cluster under faults, the same for runs and for cases.
 
-A topic is silent while it has requests but acknowledges none. During a fault of the verifier, no time is
-promised. After the fault, the cluster has ``healing_s`` to recover. From then on, no topic may be silent for
-longer than ``unavailable_s``::
+A topic is silent while it has requests but acknowledges none. During a fault of the verifier, it may be silent
+for any time. After the fault, the cluster has ``healing_s`` to recover. From then on, no topic may be silent
+for longer than ``unavailable_s``::
 
     fault ├───────────┤ healed
                       ├─ healing_s ─┤

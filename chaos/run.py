@@ -56,8 +56,8 @@ class RunPlan:
         together: The least and the greatest number of faults at once.
         each_must_happen: If True, the verdict is unknown unless each fault happened, also if the target
             does not allow it; if False, one fault is enough.
-        unavailable_s: How long a topic may acknowledge nothing without a fault; 0: not judged.
-        healing_s: How long after the end of a fault this time does not count.
+        unavailable_s: How long a topic may be silent without a fault; 0: not judged.
+        healing_s: How long after the end of a fault a silence does not count.
         salt: Added to the workloads' seed, so that they choose new names on a cluster where the same
             seed ran before.
         scale: The amount of work of the workloads.

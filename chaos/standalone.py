@@ -1,7 +1,7 @@
 """One broker over LevelDB, on its own small disk: the target of disk faults.
 
 The broker runs under strace, whose trace shows the synced bytes of its files. It runs in a mount namespace
-with a small tmpfs, which a fault can fill, and which goes when the process ends. ``in_namespace`` starts the
+with a small tmpfs, which a fault can fill, and which ends with the process. ``in_namespace`` starts the
 program again in a new namespace::
 
     FOLDER/disk/            the tmpfs, if there is one
@@ -49,8 +49,8 @@ FLAGS: Final = ("--write-buffer-bytes", str(256 << 10))
 def in_namespace(arguments: Sequence[str]) -> None:
     """Replace this process by the same program in a mount namespace, unless it is in one already.
 
-    The process goes on without a namespace if this machine gives none: then the exit code of ``unshare``
-    would be taken for a verdict.
+    If this machine gives no namespace, the process goes on without one. It tries that first, because after the
+    replacement the exit code of ``unshare`` would be taken for a verdict.
     """
     if os.environ.get(INSIDE) or shutil.which("unshare") is None:
         return

@@ -8,7 +8,6 @@ It assumes that file names are durable at once, as a journalling file system kee
 check that LevelDB syncs its directory. File systems write pages back in any order, so ``scramble_copy`` puts
 arbitrary data after the last synced byte::
 
-    openat(…, O_CREAT) = 7</db/000007.log>
     write(7</db/000007.log>, …) = 312            written[000007.log] += 312
     fdatasync(7</db/000007.log>) = 0             synced[000007.log] = written before it began
     rename("a", "b")                             b takes the counts of a

@@ -4,8 +4,8 @@
 order of the log.
 
 A verdict is *valid* only if the history shows enough to judge. It is *unknown* for a history without
-acknowledged writes. It is also unknown if the history does not read a topic or register with acknowledged
-writes to its end, or does not wait for a rowlog.
+acknowledged writes. It is also unknown if no read reaches the end of a topic or register with acknowledged
+writes, or if the run did not wait for a rowlog.
 
 ``unjudged`` of a verdict names the violations that the checkers could not find: those without a promise,
 ``unavailable`` if no request was acknowledged after the last fault, and ``stored_late`` if no request gave

@@ -1,4 +1,4 @@
-"""The checker of availability measures how long a topic or register acknowledges no request.
+"""The checker of availability measures how long a topic, register or rowlog acknowledges no request.
 
 ::
 
@@ -10,7 +10,7 @@ The time of a fault does not count, nor does ``healing_ms`` after it. A topic is
 send requests. After the last request, at most ``ASKED_NS`` counts. The time in which the topic is deleted,
 or may be, does not count.
 
-Registers (see ``registers``) have the same rule, for compare-and-sets and gets.
+Registers (see ``registers``) have the same rule, for compare-and-sets and gets, and rowlogs have it for puts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Faults:
 
 
 class Availability:
-    """Finds silences of one topic or register that are longer than promised."""
+    """Finds silences of one topic, register or rowlog that are longer than promised."""
 
     names = (UNAVAILABLE,)
 
@@ -177,6 +177,6 @@ class Availability:
 
 
 def is_judged(asked: Iterable[Availability]) -> bool:
-    """True if each requested topic and register was judged after the last fault, and there is one."""
+    """True if there is a requested topic, register or rowlog, and each was judged after the last fault."""
     states = [one.is_back for one in asked]
     return True in states and False not in states

@@ -43,7 +43,7 @@ class ToldOrder(Checker):
 
     @override
     def ended(self, call: Operation) -> None:
-        """Compare the answer with them. A replayed answer may be older, so it does not count."""
+        """Compare the answer with the id and epoch that ``began`` kept. A replayed answer may be older: skip it."""
         bounds = self._bounds.pop(call.invoked, None)
         if bounds is None or not call.is_ok or call.told.get("replayed"):
             return

@@ -65,9 +65,9 @@ class Promises:
         stored_late_ms: the moment in an id is at most this long after its request's deadline
             (``until_ms``), if the request gave one. It covers the difference of clocks, and ids that are
             ahead of the clock.
-        unavailable_ms: without a fault, each topic that clients publish to acknowledges a request again
+        unavailable_ms: without a fault, each topic, register and rowlog with requests acknowledges one again
             within this time.
-        healing_ms: this long after the end of a fault, the time does not count.
+        healing_ms: this long after the end of a fault, a silence does not count.
     """
 
     early_ms: int | None = 0

@@ -101,7 +101,10 @@ class PublisherTransaction:
             self._published.append((target, published))
 
     async def commit(self) -> None:
-        """Commit, and handle a failed or unknown commit. Raises BrokerError if its outcome stays unknown."""
+        """Commit, and handle a failed or unknown commit. Raises BrokerError if no snapshot tells its outcome.
+
+        A transaction that is still in progress after ``LOOKS_MAX`` commits is left to its time-out.
+        """
         for _ in range(LOOKS_MAX):
             try:
                 await self._tell("commit", self._service.commit)

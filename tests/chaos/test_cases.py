@@ -64,7 +64,7 @@ async def test_a_case_of_logs_passes(case: Case) -> None:
 async def test_a_case_of_logs_fails_under_its_mutant(case: Case) -> None:
     change = RowSpace.change
     failed(await play(case, None, mutant=case.mutant))
-    assert RowSpace.change is change, "the mutant went with the case"
+    assert RowSpace.change is change, "the mutant ended with the case"
 
 
 @pytest.mark.integration
