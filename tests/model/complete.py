@@ -1,6 +1,6 @@
 """The complete search: all orders of a small configuration, with a given number of faults and stale answers.
 
-A state is seven small numbers: the rows, the calls in flight, the ghost, the older rows that a stale answer may show,
+A state is a few small numbers: the rows, the calls in flight, the ghost, the older rows that a stale answer may show,
 the faults and the stale answers left, and the point of each program. Each part is **interned**: its value is kept once,
 and its place in a list is its name. So states are hashed and compared as numbers. The results for parts of states are
 computed once and then looked up:

@@ -1,4 +1,7 @@
-"""The programs of a topic's leader: append (1, 2), roll (4), prove (6), roll back (7), floor (8), marks (9)."""
+"""The programs of a topic's leader, with the numbers of their rules.
+
+Append (1, 2), roll (4), prove (6), roll back (7), floor (8), marks (9), hand off (10), pack (15).
+"""
 
 from __future__ import annotations
 

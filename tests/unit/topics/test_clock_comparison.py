@@ -29,7 +29,7 @@ YEAR_MS = 365 * 24 * HOUR_MS
 
 
 def set_server_clock(cluster: TopicCluster, key: bytes, off_ms: int) -> None:
-    """Let the clock of one storage server be off: of the one that has the topic or record of this key."""
+    """Set the clock of one storage server wrong: the server that has the topic or record of this key."""
     clocks = [0] * SERVERS
     clocks[crc32(key) % SERVERS] = off_ms
     cluster.sim.table.clocks_ms = clocks
@@ -41,7 +41,7 @@ def record_of(node: TopicNode) -> bytes:
 
 
 async def read_by(node: TopicNode) -> int:
-    """Return how many messages a node shows that need not lead the topic."""
+    """Return how many messages a node shows. It need not lead the topic."""
     return len(await node.poll(TOPIC, anywhere=True))
 
 

@@ -33,7 +33,7 @@ class Stalled:
         return self
 
     def stall(self) -> list[Gate]:
-        """Hold up the answers to the next batches."""
+        """Hold up the next batch."""
         gates = [Gate()]
         self.bench.table.on("append", *(gate.before for gate in gates))
         self._gates += gates

@@ -1,4 +1,4 @@
-"""A deposed leader that has not noticed it answers nothing from memory. Concurrent requests share a proof."""
+"""A former leader that does not know of the next one answers nothing from memory. Concurrent requests share a proof."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def rolling_back(bench: Bench, first: RowId, last: RowId) -> asyncio.Future[None
 
 
 async def shown(bench: Bench) -> int:
-    """Return how many messages a consumer is shown of the transaction: from the cache, then from storage."""
+    """Return how many messages of the transaction a consumer sees. The cache and storage must show the same."""
     counts = []
     for _ in range(2):
         counts.append((await bench.payloads(Poll(snapshot=ALL))).count(b"undone"))

@@ -42,7 +42,7 @@ def reopened(value: bytes) -> bytes:
 
 
 async def seen(bench: Bench) -> list[bytes]:
-    """Return the payloads that a transaction sees that began after all others had ended."""
+    """Return the payloads that a transaction sees if it began after all others had ended."""
     return await bench.payloads(Poll(snapshot=Snapshot(transaction_id=100, read_pointer=100)))
 
 

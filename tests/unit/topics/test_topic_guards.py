@@ -1,4 +1,4 @@
-"""Guards of topics that need two leaders, a crash at one moment, or two clocks: with each, and without it."""
+"""Guards of topics that need two leaders, a crash, or two clocks. Each has tests with the guard and without it."""
 
 from __future__ import annotations
 
