@@ -178,9 +178,8 @@ async def test_a_lost_answer_to_its_own_write_is_no_takeover(world: World) -> No
     )
     subscriber = client.subscriber(TOPIC, "mailer", handled, takeover_s=1e4)
     async with running(subscriber):
-        await pass_time(
-            40
-        )  # The client retries the write that takes the cursor for less than this.
+        # The client retries the write that takes the cursor for less than this.
+        await pass_time(40)
         cut["answers"] = False
         await pass_time(40)
         assert subscriber.is_working

@@ -34,7 +34,7 @@ MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(
 
 
 class Broker(BaseHTTPRequestHandler):
-    """Answers polls with five messages in pages, and other requests with an empty 200.
+    """Answers polls with five messages in pages, publishes under a pointer with their path, others with an empty 200.
 
     It sends only the beginning of its answer to a poll of ``endless``.
     """

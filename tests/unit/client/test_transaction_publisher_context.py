@@ -106,7 +106,7 @@ class Ended(Exception):
 
 
 class Model:
-    """The order of calls by section 7.6 of the facts about Tephra; it shares no code with the product."""
+    """The order of the calls of Tephra's TransactionContext; it shares no code with the product."""
 
     def __init__(self, plan):
         self.plan, self.trace, self.state, self.error = plan, [], "new", None
