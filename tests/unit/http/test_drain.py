@@ -88,7 +88,7 @@ async def test_a_client_that_ignores_the_drain_is_cut(broker: Broker, http: Http
 async def test_bytes_in_the_socket_are_read_before_the_close(broker: Broker, http: Http) -> None:
     with socket.create_connection(("127.0.0.1", http.port)) as plain:
         await eventually(lambda: broker.server.connections, lambda: "it was not accepted")
-        # The loop has no turn in between: so it is where a timer is due and bytes have arrived.
+        # The loop has no turn in between. So the timer is due when the bytes have arrived and are not read yet.
         plain.sendall(PING)
         broker.server.begin_drain(0.0)
         async with asyncio.timeout(30):
@@ -135,7 +135,7 @@ async def test_the_last_answer_arrives_despite_bytes_behind_its_request(
         one.setblocking(False)
         async with asyncio.timeout(30):
             await loop.sock_connect(one, ("127.0.0.1", http.port))
-            # More than is read at once: closed with something unread, the connection would be reset.
+            # More than the node reads at once. A close with unread bytes would make the kernel reset the connection.
             sending = asyncio.ensure_future(loop.sock_sendall(one, PING * 100_000))
             while piece := await loop.sock_recv(one, 1 << 16):
                 told += piece
