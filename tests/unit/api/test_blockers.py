@@ -114,7 +114,7 @@ async def test_a_transaction_of_the_service_is_a_consumer(broker: Broker) -> Non
     await broker.transactions.commit(younger)
     told = await blockers(broker, f"?transaction={mine}")
     assert told["snapshot_of"] == "transaction"
-    # Its own it sees. What began after it, it does not see, committed or not.
+    # It sees its own messages. It does not see those of a transaction that began after it, committed or not.
     assert [each["write_pointer"] for each in told["blockers"]] == [older, younger]
     assert [each["write_pointer"] for each in (await blockers(broker))["blockers"]] == [mine, older]
 

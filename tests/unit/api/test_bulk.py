@@ -181,7 +181,7 @@ async def test_a_reply_that_fails_halfway_is_cut_off(
 async def test_a_client_reads_on_where_a_reply_was_cut_off(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in the middle of what a reference shows, whose messages all have its row."""
+    """Also among the messages of a reference, which all have the row of the reference."""
     for module in (topics, streams):
         monkeypatch.setattr(module, "ROWS_BYTES", 2000)
     pointer = broker.clock.now_ms() * 1_000_000
