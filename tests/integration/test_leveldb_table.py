@@ -35,7 +35,7 @@ class Life(NamedTuple):
 
 
 def live(directory: Path, *options: str, under: tuple[str, ...] = (), until: int = 0) -> Life:
-    """Run the appender until something kills it; this does, after ``until`` acknowledgements."""
+    """Run the appender to its end. This function kills it after ``until`` acknowledgements; 0: it does not."""
     command = [*under, sys.executable, "-B", "-m", APPENDER, str(directory), *options]
     acknowledged: dict[int, int] = {}
     seen, was_open = 0, False

@@ -1,4 +1,4 @@
-"""Jobs that do not start in a new form, and what a print shows."""
+"""Jobs that do not start in a new form, and the output of a print."""
 
 import pytest
 from pyspark.errors import StreamingQueryException

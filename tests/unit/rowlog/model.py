@@ -1,7 +1,7 @@
 """Random runs of a whole rowlog in virtual time: puts, listeners that fail, processes that crash between any two steps,
-sleep, and lose their sessions. At the end all is judged.
+sleep, and lose their sessions. Each run keeps these rules.
 
-What is judged, for every message whose put was acknowledged:
+For every message whose put was acknowledged:
 
 * at least once per subscription, unless it is dead
 * no two messages of a row in flight for one subscription, over all processes
@@ -31,7 +31,7 @@ NAMES = ("first", "second")
 
 @dataclass
 class Judge:
-    """What the listeners saw."""
+    """Notes the calls of the listeners, and every broken rule in ``wrong``."""
 
     in_flight: defaultdict[tuple[str, bytes], dict[int, Process]] = field(
         default_factory=lambda: defaultdict(dict)
@@ -135,7 +135,7 @@ class Run:
         self.note_dead()
 
     def note_dead(self) -> None:
-        """Take what is dead from the rows: it lets its followers go on."""
+        """Note the dead and held messages of the rows: later messages of a row do not wait for them."""
         rows = self.world.processes[0].log.messages
         for row, cells in self.world.stored[TABLE].items():
             for found in rows.read(cells):
@@ -144,7 +144,7 @@ class Run:
                         self.judge.dead[name, row].add(found.id.seq)
 
     async def run(self, steps: int) -> list[str]:
-        """Return what was wrong."""
+        """Run, and return the broken rules."""
         first = await self.begin()
         for order, name in enumerate(NAMES):
             await first.log.subscribe(

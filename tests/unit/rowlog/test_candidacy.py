@@ -1,4 +1,4 @@
-"""Processing: order, retries, wake-ups, subscriptions, and who processes."""
+"""Processing: order, retries, wake-ups, subscriptions, and the election of the processor."""
 
 import asyncio
 import itertools

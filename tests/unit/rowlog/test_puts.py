@@ -1,4 +1,4 @@
-"""Putting: what is written, in which order, and what a crash or a refusal leaves."""
+"""Putting: the order of the writes, and the state after a crash or a refusal."""
 
 import asyncio
 from typing import Any

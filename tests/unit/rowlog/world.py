@@ -52,7 +52,7 @@ class Process:
             raise Crashed(f"crashed before {name}")
 
     async def crash(self) -> None:
-        """Be gone: no call, no word; the session ends after its time-out."""
+        """Crash: no later call reaches the table, and the session ends after its time-out."""
         self.is_gone = True
         self.world.coordination.vanish(self.session)
         for task in self.log.host.tasks:
@@ -61,7 +61,7 @@ class Process:
 
 
 class World:
-    """What all processes share."""
+    """The state that all processes share, and the processes."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
@@ -85,7 +85,7 @@ class World:
         return made
 
     def cells(self, row: bytes = ROW) -> Cells:
-        """Return what the rowlog has in a row, without counter and lock."""
+        """Return the cells of the rowlog in a row, without counter and lock."""
         return {
             column: value
             for column, value in self.stored[TABLE].get(row, {}).items()
@@ -101,7 +101,7 @@ class World:
 
 
 class Heard:
-    """A listener that notes what it is offered, and fails as it is told."""
+    """A listener that notes the messages it is offered. Its results are ``answers``, then True."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.messages: list[Message] = []
@@ -113,7 +113,7 @@ class Heard:
         self.changed = asyncio.Event()
 
     async def until(self, *, begun: int = 0, ended: int = 0) -> None:
-        """Wait until so many calls have begun, and ended: where time is real."""
+        """Wait until so many calls have begun and ended. For tests in real time."""
         async with asyncio.timeout(20):
             while len(self.messages) < begun or self.ended < ended:
                 self.changed.clear()

@@ -212,7 +212,7 @@ class AheadClock(SystemClock):
 
 @pytest.fixture
 async def unanswered(world, monkeypatch):
-    """A relay whose publish of a batch got no answer, its clock, and how long the broker knows the batch's number."""
+    """A relay whose publish got no answer; its clock; for how many ms the broker knows the number of the batch."""
     world.write("t", "a")
     clock = AheadClock()
     relay = Relay(world.outbox, world.client, world.engine, clock)
