@@ -31,8 +31,9 @@ A value comes from one of these sources. A later source overrides an earlier one
 3. the environment;
 4. a flag.
 
-An unknown key is an error, and so is a variable that begins with `BROKER_` and names no key. `broker config` prints
-the values in force and the source of each.
+An unknown key is an error, and so is a variable that begins with `BROKER_` and names no key. (`BROKER_URL`,
+`BROKER_CONTEXT` and `BROKER_CONFIG` are options of commands.) `broker config` prints the values in force and the source
+of each.
 
 ```toml
 [server]
@@ -220,7 +221,7 @@ python -m chaos case all                             run all cases, on one clust
 
 A case runs in one of three places:
 
-* *Cluster*: three nodes, ZooKeeper and HBase. Every connection goes through Toxiproxy, and each case has own tables.
+* *Cluster*: three nodes, ZooKeeper and HBase. Every connection goes through Toxiproxy, and each case has its own tables.
 * *Alone*: a broker, or its store, on LevelDB, in its own process.
 * *Inside*: the logs of several nodes in the verifier's own process, on a table that fails at a chosen moment. A real
   server can't be made to fail so.

@@ -177,13 +177,15 @@ class LimitsConfig:
         10_000, "Most long polls and event streams that wait at once.", least=1
     )
     queued_requests_max: int = key(
-        4_096, "Most publishes that wait for the disk; further ones get 503.", least=1
+        4_096, "Most publishes of one topic that wait for the disk; further ones get 503.", least=1
     )
     queued_bytes_max: int = key(
-        256 * _MIB, "Most bytes of the bodies of these publishes; further ones get 503.", least=1
+        256 * _MIB, "Most bytes of all waiting publishes of a node; further ones get 503.", least=1
     )
     idempotency_keys_max: int = key(
-        100_000, "Idempotency keys kept in memory; the node reads older ones from disk.", least=1
+        100_000,
+        "Idempotency keys of one topic kept in memory; the node reads older ones from disk.",
+        least=1,
     )
 
 
