@@ -50,7 +50,7 @@ class _TailSink(NamedTuple):
             "BROKER_MESSAGE_TIMESTAMP_MS": str(message.timestamp_ms),
         }
         try:
-            done = subprocess.run(  # noqa: S603 - The command is what the user asked to run.
+            done = subprocess.run(  # noqa: S603 - The user asked to run this command.
                 command, input=message.payload, env={**os.environ, **known}, check=False
             )
         except OSError as error:

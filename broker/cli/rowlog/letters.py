@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Drop this dead letter: it counts as done; may be repeated.",
 )
-@click.option("--drop-all", is_flag=True, help="Drop all dead letters.")
+@click.option("--drop-all", is_flag=True, help="Drop all dead letters that are not held.")
 @reaching
 @json_option
 def dead(  # noqa: PLR0913 - One parameter per option.
@@ -109,7 +109,7 @@ def _chosen(
 @id_argument
 @click.argument("subscription")
 @click.argument("places", nargs=-1, metavar="[ROW:SEQ]...")
-@click.option("--all", "everything", is_flag=True, help="Retry all dead letters.")
+@click.option("--all", "everything", is_flag=True, help="Retry all dead letters that are not held.")
 @reaching
 @json_option
 def retry(  # noqa: PLR0913 - One parameter per option.

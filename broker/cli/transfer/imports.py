@@ -2,9 +2,9 @@
 
 The import reads the file twice. The first time it checks the whole file: it agrees with its manifest, and every
 message can be read. The second time it publishes the messages, chunk by chunk, if the chunk is still the one that was
-checked. Each chunk is a numbered publish of a producer, whose id is made from the file's hash. So the broker does not store a chunk again that a killed process or
-an earlier import has published. The import reads each chunk back by its ids and compares it. The file
-``FILE.NS.TOPIC.import`` has the number of chunks that are done.
+checked. Each chunk is a numbered publish of a producer, whose id is made from the file's hash. So the broker does not
+store a chunk again that a killed process or an earlier import has published. The import reads each chunk back by its
+ids and compares it. The file ``FILE.NS.TOPIC.import`` has the number of chunks that are done.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Import:
         Args:
             client: A client of the broker.
             given: The import.
-            ends: What ``checked`` has found in the file.
+            ends: The result of ``checked``.
         """
         self._client = client
         self._given = given
