@@ -183,8 +183,8 @@ def blockers(  # noqa: PLR0913 - One parameter per option.
     "--through",
     type=click.IntRange(min=0),
     metavar="POINTER",
-    help="Prune no pointer above this one. If several brokers share the service, give the lowest of their "
-    "bounds.",
+    help="Prune no pointer above this one. If several brokers share the service, give the lowest 'through' that "
+    "they show; if one shows none, prune nothing.",
 )
 @to_broker
 def prune(yes: bool, through: int | None, url: str, deadline_s: float, as_json: bool) -> None:
