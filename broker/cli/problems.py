@@ -4,7 +4,7 @@ Exit codes::
 
     0    done
     1    refused, or failed: nothing was changed, except by the earlier requests of a command that sends several,
-         such as publish --lines
+         such as publish --lines, or before the output failed (io)
     2    the command line is wrong
     3    outcome unknown: it may have been done
     4    the broker can't be reached, or can't do it now; a later try may succeed
