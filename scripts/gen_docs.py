@@ -221,7 +221,7 @@ python -m chaos case all                             run all cases, on one clust
 
 A case runs in one of three places:
 
-* *Cluster*: three nodes, ZooKeeper and HBase. Every connection goes through Toxiproxy, and each case has its own tables.
+* *Cluster*: three nodes, ZooKeeper and HBase. All connections go through Toxiproxy, and each case has its own tables.
 * *Alone*: a broker, or its store, on LevelDB, in its own process.
 * *Inside*: the logs of several nodes in the verifier's own process, on a table that fails at a chosen moment. A real
   server can't be made to fail so.
