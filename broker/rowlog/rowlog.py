@@ -395,7 +395,8 @@ class RowLog:
         Args:
             host: the address to listen on.
             port: the port; 0: a free one.
-            url: the URL under which other nodes reach this one; empty: made from host and port.
+            url: the URL under which other nodes reach this one; empty: made from host and port. Give it if the host is
+                not one that other nodes can connect to, such as ``0.0.0.0``, or is an IPv6 address.
 
         Raises:
             BadRequest: this process is already a member of the rowlog's nodes.

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     help="An async function that handles one message.",
 )
 @click.option(
-    "--serve", metavar="HOST:PORT", help="Let processors on other nodes call these listeners."
+    "--serve",
+    metavar="HOST:PORT",
+    help="Let processors on other nodes call these listeners. They connect to this HOST:PORT.",
 )
 @click.option(
     "--listen-only", is_flag=True, help="With --serve: only serve listeners, never process."
@@ -60,7 +62,7 @@ def process(  # noqa: PLR0913 - One parameter per option.
 
     \b
     broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
-    broker rowlog process mq --listener indexer=app.index:on_message --serve 0.0.0.0:8090 --listen-only
+    broker rowlog process mq --listener indexer=app:handle --zookeeper zk1:2181 --serve 10.0.0.7:8090 --listen-only
     """  # noqa: D301
     if listen_only and not serve:
         raise click.UsageError("--listen-only needs --serve HOST:PORT")
