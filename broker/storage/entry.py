@@ -273,7 +273,10 @@ class Entry:
         return self._end(stop - 1) - self.starts[first]
 
     def within(self, after: RowId, through: RowId) -> Entry:
-        """Return an entry with only the messages in ``(after, through]``. Such an entry is never stored."""
+        """Return an entry with only the messages in ``(after, through]``. Such an entry is never stored.
+
+        A stub, and an entry without such messages, are returned whole.
+        """
         if self.is_stub or (self.first > after and self.last <= through):
             return self
         first, stop = self.place_after(after), self.place_after(through)

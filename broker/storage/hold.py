@@ -336,7 +336,9 @@ class LogHold(OwnChain):
         return stubs, end_ms
 
     async def server_ms(self) -> int | None:
-        """Return the time by the clock of the server that has the log; None: there is no such clock.
+        """Return the time by the clock of the server that has the log; None: no time shows it.
+
+        None means that the store has no clock, or that the head's time did not rise: HBase never lets it fall.
 
         It changes the own head, with a new token only, and takes the time of that write.
         """

@@ -100,8 +100,8 @@ class EntryPage(NamedTuple):
     """Entries in the requested order.
 
     ``next`` continues where the page ends: as ``start`` when ascending, as ``end`` when descending. It is None
-    at the end of the range. Nothing may follow a page that is full by its bytes: to find out, this code would have
-    to fetch a message.
+    at the end of the range. A page that is full by its bytes always has a ``next``, even if no message follows: to
+    find out, this code would have to fetch a message.
     """
 
     entries: list[BrowseEntry]

@@ -1,6 +1,6 @@
 """Clean up: roll back the messages of invalid transactions, topic by topic, as a part of each sweep.
 
-At the begin of a sweep each node asks the transaction service for a snapshot. Then it passes the topics that it
+At the start of a sweep each node asks the transaction service for a snapshot. Then it passes the topics that it
 should lead. If the service does not answer, this sweep does no clean-up, and nothing else follows from that.
 ``settlement`` describes a pass, and why it is safe to prune a transaction that all topics have passed. If no
 transaction has settled since the last pass, the clean-up reads and writes nothing in the log.

@@ -187,7 +187,7 @@ class Leaders:
 
     @asynccontextmanager
     async def _claiming(self, state: TopicState, deadline: float) -> AsyncIterator[None]:
-        """Hold the lock for the begin and end of leading a topic. Raises NoLeader if the deadline passes."""
+        """Hold the lock for the start and the end of leading a topic. Raises NoLeader if the deadline passes."""
         try:
             async with asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0)):
                 await state.claiming.acquire()

@@ -1,4 +1,4 @@
-"""Describe ranges of a topic: its begin and end, the messages and bytes between two ids, and a division into parts.
+"""Describe ranges of a topic: its start and end, the messages and bytes between two ids, and a division into parts.
 
 A range is ``(after, through]``, by the ids of rows. Messages of a reference count with the row of their reference, so
 no range divides them. The broker gives every later message an id above the latest one. So a range that ends at or

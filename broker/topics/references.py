@@ -171,8 +171,9 @@ class References:
     ) -> None:
         """Raise PayloadsSealed if the reference in one of the rows belongs to another transaction.
 
-        A success would tell the caller's transaction that it has the messages, though they follow the fate of the other
-        one. A reference that has expired is not checked: no consumer sees its messages in either transaction.
+        A success would tell the caller's transaction that it has the messages, although they are committed or rolled
+        back with the other one. A reference that has expired is not checked: no consumer sees its messages in either
+        transaction.
         """
         number_of = dict(zip(rows, numbers, strict=True))
         for page, head in await self._hold.chain(rows[0], rows[-1]):

@@ -75,7 +75,7 @@ class TopicState:
         self.claims_lost = 0
         """The number of consecutive leaders that lost their claim before any commit."""
         self.claiming = asyncio.Lock()
-        """Guards the begin and the end of leading on this node. A task takes it before ``lock``."""
+        """Guards the start and the end of leading on this node. A task takes it before ``lock``."""
         self.lock = asyncio.Lock()
         """Guards changes of the topic's record."""
         self.waiting: dict[asyncio.Future[bool], None] = {}
