@@ -56,7 +56,6 @@ class TransactionsApi:
         transaction = transaction_of(request)
         steps = _changes_steps(request.body, body_reader.counting(request))
         changes = await body_reader.read(request, steps)
-        request.let_go_of_body()
         await self._service.can_commit(transaction, changes, request.deadline)
         return json_reply({})
 

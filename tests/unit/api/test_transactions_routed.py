@@ -95,6 +95,23 @@ async def test_a_takeover_loses_nothing(cluster: HttpCluster) -> None:
 
 
 @on_cluster(nodes=2, topic=False)
+async def test_a_node_that_led_until_now_forwards_the_changes(cluster: HttpCluster) -> None:
+    await cluster.lead_all(0)
+    begun = [(await ask(cluster, 0, "POST")).json["transaction_id"] for _ in range(2)]
+    paths, keys = [f"/{each}/can-commit" for each in begun], {"changes": ["YQ=="]}
+    cluster.machines[0].pause()
+    asking = asyncio.ensure_future(ask(cluster, 0, "POST", paths[0], keys))
+    await cluster.lead_all(1)
+    assert (await ask(cluster, 1, "GET", "/snapshot")).status == 200
+    cluster.machines[0].resume()
+    reply = await asking
+    assert (reply.status, reply.json) == (200, {})
+    assert (await ask(cluster, 0, "POST", f"/{begun[0]}/commit")).json == {}
+    reply = await ask(cluster, 0, "POST", paths[1], keys)
+    assert (reply.status, reply.json["code"]) == (409, "transaction_conflict")
+
+
+@on_cluster(nodes=2, topic=False)
 async def test_a_commit_whose_answer_is_lost_is_unknown_and_not_sent_twice(
     cluster: HttpCluster,
 ) -> None:
