@@ -10,14 +10,15 @@
     abort       rollback_tx on all, also after an error; all True: service.abort, else service.invalidate
     checkpoint  commit_tx on each, service.checkpoint, update_tx on each; after a failure: abort
 
-The first error is raised; the others become its notes. Two outcomes may be unknown, and each has a rule:
+The first error is raised; the others become its notes. A cancellation is raised in any case, with that error as its
+cause, so that the caller's task ends. Two outcomes may be unknown, and each has a rule:
 
 * **A publish**: rollback_tx of the publisher returns False, so the transaction becomes invalid and is never aborted.
   An aborted transaction's pointer is visible. So would be messages whose publish got no answer.
 * **A commit**: nothing is rolled back before a fresh snapshot shows its outcome (``transaction_commit``).
 
 A cancelled call has an unknown outcome. This object first brings the transaction to its end, and then raises the
-cancellation. It treats a second cancellation during that as any other error.
+cancellation. A cancellation meanwhile ends the call that it meets, as any other error does.
 
 A deciding participant (a SQL database, ``broker.sql.record``) commits after all others have persisted. From then on
 the transaction is never rolled back: the participant's own record decides, and recovery reads it.
@@ -178,6 +179,10 @@ class TransactionContext:
 
         Args:
             cause: the reason; other errors become its notes. Without it, the first error is raised.
+
+        Raises:
+            CancelledError: the caller was cancelled meanwhile, and ``cause`` is no cancellation.
+            OutcomeUnknown: it is unknown whether the transaction is invalid.
         """
         if self.state == "in_progress":
             await self._undo(cause)
@@ -272,8 +277,8 @@ class TransactionContext:
     # --- Undoing ----------------------------------------------------------------------------------
 
     async def _undo(self, cause: BaseException | None) -> None:
-        """Roll all participants back, and abort or invalidate. Raises the first error unless it is ``cause``."""
-        errors: list[BaseException] = [] if cause is None else [cause]
+        """Roll all participants back, and abort or invalidate. Raises the first one, unless it is ``cause``."""
+        errors = [each for each in (cause, self._interrupted) if each is not None]
         undone = True
         for aware in self.participants:
             try:
@@ -298,7 +303,8 @@ class TransactionContext:
         errors = [cause]
         self.state = "aborted"
         await self._tell_abort(errors)
-        _with_notes(errors)
+        if (first := _with_notes(errors)) is not cause:
+            raise first
 
     async def _tell_abort(self, errors: list[BaseException]) -> None:
         transaction_id = self._id
@@ -317,7 +323,10 @@ class TransactionContext:
         self.state = "unknown"
         try:
             done = await resolved(self._service.invalidate(transaction_id))
-        except _FAILURE as error:
+        except asyncio.CancelledError as error:
+            done = False
+            errors.append(error)
+        except Exception as error:  # noqa: BLE001 - The question below decides.
             done, failure = False, error
         if not done:
             try:
@@ -346,9 +355,12 @@ class TransactionContext:
 
 
 def _with_notes(errors: Sequence[BaseException]) -> BaseException:
-    """Return the first error, with the others as its notes."""
+    """Return the first cancellation, or else the first error. The first error gets the others as its notes."""
     first, *others = errors
     for other in others:
         notes = "".join(f" {note}" for note in getattr(other, "__notes__", ()))
         first.add_note(f"Then: {type(other).__name__}: {other}{notes}")
-    return first
+    raised = next((each for each in errors if isinstance(each, asyncio.CancelledError)), first)
+    if raised is not first:
+        raised.__cause__ = first
+    return raised
