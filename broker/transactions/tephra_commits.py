@@ -80,10 +80,10 @@ class Commits:
         while True:
             try:
                 await self._transactions.commit(transaction, write_pointer)
-            except OutcomeUnknown:
-                self.put_in_doubt(transaction)
-            except (TransactionNotInProgress, UnavailableError):
-                if transaction not in self._in_doubt:
+            except (OutcomeUnknown, TransactionNotInProgress, UnavailableError) as error:
+                if error.outcome == "unknown":
+                    self.put_in_doubt(transaction)
+                elif transaction not in self._in_doubt:
                     raise
             else:
                 break

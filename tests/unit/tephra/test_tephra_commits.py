@@ -9,6 +9,7 @@ import pytest
 from broker.errors import (
     NoLeader,
     OutcomeUnknown,
+    StorageFull,
     TransactionConflict,
     TransactionNotInProgress,
 )
@@ -74,6 +75,15 @@ def test_a_refusal_after_an_unknown_outcome_proves_nothing() -> None:
     script = Scripted(UNKNOWN, OPEN, NO_LEADER, OPEN, OVER, VISIBLE)
     run(script, commit)
     assert not script.answers
+
+
+def test_a_full_disk_may_have_taken_the_commit() -> None:
+    full = StorageFull("full", outcome="unknown")
+    script = Scripted(full, OPEN, full, VISIBLE)
+    run(script, commit)
+    assert [call[0] for call in script.calls] == ["commit", "snapshot", "commit", "snapshot"]
+    with pytest.raises(StorageFull):
+        run(Scripted(StorageFull("full")), commit)
 
 
 def test_without_a_snapshot_the_outcome_stays_unknown() -> None:
