@@ -13,7 +13,7 @@ import orjson
 
 from broker.api.router import Handler
 from broker.clock import Clock
-from broker.errors import BrokerError, OutcomeUnknown, Unavailable, registry
+from broker.errors import BrokerError, OutcomeUnknown, RequestError, Unavailable, registry
 from broker.http.reply import JSON, Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
@@ -22,7 +22,7 @@ from broker.wire.transaction import THRIFT, decode_transaction
 
 DEADLINE_S: Final = 10.0
 _PATH: Final = "/v1/transactions"
-_BY_CODE: Final = {error.code: error for error in reversed(registry()) if error.code != "internal"}
+_BY_CODE: Final = {error.code: error for error in reversed(registry())}
 
 
 class AnyService(Protocol):
@@ -115,10 +115,13 @@ def _object(reply: Reply) -> dict[str, Any]:
 
 
 def _error_of(reply: Reply) -> BrokerError:
-    """Return the error in another node's reply."""
+    """Return the error in another node's reply. Its body is JSON or plain text, as the request asked for."""
+    headers = dict(reply.headers)
     try:
-        told = orjson.loads(reply.body)
-        kind, message = _BY_CODE.get(told["code"], OutcomeUnknown), str(told["message"])
+        message = str(_object(reply)["message"])
     except (ValueError, KeyError, TypeError):
-        return OutcomeUnknown("Another node's answer can't be read.")
-    return kind(message)
+        message = bytes(reply.body).decode("utf-8", "replace")
+    if headers.get("Broker-Outcome") != "refused":
+        return OutcomeUnknown(message)
+    other = RequestError if reply.status < 500 else Unavailable
+    return _BY_CODE.get(headers.get("Broker-Error", ""), other)(message)

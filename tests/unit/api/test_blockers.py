@@ -242,6 +242,24 @@ async def test_any_node_of_a_cluster_tells_the_blockers(cluster: HttpCluster, le
         assert (reply.status, reply.json["invalid"]) == (200, 0)
 
 
+@pytest.mark.parametrize("leader", [0, 1])
+@on_cluster(nodes=2)
+async def test_any_node_tells_transactions_that_the_service_does_not_know(
+    cluster: HttpCluster, leader: int
+) -> None:
+    await cluster.lead(leader)
+    pointer = (await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"]
+    body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
+    assert (await cluster(0, "POST", topic_path("t", "publish"), body, AVRO)).status == 200
+    assert (await cluster(0, "POST", f"{SERVICE}/{pointer}/commit", b"", JSON)).status == 200
+    old = Snapshot(transaction_id=pointer + 1, read_pointer=pointer + 1, in_progress=[pointer])
+    reply = await cluster(0, "POST", BLOCKERS, encode_transaction(old), THRIFT)
+    (blocker,) = reply.json["blockers"]
+    assert (blocker["state"], reply.json["service_problem"]) == ("unknown", None)
+    reply = await cluster(0, "POST", f"{BLOCKERS}?transaction=5", b"", JSON)
+    assert (reply.status, reply.json["code"]) == (404, "not_found")
+
+
 async def test_a_service_elsewhere_is_asked_over_http(broker: Broker, http: Http) -> None:
     pointer = await begun(broker)
     elsewhere = ServiceElsewhere(http.url)
