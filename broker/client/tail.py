@@ -190,9 +190,14 @@ async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[st
 
     An incomplete block at the end is dropped.
     """
-    rest, identifier, data, leader = b"", b"", b"", b""
+    identifier, data, leader = b"", b"", b""
+    pieces: list[bytes] = []  # The incomplete last line.
     async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, rest = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*pieces, lines[0]])
+            pieces.clear()
+        pieces.append(rest)
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()

@@ -150,6 +150,16 @@ async def test_events_resume_at_the_last_id_and_half_an_event_is_dropped(make_cl
     assert "from" not in second.path
 
 
+@pytest.mark.timeout(30, method="signal")
+async def test_a_large_event_may_come_in_any_number_of_pieces():
+    """If each piece copied the pieces before it, these would take minutes."""
+    large = Message(message(0).id, b"x" * 16_000_000)
+    data = {"id": large.id.hex(), "encoding": "text", "payload": large.payload.decode()}
+    whole = f"data: {json.dumps(data)}\n\n".encode() + event(1)
+    stream = [whole[at : at + 64] for at in range(0, len(whole), 64)]
+    assert await take(Forwarding((False, stream)).events(None), 2) == [large, message(1)]
+
+
 BEGIN = message(7).id.hex()
 SILENCE = None
 OPENING = f"id: {BEGIN}\n\n: ns1:t1\n\n".encode()
