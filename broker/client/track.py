@@ -19,7 +19,7 @@ import asyncio
 from broker.client import outcomes
 from broker.client.connection import ClientConnection
 from broker.client.protocol import ClientRequest, Reply
-from broker.client.transport import Transport
+from broker.client.transport import NO_CONNECTION, Transport
 from broker.client.values import Settings
 from broker.model import TopicId
 
@@ -111,7 +111,9 @@ class Track:
                         return await self._reopened()
                     await self._changed.wait()
         except TimeoutError as error:
-            raise outcomes.never_sent("earlier publishes of the topic are not settled") from error
+            connects = self._may_reopen(ticket)
+            why = NO_CONNECTION if connects else "earlier publishes of the topic are not settled"
+            raise outcomes.never_sent(why) from error
         raise outcomes.never_sent("the client was closed")
 
     def _may_reopen(self, ticket: TrackTicket) -> bool:

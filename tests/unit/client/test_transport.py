@@ -423,6 +423,14 @@ async def test_closing_a_client_ends_calls_that_wait_for_a_connection(never_conn
             assert refused.value.outcome == "refused"
 
 
+@pytest.mark.usefixtures("never_connects")
+@pytest.mark.parametrize("payload", [b"a", [b"a"]])
+async def test_a_publish_that_connects_until_its_deadline_says_so(payload):
+    async with Client("http://127.0.0.1:9", deadline_s=0.05) as client:
+        with pytest.raises(Unavailable, match="no connection"):
+            await client.publish("ns1/t1", payload)
+
+
 async def test_a_call_that_is_cancelled_while_it_connects_raises_cancelled(never_connects):
     transport = HttpTransport(Settings(url="http://127.0.0.1:9"))
     call = asyncio.create_task(transport.send(PUBLISH, 60))
