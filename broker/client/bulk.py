@@ -65,7 +65,7 @@ async def record_batches(
                 aclosing(_batches(arrow, reply)) as batches,
             ):
                 async for batch in batches:
-                    span = span._replace(after=batch.column(0)[-1].as_py())
+                    span = span._replace(after=batch.column("id")[-1].as_py())
                     backoff.succeeded()
                     yield batch
         except UnavailableError as error:

@@ -22,13 +22,18 @@ def message_id(number):
     return row_id(1000 + number, 0) + bytes(10)
 
 
-def stream(*batches):
+def stream(*batches, names=("id", "value")):
     """Return a stream of batches; each batch holds the messages with its numbers."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    with pa.ipc.new_stream(sink, schema) as writer:
         for numbers in batches:
-            columns = [[message_id(n) for n in numbers], [b"%d" % n * n for n in numbers]]
-            writer.write_batch(pa.record_batch([pa.array(c, pa.binary()) for c in columns], SCHEMA))
+            columns = {
+                "id": [message_id(n) for n in numbers],
+                "value": [b"%d" % n * n for n in numbers],
+            }
+            arrays = [pa.array(columns[name], pa.binary()) for name in names]
+            writer.write_batch(pa.record_batch(arrays, schema))
     return sink.getvalue().to_pybytes()
 
 
@@ -91,6 +96,17 @@ async def test_a_lost_connection_is_resumed(make_client, transport):
         got = client.read_arrow("ns1/t1", after=message_id(-1), through=THROUGH)
         assert await numbers_of(got) == [*range(5)]
     assert asked_after(transport) == [message_id(-1).hex(), message_id(2).hex()]
+
+
+async def test_the_columns_may_come_in_any_order(make_client, transport):
+    names = ("value", "id")
+    answers = iter([[stream([0, 1, 2], names=names)[:-8]], [stream([3, 4], names=names)]])
+    transport.answer = lambda _: next(answers)
+    async with make_client() as client:
+        batches = client.read_arrow("ns1/t1", through=THROUGH)
+        rows = [row async for batch in batches for row in batch.to_pylist()]
+    assert [row["id"] for row in rows] == [message_id(n) for n in range(5)]
+    assert asked_after(transport) == ["", message_id(2).hex()]
 
 
 async def test_a_stream_that_stays_unavailable_ends_at_the_deadline(make_client, transport):
