@@ -63,11 +63,12 @@ def leader_of(header: str) -> Leader | None:
         Address.of(url)
     except ValueError:
         return None
-    return Leader(url.rstrip("/"), _number(values.get("node")), _number(values.get("epoch")))
+    return Leader(url.rstrip("/"), number_of(values.get("node")), number_of(values.get("epoch")))
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+def number_of(text: str | None) -> int | None:
+    """Return the whole number in a header; None if it has none, or one of more than 19 digits."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else None
 
 
 class _KnownLeader:

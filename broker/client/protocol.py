@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from broker.client.node_directory import HEADER, leader_of
+from broker.client.node_directory import HEADER, leader_of, number_of
 from broker.client.positions import id_of, start_of
 from broker.client.values import (
     Browsed,
@@ -302,14 +302,13 @@ def published(reply: Reply) -> Published:
     """Read the answer to ``publish``."""
     headers = reply.headers
     header, first, last = headers.get(HEADER), headers.get(FIRST_ID), headers.get(LAST_ID)
-    count = headers.get(COUNT)
     return Published(
         reply.body or None,
         headers.get("idempotency-replayed") == "true",
         None if header is None else _leader(header),
         None if first is None else _id(first),
         None if last is None else _id(last),
-        int(count) if count is not None and count.isdecimal() else None,
+        number_of(headers.get(COUNT)),
     )
 
 

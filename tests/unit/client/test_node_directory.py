@@ -42,6 +42,7 @@ def header(url, epoch, node=1):
         ("http://b:2/; node=2; epoch=7; more=x", Leader(B, 2, 7)),
         ("http://b:2;node=2;epoch=", Leader(B, 2, None)),
         ("http://b:2;epoch=-1", Leader(B, None, None)),
+        (f"http://b:2;node=2;epoch={'9' * 5000}", Leader(B, 2, None)),
         ("http://b:2", Leader(B, None, None)),
         ("b:2;node=2;epoch=7", None),
         (";node=2", None),
