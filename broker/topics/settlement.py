@@ -51,7 +51,8 @@ reads the records of all topics, and removes those pointers that every live topi
                               one restored from an older copy, has other pointers, and all topics are passed again
 
 Several brokers may use one service. Each broker prunes only by its own records; the operator then prunes through the
-lowest pointer that all brokers name.
+lowest pointer that all brokers name. Only the broker that prunes writes the announcement for all topics. A topic that
+another broker creates later has none, so there only the age of a pointer refuses a publish, by that broker's clock.
 
 Payloads that are *stored* under P and never published are never shown, and are removed by their age. A published
 reference has the pointer in its own column, and is rolled back like any other entry.
