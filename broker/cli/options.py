@@ -42,6 +42,10 @@ class NotNow(Exception):
         self.error = error
 
 
+class DoneInPart(click.ClickException):
+    """A command failed after it had done a part of its work, or may have done it: its outcome is unknown."""
+
+
 # --- The broker ------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,9 @@ Exit codes::
 
     0    done
     1    refused, or failed: nothing was changed, except by the earlier requests of a command that sends several,
-         such as publish --lines, or before the output failed (io)
+         such as publish --lines
     2    the command line is wrong
-    3    outcome unknown: it may have been done
+    3    outcome unknown: it may have been done, or a part of it
     4    the broker can't be reached, or can't do it now; a later try may succeed
     130  interrupted by Ctrl-C
 
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import click
 
 from broker.cli.given_options import GivenOptions
-from broker.cli.options import NotNow
+from broker.cli.options import DoneInPart, NotNow
 from broker.cli.troubles import address
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
@@ -105,6 +105,8 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
             return _refused(error.error, "")
         case click.UsageError():
             return Problem("usage", error.format_message(), error.exit_code)
+        case DoneInPart():
+            return Problem("failed", error.format_message(), UNKNOWN, outcome="unknown")
         case click.ClickException():
             return Problem("failed", error.format_message(), error.exit_code)
         case ConfigError():
@@ -112,7 +114,7 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
         case click.Abort() | KeyboardInterrupt():
             return Problem("interrupted", "interrupted", INTERRUPTED, outcome="unknown")
         case OSError():
-            return Problem("io", str(error), FAILED, outcome="unknown")
+            return Problem("io", str(error), UNKNOWN, outcome="unknown")
         case _:
             message = f"unexpected: {type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))

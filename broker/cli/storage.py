@@ -333,9 +333,11 @@ def _config(directory: Path) -> Config:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Report an unavailable store as such, without the advice on how to reach a broker."""
+    """Report a missing store, and an unavailable one, the latter without the advice on how to reach a broker."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise click.ClickException(str(error)) from error
     except UnavailableError as error:
         raise NotNow(error) from error
 

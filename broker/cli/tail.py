@@ -16,7 +16,7 @@ import click
 from broker.cli import cursorfile
 from broker.cli import span as spans
 from broker.cli.line_layout import LineLayout, chosen, layout_options, write_message
-from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.options import DoneInPart, connect, to_broker, topic_argument
 from broker.cli.span import Span, SpanStart, limit_option, span_options
 from broker.client import SyncClient, TailOptions
 from broker.clock import SystemClock
@@ -34,7 +34,8 @@ class _TailSink(NamedTuple):
         """Handle one message.
 
         Raises:
-            click.ClickException: the command fails.
+            DoneInPart: the command ended with an error.
+            click.ClickException: the command can't be run.
             OSError: the reader of the output is gone.
         """
         if self.command is not None:
@@ -56,7 +57,7 @@ class _TailSink(NamedTuple):
         except OSError as error:
             raise click.ClickException(f"{command[0]}: {error.strerror}") from error
         if done.returncode:
-            raise click.ClickException(
+            raise DoneInPart(
                 f"{command[0]} ended with {done.returncode} at message {message.id.hex()}; "
                 f"to continue with this message: --since {message.id.hex()}"
             )

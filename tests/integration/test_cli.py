@@ -339,7 +339,7 @@ def test_a_failing_command_stops_the_tail_and_its_message_is_read_again(
     words = ("tail", "cli/exec", "--no-follow", "--exec", str(script))
     cursor = ("--cursor", str(tmp_path / "cursor"))
     first = broker(*words, *cursor)
-    assert first.returncode == 1
+    assert first.returncode == 3
     assert [line.split()[2] for line in first.stdout.splitlines()] == [b"good", b"bad"]
     assert b"--since" in first.stderr
     (tmp_path / "mended").touch()

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from broker.cli.options import DoneInPart
 from broker.cli.transfer import sidecars
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.exports import manifest_of
@@ -24,7 +25,7 @@ from broker.cli.transfer.message_records import size_of
 from broker.cli.transfer.progress import messages_bar
 from broker.client import NewMessage, Published, SyncClient
 from broker.errors import BadRequest, BrokerError
-from broker.model import Message, TopicId
+from broker.model import Message, MessageId, TopicId
 from broker.wire import attributes
 
 CHUNK_MESSAGES_MAX: Final = 1000
@@ -127,8 +128,10 @@ class Import:
     def run(self) -> dict[str, Any]:
         """Import the rest of the file, and return the counts.
 
-        Raises click.ClickException if the file has changed since it was checked, or if a chunk that is read back
-        differs from the published one.
+        Raises:
+            DoneInPart: a chunk that is read back differs from the published one; or the file has changed since it
+                was checked, and chunks of it are published.
+            click.ClickException: the file has changed, and no chunk is published.
         """
         state = self._state
         # The producer's id must be on disk before its first use.
@@ -154,7 +157,8 @@ class Import:
         return {"topic": self._given.name, **self._contents.as_json(), **self._counts}
 
     def _changed(self) -> click.ClickException:
-        return click.ClickException(
+        failure = DoneInPart if self._state["done"] else click.ClickException
+        return failure(
             f"{self._given.file} has changed since it was checked. {self._state['done']:,} of its "
             f"{self._contents.messages:,} messages are published. The same command continues the import if the file is "
             "as before."
@@ -180,14 +184,25 @@ class Import:
         """Read a chunk back and compare it."""
         if published.first_id is None:
             return  # The broker no longer knows the ids of a chunk that was published long ago.
-        found = self._client.poll(self._given.topic, published.first_id, limit=len(chunk))
+        found = self._read_from(published.first_id, len(chunk))
         if Contents().with_all(found) != Contents().with_all(chunk):
-            raise click.ClickException(
+            raise DoneInPart(
                 f"{len(chunk):,} messages that were published to {self._given.name} from {published.first_id.hex()} on "
                 "could not all be read back: some were purged or have expired. To publish the whole file again, give "
                 "--again"
             )
         self._counts["verified"] += len(chunk)
+
+    def _read_from(self, first: MessageId, count: int) -> list[Message]:
+        """Return ``count`` messages from an id on; fewer if there are no more. One poll may return fewer."""
+        found: list[Message] = []
+        while len(found) < count:
+            start, left = found[-1].id if found else first, count - len(found)
+            page = self._client.poll(self._given.topic, start, inclusive=not found, limit=left)
+            if not page:
+                break
+            found += page
+        return found
 
 
 def new_of(message: Message) -> bytes | NewMessage:

@@ -193,7 +193,7 @@ def raising(error):
 @pytest.mark.parametrize(
     ("error", "code", "exit_code"),
     [
-        (OSError(28, "No space left on device"), "io", 1),
+        (OSError(28, "No space left on device"), "io", 3),
         (ZeroDivisionError("by zero"), "internal", 3),
         (KeyboardInterrupt(), "interrupted", 130),
     ],
