@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.client import Client, TopicId
+from broker.errors import BrokerError
 
 INPUT_DEFAULT = Path("/var/log/dpkg.log")
 TOPIC = TopicId("demo", "lines")
@@ -82,20 +82,30 @@ class Broker:
     def kill(self) -> None:
         """Kill the broker, after an error."""
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            with self.process:
+                self.process.kill()
             self.process = None
 
     def stop(self) -> None:
-        """Ask the broker to stop, and check that it stopped cleanly."""
+        """Ask the broker to stop. Raises DemoError if it did not stop cleanly; it is gone then, too."""
         if self.process is None:
             return
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(STOP_S)
+        code = stopped(self.process, STOP_S)
         self.process = None
         if code != 0:
             log_text = (self.data_dir / "broker.log").read_text()
             raise DemoError(f"the broker stopped with {code}, not 0:\n{log_text}")
+
+
+def stopped(process: subprocess.Popen[str], wait_s: float) -> int:
+    """Ask a process to end, and kill it if it has not ended within ``wait_s``; return its exit code."""
+    with process:
+        process.terminate()
+        try:
+            return process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
 
 def is_free(port: int) -> bool:
@@ -136,14 +146,18 @@ async def publish(client: Client, lines: list[bytes]) -> float:
 
 
 async def tail(url: str, count: int, started: asyncio.Event) -> list[bytes]:
-    """Follow the topic from its beginning until ``count`` messages have come."""
+    """Follow the topic from its beginning until ``count`` messages have come. Raises DemoError after TAIL_S."""
     found: list[bytes] = []
-    async with Client(url) as client, asyncio.timeout(TAIL_S):
-        started.set()
-        async for page in client.tail_pages(TOPIC):
-            found += [message.payload for message in page]
-            if len(found) >= count:
-                return found
+    try:
+        async with Client(url) as client, asyncio.timeout(TAIL_S):
+            started.set()
+            async for page in client.tail_pages(TOPIC):
+                found += [message.payload for message in page]
+                if len(found) >= count:
+                    break
+    except TimeoutError:
+        text = f"the second consumer has {len(found):,} of {count:,} lines after {TAIL_S:g} s"
+        raise DemoError(text) from None
     return found
 
 
@@ -248,7 +262,7 @@ def run(broker: Broker, *, stays: bool) -> int:
         asyncio.run(demonstrate(broker))
         if stays:
             broker.start(STAYS_AT if is_free(STAYS_AT) else 0)
-    except DemoError as error:
+    except (BrokerError, DemoError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     farewell(broker, stays=stays)

@@ -17,56 +17,67 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from broker.client import SyncClient
-from scripts.demo import Broker, DemoError, say
+from broker.errors import BrokerError
+from scripts.demo import Broker, DemoError, say, stopped
 
 PROGRAMS = Path(__file__).parents[1] / "examples" / "pipeline"
 EVENTS, COUNTS = "audit/events", "audit/counts"
 WINDOWS = int(os.environ.get("WINDOWS") or 3)
 WAIT_S = 60.0
+LOOK_S = 1.0
 STOP_S = 30.0
 
 
 @contextmanager
-def running(name: str, folder: Path, variables: dict[str, str]) -> Iterator[None]:
-    """Run one of the example's programs inside the block. Raises DemoError if it ended by itself."""
+def running(name: str, folder: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run one of the example's programs inside the block. Raises DemoError with its log if it ended by itself."""
     log = folder / f"{name}.log"
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
+    with log.open("w") as output:
+        process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / f"{name}.py")],
             env={**os.environ, **variables},
             stdout=output,
             stderr=output,
-        ) as process,
-    ):
-        try:
-            yield
-        finally:
-            has_ended = process.poll() is not None
-            process.terminate()
-            process.wait(STOP_S)
+            text=True,
+        )
+    failure: DemoError | None = None
+    try:
+        yield process
+    except DemoError as error:
+        failure = error
+    finally:
+        has_ended = process.poll() is not None
+        stopped(process, STOP_S)
     if has_ended:
-        raise DemoError(f"{name}.py ended:\n{log.read_text()[-4000:]}")
+        raise DemoError(f"{name}.py ended:\n{log.read_text()[-4000:]}") from failure
+    if failure is not None:
+        raise failure
 
 
-def tail(client: SyncClient) -> list[dict[str, str]]:
+def tail(client: SyncClient, jobs: Sequence[subprocess.Popen[str]]) -> list[dict[str, str]]:
     """Print the counts as they come, until there are enough windows; return the counts.
 
     The job publishes all complete windows of a micro-batch at once, and one poll returns all of them.
+    Raises DemoError if no counts come for ``WAIT_S``, or none come and a job has ended.
     """
     counts: list[dict[str, str]] = []
     last: bytes | None = None
+    due_s = time.monotonic() + WAIT_S
     while len({count["start"] for count in counts}) < WINDOWS:
-        page = client.poll(COUNTS, last, inclusive=False, wait_s=WAIT_S)
+        page = client.poll(COUNTS, last, inclusive=False, wait_s=LOOK_S)
         if not page:
-            raise DemoError(f"no counts within {WAIT_S:g} s")
+            if time.monotonic() > due_s or any(job.poll() is not None for job in jobs):
+                raise DemoError(f"no counts within {WAIT_S:g} s")
+            continue
+        due_s = time.monotonic() + WAIT_S
         last = page[-1].id
         found = [json.loads(message.payload) for message in page]
         for count in sorted(found, key=lambda count: (count["start"], count["program"])):
@@ -101,8 +112,11 @@ def show(folder: Path, broker: Broker) -> None:
         for topic in (EVENTS, COUNTS):
             client.create_topic(topic)
         say(f"a broker at {broker.url}; Spark starts, and counts {EVENTS} into {COUNTS}:")
-        with running("events", folder, variables), running("counts", folder, variables):
-            counts = tail(client)
+        with (
+            running("events", folder, variables) as events,
+            running("counts", folder, variables) as counting,
+        ):
+            counts = tail(client, [events, counting])
     streamed: Counter[str] = Counter()
     for row in counts:
         streamed[row["program"]] += int(row["events"])
@@ -124,7 +138,7 @@ def main() -> int:
     broker = Broker(folder)
     try:
         show(folder, broker)
-    except DemoError as error:
+    except (BrokerError, DemoError) as error:
         print(f"pipeline: {error}", file=sys.stderr)
         return 1
     finally:
