@@ -2,7 +2,7 @@
 
 Each route has one entry in OPERATIONS, under its name. An assertion fails when the document is made if an entry is
 missing, has no route, or names a query parameter that its route does not take. So the document always agrees with the
-routes.
+routes. A maximum may be the name of a key of the section ``limits``: the document has the node's value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import orjson
 from broker import __version__
 from broker.api.arrow import ARROW
 from broker.api.blocker_schemas import BLOCKER_OPERATIONS, BLOCKER_SCHEMAS
+from broker.api.browse import LIMIT_DEFAULT
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.api.cursors import LIMIT_MAX
 from broker.api.json_schemas import (
@@ -35,11 +36,13 @@ from broker.api.plainschemas import PLAIN_SCHEMAS
 from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS, Shape
 from broker.api.specs import body, header, ok, query
 from broker.api.transaction_schemas import TRANSACTION_OPERATIONS, TRANSACTION_SCHEMAS
+from broker.config.sections import LimitsConfig
 from broker.http.reply import AVRO, AVRO_JSON, EVENTS, JSON, MESSAGES
 from broker.metrics import CONTENT_TYPE
 from broker.routing.deadlines import REQUEST_TIMEOUT_S_MAX
 from broker.wire.topics import TTL_MAX_S
 
+_LIMITS: Final = LimitsConfig()
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ALWAYS = ("400", "403", "404", "405", "413", "500", "503")
 _NAMES = {
@@ -116,7 +119,12 @@ _BROWSE_QUERY = [
     query(
         "limit",
         "The largest number of messages.",
-        {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
+        {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": "browse_messages_max",
+            "default": LIMIT_DEFAULT,
+        },
     ),
     query(
         "order",
@@ -262,7 +270,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
             query(
                 "wait",
                 "Seconds to wait for a message.",
-                {"type": "number", "minimum": 0, "maximum": 60},
+                {"type": "number", "minimum": 0, "maximum": "wait_max_s"},
             )
         ],
         "requestBody": body(
@@ -486,18 +494,18 @@ OPERATIONS: Final[dict[str, Spec]] = {
 
 
 @functools.cache
-def document() -> bytes:
-    """Return the document as JSON."""
-    return orjson.dumps(make_document())
+def document(limits: LimitsConfig = _LIMITS) -> bytes:
+    """Return the document of a node with these limits, as JSON."""
+    return orjson.dumps(make_document(limits))
 
 
-def make_document() -> dict[str, Any]:
-    """Return the document as a value."""
+def make_document(limits: LimitsConfig = _LIMITS) -> dict[str, Any]:
+    """Return the document of a node with these limits, as a value."""
     names = {shape.name for shape in SHAPES}
     assert names == set(OPERATIONS), f"routes and operations differ: {names ^ set(OPERATIONS)}"
     paths: dict[str, Spec] = {}
     for shape in SHAPES:
-        paths.setdefault(shape.template, {})[shape.method.lower()] = _operation(shape)
+        paths.setdefault(shape.template, {})[shape.method.lower()] = _operation(shape, limits)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Broker", "version": __version__},
@@ -509,9 +517,9 @@ def make_document() -> dict[str, Any]:
     }
 
 
-def _operation(shape: Shape) -> Spec:
+def _operation(shape: Shape, limits: LimitsConfig) -> Spec:
     described = dict(OPERATIONS[shape.name])
-    parameters = described.get("parameters", ())
+    parameters = [_bounded(each, limits) for each in described.get("parameters", ())]
     named = {each["name"] for each in parameters if each["in"] == "query"}
     assert named == set(shape.query), f"{shape.name}: {named ^ set(shape.query)}"
     errors = {*_ALWAYS, *described.pop("errors", ())}
@@ -533,3 +541,11 @@ def _operation(shape: Shape) -> Spec:
         "parameters": [*in_path, *parameters, *timed],
         "responses": responses,
     }
+
+
+def _bounded(parameter: Spec, limits: LimitsConfig) -> Spec:
+    """Return a parameter with the value of the key that its maximum names, if it names one."""
+    most = parameter["schema"].get("maximum")
+    if not isinstance(most, str):
+        return parameter
+    return {**parameter, "schema": {**parameter["schema"], "maximum": getattr(limits, most)}}

@@ -20,7 +20,6 @@ from broker.cli.line_layout import (
 )
 from broker.cli.options import connect, to_broker, topic_argument
 from broker.cli.span import (
-    LAST_MAX,
     Span,
     last_option,
     limit_option,
@@ -103,8 +102,8 @@ def browse(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Look at messages, also at uncommitted and rolled-back ones, which consumers don't see.
 
-    The command shows a page of up to 100 messages, or up to --limit (10,000 at most), and the place where the
-    next page begins. With --format it writes whole payloads.
+    The command shows a page of up to 100 messages, or up to --limit, and the place where the next page begins.
+    The broker's limits.browse_messages_max (10,000) bounds --limit and --last. With --format it writes whole payloads.
 
     \b
     broker browse audit/logins --last 10
@@ -131,9 +130,7 @@ def browse(  # noqa: PLR0913 - One parameter per option.
 
 
 def _page(limit: int | None, last: int | None) -> int:
-    """Return the number of messages on a page. Raises click.BadParameter."""
-    if limit is not None and limit > LAST_MAX:
-        raise click.BadParameter(f"a page has at most {LAST_MAX:,} messages", param_hint="--limit")
+    """Return the number of messages on a page."""
     return min((number for number in (limit, last) if number is not None), default=100)
 
 

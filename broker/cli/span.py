@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -19,9 +19,6 @@ from broker.client import Browsed, SyncClient
 from broker.model import Message, MessageId, TopicId
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-LAST_MAX: Final = 10_000
-"""The most messages that the broker shows on one page of browsing."""
 
 
 class Span(NamedTuple):
@@ -76,7 +73,7 @@ def until_option(command: Command) -> Command:
 
 def last_option(command: Command) -> Command:
     """Add ``--last``."""
-    number = click.IntRange(1, LAST_MAX)
+    number = click.IntRange(min=1)
     return click.option("--last", type=number, metavar="N", help="Read the newest N messages.")(
         command
     )
@@ -104,13 +101,12 @@ def newest(
 ) -> list[Browsed]:
     """Return the newest messages before a place, oldest first, each with the beginning of its payload.
 
-    References are left out: a reference stands for other messages. Raises BrokerError.
+    References are left out: a reference stands for other messages. Raises BrokerError, also if ``count`` is above the
+    broker's ``limits.browse_messages_max``.
     """
     found: list[Browsed] = []
     while len(found) < count:
-        page = client.browse(
-            topic, stop=until, limit=min(count, LAST_MAX), descending=True, full=False
-        )
+        page = client.browse(topic, stop=until, limit=count, descending=True, full=False)
         found += [row for row in page.messages if row.kind != "reference"]
         if page.next is None:
             break

@@ -142,8 +142,9 @@ class Reader:
             topic: the topic.
             start: the first id or moment, as for ``poll``; inclusive. The oldest message by default.
             stop: the id or moment to stop before; exclusive.
-            limit: the maximum number of messages (100 by default, up to 10,000). If their payloads are together
-                larger than 2 MiB, the page has fewer; continue at its ``next``.
+            limit: the maximum number of messages (100 by default, at most the broker's
+                ``limits.browse_messages_max``). If their payloads are together larger than 2 MiB, the page has fewer;
+                continue at its ``next``.
             descending: newest first.
             full: with False, each payload is cut to its first KiB.
             snapshot: adds to each message whether a transaction with this snapshot could consume it.

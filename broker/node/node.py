@@ -21,6 +21,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from broker import __version__, logs
@@ -201,7 +202,7 @@ class Node:
             version=__version__,
             not_ready=self._not_ready,
             metrics=self.metrics.render,
-            openapi=document,
+            openapi=partial(document, config.limits),
         )
         view = ground.serve(topics)
         routed = ground.routed(topics, config.server.request_deadline_s)

@@ -18,6 +18,7 @@ from broker.cli import completion
 from broker.cli import publish as publishing
 from broker.cli.publish import LONG_BYTES
 from broker.client import SyncClient
+from broker.config.sections import Config, LimitsConfig
 from broker.local.single import BrokerProcess
 from tests.kit.commands import in_this_process
 from tests.kit.served import ServedNode
@@ -247,6 +248,22 @@ def test_all_reading_commands_take_the_same_spans_and_layouts(broker: Broker) ->
         assert done(read("-n", "1", "--since", "1h")).decode().splitlines() == lines[:1]
     bounded = broker("tail", "cli/spans", "--until", rows[4]["time"], *layout)
     assert done(bounded).decode().splitlines() == lines[:4]
+
+
+def test_the_broker_bounds_the_number_of_browsed_messages(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = in_this_process(capfd, monkeypatch)
+    with ServedNode(Config(limits=LimitsConfig(browse_messages_max=20_000))) as node:
+        monkeypatch.setenv("BROKER_URL", node.url)
+        assert run("topics", "create", "cli/many")[0] == 0
+        assert run("publish", "cli/many", "one")[0] == 0
+        for words in (("browse", "-n"), ("browse", "--last"), ("poll", "--last")):
+            command = (words[0], "cli/many", words[1])
+            code, out, _ = run(*command, "20000")
+            assert (code, "one" in out) == (0, True)
+            code, _, said = run(*command, "20001")
+            assert (code, "from 1 to 20000" in said) == (1, True), said
 
 
 def test_a_tail_shows_the_newest_messages_before_new_ones(broker: Broker, node: ServedNode) -> None:

@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Self
 
 from aiohttp import ClientSession, TCPConnector
@@ -91,7 +92,7 @@ class Broker:
             version="test",
             not_ready=lambda: self.not_ready,
             metrics=self.metrics.render,
-            openapi=document,
+            openapi=partial(document, self.config.limits),
         )
         self.transactions = Transactions(self.topics.leaders, transaction_settings(self.config))
         router = Router(

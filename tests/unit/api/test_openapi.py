@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from broker.api.json_schemas import decimals_up_to
 from broker.api.openapi import OPERATIONS, make_document
 from broker.api.routes import SHAPES
+from broker.config.sections import Config, LimitsConfig
 from broker.http.reply import ChunkedReply
 from broker.wire.topics import TTL_MAX_S
 from tests.kit.openapi import Answered, Checker, Undocumented
@@ -28,6 +29,20 @@ async def test_every_route_is_documented_and_every_operation_is_served(broker: B
     served = {(route.method, route.template) for route in broker.dispatch.router.routes}
     assert documented == served
     assert set(OPERATIONS) == {shape.name for shape in SHAPES}
+
+
+async def test_the_bounds_of_parameters_are_those_of_the_node() -> None:
+    limits = LimitsConfig(browse_messages_max=700, wait_max_s=7)
+    broker = Broker(Config(limits=limits))
+    topics = "/v1/namespaces/{namespace}/topics/{topic}"
+    paths = (await broker.call("GET", "/openapi.json")).json["paths"]
+    bounds = {
+        each["name"]: each["schema"].get("maximum")
+        for operation in (paths[f"{topics}/messages"]["get"], paths[f"{topics}/poll"]["post"])
+        for each in operation["parameters"]
+        if each["in"] == "query"
+    }
+    assert (bounds["limit"], bounds["wait"]) == (700, 7)
 
 
 def test_every_reference_has_a_target() -> None:

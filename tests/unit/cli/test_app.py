@@ -118,7 +118,6 @@ def test_version_is_an_option(capsys):
         (("tail", "a/b", "--last", "2", "--since", "1h"), "not both"),
         (("poll", "a/b", "--last", "2", "--after", "00" * 20), "not both"),
         (("browse", "a/b", "--last", "2", "--since", "1h"), "not both"),
-        (("browse", "a/b", "-n", "10001"), "10,000"),
         (("tail", "a/b", "--until", "1h", "--follow"), "remove --follow"),
         (("tail", "a/b", "--until", "9999-01-01"), "in the future"),
         (("tail", "a/b", "-f", "{paylod}"), "did you mean {payload}?"),
