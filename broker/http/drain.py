@@ -22,18 +22,24 @@ that wait. Then it takes the one place with a connection of its own. It does all
     ──accepts──┴─accepts the queue──┴─full─┴──closed── accepted requests are answered ──▶
 
 After its last answer, a connection stays half open until the client closes it, at most for ``LINGER_S``. If the node
-closed it with unread bytes in its socket, the kernel would reset it, and the last answer might be lost.
+closed it with unread bytes in its socket, the kernel would reset it, and the last answer might be lost. While a part of
+the answer still waits in this process, the time begins again for each client that reads at the least rate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
 import socket
+import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
+
+from broker.http.delivery import TAKEN_BYTES_A_SECOND_MIN
 
 PATIENCE_S: Final = 1.0
 """How long idle connections of other clients stay. A client that sends a request each second gets its answer."""
@@ -63,6 +69,14 @@ class Idle(Protocol):
     @property
     def has_unread(self) -> bool:
         """True if the socket has bytes that the loop has not read yet."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The number of written bytes that the socket has not taken: a cut loses them."""
+
+    @property
+    def untaken_bytes(self) -> int:
+        """The number of written bytes that the client has not taken: also those in the socket."""
 
     @property
     def is_ours(self) -> bool:
@@ -116,9 +130,14 @@ class Drain:
         self.look()
 
     def linger(self, connection: Idle, seconds: float | None = None) -> None:
-        """Wait until the client closes a connection whose end was sent, then cut it."""
+        """Wait until the client closes a connection whose end was sent, then cut it.
+
+        While the node has unsent bytes, and the client takes bytes at the least rate, wait again.
+        """
         self.connections.add(connection)
-        self._loop.call_later(LINGER_S if seconds is None else seconds, self._cut, connection)
+        untaken = connection.untaken_bytes if connection.unsent_bytes else 0
+        seconds = LINGER_S if seconds is None else seconds
+        self._loop.call_later(seconds, self._cut, connection, untaken)
 
     def _dismiss(self, connection: Idle) -> None:
         if connection not in self.connections:
@@ -131,11 +150,20 @@ class Drain:
         elif connection.has_unread:
             # If the loop was delayed, it runs timers before it reads bytes that have arrived.
             self._loop.call_soon(self._dismiss, connection)
+        elif connection.unsent_bytes:
+            connection.dismiss(b"")
+            self.linger(connection)
         else:
             connection.force_close()
 
-    def _cut(self, connection: Idle) -> None:
-        if connection in self.connections:
+    def _cut(self, connection: Idle, untaken: int) -> None:
+        """Cut it, unless its client took bytes since the last look. Then there were ``untaken`` ones."""
+        if connection not in self.connections:
+            return
+        most = max(untaken - LINGER_S * TAKEN_BYTES_A_SECOND_MIN, 0)
+        if untaken and connection.untaken_bytes <= most:
+            self.linger(connection)
+        else:
             connection.force_close()
 
 
@@ -144,6 +172,14 @@ def has_arrived(transport: asyncio.BaseTransport) -> bool:
     look = select.poll()
     look.register(transport.get_extra_info("socket"), select.POLLIN)
     return bool(look.poll(0))
+
+
+def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
+    """Return how many bytes the kernel still has for the other side. Return 0 for a closed socket."""
+    with suppress(OSError, ValueError):
+        told = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(told, sys.byteorder)
+    return 0
 
 
 def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:

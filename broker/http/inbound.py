@@ -30,7 +30,7 @@ from typing_extensions import override
 from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.budget import Account, BudgetKind, Cut, Hold
 from broker.http.content import Content
-from broker.http.drain import half_close, has_arrived
+from broker.http.drain import half_close, has_arrived, unacknowledged_bytes
 from broker.http.framing import Chunks, blank_bytes, head_of
 from broker.http.side import Side
 
@@ -340,6 +340,13 @@ class Connection(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         """The number of written bytes that the socket has not taken."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    @property
+    def untaken_bytes(self) -> int:
+        """The number of written bytes that the client has not taken: also those in the socket."""
+        if self.transport is None:
+            return 0
+        return self.unsent_bytes + unacknowledged_bytes(self.transport)
 
     def answered(self, *, stays_open: bool) -> None:
         """Note that the reply is sent. Start the next request, or end the connection."""
