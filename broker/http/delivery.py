@@ -168,9 +168,9 @@ class Outgoing:
     async def _drain(self) -> None:
         """Wait until the client has read most of the written bytes. Raises ConnectionError."""
         connection, slow = self._connection, self._slow
-        left = connection.unsent_bytes
+        left = connection.untaken_bytes
         while not await connection.drained(slow.stall_s):
-            before, left = left, connection.unsent_bytes
+            before, left = left, connection.untaken_bytes
             if before - left < slow.stall_s * slow.bytes_a_second_min:
                 connection.force_close()
                 raise ReaderStalled(f"The client read too little for {slow.stall_s:g} seconds.")

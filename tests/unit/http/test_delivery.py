@@ -137,23 +137,23 @@ async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> Non
 
 
 class Dripping:
-    """A connection whose reader takes ``takes`` bytes at each wait."""
+    """A connection whose reader takes ``takes`` bytes at each wait. All come from the socket, until it is empty."""
 
-    def __init__(self, unsent: int, takes: int) -> None:
-        self.unsent_bytes = unsent
+    def __init__(self, untaken: int, takes: int) -> None:
+        self.untaken_bytes = self.unsent_bytes = untaken
         self.takes = takes
         self.cut = False
 
     @property
     def writing_paused(self) -> bool:
-        return self.unsent_bytes > 0
+        return self.untaken_bytes > 0
 
     def write(self, *parts: bytes) -> None:
         pass
 
     async def drained(self, wait_s: float) -> bool:
-        self.unsent_bytes -= self.takes
-        return self.unsent_bytes <= 0
+        self.untaken_bytes -= self.takes
+        return self.untaken_bytes <= 0
 
     def force_close(self) -> None:
         self.cut = True
