@@ -119,6 +119,8 @@ class BodyReader:
         try:
             sent_max = _least(self._bytes_max, bytes_max)
             await self._read_all(content, sent_max, inflater, pieces, hold)
+            # A cut of the connection has refused the request, perhaps after the last byte was taken.
+            hold.take(BudgetKind.BODY_BYTES, 0)
         except BaseException:
             # The content keeps the error, and the error keeps this frame and with it the pieces. So clear them.
             pieces.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import random
 import threading
@@ -14,10 +15,11 @@ from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http import body as body_module
 from broker.http.body import BodyReader, BodyTimeouts
-from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
+from broker.http.budget import Bounds, BudgetKind, Budgets, Cut, Hold
 from broker.http.content import Content
 from broker.http.inflater import MEMBERS_MAX, STEP_BYTES_MAX, Inflater
 from broker.http.pieces import Pieces
+from tests.kit.bench import settle
 
 MIB = 1 << 20
 BODY = BudgetKind.BODY_BYTES
@@ -102,6 +104,19 @@ async def test_a_gzip_bomb_is_refused_before_it_is_inflated() -> None:
     with pytest.raises(BodyTooLarge, match="body_bytes"):
         await sent.read(gzip.compress(bytes(50 * MIB)), gzipped=True)
     assert 2 * MIB - STEP_BYTES_MAX - 100_000 < max(sent.heights) <= 2 * MIB
+    assert sent.held == 0
+
+
+async def test_a_connection_cut_as_its_body_ends_has_no_body(sent: Sent) -> None:
+    """Its client is told that the request was refused, so that it sends it again."""
+    account = sent.budgets.account("b", lambda _: None)
+    content = came(b"body", ends=False)
+    reading = asyncio.ensure_future(sent.reader.read(content, {}, Hold(account)))
+    await settle(5)
+    content.end()
+    account.cut(BODY)
+    with pytest.raises(Cut):
+        await reading
     assert sent.held == 0
 
 
