@@ -218,13 +218,14 @@ async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Pro
                 queue.setblocking(False)
                 accepted += _accept_last(queue, own)
         server.close()
-        for connection in accepted:
+        while accepted:
+            connection = accepted.pop(0)
             connection.setblocking(False)
             await loop.connect_accepted_socket(serve, connection)
         await _pass_turns()
     finally:
-        for filler in own:
-            filler.close()
+        for left in own + accepted:
+            left.close()
 
 
 async def _pass_turns() -> None:
