@@ -21,7 +21,7 @@ LIMITS = LimitsConfig(
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
     """A broker with small bounds."""
-    broker = Broker(Config(limits=LIMITS, server=ServerConfig(body_stall_s=0.2)))
+    broker = Broker(Config(limits=LIMITS))
     await broker.call("PUT", topic_path("t"))
     yield broker
     await broker.close()
@@ -88,12 +88,14 @@ async def test_a_client_of_http_1_0_gets_no_100_continue(broker: Broker) -> None
 
 
 @pytest.mark.slow
-async def test_a_stalled_body_is_refused(broker: Broker) -> None:
+async def test_a_stalled_body_is_refused() -> None:
+    broker = Broker(Config(server=ServerConfig(body_stall_s=0.2)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(HEAD + b"Content-Length: 3\r\n\r\na")
         reply = await raw.reply()
         assert (reply.status, reply.headers["Connection"]) == (400, "close")
         assert b"stalled" in reply.body
+    await broker.close()
 
 
 @pytest.mark.parametrize("bad", [b"zz\r\nabc\r\n", b"3\r\nabcd\r\n0\r\n\r\n"])

@@ -18,8 +18,9 @@ EVERYTHING = avro.encode_poll(Poll())
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "LINGER_S", 0.05)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut no client of a busy machine before it has read its last answer."""
+    monkeypatch.setattr(drain, "LINGER_S", 60.0)
 
 
 def raw_request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
@@ -82,9 +83,9 @@ async def test_odd_targets(http: Http, method: str, target: str, status: int) ->
         await raw.send(raw_request(method, target))
         reply = await raw.reply(has_body=method != "HEAD")
         assert reply.status == status
-        assert (reply.headers.get("Connection") == "close") == (
-            status in (404, 405)
-        ) or status == 400
+        # Without a route the connection ends as in the original; and bytes beyond ASCII are no HTTP.
+        ends = status in (404, 405) or not target.isascii()
+        assert (reply.headers.get("Connection") == "close") == ends
         if method == "HEAD":
             assert await raw.rest() == b""
 
@@ -205,7 +206,8 @@ async def test_a_drain_answers_waiting_requests_and_closes_idle_connections(
             reply = await waiting.reply()
             assert (reply.status, reply.body) == (200, b"\x00")
             assert reply.headers["Connection"] == "close"
-            await broker.server.quiet()
+    async with asyncio.timeout(30):
+        await broker.server.quiet()
 
 
 async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
@@ -220,8 +222,8 @@ async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
         await raw.send(request[1:])
         reply = await raw.reply()
         assert (reply.status, reply.headers["Connection"]) == (200, "close")
-        async with asyncio.timeout(30):
-            await quiet
+    async with asyncio.timeout(30):
+        await quiet
 
 
 async def test_new_connections_are_served_while_draining_and_not_after(
