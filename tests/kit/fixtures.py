@@ -21,7 +21,7 @@ from tests.kit.servers.recipes import ALL
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, for projects that use this plugin."""
-    config.addinivalue_line("markers", "server(name): needs a real server, see broker.testing")
+    config.addinivalue_line("markers", "server(name): needs a real server, see tests.kit.servers")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

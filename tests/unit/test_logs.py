@@ -119,9 +119,12 @@ def test_a_stuck_reader_blocks_no_writer_and_dropped_lines_are_counted_and_repor
     reading, writing = os.pipe()
     filled = fill(writing)
     sink = logs.LogSink(writing, lines_max=10)
+    line = "x" * 8192
     for _ in range(500):
-        sink.write("line")
-    assert sink.dropped >= 480  # The thread holds at most one batch, and one batch waits.
+        sink.write(line)
+    assert (
+        sink.dropped >= 480
+    )  # The thread holds at most 64 KiB, which are 8 lines, and 10 lines wait.
     assert not sink.close(deadline_s=0)
 
     received: list[bytes] = []
@@ -141,7 +144,7 @@ def test_a_stuck_reader_blocks_no_writer_and_dropped_lines_are_counted_and_repor
     # If the thread takes a batch while the test still writes lines, it reports drops twice.
     told = re.findall(r"log lines dropped lines=(\d+)\n", text)
     assert sum(map(int, told)) == sink.dropped
-    assert text.count("line\n") == 500 - sink.dropped
+    assert text.count(line + "\n") == 500 - sink.dropped
 
 
 def test_a_closed_sink_drops_and_counts() -> None:
@@ -176,12 +179,12 @@ def test_a_descriptor_closed_from_the_start_blocks_no_writer() -> None:
 def test_a_descriptor_whose_number_is_given_to_another_file_is_not_written_to(file: Path) -> None:
     reading, writing = os.pipe()
     sink = logs.LogSink(writing, lines_max=10)
-    os.close(writing)
     other = os.open(file, os.O_WRONLY | os.O_CREAT)
-    assert other == writing
+    os.dup2(other, writing)
+    os.close(other)
     sink.write("a")
     assert sink.close(CLOSE_DEADLINE_S)
-    os.close(other)
+    os.close(writing)
     os.close(reading)
     assert file.read_text() == ""
 

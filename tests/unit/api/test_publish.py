@@ -411,6 +411,4 @@ async def test_too_many_messages_are_refused() -> None:
 async def test_a_missing_topic_is_not_found(broker: Broker) -> None:
     for action, body in (("publish", TWO), ("rollback", bytes.fromhex("00020000000000")[:6])):
         reply = await broker.call("POST", topic_path("no", action), body, AVRO)
-        assert reply.status in (404, 400)
-    reply = await broker.call("POST", topic_path("no", "publish"), TWO, AVRO)
-    assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
+        assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")

@@ -56,9 +56,12 @@ async def test_a_publish_that_waits_past_its_timeout_is_refused_and_never_stored
     clock = SystemClock()
     table = HookedTable(MemoryTable())
     logs = Logs(table, clock)
+    stores = (logs, Records(logs.resolver))
+    patient_broker = Broker(clock=clock, stores=stores)
+    await patient_broker.call("PUT", topic_path("t"))
+    await patient_broker.close()
     config = Config(server=ServerConfig(request_deadline_s=0.1))
-    broker = Broker(config, clock=clock, stores=(logs, Records(logs.resolver)))
-    await broker.call("PUT", topic_path("t"))
+    broker = Broker(config, clock=clock, stores=stores)
     patient = {**TEXT, "Request-Timeout": "60"}
     async with listening(broker) as http:
         await http("POST", PUBLISH, b"first", patient)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,10 +16,12 @@ from broker.testing.virtual_time import VirtualLoop
 from broker.wire import avro
 from tests.unit.client.subscribing import World
 
+VIRTUAL = ("test_subscriber", "test_retrier", "test_transactions.", "test_lane.", "test_bulk.")
+
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
-    """Run the tests of subscribers and of retries in virtual time, and all others in real time."""
-    if item.path.name.startswith(("test_subscriber", "test_retrier")):
+    """Run the tests of subscribers and those that wait for a retry in virtual time, and all others in real time."""
+    if item.path.name.startswith(VIRTUAL):
         return {"virtual": VirtualLoop}
     return {"asyncio": asyncio.new_event_loop}
 
@@ -70,10 +72,11 @@ class ScriptedTransport:
         answer = self.answer(request)
         if isinstance(answer, Exception):
             raise answer
+        status, headers = 200, {}
         if isinstance(answer, Reply):
-            yield StreamedReply(answer.status, dict(answer.headers), chunks_of([answer.body]))
-        else:
-            yield StreamedReply(200, {}, chunks_of(answer))
+            status, headers, answer = answer.status, dict(answer.headers), [answer.body]
+        async with aclosing(chunks_of(answer)) as chunks:
+            yield StreamedReply(status, headers, chunks)
 
     async def connect(self, topic: TopicId | None) -> "ScriptedConnection":
         self.opened.append(ScriptedConnection(self))
@@ -88,7 +91,7 @@ class ScriptedTransport:
         return list(avro.decode_publish_request(body, messages_max=10**6).payloads)
 
 
-async def chunks_of(parts: list[Any]) -> AsyncIterator[bytes]:
+async def chunks_of(parts: list[Any]) -> AsyncGenerator[bytes]:
     for part in parts:
         if isinstance(part, Exception):
             raise part

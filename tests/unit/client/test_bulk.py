@@ -6,7 +6,6 @@ from contextlib import aclosing
 import pyarrow as pa
 import pytest
 
-from broker.client import SyncClient
 from broker.client.bulk import MessageSplitter
 from broker.client.protocol import Reply
 from broker.errors import BadRequest, NotInstalled, OutcomeUnknown, TopicNotFound, Unavailable
@@ -181,8 +180,3 @@ async def test_without_pyarrow_the_extra_is_named(make_client, transport, monkey
         with pytest.raises(ImportError, match=r"tms-broker\[arrow\]"):
             await numbers_of(client.read_arrow("ns1/t1", through=THROUGH))
     assert not transport.requests
-
-
-def test_the_blocking_client_reads_arrow_too():
-    assert "through" in str(SyncClient.read_arrow.__signature__)
-    assert "Generator" in SyncClient.read_arrow.__signature__.return_annotation

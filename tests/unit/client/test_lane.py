@@ -223,7 +223,7 @@ async def test_connections_of_idle_topics_are_closed(make_client, transport):
     async with make_client(idle_s_max=0.0) as client:
         await client.publish("ns1/a", b"x")
         (idle,) = transport.opened
-        idle.idle_since = 0.0
+        idle.idle_since = float("-inf")
         await client.publish("ns1/b", b"x")
         assert not idle.usable
         await client.publish("ns1/a", b"x")

@@ -29,12 +29,15 @@ from broker.model import Message
 from broker.wire import avro
 from tests.kit.poll_replies import block
 from tests.kit.request_bodies import read_poll
+from tests.unit.client import test_bulk
 
 MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(5)]
 
 
 class Broker(BaseHTTPRequestHandler):
     """Answers polls with five messages in pages, publishes under a pointer with their path, others with an empty 200.
+
+    It answers bulk reads with four messages in two batches.
 
     It sends only the beginning of its answer to a poll of ``endless``.
     """
@@ -62,6 +65,13 @@ class Broker(BaseHTTPRequestHandler):
         self.send_response(200)
         if "/publish" in self.path:
             self.send_header("Content-Type", avro.CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def do_GET(self):
+        answer = test_bulk.stream([0, 1, 2], [3])
+        self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
@@ -291,3 +301,9 @@ def test_ctrl_c_ends_a_call_that_blocks():
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 7
+
+
+def test_arrow_record_batches_are_read(url):
+    with SyncClient(url) as client:
+        batches = list(client.read_arrow("ns1/t1", through=test_bulk.THROUGH))
+    assert [test_bulk.numbers_in(batch) for batch in batches] == [[0, 1, 2], [3]]

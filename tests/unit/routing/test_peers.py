@@ -190,11 +190,14 @@ async def test_a_connection_that_was_idle_for_too_long_is_not_used_again() -> No
 async def test_a_cancelled_request_gives_its_place_back(peers: HttpPeers, monkeypatch) -> None:
     monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 1)
     async with served() as server:
+        await peers.exchange(
+            server.url, Ask(), 5
+        )  # So that the next request finds an open connection.
         server.may_answer.clear()
         with pytest.raises(NoAnswer, match="no answer in"):
             await peers.exchange(server.url, Ask(), 0.05)
         given_up = asyncio.ensure_future(peers.exchange(server.url, Ask(), 5))
-        await server.has_got(2)
+        await server.has_got(3)
         given_up.cancel()
         await asyncio.wait((given_up,))
         server.may_answer.set()
