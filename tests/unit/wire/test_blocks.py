@@ -129,8 +129,8 @@ def test_a_large_payload_in_small_pieces_is_joined_once():
     joins = 0
     some: list[Message] = []
     for at in range(0, len(reply), 1000):
-        before = decoder._buffer
+        before = decoder.rest
         some += decoder.feed(reply[at : at + 1000])
-        joins += decoder._buffer is not before
+        joins += decoder.rest is not before
     assert some == [message]
     assert joins <= 3
