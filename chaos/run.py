@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Final
 
-from broker.client import BrokerError
-from broker.local.servers import ServerFailed
 from chaos import schedule
 from chaos.checkers import UNAVAILABLE, Promises, check
 from chaos.figures import FAULT, MENDING, figures_of
@@ -142,12 +142,16 @@ class Run:
             if self.interrupted.is_set():
                 break
             segment = Segment(self, number, seconds, allowed)
-            judged = await segment.run()
+            self.history = segment.history
+            try:
+                judged = await segment.run()
+            finally:
+                if self.folder is not None:
+                    self.folder.save_history(number, segment.history)
             judged.facts = {**facts, "segment": number}
             parts.append(judged)
-            self.history = segment.history
             if self.folder is not None:
-                self.folder.save_segment(number, segment.history, judged)
+                write_verdict(self.folder.segment(number), judged)
                 self._draw(number, segment.history)
             self.say(f"segment {number}: {judged.outcome}")
         whole = together(parts, self.plan.nemeses if self.plan.each_must_happen else ())
@@ -184,9 +188,14 @@ class Segment:
         self._faults = 0
         self._unhealed: list[tuple[Nemesis, Ending, dict[str, Any]]] = []
         """Faults whose ``heal`` failed, with their evidence."""
+        self._trouble: list[str] = []
+        """The reasons why the history does not prove that the cluster is right."""
 
     async def run(self) -> Judged:
-        """Run the workloads during faults, heal, read everything, and judge."""
+        """Run the workloads during faults, heal, read everything, and judge.
+
+        An error of a workload, of a fault or of the target makes the verdict unsure; the history so far is judged.
+        """
         plan, target = self._run.plan, self._run.target
         stage = RealStage(
             target.urls,
@@ -196,40 +205,58 @@ class Segment:
             beneath=target.beneath,
         )
         workloads = [REGISTRY[name]() for name in plan.workloads]
-        try:
+        with self._noting("the workloads could not be prepared"):
             for workload in workloads:
                 await workload.prepare(stage)
-        except (BrokerError, ServerFailed) as error:
-            reason = f"the workloads could not be prepared: {error!r}; {target.state()}"
-            return Judged(unsure=[reason], not_judged=[UNAVAILABLE])
+        if self._trouble:
+            return Judged(unsure=[*self._trouble, target.state()], not_judged=[UNAVAILABLE])
         stop = asyncio.Event()
         telling = asyncio.create_task(self._progress.tell())
         working = [asyncio.create_task(workload.run(stage, stop)) for workload in workloads]
         began = time.monotonic()
-        trouble: list[str] = []
         try:
-            await self._play(working)
+            with self._noting("the faults ended early"):
+                await self._play(working)
             worked_s = time.monotonic() - began
-            trouble += await self._mend()
+            is_mended = await self._mend()
             stop.set()
-            is_mended = not trouble
-            trouble += await _ended(working)
+            await self._ended(working)
             if is_mended:  # A failed read from a broken cluster proves nothing.
-                trouble += await self._finish(workloads, stage)
+                await self._finish(workloads, stage)
         finally:
             stop.set()
             telling.cancel()
             for task in working:
                 task.cancel()
             await asyncio.gather(*working, telling, return_exceptions=True)
-        calls = self.history.calls()
-        verdict = check(calls, plan.promises)
-        figures = figures_of(calls)
-        figures.seconds = worked_s
-        figures.silent_well_s = verdict.counts.get("longest_unavailable_ms", 0) / 1000
-        judged = judge(figures, verdict, promises=plan.promises)
-        judged.unsure += trouble
+        return self._judged(worked_s)
+
+    def _judged(self, worked_s: float) -> Judged:
+        judged, promises = Judged(not_judged=[UNAVAILABLE]), self._run.plan.promises
+        with self._noting("the history could not be judged"):
+            calls = self.history.calls()
+            verdict = check(calls, promises)
+            figures = figures_of(calls)
+            figures.seconds = worked_s
+            figures.silent_well_s = verdict.counts.get("longest_unavailable_ms", 0) / 1000
+            judged = judge(figures, verdict, promises=promises)
+        judged.unsure += self._trouble
         return judged
+
+    @contextmanager
+    def _noting(self, problem: str) -> Iterator[None]:
+        """Catch an error, which makes the verdict unsure: the history so far is still judged."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - A violation in the history counts in spite of any error.
+            self._note(problem, error)
+
+    def _note(self, problem: str, error: BaseException) -> None:
+        """Note an error that makes the verdict unsure; if no fault causes it, tell where it came from."""
+        self._trouble.append(f"{problem}: {error!r}")
+        self._run.say(self._trouble[-1])
+        if not isinstance(error, FAILURES):
+            self._run.say("".join(traceback.format_exception(error)))
 
     async def _play(self, working: Sequence[asyncio.Task[None]]) -> None:
         """Play the windows of faults, until the time is over or a workload ends by itself."""
@@ -253,8 +280,11 @@ class Segment:
             await _until(self._run.interrupted, working, left_s)
             await asyncio.gather(*(self._heal(*one) for one in begun))
             self._progress.faults = ()
-            for done in await self._run.target.revive():
-                self._run.say(f"revived: {done}")
+            try:
+                for done in await self._run.target.revive():
+                    self._run.say(f"revived: {done}")
+            except FAILURES as error:
+                self._run.say(f"not revived: {error!r}")
 
     async def _begin(self, names: Sequence[str]) -> list[tuple[Nemesis, Ending]]:
         begun = []
@@ -264,7 +294,7 @@ class Segment:
             ending = self._fault(asked)
             try:
                 asked["detail"] = dict(await nemesis.begin(self._run.target, self._chance))
-            except FAILURES as error:
+            except Exception as error:  # noqa: BLE001 - As in ``_noting``.
                 await self._give_up(nemesis, ending, error)
             else:
                 begun.append((nemesis, ending))
@@ -275,12 +305,12 @@ class Segment:
         self._faults += 1
         return self.history.invoke(f"nemesis {self._faults} {asked['kind']}", FAULT, "", asked)
 
-    async def _give_up(self, nemesis: Nemesis, ending: Ending, error: BaseException) -> None:
+    async def _give_up(self, nemesis: Nemesis, ending: Ending, error: Exception) -> None:
         """Heal a fault whose ``begin`` failed, because a part of it may have begun."""
-        evidence = {"happened": False, "why": repr(error)}
+        evidence = self._no_evidence(nemesis, error)
         try:
             await nemesis.heal(self._run.target)
-        except FAILURES:
+        except Exception:  # noqa: BLE001 - As in ``_noting``.
             self._unhealed.append((nemesis, ending, evidence))
         else:
             ending.ok(evidence)
@@ -288,25 +318,33 @@ class Segment:
     async def _heal(self, nemesis: Nemesis, ending: Ending) -> None:
         try:
             evidence = dict(await nemesis.heal(self._run.target))
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - As in ``_noting``.
             # The fault may last until the target is mended. There is no evidence that it happened.
-            self._unhealed.append((nemesis, ending, {"happened": False, "why": repr(error)}))
+            self._unhealed.append((nemesis, ending, self._no_evidence(nemesis, error)))
         else:
             ending.ok(evidence)
 
-    async def _mend(self) -> list[str]:
-        """Mend the target, and wait until the workloads make progress; return the problems."""
-        mending = self._fault({"kind": MENDING})
-        try:
+    def _no_evidence(self, nemesis: Nemesis, error: Exception) -> dict[str, Any]:
+        """Return the evidence of a fault that failed; note an error that no fault causes."""
+        if not isinstance(error, FAILURES):
+            self._note(f"the fault {nemesis.name} failed", error)
+        return {"happened": False, "why": repr(error)}
+
+    async def _mend(self) -> bool:
+        """Mend the target, and wait until the workloads make progress; return False if it stays broken."""
+        mending, known = self._fault({"kind": MENDING}), len(self._trouble)
+        done: list[str] | None = None
+        with self._noting("the cluster could not be mended"):
             done = await self._run.target.mend()
-        except FAILURES as error:
-            self._run.say(f"the cluster could not be mended: {error!r}")
-            return [f"the cluster could not be mended: {error!r}"]
+        if done is None:
+            return False
         for action in done:
             self._run.say(f"mended: {action}")
-        problems = []
         for nemesis, ending, evidence in self._unhealed:
-            problems += await self._undo(nemesis)
+            if isinstance(nemesis, Repeated):
+                # The mended target may still have some of it, such as pins.
+                with self._noting(f"{nemesis.name} could not be undone"):
+                    await nemesis.undo(self._run.target)
             ending.ok(evidence)
         mending.ok({"happened": bool(done), "done": done})
         self._progress.mark()
@@ -317,16 +355,7 @@ class Segment:
             await self._progress.look()
         await _until(self._run.interrupted, (), WELL_S)
         await self._until_all_are_back()
-        return problems
-
-    async def _undo(self, nemesis: Nemesis) -> list[str]:
-        """Undo again what the mended target may still have of a fault, such as pins; return the problems."""
-        if isinstance(nemesis, Repeated):
-            try:
-                await nemesis.undo(self._run.target)
-            except FAILURES as error:
-                return [f"{nemesis.name} could not be undone: {error!r}"]
-        return []
+        return len(self._trouble) == known
 
     async def _until_all_are_back(self) -> None:
         """Wait until each silent topic acknowledges a request, or is silent long enough for a violation."""
@@ -338,14 +367,24 @@ class Segment:
         while self._progress.silent and time.monotonic() < deadline and not interrupted.is_set():
             await self._progress.look()
 
-    async def _finish(self, workloads: Sequence[Workload], stage: RealStage) -> list[str]:
+    async def _ended(self, working: Sequence[asyncio.Task[None]]) -> None:
+        """Wait for the workloads to end."""
+        done, late = await asyncio.wait(working, timeout=ENDING_S)
+        for error in await asyncio.gather(*done, return_exceptions=True):
+            if error is not None:
+                self._note("a workload failed", error)
+        if late:
+            self._trouble.append(f"a workload did not end within {ENDING_S:g} s after the stop")
+
+    async def _finish(self, workloads: Sequence[Workload], stage: RealStage) -> None:
         try:
             async with asyncio.timeout(FINAL_S):
                 for workload in workloads:
-                    await workload.finish(stage)
+                    with self._noting(f"the final reads of {workload.name} failed"):
+                        await workload.finish(stage)
         except TimeoutError:
-            return [f"the final reads took longer than {FINAL_S:g} s; {self._run.target.state()}"]
-        return []
+            state = self._run.target.state()
+            self._trouble.append(f"the final reads took longer than {FINAL_S:g} s; {state}")
 
 
 async def _until(
@@ -359,11 +398,3 @@ async def _until(
         )
     finally:
         waiting.cancel()
-
-
-async def _ended(working: Sequence[asyncio.Task[None]]) -> list[str]:
-    """Wait for the workloads to end; return the problems. Raises the exception of a workload."""
-    done, late = await asyncio.wait(working, timeout=ENDING_S)
-    for task in done:
-        task.result()
-    return [f"a workload did not end within {ENDING_S:g} s after the stop"] if late else []

@@ -170,10 +170,9 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def save_segment(self, number: int, history: History, judged: Judged) -> None:
-        """Write a segment's history and verdict."""
+    def save_history(self, number: int, history: History) -> None:
+        """Write the history of a segment."""
         history.save(self.segment(number) / HISTORY)
-        write_verdict(self.segment(number), judged)
 
     def keep_logs(self, folder: Path) -> None:
         """Copy the logs of a cluster's processes."""

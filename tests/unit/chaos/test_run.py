@@ -167,6 +167,75 @@ async def test_a_run_in_which_nothing_is_published_is_judged_by_its_registers() 
     assert judged.figures.acknowledged == judged.figures.operations["cas ok"] >= 100
 
 
+@pytest.mark.parametrize("where", ["run", "finish", "begin", "heal", "revive", "mend"])
+async def test_an_error_hides_no_violation_and_loses_no_history(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The log loses its first message, and then a workload, the fault or the target fails."""
+
+    class Faulty(Answered):
+        async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+            await super().run(stage, stop)
+            fail("run")
+
+        async def finish(self, stage: WorkloadStage) -> None:
+            del self.log[0]
+            await super().finish(stage)
+            fail("finish")
+
+    class Breaking(Mended):
+        async def revive(self) -> list[str]:
+            fail("revive")
+            return []
+
+        async def mend(self) -> list[str]:
+            fail("mend")
+            return await super().mend()
+
+    class Failing(Told):
+        async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
+            fail("begin")
+            return await super().begin(target, chance)
+
+        async def heal(self, target: Target) -> Mapping[str, Any]:
+            fail("heal")
+            return await super().heal(target)
+
+    def fail(at: str) -> None:
+        if at == where:
+            raise KeyError("no such key")
+
+    monkeypatch.setitem(REGISTRY, "answered", Faulty)
+    monkeypatch.setitem(run.NEMESES, "fault", Failing)
+    folder = RunFolder(tmp_path / "run")
+    judged = await Run(Breaking(), PLAN, folder).run()
+    assert "KeyError('no such key')" in " ".join(judged.unsure)
+    wanted = "unknown" if where == "mend" else "invalid"  # A broken cluster is not read.
+    assert read_verdict(folder.folder / "verdict.json").outcome == judged.outcome == wanted
+    assert load(folder.segment(1) / "history.jsonl")
+
+
+async def test_an_error_in_a_later_segment_hides_no_earlier_violation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class First(Answered):
+        prepared: ClassVar[int] = 0
+
+        async def prepare(self, stage: WorkloadStage) -> None:
+            First.prepared += 1
+            if First.prepared == 2:
+                raise KeyError("no such key")
+
+        async def finish(self, stage: WorkloadStage) -> None:
+            del self.log[0]
+            await super().finish(stage)
+
+    monkeypatch.setitem(REGISTRY, "answered", First)
+    plan = replace(PLAN, seconds=0.6, segment_s=0.3)
+    judged = await Run(Mended(), plan, RunFolder(tmp_path / "run")).run()
+    assert (judged.outcome, judged.facts["segments"]) == ("invalid", ["invalid", "unknown"])
+
+
 async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named() -> None:
     judged, _ = await played(Mended(silent=True), SHORT)
     assert judged.outcome == "invalid", judged

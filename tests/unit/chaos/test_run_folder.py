@@ -81,7 +81,7 @@ def test_runs_are_kept_and_added_up(tmp_path: Path) -> None:
     for name, verdict in (("one", VALID), ("two", INVALID)):
         folder = RunFolder(tmp_path / name)
         judged = judge(figures(kill=2), verdict)
-        folder.save_segment(1, History(lambda: 0), judged)
+        folder.save_history(1, History(lambda: 0))
         write_verdict(folder.folder, judged)
         assert (folder.folder / "001" / "history.jsonl").exists()
     files = runs_below(tmp_path)
