@@ -47,6 +47,7 @@ payloads_changed      a reference shows different payloads at different times
 payloads_lost         a reference lacks stored payloads
 dirty_read            a reader saw a row that its snapshot excludes, or a row after an open transaction
 lost_visible          a reader did not see a row that its snapshot includes
+pointer_reused        two transactions began with the same write pointer
 half_transaction      a committed transaction is partly invisible, or an undone one is visible
 unavailable           no request was acknowledged for longer than promised, without a fault
 lost_update           two compare-and-sets replaced the same value

@@ -15,8 +15,9 @@ OPS: Final = ("begin", "commit", "abort", "invalidate")
 
 
 class Fate(NamedTuple):
-    """The outcome of one transaction: the lines of its decision, and its messages at the end."""
+    """The outcome of one transaction: the lines of its begin and decision, and its messages at the end."""
 
+    begun: int = -1
     committed: int = -1
     undone: int = -1
     """The line at which it was rolled back or made invalid."""
@@ -35,6 +36,8 @@ class Fate(NamedTuple):
 
 class Fates:
     """The transactions of a history, by write pointer."""
+
+    names = ("pointer_reused",)
 
     def __init__(self, tables: Tables, found: Findings) -> None:
         """Begin without transactions."""
@@ -55,6 +58,7 @@ class Fates:
         """Note a decision; compare the snapshot of a new transaction with earlier commits."""
         if call.op == "begin" and call.is_ok:
             self._compare(call)
+            self._begin(call)
         if call.op not in OPS[1:]:
             return
         assert call.ended is not None
@@ -78,6 +82,16 @@ class Fates:
                 if 0 <= committed < call.invoked:
                     detail = spot(str(pointer), committed_at=committed, told=name)
                     self._found.add("lost_visible", detail, call.ended)
+
+    def _begin(self, call: Operation) -> None:
+        """Note the write pointer of a new transaction; find one that was given before."""
+        assert call.ended is not None
+        pointer = call.told["pointer"]
+        fate = self.of(pointer)
+        if fate.begun >= 0:
+            detail = spot(str(pointer), begun_at=fate.begun, again=call.process)
+            self._found.add("pointer_reused", detail, call.ended)
+        self._fates.put(_key(pointer), fate._replace(begun=call.ended))
 
     def count(self, pointer: int, *, is_seen: bool) -> None:
         """Count a message of a transaction that should be visible at the end, and whether it is."""

@@ -29,11 +29,8 @@ class OwnTransactionService:
     async def begin(self) -> Begun:
         """Begin a transaction. Raises BrokerError."""
         snapshot = await self._calls.start(timeout_s=self._timeout_s, client="chaos")
-        pointer = snapshot.transaction_id
-        if pointer in self._begun:
-            raise AssertionError(f"the write pointer {pointer} was given twice")
-        self._begun.add(pointer)
-        return Begun(pointer, snapshot)
+        self._begun.add(snapshot.transaction_id)
+        return Begun(snapshot.transaction_id, snapshot)
 
     async def look(self) -> Snapshot:
         """Return the snapshot of a transaction that begins now. Raises OutcomeUnknown."""

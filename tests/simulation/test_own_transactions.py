@@ -1,9 +1,12 @@
 """The transactions workload over the product's own service, in a simulated cluster with kills and pauses of nodes."""
 
+from typing import Any
+
 import pytest
 
 from broker.client.transaction_publisher import TransactionPublisher
 from broker.client.transactions import TransactionService
+from broker.model import Snapshot
 from tests.kit.seeds.plan import Fault, Plan
 from tests.kit.seeds.run import Outcome, simulate
 
@@ -36,3 +39,16 @@ def test_an_acknowledged_commit_that_was_not_made_is_found(monkeypatch: pytest.M
 
     monkeypatch.setattr(TransactionService, "commit", mutant)
     assert "lost_visible" in run().verdict.names
+
+
+def test_a_write_pointer_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Snapshot] = []
+    start = TransactionService.start
+
+    async def mutant(self: TransactionService, **options: Any) -> Snapshot:
+        if len(started) < 9:
+            started.append(await start(self, **options))
+        return started[-1]
+
+    monkeypatch.setattr(TransactionService, "start", mutant)
+    assert "pointer_reused" in run().verdict.names

@@ -268,6 +268,14 @@ WRONG = {
         .final((1, "b"), topic="ns:u")
         .final(snapshot=SEES_ALL, topic="ns:u"),
     ],
+    "pointer_reused": [
+        Story()
+        .publish(1, "a")
+        .done("begin", {}, {"pointer": 7}, topic="")
+        .decide("commit", 7)
+        .done("begin", {}, {"pointer": 7}, topic="")
+        .final((1, "a"))
+    ],
     "unavailable": [
         Story(PROMISES)
         .publish(None, "a", outcome="fail")
