@@ -333,10 +333,9 @@ class Segment:
     async def _mend(self) -> bool:
         """Mend the target, and wait until the workloads make progress; return False if it stays broken."""
         mending, known = self._fault({"kind": MENDING}), len(self._trouble)
-        done: list[str] | None = None
         with self._noting("the cluster could not be mended"):
             done = await self._run.target.mend()
-        if done is None:
+        if len(self._trouble) > known:
             return False
         for action in done:
             self._run.say(f"mended: {action}")
