@@ -58,7 +58,7 @@ Values by operation. A field marked ? may be left out or null. ``fail`` and ``un
     leader                                                                node and epoch of the line
 
     Faults. process "nemesis ...", topic "". Faults that overlap have different processes.
-    fault       kind, detail?                                             happened, and evidence by name
+    fault       kind, detail?                                             happened, twins?, and evidence by name
 
 Publishes:
 
@@ -97,6 +97,8 @@ Final reads:
 * ``final@NODE`` also gets each register.
 * Final reads with a snapshot are compared with those of the same snapshot only.
 * A final read that does not end ok is itself a violation, so the client retries it first.
+
+``twins`` of a fault names the instance ids with which two nodes went on at once.
 
 While a fault lasts, a topic may acknowledge nothing for any time. The ok of a fault is written when the fault is
 healed.

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.client import BrokerError, Client, Leader, admin
+from broker.client.protocol import ClientRequest
 from broker.local import ProcessKind
 from broker.model import TopicId
 from chaos.clocks import ClockOffsets
@@ -23,6 +24,8 @@ from chaos.packets import Packets
 from chaos.workloads.workload import Beneath
 
 ADMIN_DEADLINE_S: Final = 10.0
+ANSWER_S: Final = 2.0
+OWN_STATUS: Final = "/v1/cluster/node"
 
 
 class Unable(Exception):
@@ -112,6 +115,16 @@ class Target:
             told = await client.ask(admin.status(with_topics=True))
         views: list[dict[str, Any]] = told["nodes"]
         return views
+
+    async def incarnation(self, node: str) -> str | None:
+        """Return the incarnation that a node tells its clients; None if it does not answer."""
+        asked = ClientRequest("GET", OWN_STATUS, {}, reading=True, repeatable=True)
+        try:
+            async with self.client(node=node, deadline_s=ANSWER_S) as client:
+                told: str = (await client.ask(asked))["incarnation"]
+        except BrokerError:
+            return None
+        return told
 
     async def topics(self) -> list[str]:
         """Return the topics that have a leader now, and that faults may hit. Raises BrokerError."""

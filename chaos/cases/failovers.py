@@ -268,7 +268,10 @@ async def twin(scene: Scene) -> None:
     view = await asyncio.to_thread(scene.cluster.own_view, led.node)
     assert view is not None, f"{led.node} does not tell its status"
     number = str(view["node"])
-    refused = await _started(scene, number) is None
+    beside = await _started(scene, number)
+    if beside is not None:
+        scene.violation("same_instance_id", f"two nodes serve with the instance id {number}")
+        await scene.cluster.stop(beside)
     links = scene.cluster.links
     cut = links.of("node-zookeeper", opener=led.node)
     await links.cut(cut)
@@ -282,11 +285,9 @@ async def twin(scene: Scene) -> None:
     scene.fault(
         "a node started with the instance id of a living node, and of a node that is cut off",
         happened=spare is not None,
-        refused_beside_the_living=refused,
+        refused_beside_the_living=beside is None,
         stopped=stopped,
     )
-    if not refused:
-        scene.violation("same_instance_id", f"two nodes serve with the instance id {number}")
     if not stopped:
         scene.violation(
             "same_instance_id", f"{led.node} and {spare} go on, both with the instance id {number}"

@@ -50,6 +50,7 @@ lost_visible          a reader did not see a row that its snapshot includes
 pointer_reused        two transactions began with the same write pointer
 half_transaction      a committed transaction is partly invisible, or an undone one is visible
 unavailable           no request was acknowledged for longer than promised, without a fault
+same_instance_id      two nodes went on with the same instance id
 lost_update           two compare-and-sets replaced the same value
 stale_value           a register showed an older value than was known
 phantom_value         a register holds a value that no client wrote

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from chaos.checkers.lifetimes import NS_IN_MS
-from chaos.checkers.violations import UNAVAILABLE, Findings, Promises, spot
+from chaos.checkers.violations import SAME_INSTANCE_ID, UNAVAILABLE, Findings, Promises, spot
 from chaos.history import Operation, availability_name
 
 ASKED_NS: Final = 1_000_000_000
@@ -27,6 +27,8 @@ ASKED_NS: Final = 1_000_000_000
 
 class Faults:
     """The faults of a history."""
+
+    names = (SAME_INSTANCE_ID,)
 
     def __init__(self, found: Findings) -> None:
         """Begin without a fault."""
@@ -51,6 +53,9 @@ class Faults:
         self.healed_ns = call.ended_ns
         if call.is_ok and call.told.get("happened", True):
             self._found.counts[f"faults.{call.asked['kind']}"] += 1
+        for instance in call.told.get("twins", ()):
+            detail = spot(f"instance id {instance}", fault=call.process)
+            self._found.add(SAME_INSTANCE_ID, detail, call.ended)
 
 
 class Availability:

@@ -53,6 +53,7 @@ NAMES: Final = frozenset(
         *(name for checker in BY_TOPIC for name in checker.names),
         *Availability.names,
         *Fates.names,
+        *Faults.names,
         *Registers.names,
         *RowLogs.names,
     )

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 KEPT_MAX: Final = 200
 """How many violations of one name a verdict keeps. It counts all of them."""
 UNAVAILABLE: Final = "unavailable"
+SAME_INSTANCE_ID: Final = "same_instance_id"
 STORED_LATE: Final = "stored_late"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -14,6 +17,9 @@ from chaos.target import Ability, Target
 
 INSTANCE = "BROKER_CLUSTER__INSTANCE_ID"
 STAYS_S = (2.0, 6.0)
+GOES_ON_S = 60.0
+"""Six times the interval at which a node checks the record of its instance id."""
+EVERY_S = 0.5
 
 
 class MembershipChanges(Repeated):
@@ -67,16 +73,42 @@ class Twin(Repeated):
     needs = frozenset({Ability.SPARE})
     rest_s: ClassVar[tuple[float, float]] = (3.0, 8.0)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.twins: list[int] = []
+        """The instance ids with which two nodes went on."""
+
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        nodes = [row["node"] for row in await target.status() if row["view"]]
-        if not nodes:
+        rows = [row for row in await target.status() if row["view"] and row["url"] in target.urls]
+        if not rows:
             return None
-        number = chance.choice(nodes)
+        owner = chance.choice(rows)
+        number = owner["node"]
         try:
             name = await target.start_spare({INSTANCE: str(number)})
         except ServerFailed:
             return {"instance": number, "refused": True}
-        # The owner of the instance id has ended meanwhile, so the new node is no twin.
-        await target.stop(name)
+        try:
+            node = target.nodes[target.urls.index(owner["url"])]
+            if await _go_on(target, node, owner["view"]["incarnation"], name):
+                self.twins.append(number)
+        finally:
+            await target.stop(name)
         return {"instance": number, "refused": False}
+
+    @override
+    async def heal(self, target: Target) -> Mapping[str, Any]:
+        evidence = await super().heal(target)
+        return {**evidence, "twins": self.twins} if self.twins else evidence
+
+
+async def _go_on(target: Target, owner: str, incarnation: str, spare: str) -> bool:
+    """Return True if the spare node and this incarnation of the owner of its instance id both go on."""
+    deadline = time.monotonic() + GOES_ON_S
+    while time.monotonic() < deadline:
+        # Either may end: the owner, because it has lost its session; or the spare node, because the owner goes on.
+        if not target.is_running(spare) or await target.incarnation(owner) != incarnation:
+            return False
+        await asyncio.sleep(EVERY_S)
+    return True

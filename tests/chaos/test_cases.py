@@ -16,7 +16,7 @@ from chaos.cli import cli
 from chaos.proxied_cluster import ChaosCluster
 from tests.kit.fixtures import require
 
-OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "time_poisoned"}
+OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "time_poisoned"}
 """Violations that the cases report themselves, because no checker finds them."""
 IN_SHORT = ("zombie-leader", "late-rollback")
 """The cluster cases in every test run. All of them would take too long.

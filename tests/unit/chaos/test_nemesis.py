@@ -19,7 +19,7 @@ from chaos.nemeses.beneath import RegionMove
 from chaos.nemeses.churn import LeaderMoves
 from chaos.nemeses.disk import Flipped
 from chaos.nemeses.kill import Kill
-from chaos.nemeses.membership import MembershipChanges
+from chaos.nemeses.membership import MembershipChanges, Twin
 from chaos.nemeses.partition import Partition
 from chaos.nemeses.wall_clocks import ClockStep, Strobe
 from chaos.nemesis import Repeated
@@ -294,6 +294,59 @@ async def test_a_drained_node_that_has_ended_is_undrained_and_the_spare_one_is_s
     target.is_live = False
     await nemesis.undo(target)
     assert (target.drained, target.running) == (set(), set())
+
+
+class Doubled(Joinable):
+    """Starts a second node with the instance id of ``broker-1``, which tells its incarnation to clients.
+
+    Args:
+        refuses: The second node does not start.
+        looks: How often the first node answers until it ends; None: it goes on.
+    """
+
+    def __init__(self, *, refuses: bool = False, looks: int | None = None) -> None:
+        super().__init__()
+        self.refuses = refuses
+        self.looks = looks
+
+    async def status(self) -> list[dict[str, Any]]:
+        view = {"incarnation": "first"}
+        return [{"node": 7, "url": "http://broker-1", "view": view}]
+
+    async def ask(self, request: ClientRequest) -> dict[str, Any]:
+        assert request.path == "/v1/cluster/node"
+        if self.looks == 0:
+            raise Unavailable("no answer")
+        self.looks = None if self.looks is None else self.looks - 1
+        return {"incarnation": "first"}
+
+    def is_running(self, name: str) -> bool:
+        return name in self.running
+
+    async def start_spare(self, environment: Mapping[str, str]) -> str:
+        assert environment == {"BROKER_CLUSTER__INSTANCE_ID": "7"}
+        if self.refuses:
+            raise ServerFailed("the instance id is taken")
+        return await super().start_spare(environment)
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (Doubled(refuses=True), ({"instance": 7, "refused": True}, None)),
+        (Doubled(looks=1), ({"instance": 7, "refused": False}, None)),
+        (Doubled(), ({"instance": 7, "refused": False}, [7])),
+    ],
+)
+async def test_a_twin_is_told_only_if_the_owner_of_the_instance_id_goes_on(
+    target: Doubled, told: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "GOES_ON_S", 0.05 if target.looks is None else 60.0)
+    monkeypatch.setattr(membership, "EVERY_S", 0.01)
+    nemesis = Twin()
+    done = await nemesis.act(target, random.Random(1))
+    assert (done, (await nemesis.heal(target)).get("twins")) == told
+    assert target.running == set()
 
 
 class Timed(Target):

@@ -284,6 +284,12 @@ WRONG = {
         .at(1700)
         .publish(None, "c"),
     ],
+    "same_instance_id": [
+        Story()
+        .publish(1, "a")
+        .done("fault", {"kind": "twin"}, {"twins": [7]}, topic="")
+        .final((1, "a"))
+    ],
     "lost_update": [
         Story().cas(None, "a").cas("a", "b").cas("a", "c"),
         Story().cas(None, "a").cas("a", "b", "unknown").cas("a", "c").get("b"),
