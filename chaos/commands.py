@@ -371,6 +371,9 @@ async def _run(target: Target, plan: RunPlan, folder: RunFolder) -> Judged:
         except asyncio.CancelledError:
             await _release(target)
             raise click.Abort from None
+        except Exception:
+            await _release(target)
+            raise
 
 
 async def _release(target: Target) -> None:

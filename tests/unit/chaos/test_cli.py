@@ -4,7 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from broker.local.servers import ServerMissing
 from chaos import commands
@@ -157,16 +157,39 @@ def test_a_run_that_is_interrupted_twice_leaves_no_node_paused_or_killed(
             await asyncio.Event().wait()
 
     monkeypatch.setattr(commands, "Run", Stuck)
-    did = tmp_path / "did"
+    ended, did = run_with_hooks(tmp_path)
+    assert ended.exit_code == 130, ended.output
+    assert did == ["pause 1", "kill 2", "resume 1", "start 2"]
+
+
+def run_with_hooks(folder: Path) -> tuple[Result, list[str]]:
+    """Run on a given cluster; return the result, and the calls of the hooks."""
+    did = folder / "did"
     hooks = [
         word
         for verb in ("kill", "start", "pause", "resume")
         for word in (f"--{verb}-cmd", f"sh -c 'echo {verb} {{node}} >> {did}'")
     ]
-    words = ["run", "--target", "http://h:1,http://h:2", "--dir", str(tmp_path / "run"), *hooks]
-    ended = CliRunner().invoke(cli, words)
-    assert ended.exit_code == 130, ended.output
-    assert did.read_text().splitlines() == ["pause 1", "kill 2", "resume 1", "start 2"]
+    words = ["run", "--target", "http://h:1,http://h:2", "--dir", str(folder / "run"), *hooks]
+    return CliRunner().invoke(cli, words), did.read_text().splitlines()
+
+
+def test_a_run_that_fails_leaves_no_node_paused_or_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Failing:
+        def __init__(self, target: Target, *_: object) -> None:
+            self.target = target
+
+        async def run(self) -> None:
+            await self.target.pause("broker-1")
+            await self.target.kill("broker-2")
+            raise KeyError("no such key")
+
+    monkeypatch.setattr(commands, "Run", Failing)
+    ended, did = run_with_hooks(tmp_path)
+    assert (ended.exit_code, "no such key" in ended.stderr) == (2, True)
+    assert did == ["pause 1", "kill 2", "resume 1", "start 2"]
 
 
 def test_a_damaged_verdict_is_named_and_is_no_violation(tmp_path: Path) -> None:
