@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from broker.clock import SystemClock
-from broker.errors import Fenced, StorageFull
+from broker.errors import Fenced, StorageCorrupt, StorageFull
 from broker.model import RowId, TopicId, row_id, timestamp_of
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
@@ -52,11 +52,11 @@ def payload_of(row: RowId, size: int) -> bytes:
 
 
 async def read_ids(logs: Logs) -> list[RowId]:
-    """Return all ids of the log. Raises StorageCorrupt, and AssertionError for a changed payload."""
+    """Return all ids of the log. Raises StorageCorrupt, also for a changed payload."""
     found = await rows_of(logs, LOG)
     for row in found:
-        assert row.payload is not None
-        assert row.payload == payload_of(row.id, len(row.payload)), "a payload has changed"
+        if row.payload is None or row.payload != payload_of(row.id, len(row.payload)):
+            raise StorageCorrupt(f"The payload of row {row.id.hex()} has changed.")
     return [row.id for row in found]
 
 
