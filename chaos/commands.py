@@ -269,6 +269,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
             f"the workload {', '.join(below)} uses HBase and ZooKeeper directly, so it needs a cluster that "
             "the run starts: leave out --target and --standalone"
         )
+    _refuse_ignored("target" if target is not None else "standalone" if standalone else "")
     urls = _addresses(target)
     if standalone:
         in_namespace(sys.argv[1:])
@@ -317,23 +318,30 @@ def _addresses(target: str | None) -> list[str]:
     """Return the addresses of a given cluster; none without --target. Raises UsageError."""
     if target is None:
         return []
-    _refuse_ignored()
     urls = [url.strip() for url in target.split(",") if url.strip()]
     if not urls:
         raise click.UsageError("--target has no address")
     return urls
 
 
-def _refuse_ignored() -> None:
-    """Refuse options that a cluster given by --target would ignore. Raises UsageError."""
+def _refuse_ignored(kind: str) -> None:
+    """Refuse options that have no effect on a cluster of this kind, "" for a new one. Raises UsageError."""
     context = click.get_current_context()
-    for name in ("nodes", "zookeepers", "hbase", "standalone", "mutant"):
+    hooks = [f"{verb}_cmd" for verb in Hooks._fields]
+    sizes = ("nodes", "zookeepers", "hbase")
+    ignored, why = {
+        "target": ((*sizes, "standalone", "mutant"), "a cluster that the run starts: no --target"),
+        "standalone": ((*hooks, "session_s", *sizes), "a cluster: no --standalone"),
+        "": ((*hooks, "session_s"), "a cluster that runs already: it needs --target"),
+    }[kind]
+    for name in ignored:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name} is for a cluster that the run starts: no --target")
-    hooks = {verb for verb in Hooks._fields if context.params[f"{verb}_cmd"]}
-    for verb, undo in (("kill", "start"), ("stop", "start"), ("pause", "resume")):
-        if verb in hooks and undo not in hooks:
-            raise click.UsageError(f"--{verb}-cmd needs --{undo}-cmd, which undoes it")
+            raise click.UsageError(f"--{name.replace('_', '-')} is for {why}")
+    given = {verb for verb in Hooks._fields if context.params[f"{verb}_cmd"]}
+    others = ("start", "kill", "kill", "resume", "pause")
+    for verb, other in zip(Hooks._fields, others, strict=True):
+        if verb in given and other not in given:
+            raise click.UsageError(f"--{verb}-cmd has no effect without --{other}-cmd")
 
 
 def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder) -> Judged:

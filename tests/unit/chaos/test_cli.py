@@ -42,8 +42,11 @@ def test_an_unknown_name_is_refused_with_the_known_names() -> None:
         (["--mutant", "", "--nodes", "5"], "--nodes is for"),
         (["--nodes", "3"], "--nodes is for"),
         (["--hbase", "distributed"], "--hbase is for"),
-        (["--kill-cmd", "k"], "--kill-cmd needs --start-cmd"),
-        (["--pause-cmd", "p"], "--pause-cmd needs --resume-cmd"),
+        (["--kill-cmd", "k"], "--kill-cmd has no effect without --start-cmd"),
+        (["--start-cmd", "s"], "--start-cmd has no effect without --kill-cmd"),
+        (["--stop-cmd", "k", "--start-cmd", "s"], "has no effect without --kill-cmd"),
+        (["--pause-cmd", "p"], "--pause-cmd has no effect without --resume-cmd"),
+        (["--resume-cmd", "r"], "--resume-cmd has no effect without --pause-cmd"),
     ],
 )
 def test_options_that_a_given_cluster_would_ignore_are_refused(
@@ -54,6 +57,25 @@ def test_options_that_a_given_cluster_would_ignore_are_refused(
     (tmp_path / "verdict.json").touch()
     given = ["run", "--target", "http://h", "--dir", str(tmp_path), *words]
     refused = CliRunner().invoke(cli, given)
+    assert (refused.exit_code, says in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--kill-cmd", "k", "--start-cmd", "s"], "--kill-cmd is for a cluster that runs already"),
+        (["--session-s", "4"], "--session-s is for a cluster that runs already"),
+        (["--standalone", "--nodes", "3"], "--nodes is for a cluster: no --standalone"),
+        (["--standalone", "--hbase", "one-jvm"], "--hbase is for a cluster: no --standalone"),
+        (["--standalone", "--pause-cmd", "p"], "--pause-cmd is for a cluster: no --standalone"),
+    ],
+)
+def test_options_that_a_new_cluster_or_broker_would_ignore_are_refused(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CHAOS_NAMESPACE", "1")
+    (tmp_path / "verdict.json").touch()
+    refused = CliRunner().invoke(cli, ["run", "--dir", str(tmp_path), *words])
     assert (refused.exit_code, says in refused.stderr) == (2, True), refused.stderr
 
 
