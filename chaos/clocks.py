@@ -11,11 +11,13 @@ the library in the Python package ``libfaketime``.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from broker.errors import install_command
 
+SHARED = Path("/dev/shm")  # noqa: S108 - The place of libfaketime's files.
 LIBRARY = Path("vendor") / "libfaketime" / "src" / "libfaketime.so.1"
 
 
@@ -32,15 +34,25 @@ def library() -> Path:
     return found
 
 
+def sweep(folder: Path = SHARED) -> None:
+    """Remove the shared memory of processes that were killed. Only a clean exit removes it."""
+    for file in folder.glob("*faketime_s*_*"):
+        number = file.name.rpartition("_")[2]
+        if number.isdecimal() and not Path("/proc", number).exists():
+            with suppress(OSError):  # Another user's, or another run removes it too.
+                file.unlink()
+
+
 class ClockOffsets:
     """The offsets of processes' wall clocks."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin with the folder for the offsets. Raises ClocksMissing."""
+        """Begin with the folder for the offsets; sweep after earlier runs. Raises ClocksMissing."""
         self._library = library()
         self._offsets_s: dict[str, float] = {}
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        sweep()
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the environment variables for the process ``name``. Its clock is right until ``set``."""

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from broker.clock import SystemClock
-from chaos.clocks import ClockOffsets
+from chaos.clocks import ClockOffsets, sweep
 
 SAY = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
 TOLERANCE_S = 600
@@ -32,3 +32,15 @@ def test_a_clock_is_set_while_its_process_runs(tmp_path: Path) -> None:
             off_s = float(process.stdout.readline()) - SystemClock().now_ms() / 1000
             assert abs(off_s - offset_s) < TOLERANCE_S
         process.stdin.close()
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for name in (f"faketime_shm_{ended.pid}", f"sem.faketime_sem_{ended.pid}"):
+        (tmp_path / name).touch()
+    kept = [f"faketime_shm_{os.getpid()}", f"sem.faketime_sem_{os.getpid()}", f"other_{ended.pid}"]
+    for name in kept:
+        (tmp_path / name).touch()
+    sweep(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(kept)
