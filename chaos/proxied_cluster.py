@@ -99,7 +99,7 @@ class ChaosCluster(Target):
     def __enter__(self) -> Self:
         """Start everything. Raises ServerMissing, ServerFailed."""
         with ExitStack() as held:
-            held.callback(self._held.close)
+            held.push(self)
             self._start()
             held.pop_all()
         return self

@@ -119,11 +119,10 @@ class Standalone(Target):
 
     def __enter__(self) -> Self:
         """Start everything. Raises ServerMissing, ServerFailed."""
-        try:
+        with ExitStack() as held:
+            held.push(self)
             self._start()
-        except BaseException:
-            self._held.close()
-            raise
+            held.pop_all()
         return self
 
     def __exit__(
