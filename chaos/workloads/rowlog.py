@@ -108,14 +108,15 @@ class RowLogWorkload:
 
     async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Put messages until ``stop`` is set, and record the calls of the listeners."""
-        writing = [asyncio.create_task(self._write(stage, each, stop)) for each in range(WRITERS)]
-        reading = asyncio.create_task(self._follow(stage))
         try:
-            await asyncio.gather(*writing)
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._follow(stage))
+                writing = [
+                    group.create_task(self._write(stage, each, stop)) for each in range(WRITERS)
+                ]
+                await asyncio.gather(*writing)
+                reading.cancel()
         finally:
-            for task in (*writing, reading):
-                task.cancel()
-            await asyncio.gather(*writing, reading, return_exceptions=True)
             if self._log is not None:
                 await self._log.close()
 

@@ -101,6 +101,16 @@ async def test_the_calls_of_all_processes_are_judged(below: Below) -> None:
     assert verdict.counts["row-offer.ok"] > 4 * 5
 
 
+async def test_a_line_that_cannot_be_read_ends_the_workload(below: Below) -> None:
+    stage, workload = RealStage((), seed=1, scale=SMALL, beneath=below), RowLogWorkload()
+    await workload.prepare(stage)
+    below.tell("end", call="none", done=True)  # No call began.
+    async with asyncio.timeout(20):
+        with pytest.raises(ExceptionGroup) as raised:
+            await workload.run(stage, asyncio.Event())
+    assert raised.group_contains(KeyError)
+
+
 @pytest.mark.slow
 async def test_a_message_that_is_never_done_is_lost_and_a_halt_is_recorded(below: Below) -> None:
     def act(row: str, seq: int) -> None:
