@@ -16,6 +16,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -189,13 +190,18 @@ async def _run(words: Sequence[str], output: IO[bytes]) -> None:
         async with asyncio.timeout(HOOK_S):
             await process.wait()
     except TimeoutError:
-        process.kill()
+        _kill(process)
         await process.wait()
         raise HookFailed(f"{words} took longer than {HOOK_S:g} s") from None
     except asyncio.CancelledError:
-        process.kill()  # Else it might act after the hook that undoes it.
+        _kill(process)  # Else it might act after the hook that undoes it.
         raise
     if process.returncode != 0:
         output.seek(0)
         text = output.read().decode(errors="replace").strip()
         raise HookFailed(f"{words} exited with {process.returncode}: {text}")
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):  # It may have ended just now.
+        process.kill()

@@ -112,3 +112,27 @@ async def test_a_hook_may_leave_a_process_that_keeps_its_output_open(tmp_path: P
     async with asyncio.timeout(30):
         await target.kill("broker-1")
     os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+async def test_a_hook_that_ends_when_its_time_is_over_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ended:
+        """A process whose end is noticed after the time is over."""
+
+        was_killed = asyncio.Event()
+
+        async def wait(self) -> None:
+            await self.was_killed.wait()
+
+        def kill(self) -> None:
+            self.was_killed.set()
+            raise ProcessLookupError
+
+    async def launched(*_: object, **__: object) -> Ended:
+        return Ended()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", launched)
+    monkeypatch.setattr(given_cluster, "HOOK_S", 0.0)
+    with pytest.raises(HookFailed, match="took longer"):
+        await GivenTarget(URLS, Hooks(kill="k", start="s")).kill("broker-1")
