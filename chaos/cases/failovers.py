@@ -158,7 +158,7 @@ async def outage(scene: Scene) -> None:
     """Kill ZooKeeper for 20 s, and publish through every node meanwhile."""
     topic = await scene.topic()
     before = await scene.led(topic)
-    sessions = {node: scene.session_of(node) for node in scene.cluster.nodes}
+    sessions = await scene.sessions()
     (zookeeper,) = scene.cluster.processes(ProcessKind.ZOOKEEPER)
     await scene.cluster.kill(zookeeper)
     began, refused, acknowledged = time.monotonic(), 0, 0
@@ -200,7 +200,7 @@ async def _in_contact(
     """Wait until every node has contact with ZooKeeper, in a session other than its ``former`` one."""
 
     async def sessions() -> dict[str, str] | None:
-        told = {node: scene.session_of(node) for node in scene.cluster.nodes}
+        told = await scene.sessions()
         known = {
             node: session
             for node, session in told.items()
@@ -229,7 +229,7 @@ async def wiped(scene: Scene) -> None:
     """Let ZooKeeper lose its data, and then kill the leader."""
     topic = await scene.topic()
     old = await scene.led(topic)
-    sessions = {node: scene.session_of(node) for node in scene.cluster.nodes}
+    sessions = await scene.sessions()
     await scene.cluster.wipe_zookeeper()
     after = await _in_contact(scene, former=sessions)
     kept = await scene.until_acknowledged(topic, "after-the-loss")

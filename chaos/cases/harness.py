@@ -200,6 +200,12 @@ class Scene:
         session: str = view["zookeeper"]["session"]
         return session
 
+    async def sessions(self) -> dict[str, str | None]:
+        """Return ``session_of`` of each node."""
+        nodes = self.cluster.nodes
+        told = [await asyncio.to_thread(self.session_of, node) for node in nodes]
+        return dict(zip(nodes, told, strict=True))
+
     def log_of(self, node: str, after: int = 0) -> str:
         """Return a node's log from a place on."""
         return self.cluster.member(node).log()[after:]

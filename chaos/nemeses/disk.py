@@ -138,6 +138,12 @@ def _known_bytes(path: Path) -> int:
     return 0 if last is None else last.records[0]
 
 
+def _files(data: Path) -> list[tuple[Path, int]]:
+    """Return the files of a database in which a bit can be flipped, each with its ``_known_bytes``."""
+    paths = (path for path in data.rglob("*") if path.is_file() and path.suffix in TABLES)
+    return [(path, known) for path in sorted(paths) if (known := _known_bytes(path))]
+
+
 class FlippedBit(Repeated):
     """One bit of the database is wrong for some seconds."""
 
@@ -148,16 +154,12 @@ class FlippedBit(Repeated):
     async def act(self, target: Target, chance: random.Random) -> Any:
         broker = _standalone(target)
         await broker.kill(NODE)
-        files = sorted(
-            path
-            for path in broker.data.rglob("*")
-            if path.is_file() and path.suffix in TABLES and _known_bytes(path)
-        )
+        files = await asyncio.to_thread(_files, broker.data)
         if not files:
             await broker.start(NODE)
             return None
-        path = chance.choice(files)
-        flipped = Flipped(path, chance.randrange(_known_bytes(path)), chance.randrange(8))
+        path, known = chance.choice(files)
+        flipped = Flipped(path, chance.randrange(known), chance.randrange(8))
         kept = broker.folder / "kept"
         await asyncio.to_thread(shutil.copytree, broker.data, kept)
         flipped.flip()
