@@ -66,6 +66,7 @@ async def clock_back(scene: Scene) -> None:
             await scene.publish(process, topic, 20)
             await asyncio.to_thread(broker.kill)
             place = len(broker.log())
+            restarted_s = _now_ms() / 1000
             await asyncio.to_thread(broker.start)
             await scene.publish(process, topic, 20)
         starts = [
@@ -73,7 +74,7 @@ async def clock_back(scene: Scene) -> None:
             for line in broker.log()[place:].splitlines()
             if "node started" in line
         ]
-        real = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(_now_ms() / 1000 - BACK_S / 2))
+        real = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(restarted_s))
         scene.fault(
             "the clock at the restart was behind the earlier clock",
             happened=bool(starts) and starts[0] < real,
