@@ -124,6 +124,7 @@ class PublisherTransaction:
             try:
                 snapshot = await self._service.look()
             except OutcomeUnknown:
+                await self._process.pause()
                 continue
             if snapshot.is_invalid(self.pointer):
                 await self._roll_back()
