@@ -51,7 +51,7 @@ class Faults:
         assert call.ended_ns is not None
         self._open.pop(call.process, None)
         self.healed_ns = call.ended_ns
-        if call.is_ok and call.told.get("happened", True):
+        if call.is_ok and call.told.get("happened"):
             self._found.counts[f"faults.{call.asked['kind']}"] += 1
         for instance in call.told.get("twins", ()):
             detail = spot(f"instance id {instance}", fault=call.process)
