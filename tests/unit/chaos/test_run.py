@@ -130,7 +130,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, "registered", Registered)
     monkeypatch.setattr(run, "NEMESES", {"fault": Told})
     monkeypatch.setattr(run, "WELL_S", 0.0)
-    monkeypatch.setattr(run, "ENDING_S", 2.0)
+    monkeypatch.setattr(run, "ENDING_S", LONG_S)
     monkeypatch.setattr(progress_line, "LOOK_S", 0.01)
     monkeypatch.setattr(Answered, "silent", asyncio.Event(), raising=False)
 
@@ -236,7 +236,10 @@ async def test_an_error_in_a_later_segment_hides_no_earlier_violation(
     assert (judged.outcome, judged.facts["segments"]) == ("invalid", ["invalid", "unknown"])
 
 
-async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named() -> None:
+async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "ENDING_S", SILENT_S)  # The run waits so long for the silent topic.
     judged, _ = await played(Mended(silent=True), SHORT)
     assert judged.outcome == "invalid", judged
     assert {name for name, _ in judged.violations} == {"unavailable"}
@@ -247,6 +250,7 @@ async def test_a_topic_without_requests_after_the_fault_is_not_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Answered, "asks_when_healed", False)
+    monkeypatch.setattr(run, "ENDING_S", SILENT_S)
     judged, _ = await played(Mended(silent=True))
     assert judged.outcome == "unknown"
     assert NOT_BACK in judged.unsure
