@@ -14,7 +14,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from broker.client import BrokerError, Client, Leader, admin
+from broker.client import BrokerError, Client, admin
 from broker.client.protocol import ClientRequest
 from broker.local import ProcessKind
 from broker.model import TopicId
@@ -100,14 +100,6 @@ class Target:
         urls = list(self.urls) if node is None else [self.url(node)]
         given = {"deadline_s": ADMIN_DEADLINE_S, "connect_timeout_s": 2.0, **settings}
         return Client(urls, follow_leaders=node is None, coalesce=False, **given)
-
-    async def leader(self, topic: str, *, through: str | None = None) -> Leader | None:
-        """Return the leader of a topic, as told by any node or by one; None if there is no answer."""
-        try:
-            async with self.client(node=through) as client:
-                return await client.leader(topic)
-        except BrokerError:
-            return None
 
     async def status(self) -> list[dict[str, Any]]:
         """Return the status of all nodes, from the first node that answers. Raises BrokerError."""

@@ -107,11 +107,6 @@ class Intervals:
             low, high = min(low, self._lows[first]), max(high, self._highs[last - 1])
         self._lows[first:last], self._highs[first:last] = [low], [high]
 
-    def cover(self, low: str, high: str) -> bool:
-        """True if one range contains all of (low, high]."""
-        place = bisect_left(self._highs, high)
-        return low >= high or (place < len(self._highs) and self._lows[place] <= low)
-
     def hold(self, identifier: str) -> bool:
         """True if an id lies in one of the ranges."""
         place = bisect_left(self._highs, identifier)
