@@ -108,7 +108,6 @@ def _some_of_each(violations: Sequence[tuple[str, str]]) -> list[tuple[str, str]
 def judge(
     figures: RunFigures,
     verdict: Verdict,
-    wanted: Iterable[str] = (),
     *,
     promises: Promises = PROMISES,
 ) -> Judged:
@@ -117,7 +116,6 @@ def judge(
     Args:
         figures: The counts of its history.
         verdict: The verdict of the checkers.
-        wanted: Faults that must have happened in it, each at least once.
         promises: The promises by which its history was judged.
     """
     unsure = []
@@ -126,9 +124,6 @@ def judge(
     if figures.acknowledged < ACKNOWLEDGED_MIN:
         least = f"fewer than {ACKNOWLEDGED_MIN}"
         unsure.append(f"{figures.acknowledged} writes were acknowledged, {least}")
-    missing = [name for name in wanted if not figures.happened[name]]
-    if missing:
-        unsure.append(f"these faults did not happen: {', '.join(missing)}")
     if promises.unavailable_ms is not None and UNAVAILABLE in verdict.unjudged:
         unsure.append(NOT_BACK)
     violations = [(one.name, one.detail) for one in verdict.violations]

@@ -30,7 +30,7 @@ def figures(acknowledged: int = ACKNOWLEDGED_MIN, **happened: int) -> RunFigures
 
 
 def test_enough_and_nothing_wrong_is_valid() -> None:
-    judged = judge(figures(kill=1), VALID, ["kill"])
+    judged = together([judge(figures(kill=1), VALID)], ["kill"])
     assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("valid", 0)
 
 
@@ -60,7 +60,7 @@ def test_a_rare_violation_is_told_beside_many_of_another_name() -> None:
     ],
 )
 def test_too_little_is_unknown(made: RunFigures, verdict: Verdict, why: str) -> None:
-    judged = judge(made, verdict, ["kill"])
+    judged = together([judge(made, verdict)], ["kill"])
     assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("unknown", 2)
     assert why in " ".join(judged.unsure)
 
