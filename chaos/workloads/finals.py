@@ -58,7 +58,11 @@ async def _settled(
             place = await _read_on(process, target, place, deadline, snapshot) or place
             ends = [*ends, place][-looks_min:]
             stays = len(ends) == looks_min and len(set(ends)) == 1
-            if stays or (known is not None and place == known) or stage.clock.monotonic() >= deadline:
+            if (
+                stays
+                or (known is not None and place == known)
+                or stage.clock.monotonic() >= deadline
+            ):
                 return place
             await stage.clock.sleep(stage.scale.again_s)
 

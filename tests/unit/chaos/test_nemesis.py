@@ -26,7 +26,6 @@ from chaos.nemesis import Repeated
 from chaos.target import Target
 
 NODES = ["broker-1", "broker-2", "broker-3"]
-CHANCE = random.Random(1)
 
 
 class Doing(Repeated):
@@ -58,7 +57,7 @@ class Doing(Repeated):
 
 async def played(nemesis: Doing) -> dict[str, Any]:
     target = Target(NODES, (), session_s=1)
-    await nemesis.begin(target, CHANCE)
+    await nemesis.begin(target, random.Random(1))
     async with asyncio.timeout(20):
         await nemesis.ended.wait()
         return dict(await nemesis.heal(target))
@@ -103,7 +102,7 @@ class Killable(Target):
 
 async def test_only_a_living_node_is_killed_and_it_is_restarted_also_after_the_window() -> None:
     target, nemesis = Killable(), Kill()
-    acting = asyncio.create_task(nemesis.act(target, CHANCE))
+    acting = asyncio.create_task(nemesis.act(target, random.Random(1)))
     await target.killed.wait()
     await nemesis.heal(target)
     assert await acting == "broker-2"
@@ -115,7 +114,7 @@ async def test_a_workloads_own_process_is_killed_as_a_node_is(
 ) -> None:
     monkeypatch.setattr(Killable, "alive", ["rowlog-1"])
     target, nemesis = Killable(), Kill()
-    acting = asyncio.create_task(nemesis.act(target, CHANCE))
+    acting = asyncio.create_task(nemesis.act(target, random.Random(1)))
     await target.killed.wait()
     await nemesis.heal(target)
     assert await acting == "rowlog-1"
@@ -139,7 +138,7 @@ class Moving(Target):
 
 
 async def test_regions_move_if_there_is_another_server_and_an_empty_move_does_not_count() -> None:
-    assert await RegionMove().act(Moving("region-1"), CHANCE) is None
+    assert await RegionMove().act(Moving("region-1"), random.Random(1)) is None
     target, chance = Moving("region-1", "region-2"), random.Random(1)
     told = [await RegionMove().act(target, chance) for _ in range(20)]
     assert {each["regions"] for each in told if each} == {4}
@@ -194,7 +193,7 @@ async def test_a_rowlog_processor_is_cut_off_alone() -> None:
 
 async def test_a_partition_that_was_healed_by_another_is_no_evidence() -> None:
     target, nemesis = Proxied(), Partition()
-    await nemesis.begin(target, CHANCE)
+    await nemesis.begin(target, random.Random(1))
     target.toxics_of.clear()
     target.toxics_of.update({link.proxy: set() for link in target.links.of()})
     assert not (await nemesis.heal(target))["happened"]
@@ -369,11 +368,11 @@ class Timed(Target):
 
 async def test_clocks_are_wrong_and_then_right() -> None:
     target, step = Timed(), ClockStep("clock-back", -10.0)
-    detail = await step.begin(target, CHANCE)
+    detail = await step.begin(target, random.Random(1))
     assert target.offsets_s[detail["node"]] == -10
     assert (await step.heal(target))["happened"]
     strobe = Strobe()
-    assert (await strobe.act(target, CHANCE))["offset_s"] in target.offsets_s.values()
+    assert (await strobe.act(target, random.Random(1)))["offset_s"] in target.offsets_s.values()
     await strobe.undo(target)
     assert set(target.offsets_s.values()) == {0}
 

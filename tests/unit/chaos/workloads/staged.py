@@ -38,7 +38,8 @@ def play(
 
     async def main(_: SimLoop, __: Trace) -> Played:
         cluster = LyingCluster(seed=1, scale=scale)
-        cluster.lies = lies or Lies()
+        # Each play tells the lies from the first one on.
+        cluster.lies = replace(lies or Lies(), told=0, late=[])
         await cluster.start()
         await workload.prepare(cluster)
         stop = asyncio.Event()
