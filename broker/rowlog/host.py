@@ -64,9 +64,9 @@ class Host:
         After an error nothing is served, and it may be called again.
 
         Raises:
-            BadRequest: this process is already a member.
+            BadRequest: this process is already a member, or other nodes can't use its URL.
             OSError: the address can't be had.
-            Unavailable: there is no coordinator, or it does not answer.
+            Unavailable: there is no coordinator, it does not answer, or the rowlog has 256 nodes already.
         """
         if self._coordinator is None:
             raise Unavailable("Remote listeners need ZooKeeper: RowLog(..., zookeeper=[...]).")
@@ -75,14 +75,14 @@ class Host:
                 "Call serve_listeners once, and before start: a member can't change its URL."
             )
         await _load_remote()
-        from broker.rowlog.remote import ListenerNode  # noqa: PLC0415 - See _load_remote.
+        from broker.rowlog.remote import ListenerNode, announced_url  # noqa: PLC0415 - See _load_remote.
 
         tools = self._tools
         most = (await tools.meta.setup()).settings.payload_bytes_max
         node = ListenerNode(tools.rowlog, self._listeners, tools.figures.text, tools.clock, most)
         try:
             taken = await node.start(host, port)
-            self._url = url or f"http://{host}:{taken}"
+            self._url = announced_url(host, taken, url)
             await self._join(self._coordinator)
         except BaseException:
             self._url = ""
@@ -130,12 +130,19 @@ class Host:
         self.tasks.append(asyncio.create_task(self._processing.run()))
 
     async def _join(self, coordinator: Coordinator) -> None:
-        """Join the rowlog's nodes, under the lowest free instance id. Do nothing if this process is a member."""
+        """Join the rowlog's nodes, under the lowest free instance id. Do nothing if this process is a member.
+
+        Raises Unavailable.
+        """
         url = self._url or f"local:{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         taken: set[int] = set()
         while self._membership is None:
             taken |= set(await coordinator.nodes())
-            free = next(each for each in range(INSTANCES_MAX) if each not in taken)
+            free = next((each for each in range(INSTANCES_MAX) if each not in taken), None)
+            if free is None:
+                raise Unavailable(
+                    f"The rowlog has {INSTANCES_MAX} nodes already; it can have no more."
+                )
             me = NodeInfo(free, secrets.token_hex(8), url, "1", 1)
             try:
                 self._membership = await coordinator.join(me)

@@ -29,9 +29,10 @@ from urllib.parse import quote, unquote
 
 from broker import logs
 from broker.clock import Clock
-from broker.config.sections import Config
+from broker.config.sections import EVERY_ADDRESS, Config
 from broker.coordination.ports import Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
+from broker.http.address import Address
 from broker.http.answer import NoAnswer, NotSent
 from broker.http.exchange import Admitted
 from broker.http.outbound import OutboundConnection, open_connection
@@ -91,6 +92,18 @@ def _piece(body: bytes, at: int) -> tuple[bytes, int]:
     if length < 0 or end > len(body):
         raise ValueError("a length that does not fit")
     return body[at + _length.size : end], end
+
+
+def announced_url(host: str, port: int, url: str) -> str:
+    """Return the URL under which other nodes reach this one: ``url``, or else one of host and port. Raises BadRequest."""
+    if not url and host in EVERY_ADDRESS:
+        raise BadRequest(f"{host!r} names no machine: give the URL under which others reach it.")
+    made = url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        Address.of(made)
+    except ValueError as error:
+        raise BadRequest(f"Listeners can't be reached at {made!r}: {error}") from error
+    return made
 
 
 class ListenerNode:
@@ -215,6 +228,8 @@ class RemoteListeners:
         self._clock = clock
         self._known: dict[str, set[str]] = {}
         self._busy: Counter[str] = Counter()
+        self._odd: set[str] = set()
+        """The members whose URL or answer could not be read. Each was logged once."""
         self._pool: Pool[OutboundConnection] = Pool(CONNECTIONS_MAX, IDLE_S)
         self.looked = asyncio.Event()
         """Set each time after all members were asked."""
@@ -256,9 +271,17 @@ class RemoteListeners:
     async def _listening(self, url: str) -> set[str] | None:
         try:
             status, told = await self._ask(url, _Ask("GET", PREFIX + self._rowlog, {}, b""), ASK_S)
+            return set(told.get("listeners", ())) if status == 200 else None
         except (NotSent, NoAnswer):
             return None
-        return set(told.get("listeners", ())) if status == 200 else None
+        except (
+            ValueError,
+            TypeError,
+        ) as error:  # From a URL or an answer: it is no listening node.
+            if url not in self._odd:
+                log.warning("rowlog member can't be asked", url=url, reason=str(error))
+            self._odd.add(url)
+            return None
 
     async def offer(self, subscription: str, message: Message) -> bool:
         """Offer a message to the least busy listening node. Skip nodes that can't take it now.

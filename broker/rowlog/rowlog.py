@@ -396,10 +396,10 @@ class RowLog:
             host: the address to listen on.
             port: the port; 0: a free one.
             url: the URL under which other nodes reach this one; empty: made from host and port. Give it if the host is
-                not one that other nodes can connect to, such as ``0.0.0.0``, or is an IPv6 address.
+                not one that other nodes can connect to, such as ``0.0.0.0``.
 
         Raises:
-            BadRequest: this process is already a member of the rowlog's nodes.
+            BadRequest: this process is already a member of the rowlog's nodes, or ``url`` is missing or can't be read.
             OSError: the address can't be had.
             Unavailable: there is no coordinator, or it does not answer.
         """

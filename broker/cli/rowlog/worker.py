@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 @click.option(
     "--serve",
     metavar="HOST:PORT",
-    help="Let processors on other nodes call these listeners. They connect to this HOST:PORT.",
+    help="Listen at HOST:PORT, and let processors on other nodes call these listeners.",
+)
+@click.option(
+    "--url",
+    metavar="URL",
+    help="With --serve: the URL at which processors reach this process; by default http://HOST:PORT.",
 )
 @click.option(
     "--listen-only", is_flag=True, help="With --serve: only serve listeners, never process."
@@ -48,6 +53,7 @@ def process(  # noqa: PLR0913 - One parameter per option.
     listeners: Sequence[str],
     *,
     serve: str | None,
+    url: str | None,
     listen_only: bool,
     once: bool,
     hbase: str,
@@ -64,8 +70,9 @@ def process(  # noqa: PLR0913 - One parameter per option.
     broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
     broker rowlog process mq --listener indexer=app:handle --zookeeper zk1:2181 --serve 10.0.0.7:8090 --listen-only
     """  # noqa: D301
-    if listen_only and not serve:
-        raise click.UsageError("--listen-only needs --serve HOST:PORT")
+    if not serve and (listen_only or url):
+        option = "--listen-only" if listen_only else "--url"
+        raise click.UsageError(f"{option} needs --serve HOST:PORT")
     sys.path.insert(0, str(Path.cwd()))
     functions = dict(map(_function, listeners))
 
@@ -74,8 +81,8 @@ def process(  # noqa: PLR0913 - One parameter per option.
             log.listen(subscription, function)
         if serve:
             host, port = parse_address(serve)
-            url = await log.serve_listeners(host, port)
-            _report({"event": "listening", "url": url}, f"listening at {url}", as_json)
+            told = await log.serve_listeners(host, port, url=url or "")
+            _report({"event": "listening", "url": told}, f"listening at {told}", as_json)
         if not listen_only:
             await log.start(remote=bool(log.zookeeper))
         ended = asyncio.Event()

@@ -22,6 +22,7 @@ MODULES = {
         (["indexer=fine:another"], "AttributeError"),
         (["indexer=missing:on_message"], "ModuleNotFoundError"),
         (["indexer=fine:on_message", "--listen-only"], "--listen-only needs --serve"),
+        (["indexer=fine:on_message", "--url", "http://me:1"], "--url needs --serve"),
     ],
 )
 def test_a_listener_that_can_not_be_imported_is_a_usage_error(

@@ -4,12 +4,15 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.clock import SystemClock
 from broker.coordination.memory import MemoryCoordination
+from broker.coordination.ports import NodeInfo
 from broker.errors import BadRequest, Forbidden, NotFound, Unavailable
 from broker.http.outbound import OutboundConnection, open_connection
 from broker.rowlog import Message, RowLog, Subscription
@@ -111,6 +114,69 @@ async def test_a_node_that_goes_is_offered_nothing_more_and_another_gets_it(node
     assert first.in_flight == set(), "it was cancelled"
 
 
+@pytest.fixture
+async def other_program() -> AsyncIterator[str]:
+    """The URL of a program that answers every question, but not with listeners."""
+    body = b'{"listeners": 5}'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_members_that_are_no_listening_nodes_are_passed_over(
+    nodes: Nodes, other_program: str
+) -> None:
+    odd = {other_program, "http://::1:8090", "http://host:99999"}
+    for instance, url in enumerate(odd):
+        await nodes.coordination.session().join(NodeInfo(instance, "token", url, "1", 1))
+    processor, node, heard = await nodes.log(), await nodes.log(), Heard()
+    await processor.subscribe(Subscription("a"))
+    with capture_logs() as told:
+        await processor.start(remote=True)
+        node.listen("a", heard)
+        await node.serve_listeners()
+        await processor.put(ROW)
+        await heard.until(ended=1)
+    assert {each["url"] for each in told if each["log_level"] == "warning"} == odd
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", ""), ("::", ""), ("127.0.0.1", "http://::1:8090"), ("127.0.0.1", "worker:80")],
+)
+async def test_a_process_announces_no_url_that_other_nodes_can_not_reach(
+    nodes: Nodes, host: str, url: str
+) -> None:
+    log = await nodes.log()
+    with pytest.raises(BadRequest):
+        await log.serve_listeners(host, url=url)
+    assert (await log.serve_listeners("127.0.0.1")).startswith("http://127.0.0.1:")
+
+
+async def test_a_process_announces_the_url_that_it_is_given(nodes: Nodes) -> None:
+    log = await nodes.log()
+    given = "http://worker1.example:8090"
+    assert await log.serve_listeners("0.0.0.0", url=given) == given
+
+
+async def test_an_address_of_ipv6_is_announced_in_brackets(nodes: Nodes) -> None:
+    log = await nodes.log()
+    try:
+        url = await log.serve_listeners("::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    connection = await open_connection(OutboundConnection(url, {}), 5)
+    connection.close()
+    assert url.startswith("http://[::1]:")
+
+
 async def test_serving_that_failed_leaves_nothing_and_may_be_tried_again(
     nodes: Nodes,
 ) -> None:
@@ -124,6 +190,16 @@ async def test_serving_that_failed_leaves_nothing_and_may_be_tried_again(
         await log.serve_listeners(port=port)
     nodes.coordination.recover()
     assert await log.serve_listeners(port=port) == f"http://127.0.0.1:{port}"
+
+
+async def test_a_rowlog_that_has_all_its_nodes_refuses_another(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.rowlog.host.INSTANCES_MAX", 2)
+    for _ in range(2):
+        await (await nodes.log()).serve_listeners()
+    with pytest.raises(Unavailable, match="2 nodes"):
+        await (await nodes.log()).serve_listeners()
 
 
 async def test_a_process_that_is_a_member_can_not_serve_any_more(nodes: Nodes) -> None:
