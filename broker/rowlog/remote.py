@@ -165,9 +165,13 @@ class ListenerNode:
         message = decode_message(self._rowlog, request.body)
         calling = asyncio.create_task(_called(self._listeners, subscription, message))
         waited: list[asyncio.Future[Any]] = [calling, request.abandoned()]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not calling.done():
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             calling.cancel()
+        # After this answer the processor may offer the message to another node, so the listener ends first.
+        await asyncio.wait([calling])
+        if calling.cancelled():
             raise Unavailable("The processor has gone, or this node ends.")
         try:
             return json_reply({"done": calling.result()})

@@ -177,6 +177,35 @@ async def test_an_address_of_ipv6_is_announced_in_brackets(nodes: Nodes) -> None
     assert url.startswith("http://[::1]:")
 
 
+async def test_a_node_that_ends_answers_only_when_its_listener_has_ended(
+    nodes: Nodes, other_program: str
+) -> None:
+    """From its answer on the processor may offer the message to another node."""
+    begun, answered = asyncio.Event(), []
+    other = await open_connection(OutboundConnection(other_program, {}), 5)
+
+    async def listener(_: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):  # An answer of the node would come meanwhile.
+                await other.exchange(Ask("GET", "/", {}, b""), 5)
+            answered.append(asking.done())
+
+    log = await nodes.log()
+    log.listen("a", listener)
+    connection = await open_connection(OutboundConnection(await log.serve_listeners(), {}), 5)
+    ask = Ask("POST", PREFIX + "mq/a", {}, encode_message(MESSAGE))
+    asking = asyncio.create_task(connection.exchange(ask, 5))
+    await begun.wait()
+    await log.close()
+    assert (await asking).status == 503
+    assert answered == [False]
+    connection.close()
+    other.close()
+
+
 async def test_serving_that_failed_leaves_nothing_and_may_be_tried_again(
     nodes: Nodes,
 ) -> None:
