@@ -135,7 +135,7 @@ class Processing:
                         self._means, wanted[name], leading
                     )
                     running[name] = (wanted[name], asyncio.create_task(processor.run()))
-                await self._look(running)
+                await self._look([keeping, *(task for _, task in running.values())])
         finally:
             self._means.tools.figures.add("leads", by=-1)
             tasks = [keeping, *(task for _, task in running.values())]
@@ -145,12 +145,13 @@ class Processing:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, running: dict[str, tuple[Subscription, asyncio.Task[None]]]) -> None:
-        """Wait for a change of the setup. Raises the error of a processor that failed."""
+    async def _look(self, running: list[asyncio.Task[None]]) -> None:
+        """Wait for a change of the setup. Raises the error of a task that failed."""
         changed = asyncio.ensure_future(self._changed_setup())
-        tasks = [changed, *(task for _, task in running.values())]
         try:
-            done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                [changed, *running], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 await task
         finally:
