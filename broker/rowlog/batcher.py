@@ -28,7 +28,8 @@ class Gathering:
         self._table = table
         self._name = name
         self._waiting: list[_Waiting] = []
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[None], set[bytes]] = {}
+        """The calls in flight, with their rows."""
 
     async def put(self, rows: Sequence[RowPut]) -> None:
         """Put rows, none of them twice. Raises TableError.
@@ -42,37 +43,38 @@ class Gathering:
         await done
 
     def _begin(self) -> None:
-        while self._waiting and len(self._under_way) < WAYS:
-            task = asyncio.create_task(self._call(self._taken()))
-            self._under_way.add(task)
+        while len(self._under_way) < WAYS and (taken := self._taken()):
+            task = asyncio.create_task(self._call(taken))
+            self._under_way[task] = {row for rows, _, _ in taken for row, _ in rows}
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        del self._under_way[task]
         self._begin()
 
     def _taken(self) -> list[_Waiting]:
         """Take as many puts as one call can carry.
 
-        No call carries a row twice: both puts would change the row in one step, and not in order.
+        No call carries a row twice: both puts would change the row in one step, and not in order. Nor does it carry a
+        row that a call in flight carries, for a cancelled caller: it might overtake that call.
         """
         taken: list[_Waiting] = []
         left: list[_Waiting] = []
-        keys: set[bytes] = set()
-        size = 0
+        keys = {row for rows in self._under_way.values() for row in rows}
+        count = size = 0
         for at, waiting in enumerate(self._waiting):
             own = {row for row, _ in waiting[0]}
-            is_full = len(keys) + len(own) > ROWS_MAX or size + waiting[1] > BYTES_MAX
+            is_full = count + len(own) > ROWS_MAX or size + waiting[1] > BYTES_MAX
             if taken and is_full:
                 left += self._waiting[at:]
                 break
             if keys & own:
                 left.append(waiting)
-                keys |= own  # Later puts of the same row stay behind this one.
             else:
                 taken.append(waiting)
-                keys |= own
+                count += len(own)
                 size += waiting[1]
+            keys |= own  # Later puts of the same row stay behind this one.
         self._waiting = left
         return taken
 

@@ -220,3 +220,26 @@ async def test_puts_of_one_process_appear_in_the_order_of_their_numbers(world: W
     await asyncio.gather(*(log.put(ROW, payload=b"%d" % each) for each in range(50)))
     await until(lambda: len(heard.messages) == 50)
     assert heard.seqs == [*range(1, 51)]
+
+
+@virtual
+async def test_a_put_does_not_overtake_a_cancelled_one_of_its_row(world: World) -> None:
+    log = await world.log("a")
+    rows = world.processes[0].rows
+    put, begun = rows.put, asyncio.Event()
+
+    async def slow_once(table: bytes, given: Any) -> None:
+        if table == TABLE and not begun.is_set():
+            begun.set()
+            await pass_time(2)
+        await put(table, given)
+
+    rows.put = slow_once  # type: ignore[method-assign]
+    putting = asyncio.create_task(log.put(ROW, {b"d:x": b"first"}))
+    await begun.wait()
+    putting.cancel()
+    await log.put(b"other", {b"d:x": b"other"})
+    assert world.clock.monotonic() < 2, "puts of other rows do not wait"
+    await log.put(ROW, {b"d:x": b"second"})
+    await pass_time(3)
+    assert world.stored[TABLE][ROW][b"d:x"] == b"second"
