@@ -209,15 +209,19 @@ class TableIndex:
         """Return how many dead letters a subscription has, counted up to ``limit``."""
         return len(await self.dead(subscription, limit))
 
-    async def dead(self, subscription: str, limit: int) -> list[Entry]:
-        """Return the oldest dead letters of a subscription, at most ``limit``."""
+    async def dead(self, subscription: str, limit: int, after: Entry | None = None) -> list[Entry]:
+        """Return the oldest dead letters of a subscription, at most ``limit``; ``after``: only those behind it."""
         found: list[Entry] = []
         for shard in (await self._setup()).shards:
-            start = range_start(shard.id, subscription, DEAD_END)
+            if after is None:
+                start = range_start(shard.id, subscription, DEAD_END)
+            else:
+                start = index_key(after._replace(shard=shard.id), DEAD_END) + b"\0"
             stop = range_stop(shard.id, subscription, DEAD_END)
             scanned = await self._rows.scan(self._table, start, stop, [INDEX_COLUMN], limit=limit)
             found += [entry for entry, _ in _entries(scanned, DEAD_END)]
-        return sorted(found, key=lambda each: (each.timestamp, each.row, each.seq))[:limit]
+        # In the order of their keys, so that ``after`` leaves none out.
+        return sorted(found, key=lambda each: (each.timestamp, each.seq, each.row))[:limit]
 
 
 def _entries(

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from broker.errors import BadRequest, NotFound
 from broker.rowlog import execution_state
 from broker.rowlog.attempt import Attempts
+from broker.rowlog.cell_keys import Entry
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone, Standing
 from broker.rowlog.index import TableIndex
@@ -47,19 +48,33 @@ class DeadLetters:
         self.table_index = table_index
         self._entries = entries
 
-    async def listed(self, subscription: str, limit: int) -> list[DeadLetter]:
-        """Return the oldest dead letters of a subscription."""
-        letters = []
-        for entry in await self.table_index.dead(subscription, limit):
-            found = await self.messages.one(entry.row, entry.message)
-            part = None if found is None else found.state.parts.get(subscription)
-            if found is None or part is None or part.standing not in {Standing.DEAD, Standing.HELD}:
-                await self.table_index.unbury([entry])  # A stale entry: the row decides.
-                continue
-            message = await self._attempts.message(entry.row, found)
-            held = part.standing is Standing.HELD
-            letters.append(DeadLetter(subscription, message, part.tries, part.reason, held))
+    async def listed(
+        self, subscription: str, limit: int, after: DeadLetter | None
+    ) -> list[DeadLetter]:
+        """Return the oldest dead letters of a subscription; ``after``: only those behind it."""
+        letters: list[DeadLetter] = []
+        last = None
+        if after is not None:
+            (seq, timestamp), row = after.message.id, after.message.row
+            last = Entry(0, subscription, timestamp, seq, row)
+        while left := limit - len(letters):
+            entries = await self.table_index.dead(subscription, left, last)
+            if not entries:
+                break
+            last = entries[-1]
+            letters += [each for entry in entries if (each := await self._letter(entry))]
         return letters
+
+    async def _letter(self, entry: Entry) -> DeadLetter | None:
+        """Return the dead letter of an entry. None: the entry was stale; it is removed."""
+        found = await self.messages.one(entry.row, entry.message)
+        part = None if found is None else found.state.parts.get(entry.subscription)
+        if found is None or part is None or part.standing not in {Standing.DEAD, Standing.HELD}:
+            await self.table_index.unbury([entry])  # The row decides.
+            return None
+        message = await self._attempts.message(entry.row, found)
+        held = part.standing is Standing.HELD
+        return DeadLetter(entry.subscription, message, part.tries, part.reason, held)
 
     async def revive(self, letter: DeadLetter) -> None:
         """Open a dead message again. Later messages of its row may have been processed before it. Raises NotFound."""

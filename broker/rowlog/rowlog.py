@@ -418,9 +418,11 @@ class RowLog:
 
     # Dead letters.
 
-    async def dead(self, subscription: str, limit: int = LISTED_MAX) -> list[DeadLetter]:
-        """Return the oldest dead letters of a subscription, ``limit`` at most."""
-        return await self._letters.listed(subscription, limit)
+    async def dead(
+        self, subscription: str, limit: int = LISTED_MAX, after: DeadLetter | None = None
+    ) -> list[DeadLetter]:
+        """Return the oldest dead letters of a subscription, ``limit`` at most; ``after``: only those behind it."""
+        return await self._letters.listed(subscription, limit, after)
 
     async def revive(self, letter: DeadLetter) -> None:
         """Open a dead message again. Later messages of its row may have been processed before it.

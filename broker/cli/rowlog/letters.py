@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,7 @@ import click
 from broker.cli.options import json_option
 from broker.cli.output import bytes_json, time_text, write_json, write_table
 from broker.cli.rowlog.connections import At, id_argument, reaching
-from broker.errors import NotFound
+from broker.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog
@@ -40,7 +41,7 @@ def dead(  # noqa: PLR0913 - One parameter per option.
     synced: bool,
     as_json: bool,
 ) -> None:
-    """List the dead letters of a SUBSCRIPTION, with their reasons; or drop some.
+    """List the oldest 1,000 dead letters of a SUBSCRIPTION, with their reasons; or drop some.
 
     \b
     broker rowlog dead mq indexer --json
@@ -48,13 +49,16 @@ def dead(  # noqa: PLR0913 - One parameter per option.
     """  # noqa: D301
 
     async def work(log: RowLog) -> None:
-        letters = await log.dead(subscription)
-        if not drop and not drop_all:
-            _write_letters(letters, as_json)
+        if drop or drop_all:
+            async for letter in _chosen(log, subscription, drop, everything=drop_all):
+                with _passing_over(drop_all):
+                    await log.drop(letter)
+                    _report("dropped", letter, as_json)
             return
-        for letter in _chosen(letters, drop, everything=drop_all):
-            await log.drop(letter)
-            _report("dropped", letter, as_json)
+        letters = await log.dead(subscription)
+        _write_letters(letters, as_json)
+        if letters and await log.dead(subscription, 1, letters[-1]):
+            click.echo(f"These are the oldest {len(letters)}. There are more.", err=True)
 
     At(hbase, zookeeper, synced=synced).run(name, work)
 
@@ -93,16 +97,39 @@ def _place(letter: DeadLetter) -> str:
     return f"{letter.message.row.decode(errors='backslashreplace')}:{letter.message.seq}"
 
 
-def _chosen(
-    letters: Sequence[DeadLetter], places: Sequence[str], *, everything: bool
-) -> list[DeadLetter]:
+async def _all(log: RowLog, subscription: str) -> AsyncIterator[DeadLetter]:
+    """Yield all dead letters, the oldest first."""
+    letters = await log.dead(subscription)
+    while letters:
+        for letter in letters:
+            yield letter
+        letters = await log.dead(subscription, after=letters[-1])
+
+
+async def _chosen(
+    log: RowLog, subscription: str, places: Sequence[str], *, everything: bool
+) -> AsyncIterator[DeadLetter]:
+    """Yield all dead letters, or those at the places. Raises NotFound: one is missing; none was yielded."""
     if everything:
-        return [each for each in letters if not each.held]
-    known = {_place(each): each for each in letters}
+        async for letter in _all(log, subscription):
+            yield letter
+        return
+    wanted = set(places)
+    known = {
+        place: letter
+        async for letter in _all(log, subscription)
+        if (place := _place(letter)) in wanted
+    }
     for place in places:
         if place not in known:
             raise NotFound(f"There is no dead letter {place}.")
-    return [known[place] for place in places]
+    for place in places:
+        yield known[place]
+
+
+def _passing_over(everything: bool) -> AbstractContextManager[None]:
+    """If all letters are chosen, pass over those that are held, or that another process has finished meanwhile."""
+    return suppress(BadRequest, NotFound) if everything else nullcontext()
 
 
 @click.command()
@@ -133,9 +160,10 @@ def retry(  # noqa: PLR0913 - One parameter per option.
         raise click.UsageError("name dead letters, or give --all")
 
     async def work(log: RowLog) -> None:
-        for letter in _chosen(await log.dead(subscription), places, everything=everything):
-            await log.revive(letter)
-            _report("revived", letter, as_json)
+        async for letter in _chosen(log, subscription, places, everything=everything):
+            with _passing_over(everything):
+                await log.revive(letter)
+                _report("revived", letter, as_json)
 
     At(hbase, zookeeper, synced=synced).run(name, work)
 
