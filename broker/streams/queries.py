@@ -293,11 +293,14 @@ class _Starter:
 
     def _printed(self, frame: DataFrame, batch: int) -> None:
         frame.persist()
-        for row in frame.where("headers IS NULL").collect():
-            shown = [_text(part) for part in (row.key, row.value) if part is not None]
-            print("\t".join(shown), flush=True)  # noqa: T201 - The user asked for it by print().
-        publish(frame.where("headers IS NOT NULL AND topic IS NOT NULL"), batch, **self._options)
-        frame.unpersist()
+        try:
+            for row in frame.where("headers IS NULL").collect():
+                shown = [_text(part) for part in (row.key, row.value) if part is not None]
+                print("\t".join(shown), flush=True)  # noqa: T201 - The user asked for it by print().
+            letters = frame.where("headers IS NOT NULL AND topic IS NOT NULL")
+            publish(letters, batch, **self._options)
+        finally:
+            frame.unpersist()
 
 
 def _text(part: Any) -> str:
