@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
+from weakref import WeakSet
 
 from typing_extensions import override
 
@@ -48,6 +49,7 @@ class _NoSelector:
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time is virtual."""
 
+    _asyncgens: WeakSet[AsyncGenerator[Any, Any]]
     _clock_resolution: float
     _selector: _NoSelector
 
@@ -72,6 +74,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> NoReturn:
         raise RuntimeError("no thread may call into a virtual loop")
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """Close a generator that was left early. Asyncio would call as another thread does, which is refused here."""
+        self._asyncgens.discard(agen)
+        if not self.is_closed():
+            self.call_soon(self.create_task, agen.aclose())
 
     @override
     def run_in_executor(

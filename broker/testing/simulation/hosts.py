@@ -18,16 +18,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from typing_extensions import TypeVarTuple, Unpack, override
+from typing_extensions import override
 
 from broker.testing.virtual_time import Hang, VirtualLoop
 
 Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 
 TURNS_AT_ONCE_MAX = 2_000_000
 """The most turns of the loop at one moment of virtual time. With more the program spins."""
@@ -137,16 +136,6 @@ class HostLoop(VirtualLoop):
             process.tasks[task] = None
             task.add_done_callback(process.tasks.pop)
         return task
-
-    @override
-    def call_soon_threadsafe(
-        self,
-        callback: Callable[[Unpack[Arguments]], object],
-        *args: *Arguments,
-        context: Context | None = None,
-    ) -> asyncio.Handle:
-        """Call ``call_soon``: there is only one thread. Asyncio uses this to close forgotten generators."""
-        return self.call_soon(callback, *args, context=context)
 
     def go_on(self, handles: deque[asyncio.Handle] | tuple[()]) -> None:
         """Schedule steps that were held back, before all others."""

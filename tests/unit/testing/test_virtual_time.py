@@ -61,6 +61,26 @@ def test_threads_are_refused():
     simulate(main)
 
 
+def test_a_generator_that_is_left_early_is_closed():
+    closed = []
+
+    async def numbers():
+        try:
+            yield 1
+            yield 2
+        finally:
+            await pass_time(1)
+            closed.append(True)
+
+    async def main(loop):
+        async for _ in numbers():
+            break
+        await pass_time(2)
+        return list(closed)
+
+    assert simulate(main) == [True]
+
+
 def test_remaining_tasks_are_cancelled_at_the_end():
     ended = []
 
