@@ -20,6 +20,7 @@ from unittest import mock
 def seeded(seed: int | str) -> Generator[None]:
     """Let every generator of this process draw from ``seed``."""
     drawn = random.Random(f"{seed}/drawn")
+    numbers = random.Random(f"{seed}/numbers")
 
     class Seeded(random.Random):
         """A generator; without a seed of its own it takes one from the run."""
@@ -43,6 +44,8 @@ def seeded(seed: int | str) -> Generator[None]:
             mock.patch.object(random, "Random", Seeded),
             mock.patch.object(secrets, "token_bytes", token_bytes),
             mock.patch.object(secrets, "token_hex", token_hex),
+            mock.patch.object(secrets, "randbelow", numbers.randrange),
+            mock.patch.object(secrets, "randbits", numbers.getrandbits),
             mock.patch.object(uuid, "uuid4", uuid4),
         ):
             yield
