@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker.testing.simulation.chance import seeded
 from broker.testing.virtual_time import VirtualLoop, simulate
 from tests.plugins.seeds import first_seed
 from tests.unit.rowlog.model import Run
@@ -18,7 +19,8 @@ def wrong(seed: int, steps: int = 40) -> list[str]:
         finally:
             await world.close()
 
-    return simulate(main)
+    with seeded(seed):
+        return simulate(main)
 
 
 @pytest.mark.slow

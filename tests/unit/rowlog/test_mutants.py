@@ -205,13 +205,6 @@ def bury_alone(_: Any) -> Any:
     return bury
 
 
-def no_turns(_: Any) -> Any:
-    def later(*_: Any) -> list[str]:
-        return []
-
-    return later
-
-
 def not_stuck(original: Any) -> Any:
     def removed(now_state: Any, setup: Any) -> set[str]:
         return set()
@@ -304,7 +297,7 @@ MUTANTS = {
     "dead-holds-later": Mutant(
         execution_state,
         "_later",
-        no_turns,
+        no_waiting,
         test_candidacy.test_a_message_that_is_dead_for_an_earlier_subscription_is_held_for_later_ones,
     ),
     "removed-counts-as-done": Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,7 +189,3 @@ async def attempt(log: RowLog, leading: Epoch | None = None) -> Outcome:
     tools = Tools(log.id, log.messages, log.meta, log.clock, log.figures, chance=lambda: 0.5)
     (found,) = await log.messages.open(ROW)
     return await Attempts(tools).attempt(ROW, found, "a", log.listeners, leading)
-
-
-def seqs(messages: Sequence[Message]) -> list[int]:
-    return [each.seq for each in messages]
