@@ -123,8 +123,9 @@ class Numbering:
         return True
 
     async def _raise_floor(self, root: Root) -> None:
-        if self._ends and root.floor > row_after(self._ends[-1]):
-            self._forget()  # Pages that were never read are gone meanwhile.
+        floor = row_before(root.floor) if root.floor > ROW_ID_MIN else ROW_ID_MIN
+        if floor > (self._ends[-1] if self._ends else self.floor):
+            self._forget()  # Pages that were never read, or were not sealed then, are gone meanwhile.
         if self._base is None:
             before = None
             if root.floor > ROW_ID_MIN:
@@ -137,7 +138,7 @@ class Numbering:
         if gone:
             self._base = self._counts[gone - 1]
             del self._pages[:gone], self._ends[:gone], self._counts[:gone]
-        self.floor = row_before(root.floor) if root.floor > ROW_ID_MIN else ROW_ID_MIN
+        self.floor = floor
 
     async def _sealed_between(self, following: RowId, tail: RowId) -> bool:
         """Read the heads of sealed pages up to the tail; False if the chain has a gap: a read was stale."""

@@ -57,7 +57,9 @@ class Filled:
 
     async def shrink(self) -> None:
         """Raise the floor to a random page, and clear the pages below."""
-        bound = self.chance.choice(self.ids)
+        await self.shrink_to(self.chance.choice(self.ids))
+
+    async def shrink_to(self, bound: RowId) -> None:
         await sweep.raise_floor(self.hold, bound)
         while (await sweep.clear_below_floor(self.logs.resolver, self.hold, 2))[1]:
             pass
@@ -96,6 +98,19 @@ async def test_the_number_of_each_id_equals_a_full_count(log: Filled) -> None:
             assert (await numbering.count(row)).messages == log.count(row)
             between = row_id(int.from_bytes(row[:8], "big", signed=True), 500)
             assert (await numbering.count(between)).messages == log.count(between)
+
+
+async def test_the_only_page_counts_also_after_it_was_swept(log: Filled) -> None:
+    numbering = Numbering(log.logs, LOG)
+    for _ in range(3):
+        await log.grow(1)
+        await numbering.refresh()
+        await log.shrink_to(row_id(log.ms + 1, 0))
+    assert log.gone == len(log.ids), "every message was swept while its page was the only one"
+    await log.grow(1)
+    await numbering.refresh()
+    for row in [ROW_ID_MIN, numbering.floor, *log.ids]:
+        assert (await numbering.count(row)).messages == log.count(row)
 
 
 @pytest.mark.slow
