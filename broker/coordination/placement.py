@@ -96,20 +96,19 @@ async def _set(
     for _ in range(PUT_TRIES_MAX):
         try:
             found = await records.get(key)
-        except UnavailableError as error:
-            if not changed:
-                raise
-            raise OutcomeUnknown(f"The record {key.decode()} may have been changed.") from error
-        known = absent_means if found is None else _understood(key, found.value)
-        if known == value:
-            return changed
-        try:
+            known = absent_means if found is None else _understood(key, found.value)
+            if known == value:
+                return changed
             version = None if found is None else found.version
             if await records.put_if(key, version, _encode(value)) is not None:
                 return True
         except OutcomeUnknown:
             # Read the record again: if it has the value now, this write or another one did it.
             changed = True
+        except UnavailableError as error:
+            if not changed:
+                raise
+            raise OutcomeUnknown(f"The record {key.decode()} may have been changed.") from error
     raise OutcomeUnknown(f"Changing the record {key.decode()} did not finish.")
 
 

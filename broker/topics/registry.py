@@ -208,21 +208,21 @@ class TopicRegistry:
         token = secrets.token_hex(8)
         doubt = _Doubt(topic)
         for _ in range(PUT_TRIES_MAX):
-            with doubt.reading():
+            with doubt.kept():
                 record, version = await self._fetch(topic)
-            if record is not None and record.token == token:
-                return record
-            doubt.check(version)
-            changed = change(record)
-            if changed == record:
-                return changed
-            changed = changed._replace(token=token)
-            try:
-                if await self._put(topic, version, changed):
+                if record is not None and record.token == token:
+                    return record
+                doubt.check(version)
+                changed = change(record)
+                if changed == record:
                     return changed
-            except OutcomeUnknown:
-                # The next read shows by the token whether this put made the record.
-                doubt.begin(version)
+                changed = changed._replace(token=token)
+                try:
+                    if await self._put(topic, version, changed):
+                        return changed
+                except OutcomeUnknown:
+                    # The next read shows by the token whether this put made the record.
+                    doubt.begin(version)
         raise OutcomeUnknown(f"Changing topic '{topic}' did not finish.")
 
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
@@ -305,8 +305,8 @@ class _Doubt:
             raise self._unknown()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Turn a failed read into OutcomeUnknown if the put may have been done: it is not known as refused."""
+    def kept(self) -> Iterator[None]:
+        """Turn a failed read, or a refused repeat, into OutcomeUnknown if the put may have been done."""
         try:
             yield
         except UnavailableError as error:

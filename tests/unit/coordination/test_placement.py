@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from typing_extensions import override
 
@@ -14,7 +16,6 @@ from broker.coordination.placement import (
 )
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import TopicId
-from broker.storage.records import Record
 from broker.testing.memory import MemoryRecords
 
 A, B = TopicId("ns", "a"), TopicId("ns", "b")
@@ -95,21 +96,23 @@ async def test_an_unknown_outcome_is_resolved_by_reading(applied: bool) -> None:
     assert (await read_placement(records)).pins == {A: 5}
 
 
-async def test_a_change_stays_unknown_if_storage_does_not_answer_later() -> None:
-    records = Forgetful(1, applied=True)
-    get, asked = records.get, 0
+@pytest.mark.parametrize("method", ["get", "put_if"])
+async def test_a_change_stays_unknown_if_storage_does_not_answer_later(method: str) -> None:
+    records = Forgetful(1, applied=method == "get")
+    real, asked = getattr(records, method), 0
 
-    async def silent(key: bytes) -> Record | None:
+    async def silent(*arguments: Any) -> Any:
         nonlocal asked
         asked += 1
         if asked > 1:
             raise Unavailable("no gateway")
-        return await get(key)
+        return await real(*arguments)
 
-    records.get = silent  # type: ignore[method-assign]
+    setattr(records, method, silent)
     with pytest.raises(OutcomeUnknown):
         await pin(records, A, 5)
-    records.get = get  # type: ignore[method-assign]
+    setattr(records, method, real)
+    await pin(records, A, 5)
     assert (await read_placement(records)).pins == {A: 5}
 
 
