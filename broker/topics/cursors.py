@@ -8,8 +8,8 @@ of a topic::
 
 A cursor exists if the index names it. To create a cursor, this code puts its record under a fresh incarnation,
 then changes the index. To delete one, it changes the index, then removes the record. So the index bounds the number
-of cursors exactly. A removed record is never used again, because no incarnation comes twice. If a crash leaves a
-record out of the index, the sweeper removes it with its generation.
+of cursors exactly. A removed record is never used again, because no incarnation comes twice. If a crash or an
+error leaves a record out of the index, the sweeper removes it with its generation.
 
 Each write has a fresh version, and notes the version before. A put may be repeated because its answer was lost. It
 then finds its own place, written over the version that it expected, and gets the same answer as the first time.
@@ -21,11 +21,18 @@ import json
 import secrets
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
 from broker.clock import Clock
-from broker.errors import CursorMoved, NotFound, OutcomeUnknown, StorageCorrupt, TooManyCursors
+from broker.errors import (
+    CursorMoved,
+    NotFound,
+    OutcomeUnknown,
+    StorageCorrupt,
+    TooManyCursors,
+    UnavailableError,
+)
 from broker.model import MessageId, Topic, TopicId
 from broker.storage.keys import topic_prefix
 from broker.storage.records import Record, RecordStore
@@ -164,6 +171,9 @@ class Cursors:
         await self._records.put_if(key, None, _encode(created))
         if await self._put_index(topic, index, {**index.incarnations, name: incarnation}):
             return created
+        # The answer no is also given if the index was put, and another put came after it (Records.put_if).
+        if (await self._index(topic)).incarnations.get(name) == incarnation:
+            return created
         await self._records.remove([key])
         return None
 
@@ -181,7 +191,9 @@ class Cursors:
                 return False
             left = {each: kept for each, kept in index.incarnations.items() if each != name}
             if await self._put_index(topic, index, left):
-                await self._records.remove([_cursor_key(topic, name, incarnation)])
+                # The cursor is gone already. A record that stays is removed with its generation.
+                with suppress(UnavailableError, OutcomeUnknown):
+                    await self._records.remove([_cursor_key(topic, name, incarnation)])
                 return True
         raise OutcomeUnknown(f"Deleting cursor {name} of {topic.id} did not finish.")
 

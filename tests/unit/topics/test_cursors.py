@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from broker.errors import CursorMoved, NotFound, OutcomeUnknown, StorageCorrupt, TooManyCursors
+from broker.errors import (
+    CursorMoved,
+    NotFound,
+    OutcomeUnknown,
+    StorageCorrupt,
+    StorageFull,
+    TooManyCursors,
+)
 from broker.model import MessageId
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
 from broker.storage.table import WriteUnknown
 from broker.testing.mutants import in_force
 from broker.topics.cursors import RECORD_PREFIX, Cursors
-from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing
 
 PLACE, LATER = bytes(range(20)), bytes(range(1, 21))
 
@@ -87,18 +94,42 @@ async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
     assert (await cursors.put(topic, "c", LATER, moved.version, "mine")).after == LATER
 
 
+async def passed(real: Hook, *arguments: Any, **named: Any) -> Any:
+    return await real(*arguments, **named)
+
+
 async def test_a_creation_without_an_answer_is_repeated(bench: Bench) -> None:
     topic, cursors = await bench.create(), bench.topics.cursors
-
-    async def passed(real, *arguments, **named):
-        return await real(*arguments, **named)
-
     bench.table.on("record", passed, done_but(OutcomeUnknown("of the index")))
     with pytest.raises(OutcomeUnknown):
         await cursors.put(topic, "c", None, None, "mine")
     made = await cursors.put(topic, "c", None, None, "mine")
     assert made.before is None
     assert [each.name for each in (await cursors.page(topic, "", 9)).cursors] == ["c"]
+
+
+async def test_a_creation_that_storage_denies_by_mistake_is_found(bench: Bench) -> None:
+    topic, cursors, others = await bench.create(), bench.topics.cursors, of_another_node(bench)
+
+    async def denied(real: Hook, *arguments: Any, **named: Any) -> bool:
+        await real(*arguments, **named)
+        await others.put(topic, "other", None, None, "")
+        return False
+
+    bench.table.on("record", passed, denied)
+    made = await cursors.put(topic, "c", PLACE, None, "mine")
+    assert await cursors.get(topic, "c") == made
+    assert (await cursors.put(topic, "c", LATER, made.version, "mine")).after == LATER
+
+
+async def test_a_deletion_is_done_even_if_its_record_stays(bench: Bench) -> None:
+    topic, cursors = await bench.create(), bench.topics.cursors
+    await cursors.put(topic, "c", None, None, "")
+    bench.table.on("delete", failing(StorageFull("no space")))
+    assert await cursors.delete(topic, "c")
+    with pytest.raises(NotFound):
+        await cursors.get(topic, "c")
+    assert not await cursors.delete(topic, "c")
 
 
 async def test_a_cursor_that_is_deleted_meanwhile_is_gone(bench: Bench) -> None:
