@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from broker.errors import OutcomeUnknown, PayloadsSealed, TransactionTooOld
-from broker.model import Poll, timestamp_of
+from broker.model import Poll, TopicId, timestamp_of
 from broker.storage import head as heads
 from broker.storage.columns import ENTRIES_END
 from broker.storage.keys import LogId, log_prefix, mark_prefix, page_key, prefix_end, space_of
@@ -16,7 +16,7 @@ from broker.storage.root import RootState
 from broker.storage.table import Space
 from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
-from tests.kit.bench import TOPIC, Bench, Gate, done_but, settle
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, settle
 
 LOG = LogId(TOPIC, 1)
 MARGIN_MS = 60_000
@@ -198,6 +198,29 @@ async def test_pages_that_a_crash_left_below_the_floor_are_found(swept: Bench) -
     swept.restart()
     await swept.sweeper.sweep()
     assert await rows_of(swept) == 0
+
+
+async def test_a_sweep_leaves_a_topic_that_lost_a_page_below_the_floor(swept: Bench) -> None:
+    other = TopicId("ns", "u")
+    await swept.create(ttl_s=TTL_S)
+    await swept.create(other, ttl_s=TTL_S)
+    for topic in (TOPIC, other):
+        await swept.publish(b"x", topic=topic)
+    page = swept.leader().hold.page
+    await swept.pass_ms(10**6)
+
+    async def then_lost(real: Hook, *arguments: Any, **named: Any) -> Any:
+        done = await real(*arguments, **named)
+        root = await swept.logs.root(LOG)
+        if root.floor > page:
+            await swept.memory.delete(Space.MESSAGES, [page_key(LOG, page)])
+        return done
+
+    swept.table.on("root", then_lost, then_lost)
+    sweeping = asyncio.ensure_future(swept.sweeper.sweep())
+    await settle(500)
+    assert sweeping.done()
+    assert (sweeping.result().topics, await rows_of(swept, LogId(other, 1))) == (2, 0)
 
 
 async def test_a_large_topic_goes_in_few_calls(swept: Bench) -> None:
