@@ -348,7 +348,8 @@ class _Browser:
             for entry in found:
                 if judge(entry.pointer, snapshot) is not FetchAction.HOLD:
                     continue
-                for row in entry.ids()[entry.place_after(after) :]:
+                live = oldest_live(self._topic, self._around.clock.now_ms(), entry.lifetime_ms)
+                for row in entry.ids()[max(entry.place_after(after), entry.place_at(live)) :]:
                     if not entry.is_rolled_back(row):
                         return row
         return None

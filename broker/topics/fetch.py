@@ -12,8 +12,8 @@ A row that gives no message, because it is skipped or its reference shows no pay
 
 With a snapshot, a row's pointer decides. The consumer takes a row without a pointer or with a visible one. It skips a
 row whose pointer is negative or invalid. Any other pointer is of an open transaction, and the scan *ends* there,
-because the messages behind must not be seen before it. Without a snapshot the consumer takes every row, also a
-rolled-back one.
+because the messages behind must not be seen before it. An expired row is skipped before its pointer is looked at: it
+will never be seen, so it holds no consumer. Without a snapshot the consumer takes every row, also a rolled-back one.
 """
 
 from __future__ import annotations

@@ -292,12 +292,20 @@ class TopicReading:
         if first < entry.count and not self._start.inline and not entry.is_reference:
             # The consumer begins after this message, and has it: even if it is open, it holds nothing back.
             first += entry.id(first) == self._start.row
+        # An expired message is never shown, so it holds nothing back either, even if it is open.
+        first = max(first, entry.place_at(self._oldest_of(entry)))
         if first >= entry.count or entry.is_stub:
             self._after = max(self._after, entry.last)
             return True
         if entry.is_plain:
             return self._take_run(entry, first, entry.count, bytes_max)
         return self._take_judged(entry, first, bytes_max)
+
+    def _oldest_of(self, entry: Entry) -> RowId:
+        """Return the oldest live id for an entry's messages."""
+        if entry.lifetime_ms is None:
+            return self._oldest
+        return oldest_live(self._topic, self._now_ms, entry.lifetime_ms)
 
     def _take_judged(self, entry: Entry, first: int, bytes_max: int) -> bool:
         """Judge an entry whose messages share a transaction, a lifetime or a reference."""
@@ -312,7 +320,8 @@ class TopicReading:
                 continue
             if entry.is_reference:
                 self._after = entry.last
-                return self._open_reference(entry)
+                self._open_reference(entry)
+                return False
             if not self._take_run(entry, start, stop, bytes_max):
                 return False
         self._after = max(self._after, entry.last)
@@ -320,14 +329,6 @@ class TopicReading:
 
     def _take_run(self, entry: Entry, first: int, stop: int, bytes_max: int) -> bool:
         """Take live messages without further judgement. Return False if the page is full before the last one."""
-        bound = self._oldest
-        if entry.lifetime_ms is not None:
-            bound = oldest_live(self._topic, self._now_ms, entry.lifetime_ms)
-        if entry.first < bound:
-            first = max(first, entry.place_at(bound))
-            if first >= stop:
-                self._after = max(self._after, entry.id(stop - 1))
-                return True
         end = min(stop, first + self._left)
         end = entry.stop_within(first, end, max(bytes_max - self._bytes, 1))
         self._emit(entry, first, end, entry.run_bytes(first, end))
@@ -336,14 +337,11 @@ class TopicReading:
 
     # Payload logs.
 
-    def _open_reference(self, entry: Entry) -> bool:
-        if not lives(self._topic, entry.first, entry.lifetime_ms, self._now_ms):
-            return True
+    def _open_reference(self, entry: Entry) -> None:
         assert entry.number is not None
         after = self._start.payload_after if entry.first == self._start.row else ROW_ID_MIN
         payloads = PayloadReader(self._around, self._topic, entry.number, after)
         self._reference = _Reference(entry, payloads)
-        return False
 
     async def _read_payloads(self, reference: _Reference, bytes_max: int) -> None:
         """Read as many of a reference's payloads as fit. Clear ``self._reference`` if none are left."""

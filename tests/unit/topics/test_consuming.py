@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, BodyTooLarge
 from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.testing.virtual_time import VirtualLoop, simulate
+from broker.topics.blockers import BlockersQuery
+from broker.topics.browse import BrowseQuery
 from broker.topics.pages import PollPage
 from broker.topics.settings import PublishOptions
 from broker.wire import attributes
@@ -411,3 +413,25 @@ async def test_a_consumer_may_begin_at_messages_that_expired_by_their_own_ttl(
     bench.restart()
     behind = Poll(gone.first + b"\0" * 9 + b"\1", inclusive=False)
     assert await bench.payloads(behind) == [b"kept"]
+
+
+async def test_an_expired_message_of_an_open_transaction_holds_no_consumer(bench: Bench) -> None:
+    await bench.create()
+    short = PublishOptions(ttl_s=1)
+    await bench.publish(b"a", b"b", pointer=OPEN, options=short)
+    await bench.stored(OPEN, b"stored")
+    await bench.publish(pointer=OPEN, options=short)
+    await bench.publish(b"behind")
+
+    async def held() -> list[object]:
+        """Return how each door sees the consumer."""
+        cached = await bench.payloads(Poll(snapshot=SNAPSHOT))
+        bench.forget_cache()
+        assert await bench.payloads(Poll(snapshot=SNAPSHOT)) == cached
+        found = await bench.topics.blockers(TOPIC, BlockersQuery(SNAPSHOT))
+        shown = (await bench.topics.browse(TOPIC, BrowseQuery(snapshot=SNAPSHOT))).entries
+        return [cached, len(found.blockers), shown[-1].payload, shown[-1].consumable]
+
+    assert await held() == [[], 1, b"behind", False]
+    await bench.pass_ms(5000)
+    assert await held() == [[b"behind"], 0, b"behind", True]
