@@ -137,6 +137,8 @@ class Writer:
         self._life = Life()
         hung = TimeoutError(f"a write has not ended for {self.deadline_s:g} s")
         self.failure = hung
+        # The write may have ended in this moment. Then the thread waits for a change, and none is taken any more.
+        self._queue.put(Change(_is_writable, self._loop.create_future(), self._life))
         return OutcomeUnknown(f"it may have been written or not: {hung}")
 
     def _next_life(self) -> None:

@@ -245,6 +245,29 @@ async def test_a_write_that_hangs_is_unknown_after_its_deadline(database: FakeDa
     await writer.close()
 
 
+async def test_a_write_that_ends_at_its_deadline_leaves_a_database_that_takes_changes(
+    database: FakeDatabase,
+) -> None:
+    told = threading.Event()
+    writer = Writer(database, probe_interval_s=0.0, deadline_s=0.1, observe=lambda *_: told.set())
+    first = await hold_up(database, writer)
+
+    def end_the_write() -> None:
+        database.may_write.set()
+        assert told.wait(20)
+        threading.Event().wait(0.05)  # Most likely the thread waits for a change now.
+
+    # The event loop is blocked, then runs this and the check of the deadline before it hears of the end.
+    asyncio.get_running_loop().call_later(0.0, end_the_write)
+    threading.Event().wait(0.2)
+    with pytest.raises(OutcomeUnknown):
+        await first
+    assert await asyncio.to_thread(database.is_open_anew.wait, 20)
+    assert await writer.probe()
+    await writer.submit(putting(b"later"))
+    await writer.close()
+
+
 @pytest.mark.slow
 async def test_changes_that_wait_for_a_hung_write_are_never_written(database: FakeDatabase) -> None:
     writer = Writer(database, probe_interval_s=NEVER_S, deadline_s=0.3)
