@@ -38,7 +38,11 @@ async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline:
     with state.used():
         leader = await leaders.lead(topic, deadline)
         async with state.lock:
-            changed = await change(leader)
+            try:
+                changed = await change(leader)
+            except BrokerError as error:
+                state.doubt(error)
+                raise
             state.adopt(leader, changed)
         try:
             while not await leader.is_proven():

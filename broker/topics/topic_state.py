@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from broker.errors import TopicNotFound
+from broker.errors import BrokerError, TopicNotFound
 from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.clock_comparison import ClockComparison
@@ -120,6 +120,13 @@ class TopicState:
             # Once a leader has ended, another node may change the record at any time.
             if self.leader is leader or not self.around.is_clustered:
                 self.topic = recorded
+
+    def doubt(self, error: BrokerError) -> None:
+        """Forget the topic's record after a failed change, if it may have been changed: the next use reads it."""
+        if error.outcome == "unknown":
+            self.topic = None
+            if self.leader is not None:
+                self.leader.end(error)  # The next one begins with the record as it is then.
 
     def is_generation(self, generation: int) -> bool:
         """Return whether the topic still has this generation."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 
 from broker.errors import (
     BadRequest,
+    BrokerError,
     Fenced,
     OutcomeUnknown,
     TopicExists,
@@ -115,7 +116,11 @@ class Topics:
         state = self.leaders.state(topic)
         with state.used():
             async with state.lock:
-                state.topic = await self.registry.update(topic, properties)
+                try:
+                    state.topic = await self.registry.update(topic, properties)
+                except BrokerError as error:
+                    state.doubt(error)
+                    raise
                 if state.leader is not None:
                     state.leader.topic = state.topic
                 return state.topic

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker.errors import BadRequest, OutcomeUnknown, TopicNotFound
+from broker.errors import BadRequest, OutcomeUnknown, StorageFull, TopicNotFound
 from broker.model import Poll, TopicId, timestamp_of
 from broker.storage.ownpage import PageBounds
 from broker.testing.virtual_time import pass_time
@@ -13,7 +13,7 @@ from broker.topics.ranges import RangeQuery
 from broker.topics.record_changes import purge_through
 from broker.topics.registry import TopicRegistry, record_key
 from broker.topics.settings import TopicSettings
-from tests.kit.bench import TOPIC, Bench, Gate, failing
+from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing
 from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 NEVER_MS = 0
@@ -242,3 +242,15 @@ async def test_a_purge_whose_record_gets_no_answer_is_unknown(bench: Bench) -> N
         await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)
     bench.table.forget_hooks()
     assert await bench.payloads() == [b"m"]
+
+
+@on_nodes(2)
+async def test_a_purge_that_was_made_without_an_answer_counts_at_the_leader(
+    cluster: TopicCluster,
+) -> None:
+    home, other = await cluster.led(TOPIC)
+    home.table.on("record", done_but(StorageFull("no space", outcome="unknown")))
+    with pytest.raises(StorageFull):
+        await home.topics.purge(TOPIC, home.now_ms() + AHEAD_MS)
+    for node in (home, other):
+        assert await node.payloads(TOPIC) == []

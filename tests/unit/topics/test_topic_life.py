@@ -21,7 +21,7 @@ from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
 from broker.topics.browse import BrowseQuery
 from broker.topics.settings import PublishOptions
-from tests.kit.bench import TOPIC, Bench, Gate, settle
+from tests.kit.bench import TOPIC, Bench, Gate, done_but, settle
 
 
 async def test_a_topic_is_created_shown_changed_listed_and_deleted(bench: Bench) -> None:
@@ -305,6 +305,22 @@ async def test_a_changed_ttl_applies_to_existing_messages(bench: Bench) -> None:
     assert await bench.payloads() == []
     await bench.topics.update(TOPIC, {"ttl": "51"})
     assert await bench.payloads() == [b"m"]
+
+
+async def test_a_change_without_an_answer_counts_if_it_was_made(bench: Bench) -> None:
+    await bench.create(ttl_s=100)
+    await bench.publish(b"m")
+    unknown = done_but(StorageFull("no space", outcome="unknown"))
+    bench.table.on("record", unknown)
+    with pytest.raises(StorageFull):
+        await bench.topics.update(TOPIC, {"ttl": "50"})
+    assert (await bench.topics.get(TOPIC)).ttl_s == 50
+    with pytest.raises(BadRequest, match="ttl"):
+        await bench.publish(b"n", options=PublishOptions(ttl_s=60))
+    bench.table.on("record", unknown)
+    with pytest.raises(StorageFull):
+        await bench.topics.purge(TOPIC, bench.clock.now_ms())
+    assert (await bench.topics.get(TOPIC)).purged_ms > 0
 
 
 async def test_the_longest_ttl_works(bench: Bench) -> None:
