@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from broker.errors import BrokerError, OutcomeUnknown
+from broker.errors import BrokerError, OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_MIN, RowId, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
@@ -336,11 +336,13 @@ class LogHold(OwnChain):
         return stubs, end_ms
 
     async def server_ms(self) -> int | None:
-        """Return the time by the clock of the server that has the log; None: no time shows it.
-
-        None means that the store has no clock, or that the head's time did not rise: HBase never lets it fall.
+        """Return the time by the clock of the server that has the log; None: the store has no clock.
 
         It changes the own head, with a new token only, and takes the time of that write.
+
+        Raises:
+            Unavailable: the head's time did not rise, so it is not of that write: HBase never lets it fall.
+            Fenced, OutcomeUnknown: the hold is done.
         """
         if self.is_alone:
             return None
@@ -352,7 +354,7 @@ class LogHold(OwnChain):
         if before is None or after is None or after.server_ms is None:
             return None
         if before.server_ms is not None and after.server_ms <= before.server_ms:
-            return None
+            raise Unavailable("The time of a cell only rises, and that of the head did not.")
         return after.server_ms
 
     # Ends.

@@ -263,3 +263,19 @@ async def test_a_clock_that_went_wrong_since_the_claims_sweeps_nothing(
     report = await node.sweep()
     assert (report.rows, report.skipped) == ((0, 1) if ahead_ms else (4, 0))
     assert node.machine.is_skewed is bool(ahead_ms)
+
+
+@on_nodes(1)
+async def test_a_topic_whose_server_shows_no_time_is_not_swept(cluster: TopicCluster) -> None:
+    """The server's clock is behind the head of the topic, and the time of a cell never falls."""
+    (node,) = cluster.nodes
+    await cluster.create(TOPIC, ttl_s=1)
+    for payload in (b"old", b"new"):
+        await cluster.publish(TOPIC, payload)
+    await pass_time(10)
+    cluster.sim.table.clocks_ms = (-20_000,)
+    report = await node.sweep()
+    assert (report.rows, report.skipped) == (0, 1)
+    await pass_time(11)
+    cluster.sim.table.clocks_ms = (0,)
+    assert (await node.sweep()).rows == 2
