@@ -193,8 +193,6 @@ class References:
         """
         hold, at = self._hold, min(wanted.values())
         through = hold.pointer
-        if hold.root.floor > row_after(at):
-            raise OutcomeUnknown("It can't be known any more whether the payloads were published.")
         found: dict[int, RowId] = {}
         for page, head in await hold.chain(row_after(at), through):
             reader = self._around.logs.reader(hold.log, at, through)
@@ -202,7 +200,9 @@ class References:
                 if entry.is_reference and entry.number in wanted:
                     found.setdefault(entry.number, entry.first)
             if len(found) == len(wanted):
-                break
+                return found
+        if hold.root.floor > row_after(at):  # It may have risen during the search.
+            raise OutcomeUnknown("It can't be known any more whether the payloads were published.")
         return found
 
     def _note_later(self, numbers: Numbers, rows: Sequence[RowId]) -> None:

@@ -374,6 +374,30 @@ async def test_a_publish_is_unknown_once_its_reference_may_have_expired(swept: B
         await swept.stored(number, b"late")
 
 
+async def test_a_publish_is_unknown_if_its_reference_is_swept_during_the_search(
+    swept: Bench,
+) -> None:
+    await swept.create(ttl_s=10)
+    number = pointer_now(swept)
+    await swept.stored(number, b"p")
+    swept.table.on("append", done_but(OutcomeUnknown("crashed")))
+    with pytest.raises(OutcomeUnknown):
+        await swept.publish(pointer=number)
+    swept.restart()
+    await publish_each(swept, 5)
+    await swept.pass_ms(10_000 + MARGIN_MS + 10)
+    await swept.publish(b"n")
+
+    async def stale(*_: Any, **__: Any) -> list[Any]:
+        await swept.sweeper.sweep()
+        return []
+
+    swept.table.on("scan", stale)
+    with pytest.raises(OutcomeUnknown):
+        await swept.publish(pointer=number)
+    assert await swept.payloads() == [b"n"], "not delivered once more"
+
+
 async def test_a_log_that_is_written_to_meanwhile_is_not_dropped(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     number = pointer_now(swept)
