@@ -294,8 +294,9 @@ class TreeMembership:
     async def _make_own_node(self) -> None:
         try:
             await self._reach.tree.create(self._path, encode(self._me), ephemeral=True)
-        except NodeExists:
+        except NodeExists:  # It was made since it was read, or it can't be decoded.
             self._stale.set()
+            await self._reach.pause()
 
     def _is_me(self, info: NodeInfo) -> bool:
         return info.incarnation == self._me.incarnation

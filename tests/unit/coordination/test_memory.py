@@ -483,3 +483,26 @@ def _history(seed):
 
 def _task(work):
     return asyncio.get_running_loop().create_task(work)
+
+
+def test_a_node_that_can_not_decode_its_own_entry_looks_again_at_intervals():
+    async def scenario(world):
+        world.delay_s = 0.001
+        first, second = world.session(), world.session()
+        member = await first.join(info(0))
+        await second.join(info(1))
+        looks, children = 0, first.tree.children
+
+        async def counted(*arguments):
+            nonlocal looks
+            looks += 1
+            return await children(*arguments)
+
+        first.tree.children = counted
+        await second.tree.put("/broker/nodes/000", b"{")
+        await pass_time(10.0)
+        assert 1 < looks < 1000
+        await second.tree.delete("/broker/nodes/000")
+        await sees(member, 0, 1)
+
+    in_world(scenario)
