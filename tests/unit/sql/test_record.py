@@ -52,13 +52,22 @@ class World:
             self.service.rules.invalidate(pointer)
 
 
+SHORT = pytest.mark.parametrize("deadline_s", [0.02])
+"""For tests in which the service never answers: the client soon ends its retries."""
+
+
 @pytest.fixture
-async def world(make_client, transport, tmp_path):
+def deadline_s():
+    return 20.0
+
+
+@pytest.fixture
+async def world(make_client, transport, tmp_path, deadline_s):
     topics = Topics()
     service = transport.answer = OverHttp(topics)
     engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
     METADATA.create_all(engine)
-    async with make_client(deadline_s=0.02) as client:
+    async with make_client(deadline_s=deadline_s) as client:
         yield World(client, service, topics, engine)
     engine.dispose()
 
@@ -113,6 +122,7 @@ async def test_an_error_of_the_flush_comes_before_anything_is_published(world):
     assert (world.topics.published, tx.state) == ([], "aborted")
 
 
+@SHORT
 @pytest.mark.slow
 async def test_from_the_decision_on_nothing_is_undone_and_recovery_commits(world):
     world.service.cut["commit"] = ["before"] * 1000
@@ -157,6 +167,7 @@ async def test_a_transaction_that_became_invalid_after_its_decision_is_published
     engine.dispose()
 
 
+@SHORT
 @pytest.mark.slow
 async def test_keys_headers_and_lifetimes_are_in_the_record(world, transport):
     with Session(world.engine) as session:
@@ -330,6 +341,7 @@ async def test_one_session_decides(world):
 # --- asyncio --------------------------------------------------------------------------------------
 
 
+@SHORT
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_session_for_asyncio_decides_as_well(world, fails):
