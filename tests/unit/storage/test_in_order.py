@@ -39,7 +39,7 @@ class InOrder(MemoryTable):
 def bench() -> Bench:
     table = InOrder()
     bounds = PageBounds(cells_max=3, packed_from=1 << 30)
-    one, other = (Logs(table, SystemClock(), bounds=bounds, call_s=0.3) for _ in "12")
+    one, other = (Logs(table, SystemClock(), bounds=bounds) for _ in "12")
     return Bench(table, TopicId("ns", "t"), one, other)
 
 

@@ -129,7 +129,7 @@ def test_a_part_of_an_entry_has_the_messages_between_two_ids() -> None:
 @pytest.fixture
 def bench() -> Bench:
     table = MemoryTable(is_alone=True)
-    one, other = (Logs(table, SystemClock(), bounds=UNPACKED, call_s=0.3) for _ in "12")
+    one, other = (Logs(table, SystemClock(), bounds=UNPACKED) for _ in "12")
     return Bench(table, TopicId("ns", "t"), one, other)
 
 

@@ -147,11 +147,11 @@ async def test_a_missing_answer_ends_the_line(bench: Bench) -> None:
 
 
 async def test_each_request_has_its_own_deadline(bench: Bench) -> None:
-    first = bench.ask(answer_s=0.05)
+    first = bench.ask(answer_s=0.3)
     await bench.send(TRUE)
     assert await told(first) is True
     second = bench.ask(answer_s=DEADLINE_S)
-    done, _ = await asyncio.wait([second], timeout=0.06)
+    done, _ = await asyncio.wait([second], timeout=0.35)
     assert not done, "the deadline of the first request has passed"
     await bench.send(TRUE)
     assert await told(second) is True
