@@ -1,9 +1,13 @@
 import asyncio
+import os
 import threading
+from pathlib import Path
 
 from broker.errors import Unavailable
 from broker.storage.leveldb.compaction import BYTES_MIN, LINGER_S, PAGES_MAX, Compaction, stretches
+from broker.storage.leveldb.database import Database, Options
 from tests.kit.bench import settle
+from tests.kit.serving import eventually
 
 
 class FakeDatabase:
@@ -52,7 +56,8 @@ async def test_a_pause_follows_each_merge_and_small_stretches_are_not_merged() -
     compaction.gone(pages)
     assert await asyncio.to_thread(database.is_last.wait, 20)
     await compaction.close()
-    assert database.compacted == [(pages[0], pages[0] + b"\xff"), (pages[2], pages[2] + b"\xff")]
+    merged = [(start, stop) for start, stop in database.compacted if start != stop]
+    assert merged == [(pages[0], pages[0] + b"\xff"), (pages[2], pages[2] + b"\xff")]
     assert pauses[0] == LINGER_S
     assert len(pauses) == 2  # The last merge failed.
 
@@ -69,3 +74,37 @@ async def test_a_close_ends_the_pause() -> None:
     await pausing.wait()
     await compaction.close()
     assert database.compacted == []
+
+
+async def test_the_space_is_freed_although_a_read_is_open_when_the_merge_ends(
+    tmp_path: Path,
+) -> None:
+    """LevelDB keeps the merged files while a read uses them. No write follows that would let it look again."""
+    options = Options(write_buffer_bytes=1 << 16)
+    database = Database(tmp_path / "db", options, create=True, was_clean=True)
+    keys = [page(b"log", 1) + bytes([number]) for number in range(20)]
+    for key in keys:
+        batch = database.batch()
+        batch.put(key, os.urandom(BYTES_MIN // 10))
+        batch.write()
+    batch = database.batch()
+    for key in keys:
+        batch.delete(key)
+    batch.write()
+
+    def files() -> int:
+        return len(list((tmp_path / "db").glob("*.ldb")))
+
+    with database.reading() as opened:
+        read = opened.iterator(prefix=b"log")
+
+    async def pause(seconds: float) -> None:
+        if seconds != LINGER_S:
+            assert files(), "the read uses them"
+            read.close()
+
+    compaction = Compaction(database, pause)
+    compaction.gone([page(b"log", 1)])
+    await eventually(lambda: not files(), files)
+    await compaction.close()
+    database.close()
