@@ -49,7 +49,7 @@ async def world(node, tmp_path, request):
     engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
     outbox = Outbox(namespace=namespace, batch_messages_max=3, batch_bytes_max=1000)
     outbox.create(engine)
-    async with Client(node.url, namespace=namespace, deadline_s=2.0) as client:
+    async with Client(node.url, namespace=namespace) as client:
         await client.create_topic("t")
         yield World(client, engine, outbox)
     engine.dispose()

@@ -60,7 +60,7 @@ class StoryTable(MemoryTable):
 @pytest.fixture
 def bench() -> Bench:
     table = StoryTable()
-    one, other = (Logs(table, SystemClock(), bounds=SMALL, call_s=0.3) for _ in "12")
+    one, other = (Logs(table, SystemClock(), bounds=SMALL) for _ in "12")
     return Bench(table, TopicId("ns", "t"), one, other)
 
 
@@ -260,6 +260,7 @@ async def test_a_hold_without_tokens_ends_and_the_next_claim_goes_on(bench, monk
 
 @pytest.mark.slow
 async def test_a_hold_does_not_take_an_entry_of_its_epoch_for_its_own(bench):
+    bench.one.resolver.call_s = 0.3
     topic = await bench.claim()
     payloads = PayloadLogs(bench.one, "one")
     first = await payloads.open(topic, 7)

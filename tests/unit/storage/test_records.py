@@ -37,7 +37,7 @@ def table():
 def records(table):
     numbers = itertools.count()
     nonce = lambda: next(numbers).to_bytes(8, "big")  # noqa: E731
-    return Records(Resolver(table, SystemClock(), call_s=0.05), nonce)
+    return Records(Resolver(table, SystemClock()), nonce)
 
 
 async def test_a_put_whose_answer_is_lost_still_returns_its_version(records, table):
@@ -73,7 +73,8 @@ async def test_a_put_that_was_not_sent_was_not_made(records, table):
     assert await records.get(b"k") is None
 
 
-async def test_a_put_that_is_never_answered_is_unknown(records, table):
+async def test_a_put_that_is_never_answered_is_unknown(table):
+    records = Records(Resolver(table, SystemClock(), call_s=0.05))
     table.errors = [("before", WriteUnknown("lost"))] * 1000
     with pytest.raises(OutcomeUnknown):
         await records.put_if(b"k", None, b"v")

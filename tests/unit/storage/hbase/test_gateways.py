@@ -330,7 +330,10 @@ async def test_idle_connections_to_a_gateway_that_failed_are_not_used() -> None:
         assert one.questions == 3
 
 
-async def test_a_gateway_that_answers_with_errors_is_not_preferred_for_a_moment() -> None:
+async def test_a_gateway_that_answers_with_errors_is_not_preferred_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "DOUBTED_S", 3600.0)
     async with scripted(2) as (made, addresses), opened(*addresses) as gateways:
         for one in made:
             one.answers = [reply("tableExists", io=IDL.TIOError(message="no"))]

@@ -149,7 +149,7 @@ async def test_rows_without_their_record_root_or_head_are_found(
 
 
 async def test_the_report_of_a_repaired_copy_names_the_losses(
-    directory: Path, tmp_path: Path
+    directory: Path, tmp_path: Path, drawn_seed: int
 ) -> None:
     database = plyvel.DB(str(directory / "db"))
     database.compact_range()
@@ -157,7 +157,7 @@ async def test_the_report_of_a_repaired_copy_names_the_losses(
     (directory / "CLEAN").unlink()
     table = max((directory / "db").glob("*.ldb"), key=lambda path: path.stat().st_size)
     damaged = bytearray(table.read_bytes())
-    damaged[random.randrange(len(damaged) // 4, len(damaged) // 2)] ^= 0x10
+    damaged[random.Random(drawn_seed).randrange(len(damaged) // 4, len(damaged) // 2)] ^= 0x10
     table.write_bytes(damaged)
     before = contents(directory)
     assert not (await verify_directory(directory)).is_sound

@@ -21,7 +21,7 @@ async def test_the_caller_gets_an_error_and_the_thread_goes_on() -> None:
 
 
 async def test_a_read_that_hangs_fails_after_its_deadline() -> None:
-    readers, may_end = Readers(deadline_s=0.01), threading.Event()
+    readers, may_end = Readers(deadline_s=0.5), threading.Event()
     with pytest.raises(Unavailable, match="no read has ended"):
         await readers.read(lambda: may_end.wait(20))
     may_end.set()
