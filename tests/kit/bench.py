@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from broker.errors import Unavailable
 from broker.model import Message, Poll, PublishRequest, Topic, TopicId
 from broker.storage.columns import is_rolled_column
 from broker.storage.keys import ROOT
@@ -103,6 +104,11 @@ def is_root(row: bytes) -> bool:
     return row.split(b":", 2)[-1].startswith(bytes(4) + ROOT)
 
 
+async def passing(real: Hook, *arguments: Any, **named: Any) -> Any:
+    """Make the real call: a hook for the calls before the one that a test hooks."""
+    return await real(*arguments, **named)
+
+
 def failing(error: BaseException) -> Hook:
     """Return a hook that raises ``error`` without the real call."""
 
@@ -121,6 +127,19 @@ def done_but(error: BaseException) -> Hook:
         raise error
 
     return hook
+
+
+def deaf_to_proofs(count: int) -> tuple[Hook, list[bytes]]:
+    """Return a hook for gets that fails the next proofs, and the rows of those that it failed."""
+    failed: list[bytes] = []
+
+    async def deaf(real: Hook, space: Space, row: bytes, columns: Any) -> Any:
+        if space is Space.MESSAGES and not is_root(row) and len(failed) < count:
+            failed.append(row)
+            raise Unavailable("down")
+        return await real(space, row, columns)
+
+    return deaf, failed
 
 
 class Gate:

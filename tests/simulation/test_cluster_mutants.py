@@ -33,7 +33,7 @@ def test_every_guard_is_accounted_for() -> None:
 
 @pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row["name"])
 def test_a_mutant_that_the_cluster_does_not_find_has_its_own_test(row: dict[str, Any]) -> None:
-    assert row["name"] in Path(row["where"]).read_text()
+    assert f'"{row["name"]}"' in Path(row["where"]).read_text()
 
 
 @pytest.mark.simulation

@@ -10,6 +10,8 @@ from broker.model import Snapshot
 from tests.kit.seeds.plan import Fault, Plan
 from tests.kit.seeds.run import Outcome, simulate
 
+pytestmark = pytest.mark.simulation
+
 FAULTS = (Fault("kill", 5.0, 5.0, 1), Fault("pause", 15.0, 6.0, 2))
 
 

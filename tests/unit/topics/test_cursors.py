@@ -22,7 +22,7 @@ from broker.storage.resolve import Resolver
 from broker.storage.table import WriteUnknown
 from broker.testing.mutants import in_force
 from broker.topics.cursors import RECORD_PREFIX, Cursors
-from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, passing
 
 PLACE, LATER = bytes(range(20)), bytes(range(1, 21))
 
@@ -94,13 +94,9 @@ async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
     assert (await cursors.put(topic, "c", LATER, moved.version, "mine")).after == LATER
 
 
-async def passed(real: Hook, *arguments: Any, **named: Any) -> Any:
-    return await real(*arguments, **named)
-
-
 async def test_a_creation_without_an_answer_is_repeated(bench: Bench) -> None:
     topic, cursors = await bench.create(), bench.topics.cursors
-    bench.table.on("record", passed, done_but(OutcomeUnknown("of the index")))
+    bench.table.on("record", passing, done_but(OutcomeUnknown("of the index")))
     with pytest.raises(OutcomeUnknown):
         await cursors.put(topic, "c", None, None, "mine")
     made = await cursors.put(topic, "c", None, None, "mine")
@@ -116,7 +112,7 @@ async def test_a_creation_that_storage_denies_by_mistake_is_found(bench: Bench) 
         await others.put(topic, "other", None, None, "")
         return False
 
-    bench.table.on("record", passed, denied)
+    bench.table.on("record", passing, denied)
     made = await cursors.put(topic, "c", PLACE, None, "mine")
     assert await cursors.get(topic, "c") == made
     assert (await cursors.put(topic, "c", LATER, made.version, "mine")).after == LATER

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import Fenced, IdempotencyKeyReused, NotLeader, PayloadsSealed
+from broker.errors import BadRequest, Fenced, IdempotencyKeyReused, NotLeader, PayloadsSealed
 from broker.model import row_id
 from broker.testing.mutants import in_force
 from broker.topics.dedupe import AnsweredKeys, KeyedOutcome, key_hash
@@ -272,7 +272,7 @@ async def test_a_sweep_frees_the_keys_of_a_topic_that_is_idle(bench: Bench) -> N
 async def test_a_refused_key_may_be_used_again(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
-    with pytest.raises(Exception, match="ttl"):
+    with pytest.raises(BadRequest, match="ttl"):
         await bench.publish(b"a", options=PublishOptions(key="k", ttl_s=10**6))
     assert not (await bench.publish(b"b", options=K)).replayed
 

@@ -21,23 +21,22 @@ class Stalled:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.under_way: list[asyncio.Future[Any]] = []
         self._gates: list[Gate] = []
 
     async def begin(self) -> Stalled:
         await self.bench.create()
         await self.bench.publish(b"first")
-        for gate in self.stall():
-            self.under_way.append(self.publish(b"under way", within_s=math.inf))
-            await gate.reached.wait()
+        gate = self.stall()
+        self.under_way = self.publish(b"under way", within_s=math.inf)
+        await gate.reached.wait()
         return self
 
-    def stall(self) -> list[Gate]:
+    def stall(self) -> Gate:
         """Hold up the next batch."""
-        gates = [Gate()]
-        self.bench.table.on("append", *(gate.before for gate in gates))
-        self._gates += gates
-        return gates
+        gate = Gate()
+        self.bench.table.on("append", gate.before)
+        self._gates.append(gate)
+        return gate
 
     def publish(self, payload: bytes, within_s: float, **options: Any) -> asyncio.Future[Any]:
         deadline = self.bench.clock.monotonic() + within_s
@@ -53,13 +52,11 @@ class Stalled:
     async def go_on(self, *waiting: asyncio.Future[Any]) -> list[bytes]:
         """Let storage answer; return the payloads after those that were in flight."""
         self.open()
-        await asyncio.gather(*self.under_way, *waiting)
+        await asyncio.gather(self.under_way, *waiting)
         payloads = await self.bench.payloads()
-        assert payloads[: 1 + len(self.under_way)] == [b"first"] + [b"under way"] * len(
-            self.under_way
-        )
+        assert payloads[:2] == [b"first", b"under way"]
         assert self.bench.around.queue.bytes == 0
-        return payloads[1 + len(self.under_way) :]
+        return payloads[2:]
 
 
 @pytest.fixture
@@ -89,18 +86,18 @@ async def test_a_queued_request_is_refused_in_time_although_storage_does_not_ans
 async def test_a_store_that_waits_is_refused_in_time(bench: Bench) -> None:
     await bench.create()
     await bench.stored(7, b"first")
-    stalled, under_way = Stalled(bench), []
-    for gate in stalled.stall():
-        under_way.append(asyncio.ensure_future(bench.stored(7, b"under way")))
-        await gate.reached.wait()
+    stalled = Stalled(bench)
+    gate = stalled.stall()
+    under_way = asyncio.ensure_future(bench.stored(7, b"under way"))
+    await gate.reached.wait()
     try:
         options = PublishOptions(deadline=bench.clock.monotonic() + 2.0)
         await refused(asyncio.ensure_future(bench.stored(7, b"late", options=options)))
     finally:
         stalled.open()
-    await asyncio.gather(*under_way)
+    await under_way
     await bench.publish(pointer=7)
-    assert await bench.payloads() == [b"first"] + [b"under way"] * len(under_way)
+    assert await bench.payloads() == [b"first", b"under way"]
 
 
 async def test_deadlines_need_not_come_in_the_order_of_the_queue(stalled: Stalled) -> None:
@@ -173,16 +170,14 @@ async def test_a_request_carried_to_the_next_leader_is_refused_in_time(bench: Be
     bench.restart(batch_rows_max=1)
     stalled = await Stalled(bench).begin()
     try:
-        ahead = [stalled.publish(b"ahead", math.inf) for _ in stalled.under_way]
+        ahead = stalled.publish(b"ahead", math.inf)
         late = stalled.publish(b"late", within_s=2.0)
         await settle()
         bench.leader().end(Fenced("over"))
         stalled.open()
-        again = stalled.stall()
-        for gate in again:
-            await gate.reached.wait()
+        await stalled.stall().reached.wait()
         await refused(late)
-        assert await stalled.go_on(*ahead) == [b"ahead"] * len(ahead)
+        assert await stalled.go_on(ahead) == [b"ahead"]
     finally:
         stalled.open()
 

@@ -101,7 +101,7 @@ async def test_the_publishes_of_a_producer_run_one_at_a_time_in_order(bench: Ben
     await gate.reached.wait()
     await settle()
     assert bench.leader().producers.busy
-    gate.opened.set()
+    gate.open()
     assert [each.replayed for each in await asyncio.gather(*tasks)] == [False, False, True, True]
     assert await bench.payloads() == [b"0", b"1", b"2"]
     assert not bench.leader().producers.busy
@@ -117,7 +117,7 @@ async def test_a_numbered_publish_completes_without_its_caller(bench: Bench) -> 
     task.cancel()
     late = asyncio.ensure_future(publish(bench, 1))
     await settle()
-    gate.opened.set()
+    gate.open()
     assert (await late).replayed
     assert await bench.payloads() == [b"0", b"1"]
 
@@ -132,7 +132,7 @@ async def test_an_unsent_publish_of_a_former_leader_is_checked_again(bench: Benc
     waiting = asyncio.ensure_future(publish(bench, 2))
     await settle()
     bench.leader().end(Fenced("let go"))
-    gate.opened.set()
+    gate.open()
     await asyncio.gather(under_way, waiting)
     assert sorted(await bench.payloads()) == [b"1", b"2", b"plain"]
 
@@ -149,11 +149,11 @@ async def test_a_publish_that_waits_and_is_sent_again_is_stored_once(
     waiting = asyncio.ensure_future(publish(bench, 2))
     await settle()
     bench.leader().end(Fenced("let go"))
-    before.opened.set()
+    before.open()
     await after.reached.wait()
     again = asyncio.ensure_future(publish(bench, 2))
     await settle()
-    after.opened.set()
+    after.open()
     await under_way
     answers = [(await task).replayed for task in (waiting, again)]
     assert answers == [False, True]

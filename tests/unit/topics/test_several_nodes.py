@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from broker.errors import OutcomeUnknown, TopicNotFound, Unavailable
+from broker.errors import OutcomeUnknown, TopicNotFound
 from broker.model import Poll, TopicId
 from broker.storage.keys import LogId
 from broker.storage.table import Space
 from broker.testing.virtual_time import pass_time
 from broker.topics.registry import record_key
 from chaos.bare import append
-from tests.kit.bench import Gate, Hook, is_root
+from tests.kit.bench import Gate, Hook, deaf_to_proofs, is_root
 from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(12)]
@@ -233,18 +233,10 @@ async def test_the_node_that_created_a_topic_reads_by_its_present_record(
 @on_nodes(1)
 async def test_a_leader_reads_storage_if_its_proof_gets_no_answer(cluster: TopicCluster) -> None:
     node, _ = await cluster.led(TOPIC)
-    failures = 2
-
-    async def deaf(real: Hook, space: Space, row: bytes, columns: Any) -> Any:
-        nonlocal failures
-        if space is Space.MESSAGES and not is_root(row) and failures:
-            failures -= 1
-            raise Unavailable("down")
-        return await real(space, row, columns)
-
+    deaf, failed = deaf_to_proofs(2)
     node.table.on("get", *[deaf] * 10)
     assert await node.payloads(TOPIC) == [b"first"]
-    assert not failures
+    assert len(failed) == 2
     assert node.leads(TOPIC)
 
 

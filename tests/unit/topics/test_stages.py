@@ -93,7 +93,7 @@ async def test_all_stages_of_a_publish_are_seen_at_once(bench: Bench) -> None:
     task = asyncio.ensure_future(publish(bench, *stages))
     await gate.reached.wait()
     assert await bench.payloads() == []
-    gate.opened.set()
+    gate.open()
     await task
     assert await bench.payloads() == [b"%d" % number for number in range(100)]
 
@@ -406,7 +406,7 @@ async def test_a_publish_that_begins_before_the_end_is_not_swept(bench: Bench) -
     await bench.pass_ms(2 * MARGIN_MS)
     sweep = asyncio.ensure_future(bench.sweeper.sweep())
     await settle()
-    gate.opened.set()
+    gate.open()
     await asyncio.gather(task, sweep)
     assert await bench.payloads() == [b"a"]
     await bench.pass_ms(MARGIN_MS)

@@ -15,7 +15,7 @@ from broker.storage.payloads import PayloadLogs
 from broker.storage.table import NotWritten
 from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
-from tests.kit.bench import TOPIC, Bench, failing
+from tests.kit.bench import TOPIC, Bench, failing, passing
 
 
 async def store_at_a_leader_that_was_fenced(bench: Bench) -> None:
@@ -104,20 +104,13 @@ async def publish_twice_over_a_crash(bench: Bench) -> int:
     """Publish a reference, crash before its root is marked, and publish it again; return its count."""
     await bench.create()
     await bench.stored(42, b"stored")
-    bench.table.on("root", *_only_the_first_passes())
+    bench.table.on("root", passing, *[failing(NotWritten("the node died"))] * 3)
     await bench.publish(pointer=42)
     await bench.pass_ms(1)
     bench.restart()
     with contextlib.suppress(BrokerError):
         await bench.publish(pointer=42)
     return len(await bench.payloads())
-
-
-def _only_the_first_passes():
-    async def passes(real, *arguments, **named):
-        return await real(*arguments, **named)
-
-    return [passes, *[failing(NotWritten("the node died"))] * 3]
 
 
 async def test_a_reference_is_looked_for_before_it_is_published_again(bench: Bench) -> None:

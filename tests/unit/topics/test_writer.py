@@ -317,6 +317,7 @@ async def test_a_bug_in_an_append_is_an_unknown_outcome_and_ends_the_hold(bench:
     with pytest.raises(OutcomeUnknown):
         await bench.publish(b"m")
     await bench.publish(b"next")
+    assert [type(each["exception"]) for each in told] == [ZeroDivisionError], "it is reported"
     assert bench.leader() is not old
     assert await bench.payloads() == [b"first", b"next"]
 
