@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from broker.http import server
 from broker.http.body import COUNTED_BYTES_MIN
-from broker.http.budget import Bounds, BudgetKind
+from broker.http.budget import Bounds, BudgetKind, Budgets
 from broker.model import PublishRequest, Snapshot, timestamp_of
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
@@ -211,13 +212,20 @@ def test_an_old_transaction_is_an_error_with_our_message(java: JavaTopics) -> No
     assert java.fetch("t") == []
 
 
-def test_the_client_sees_an_overloaded_broker_as_unavailable(java_client: JavaClient) -> None:
+def test_the_client_sees_an_overloaded_broker_as_unavailable(
+    java_client: JavaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Budgets] = []
+
+    def budgets_of(bounds: dict[BudgetKind, Bounds]) -> Budgets:
+        made.append(Budgets(bounds))
+        return made[-1]
+
+    monkeypatch.setattr(server, "Budgets", budgets_of)
     with ServedNode() as node:
         java = java_client.at(node.port)
         java.create("t")
-        server = node.node._server
-        assert server is not None
-        budgets = server.budgets
+        (budgets,) = made
         bounds = budgets.bounds
         budgets.bounds = {**bounds, BudgetKind.BODY_BYTES: Bounds(10_000, 10_000, 0)}
         payload = b"x" * COUNTED_BYTES_MIN

@@ -130,14 +130,15 @@ class Worker:
         payloads = tuple(self._label("m") for _ in range(count))
         if key is not None:
             self._topics.keyed.append(Keyed(topic, payloads, pointer, key))
-        return await self._send(topic, generation, Keyed(topic, payloads, pointer, key or ""))
+        return await self.send(topic, generation, Keyed(topic, payloads, pointer, key or ""))
 
     async def _again(self, generation: int) -> None:
         if self._topics.keyed:
             keyed = self._rng.choice(self._topics.keyed)
-            await self._send(keyed.topic, generation, keyed)
+            await self.send(keyed.topic, generation, keyed)
 
-    async def _send(self, topic: str, generation: int, keyed: Keyed) -> Done | None:
+    async def send(self, topic: str, generation: int, keyed: Keyed) -> Done | None:
+        """Publish messages, and note it in the history. Return None if it was refused. Raises UnknownResult."""
         asked: Value = {
             "payloads": list(keyed.payloads),
             "pointer": keyed.pointer,
@@ -283,7 +284,7 @@ async def _read_all(driver: Driver, history: History, known: Topics) -> None:
     """Repeat all publishes with a key, then read all topics and all stored payloads."""
     again = Worker("again", driver, history, known, random.Random(0))
     for keyed in known.keyed:
-        await again._send(keyed.topic, known.generations[keyed.topic], keyed)
+        await again.send(keyed.topic, known.generations[keyed.topic], keyed)
     await again.create("churn")
     for topic, generation in known.generations.items():
         if not generation:

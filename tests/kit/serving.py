@@ -10,7 +10,7 @@ import io
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Self
 
@@ -48,6 +48,14 @@ NAMESPACE = "/v1/namespaces/default"
 def topic_path(topic: str, action: str = "") -> str:
     """Return the path of a topic of the namespace ``default``, or of one of its actions."""
     return f"{NAMESPACE}/topics/{topic}" + (f"/{action}" if action else "")
+
+
+def quiet_port() -> int:
+    """Return a free port that no other test gets by chance: it is below those that the system hands out."""
+    while True:
+        port = 12_000 + secrets.randbelow(18_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 async def eventually(

@@ -15,9 +15,10 @@ from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import NodeInfo
 from broker.errors import BadRequest, Forbidden, NotFound, Unavailable
 from broker.http.outbound import OutboundConnection, open_connection
-from broker.rowlog import Message, RowLog, Subscription
+from broker.rowlog import Message, RowLog, Subscription, remote
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.remote import PREFIX, ListenerNode, decode_message, encode_message
+from tests.kit.serving import eventually, quiet_port
 from tests.unit.rowlog.world import ROW, TABLE, Heard
 
 
@@ -64,7 +65,10 @@ async def nodes() -> AsyncIterator[Nodes]:
         await log.close()
 
 
-async def test_messages_go_to_the_nodes_that_listen(nodes: Nodes) -> None:
+async def test_messages_go_to_the_nodes_that_listen(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CONNECT_S", 20.0)
     processor = await nodes.log()
     await processor.subscribe(Subscription("a", backoff_ms_first=1))
     heard = [Heard(ValueError("no good")), Heard()]
@@ -83,14 +87,9 @@ async def test_messages_go_to_the_nodes_that_listen(nodes: Nodes) -> None:
     assert [len(each.messages) for each in heard] == [2, 2]
     gate.set()
     await asyncio.gather(*(each.until(ended=2) for each in heard))
-    while processor.figures.values["processed", "a"] < 4:
-        for listener in heard:
-            listener.changed.clear()
-        waits = [asyncio.create_task(each.changed.wait()) for each in heard]
-        await asyncio.wait(waits, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-    assert processor.figures.values["retries", "a"] == 1
+    figures = processor.figures.values
+    await eventually(lambda: figures["processed", "a"] == 4, lambda: figures)
+    assert figures["retries", "a"] == 1
     assert {(each.data, each.payload) for each in heard[0].messages} == {(b"d", b"p")}
 
 
@@ -210,10 +209,9 @@ async def test_serving_that_failed_leaves_nothing_and_may_be_tried_again(
     nodes: Nodes,
 ) -> None:
     log = await nodes.log()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        with pytest.raises(OSError, match="in use"):
-            await log.serve_listeners(port=port)
+    port = quiet_port()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(OSError, match="in use"):
+        await log.serve_listeners(port=port)
     nodes.coordination.outage()
     with pytest.raises(Unavailable):
         await log.serve_listeners(port=port)

@@ -1,5 +1,6 @@
 """Accumulators give the same result for any split of the values over two that are merged."""
 
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ def given_to(make: Callable[[], Accumulator[Any, Any]], values: list[Any]) -> An
 
 def values_for(make: Callable[[], Accumulator[Any, Any]], numbers: list[int]) -> list[Any]:
     """Min and Max take a measure with its value, here the place: of equal ones the first is told."""
-    return list(zip(numbers, range(99), strict=False)) if make in {Min, Max} else numbers
+    return list(zip(numbers, itertools.count(), strict=False)) if make in {Min, Max} else numbers
 
 
 @pytest.mark.slow
@@ -41,7 +42,7 @@ def test_the_results_are_those_of_python(numbers: list[int]) -> None:
     assert given_to(Count, numbers).result(None) == len(numbers)
     assert given_to(Sum, numbers).result(None) == sum(numbers)
     assert given_to(Avg, numbers).result(None) == sum(numbers) / len(numbers)
-    pairs = list(zip(numbers, range(99), strict=False))
+    pairs = list(zip(numbers, itertools.count(), strict=False))
     first = dict(reversed(pairs))
     assert given_to(Min, pairs).result(None) == first[min(numbers)]
     assert given_to(Max, pairs).result(None) == first[max(numbers)]

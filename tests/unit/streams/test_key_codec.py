@@ -87,8 +87,6 @@ def shape(key: Any) -> Any:
             return dict, frozenset((shape(name), shape(value)) for name, value in key.items())
         case list() | tuple():
             return type(key), tuple(map(shape, key))
-        case float() | Decimal():
-            return type(key), key + 0
         case _:
             return type(key), key
 

@@ -94,6 +94,7 @@ async def test_one_node_commits_a_transaction_that_another_began(nodes: list[Nod
     leading = await leader_of_transactions(nodes)
     await nodes.pop(leading).stop()
     assert await clients[leading].ended()
+    assert await leader_of_transactions(nodes) == 0, "the other node has taken over"
     for transaction in open_:
         await commit(clients[1 - leading], transaction)
     for client in clients:

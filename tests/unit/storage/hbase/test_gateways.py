@@ -14,7 +14,7 @@ from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.table import NotWritten, WriteUnknown
 from tests.kit.bench import settle
-from tests.kit.serving import eventually
+from tests.kit.serving import eventually, quiet_port
 from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving
 
 TWO = reply("getThriftServerType", success=IDL.TThriftServerType.TWO)
@@ -51,8 +51,7 @@ async def ask(gateways: Gateways, name: bytes = b"t") -> bool:
 
 
 def free_address() -> GatewayAddress:
-    with socket.create_server((HOST, 0)) as probe:
-        return GatewayAddress(HOST, probe.getsockname()[1])
+    return GatewayAddress(HOST, quiet_port())
 
 
 SILENCE = b""
@@ -347,8 +346,7 @@ async def test_a_gateway_that_answers_with_errors_is_not_preferred_for_a_moment(
 
 
 async def test_a_call_waits_until_a_gateway_is_up_again() -> None:
-    with serving() as served:
-        place = served.address
+    place = free_address()
     async with opened(place, connect_s=DEADLINE_S) as gateways:
         waiting = asyncio.create_task(ask(gateways))
         done, _ = await asyncio.wait([waiting], timeout=0.05)
