@@ -16,7 +16,7 @@ from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.transactions import tephra_connection, tephra_frames, tephra_server
 from broker.transactions.tephra_server import TephraServer
-from tests.kit.serving import eventually
+from tests.kit.serving import eventually, quiet_port
 from tests.unit.tephra.clients import DEADLINE_S, Client, connect
 from tests.unit.tephra.fakes import Scripted
 from tests.unit.tephra.test_tephra_service import message
@@ -42,7 +42,7 @@ class World:
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     world = World()
-    await world.server.start("127.0.0.1", 0)
+    await world.server.start("127.0.0.1", quiet_port())
     yield world
     for client in world.clients:
         client.close()
