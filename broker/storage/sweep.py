@@ -59,9 +59,8 @@ async def clear_below_floor(resolver: Resolver, hold: LogHold, pages_max: int) -
             break
         head, turned = await turn_gone(resolver, hold.log, page)
         if head is None:
-            floor = (
-                page  # The store is damaged: this page is lost, and so is the way to the next one.
-            )
+            # The store is damaged: this page is lost, and so is the way to the next one.
+            floor = page
             break
         if turned:
             went += head.total - (await _total_before(resolver, hold.log, page, head, before))
