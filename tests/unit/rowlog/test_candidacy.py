@@ -108,7 +108,8 @@ async def test_the_back_off_doubles_and_after_the_last_try_a_message_is_dead(wor
     await until(lambda: log.figures.values["dead", "a"] == 1)
     waits = [after - before for before, after in itertools.pairwise(times)]
     for wait, low, high in zip(waits, (0.5, 1, 1), (1, 2, 2), strict=True):
-        assert low - 1e-6 <= wait <= high + 0.1, waits
+        # The wall clock is in whole milliseconds, so a wait may be one shorter.
+        assert low - 0.001 <= wait <= high + 0.1, waits
     (letter,) = await log.dead("a")
     assert (letter.tries, letter.reason, letter.held) == (4, "ValueError: no good", False)
 
