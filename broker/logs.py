@@ -17,6 +17,7 @@ through the standard library's logging go the same way.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import queue
@@ -24,13 +25,14 @@ import select
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, FilteringBoundLogger, Processor, WrappedLogger
 from typing_extensions import override
 
 from broker.config.sections import LogFormat, LogsConfig
+from broker.escapes import escaped, escaped_lines
 
 Logger = FilteringBoundLogger
 
@@ -161,7 +163,7 @@ class _Forward(logging.Handler):
             tell = log.error if record.levelno >= logging.ERROR else log.warning
             tell(record.getMessage(), exc_info=record.exc_info)
         except Exception as error:  # noqa: BLE001  # A bad record must not stop its caller.
-            self._sink.write(f"a log record could not be written: {error!r}")
+            self._sink.write(escaped(f"a log record could not be written: {error!r}"))
 
 
 def _no_raise(render: Processor) -> Processor:
@@ -171,9 +173,45 @@ def _no_raise(render: Processor) -> Processor:
         try:
             return str(render(logger, name, event))
         except Exception as error:  # noqa: BLE001  # Logging must not stop its caller.
-            return f"a log line could not be written: {error!r}"
+            return escaped(f"a log line could not be written: {error!r}")
 
     return safely
+
+
+class _Escaped:
+    """A value of a line for people: its ``repr``, escaped."""
+
+    def __init__(self, value: object) -> None:
+        self._text = escaped(repr(value))
+
+    @override
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _for_people(colors: bool) -> Processor:
+    """Return the renderer of lines for people. Names, topics and errors in them come from others: it escapes them."""
+    render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
+
+    def safely(logger: WrappedLogger, name: str, event: EventDict) -> str:
+        for key, value in event.items():
+            if key == "event":
+                event[key] = escaped(str(value))
+            elif key not in {"exc_info", "stack"} and not _is_safe(value):
+                event[key] = _Escaped(value)
+        return render(logger, name, event)
+
+    return safely
+
+
+def _is_safe(value: object) -> bool:
+    return isinstance(value, str) and value == escaped(value)
+
+
+def _write_traceback(out: TextIO, error: ExcInfo) -> None:
+    written = io.StringIO()
+    structlog.dev.plain_traceback(written, error)
+    out.write(escaped_lines(written.getvalue()))
 
 
 def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
@@ -184,8 +222,7 @@ def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
             structlog.processors.JSONRenderer(default=repr),
         ]
     else:
-        plain = structlog.dev.plain_traceback
-        render = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        render = [_for_people(colors)]
     return [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

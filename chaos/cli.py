@@ -23,7 +23,7 @@ from chaos.cases.commands import case, cases
 from chaos.commands import run
 from chaos.nemeses import NEMESES
 from chaos.run_folder import Judged, read_verdict, runs_below, together
-from chaos.verdict_text import NotJudged, say, tell
+from chaos.verdict_text import NotJudged, say, tell, write
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 INTERRUPTED: Final = 130
@@ -107,7 +107,7 @@ def nemeses_() -> None:
         nemesis = make()
         doc = (nemesis.__doc__ or "").splitlines()[0]
         needs = ", ".join(sorted(nemesis.needs)) or "any cluster"
-        click.echo(f"{name:24} {doc}  [{needs}]")
+        write(f"{name:24} {doc}  [{needs}]")
 
 
 cli.add_command(run)

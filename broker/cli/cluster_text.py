@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-import click
-
-from broker.cli.output import write_coloured_table
+from broker.cli.output import rewrite_line, write_coloured_table, write_line
 
 Json = Mapping[str, Any]
 
@@ -33,7 +31,7 @@ def write_status(status: Json) -> None:
     """Write the nodes as a table, and remarks about problems on standard error."""
     write_coloured_table(_COLUMNS, map(cells, status["nodes"]), _COLOURS, wrapped="STORAGE")
     for line in remarks(status):
-        click.echo(line, err=True)
+        write_line(line, err=True)
 
 
 def cells(row: Json) -> Sequence[str]:
@@ -111,12 +109,12 @@ class ProgressLine:
         if self._silent or text == self._shown:
             return
         if self._rewrites:
-            click.echo(f"\r{text.ljust(len(self._shown))}", err=True, nl=False)
+            rewrite_line(text.ljust(len(self._shown)))
         else:
-            click.echo(text, err=True)
+            write_line(text, err=True)
         self._shown = text
 
     def end(self) -> None:
         """End the line."""
         if self._rewrites and self._shown:
-            click.echo(err=True)
+            write_line(err=True)

@@ -17,6 +17,7 @@ from broker.cli.given_options import GivenOptions
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError
+from broker.escapes import escaped
 
 VARIABLE: Final = "_BROKER_COMPLETE"
 """The environment variable by which the script asks this program to complete words."""
@@ -98,6 +99,6 @@ def _answer_of(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> l
             connect_timeout_s=ANSWER_S_MAX,
         )
         with SyncClient(settings=settings) as client:
-            return ask(client)
+            return [escaped(name) for name in ask(client)]
     except (BrokerError, OSError, ValueError):
         return []  # An error message would disturb the line that the user types.

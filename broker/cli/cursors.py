@@ -15,7 +15,7 @@ from broker.cli.options import (
     topic_argument,
     yes_option,
 )
-from broker.cli.output import time_text, write_json, write_properties, write_table
+from broker.cli.output import time_text, write_json, write_line, write_properties, write_table
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind
 from broker.model import MessageId, TopicId, timestamp_of
@@ -142,7 +142,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
         if as_json:
             write_json(_json(client.cursors.get(topic, name)))
     if not as_json:
-        click.echo(f"{name} is at {_place(cursor)}", err=True)
+        write_line(f"{name} is at {_place(cursor)}", err=True)
 
 
 def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
@@ -173,4 +173,4 @@ def delete(
     if as_json:
         write_json({"deleted": deleted})
     elif not deleted:
-        click.echo(f"there is no cursor {name}", err=True)
+        write_line(f"there is no cursor {name}", err=True)

@@ -11,7 +11,7 @@ import click
 
 from broker.cli.cluster_text import ProgressLine, write_status
 from broker.cli.options import TOPIC, connect, to_broker, topic_argument
-from broker.cli.output import write_json, write_table
+from broker.cli.output import write_json, write_line, write_table
 from broker.client import SyncClient, admin
 from broker.errors import Overloaded
 from broker.model import TopicId
@@ -67,11 +67,11 @@ def _write_topics(answer: dict[str, Any]) -> None:
         for row in answer["nodes"]
         for one in (row["view"] or {}).get("topics") or ()
     ]
-    click.echo()
+    write_line()
     write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
     more = sum(row["view"]["topics_led"] for row in answer["nodes"] if row["view"]) - len(led)
     if more > 0:
-        click.echo(f"and {more} more", err=True)
+        write_line(f"and {more} more", err=True)
 
 
 @click.command()
@@ -119,9 +119,9 @@ def drain(
     if as_json:
         write_json(answer)
         return
-    click.echo(f"node {number} {'leads nothing' if wait else 'is drained'}", err=True)
+    write_line(f"node {number} {'leads nothing' if wait else 'is drained'}", err=True)
     if not wait:
-        click.echo("Its topics are moving. See the progress with: broker cluster status", err=True)
+        write_line("Its topics are moving. See the progress with: broker cluster status", err=True)
 
 
 @click.command()
@@ -141,7 +141,7 @@ def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
         write_json(answer)
         return
     done = "may lead again" if answer["changed"] else "was not drained"
-    click.echo(f"node {answer['node']} {done}", err=True)
+    write_line(f"node {answer['node']} {done}", err=True)
 
 
 @click.command()
@@ -176,9 +176,9 @@ def move(  # noqa: PLR0913 - One parameter per option.
         write_json(answer)
         return
     done = "is led by" if wait else "is pinned to"
-    click.echo(f"{_name(topic)} {done} node {number}", err=True)
+    write_line(f"{_name(topic)} {done} node {number}", err=True)
     if not wait:
-        click.echo(
+        write_line(
             f"It is moving. See its leader with: broker cluster leaders {_name(topic)}", err=True
         )
 
@@ -198,7 +198,7 @@ def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None
         write_json(answer)
         return
     done = "is no longer pinned" if answer["changed"] else "had no pin"
-    click.echo(f"{_name(topic)} {done}", err=True)
+    write_line(f"{_name(topic)} {done}", err=True)
 
 
 COMMANDS: Final = (status, leaders, drain, undrain, move, unpin)

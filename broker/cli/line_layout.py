@@ -5,7 +5,8 @@ r"""The layout of ``--format``: text with fields for the parts of a message.
     '{time} {id} {payload}'     '{key}\t{payload}'     'headers: {headers}'
 
 A field is a name in braces; two braces stand for one brace. ``\n``, ``\t`` and ``\\`` are a line end, a tab and
-a backslash. Every message ends with a line end. Payloads, keys and headers are written byte for byte.
+a backslash. Every message ends with a line end. Payloads, keys and headers are written byte for byte to a
+file or a pipe; a terminal gets them escaped, see ``escapes``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import click
 from typing_extensions import override
 
 from broker.cli.output import message_json, time_text, write_json
-from broker.client import Browsed
+from broker.escapes import escaped_bytes
 from broker.model import NO_HEADERS, Message
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,21 +42,17 @@ class LineLayout(NamedTuple):
         written = [literal + (fields[name] if name else b"") for literal, name in self.parts]
         return b"".join(written) + b"\n"
 
-    def of_message(self, message: Message) -> bytes:
-        """Return the line of a consumed message."""
+    def of_message(self, message: Message, shown: Callable[[bytes], bytes] = bytes) -> bytes:
+        """Return a message's line; ``shown`` makes the line's form of a payload, a key or the headers."""
         return self.line(
             {
                 "time": time_text(message.timestamp_ms).encode(),
                 "id": message.id.hex().encode(),
-                "payload": message.payload,
-                "key": message.key or b"",
-                "headers": headers_text(message.headers),
+                "payload": shown(message.payload),
+                "key": shown(message.key or b""),
+                "headers": shown(headers_text(message.headers)),
             }
         )
-
-    def of_browsed(self, row: Browsed) -> bytes:
-        """Return the line of a browsed message; a reference has no payload."""
-        return self.of_message(Message(row.id, row.payload or b"", row.key, row.headers))
 
 
 def headers_text(headers: Mapping[str, bytes] = NO_HEADERS) -> bytes:
@@ -119,11 +116,15 @@ WITH_IDS: Final = layout_of("{id} {time} {payload}")
 
 
 def write_message(message: Message, layout: LineLayout | None) -> None:
-    """Write one message in a layout; without one, as a JSON object on one line."""
+    """Write one message in a layout; without one, as a JSON object on one line.
+
+    A terminal gets the bytes of others escaped; a file or a pipe gets them as they are.
+    """
     if layout is None:
         write_json(message_json(message))
-    else:
-        sys.stdout.buffer.write(layout.of_message(message))
+        return
+    line = layout.of_message(message, escaped_bytes if sys.stdout.isatty() else bytes)
+    sys.stdout.buffer.write(line)
 
 
 def layout_options(command: Command) -> Command:

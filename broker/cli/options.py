@@ -21,6 +21,7 @@ from broker.client.positions import moment_ms
 from broker.clock import SystemClock
 from broker.config.sources import check_environment
 from broker.errors import BadName, BadRequest, UnavailableError
+from broker.escapes import escaped
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic, checked_time_ms
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -155,7 +156,7 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
         return
     if as_json:
         raise click.UsageError("With --json the command can't ask: give --yes, too.")
-    click.confirm(question, abort=True, err=True)
+    click.confirm(escaped(question), abort=True, err=True)
 
 
 def name_and_value(text: str) -> tuple[str, str]:

@@ -1,4 +1,8 @@
-"""Answers as text for people or JSON for machines."""
+"""Answers as text for people or JSON for machines.
+
+Every line that a command writes goes through here. Topics, properties, names and errors come from others, so
+each line is escaped, see ``escapes``. Only payloads that go to a file or a pipe are written byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,42 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from broker.client import Browsed
+from broker.escapes import escaped, escaped_json
 from broker.model import Message
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _WIDTH_OF_A_PIPE: Final = 220
 _WIDTH_MAX: Final = 10_000
+
+
+def write_line(text: str = "", *, err: bool = False) -> None:
+    """Write one line on standard output, or on standard error."""
+    click.echo(escaped(text), err=err)
+
+
+def write_lines(text: str, *, err: bool = False) -> None:
+    """Write a text whose line ends are meant."""
+    for line in text.split("\n"):
+        write_line(line, err=err)
+
+
+def rewrite_line(text: str) -> None:
+    """Write over the last line of a terminal at standard error."""
+    click.echo(f"\r{escaped(text)}", err=True, nl=False)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Return a text of a table or of a screen; rich must not read it as markup."""
+    from rich.text import Text  # noqa: PLC0415 - Slow to import, and --json does not need it.
+
+    return Text(escaped(text), style)
 
 
 def time_text(timestamp_ms: int) -> str:
@@ -45,13 +76,12 @@ def write_coloured_table(
     """Write a table. ``colours`` is by a cell's text; the column ``wrapped`` may take several lines."""
     from rich.console import Console  # noqa: PLC0415 - Slow to import, and --json does not need it.
     from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         table.add_column(name, no_wrap=name != wrapped)
     for row in rows:
-        table.add_row(*(Text(cell, colours.get(cell, "")) for cell in row))
+        table.add_row(*(cell(text, colours.get(text, "")) for text in row))
     console = Console(width=_WIDTH_MAX, highlight=False)
     # A terminal that is too narrow wraps the lines by itself; rich would omit columns.
     columns = shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns
@@ -61,7 +91,7 @@ def write_coloured_table(
 
 def write_json(value: object) -> None:
     """Write one value on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(escaped_json(json.dumps(value, ensure_ascii=False)))
 
 
 def message_json(message: Message) -> dict[str, Any]:
@@ -105,23 +135,23 @@ def browsed_json(row: Browsed) -> dict[str, Any]:
 def browsed_line(row: Browsed) -> Sequence[str]:
     """Return a browsed message as the columns of a table."""
     text = "" if row.payload is None else row.payload.decode(errors="replace")
-    shown = "".join(letter if letter.isprintable() else "·" for letter in text[:60])
     more = "…" if row.truncated or len(text) > 60 else ""
     kind = row.kind if row.tx_state == "none" else f"{row.kind}, {row.tx_state}"
-    return row.id.hex(), time_text(row.timestamp_ms), str(row.size), kind, shown + more
+    return row.id.hex(), time_text(row.timestamp_ms), str(row.size), kind, text[:60] + more
 
 
 def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write rows in columns; each column is as wide as its longest cell."""
-    table = [heads, *rows]
+    table = [list(map(escaped, row)) for row in (heads, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     for row in table:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells).rstrip())
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        write_line("  ".join(cells).rstrip())
 
 
 def write_properties(properties: Mapping[str, object]) -> None:
     """Write names and values, one pair a line."""
-    width = max(map(len, properties), default=0)
-    for name, value in properties.items():
-        click.echo(f"{name.ljust(width)}  {value}")
+    named = [(escaped(name), value) for name, value in properties.items()]
+    width = max((len(name) for name, _ in named), default=0)
+    for name, value in named:
+        write_line(f"{name.ljust(width)}  {value}")

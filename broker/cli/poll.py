@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -28,7 +27,7 @@ from broker.cli.span import (
     until_option,
 )
 from broker.client import BrowsePage
-from broker.model import MessageId, TopicId
+from broker.model import Message, MessageId, TopicId
 
 
 @click.command()
@@ -126,7 +125,9 @@ def browse(  # noqa: PLR0913 - One parameter per option.
         page = BrowsePage(page.messages[::-1], page.next)
     _write_page(page, layout, as_json=as_json)
     if page.next is not None and not as_json:
-        click.echo(f"more: {'--until' if backwards else '--since'} {page.next.hex()}", err=True)
+        output.write_line(
+            f"more: {'--until' if backwards else '--since'} {page.next.hex()}", err=True
+        )
 
 
 def _page(limit: int | None, last: int | None) -> int:
@@ -140,7 +141,8 @@ def _write_page(page: BrowsePage, layout: LineLayout | None, *, as_json: bool) -
         following = None if page.next is None else page.next.hex()
         output.write_json({"messages": rows, "next": following})
     elif layout is not None:
-        sys.stdout.buffer.write(b"".join(map(layout.of_browsed, page.messages)))
+        for row in page.messages:  # A reference has no payload.
+            write_message(Message(row.id, row.payload or b"", row.key, row.headers), layout)
     else:
         heads: Sequence[str] = ("ID", "TIME", "BYTES", "KIND", "PAYLOAD")
         output.write_table(heads, map(output.browsed_line, page.messages))

@@ -16,6 +16,7 @@ that has just failed.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -28,9 +29,11 @@ import click
 
 from broker.cli.given_options import GivenOptions
 from broker.cli.options import DoneInPart, NotNow
+from broker.cli.output import write_line, write_lines
 from broker.cli.troubles import address
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
+from broker.escapes import escaped
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -63,7 +66,10 @@ _PORT_DEFAULT: Final = 8080
 
 
 class Problem(NamedTuple):
-    """One way in which a command failed; ``advice`` and ``details`` may be empty."""
+    """One way in which a command failed.
+
+    ``advice``, ``details`` and ``more``, the lines after the first one of a message, may be empty.
+    """
 
     code: str
     message: str
@@ -72,17 +78,20 @@ class Problem(NamedTuple):
     outcome: Outcome = "refused"
     advice: str = ""
     details: str = ""
+    more: str = ""
 
     def text(self) -> str:
         """Return the text for people."""
-        lines = (self.details.rstrip(), f"broker: {self.message}", self.advice)
+        # A line end in a broker's message may be forged: the message is one line.
+        told = f"broker: {escaped(self.message)}"
+        lines = (self.details.rstrip(), told, self.more, self.advice)
         return "\n".join(line for line in lines if line)
 
     def json(self) -> str:
         """Return the JSON for machines, on one line."""
         known: dict[str, object] = {
             "code": self.code,
-            "message": self.message,
+            "message": f"{self.message}\n{self.more}" if self.more else self.message,
             "retriable": self.retriable,
             "outcome": self.outcome,
         }
@@ -106,11 +115,11 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
         case click.UsageError():
             return Problem("usage", error.format_message(), error.exit_code)
         case DoneInPart():
-            return Problem("failed", error.format_message(), UNKNOWN, outcome="unknown")
+            return _of_lines("failed", error.format_message(), UNKNOWN, "unknown")
         case click.ClickException():
-            return Problem("failed", error.format_message(), error.exit_code)
+            return _of_lines("failed", error.format_message(), error.exit_code)
         case ConfigError():
-            return Problem("config", str(error), USAGE)
+            return _of_lines("config", str(error), USAGE)
         case click.Abort() | KeyboardInterrupt():
             return Problem("interrupted", "interrupted", INTERRUPTED, outcome="unknown")
         case OSError():
@@ -121,9 +130,17 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
             return Problem("internal", message, UNKNOWN, outcome="unknown", details=trace)
 
 
+def _of_lines(code: str, text: str, exits: int, outcome: Outcome = "refused") -> Problem:
+    first, _, more = text.partition("\n")
+    return Problem(code, first, exits, outcome=outcome, more=more)
+
+
 def _refused(error: BrokerError, advised: str) -> Problem:
     code = exit_code(error)
-    return Problem(error.code, error.message, code, error.retriable, error.outcome, advised)
+    more = "\n".join(getattr(error, "__notes__", ()))
+    return Problem(
+        error.code, error.message, code, error.retriable, error.outcome, advised, more=more
+    )
 
 
 def advice(error: BrokerError, given: GivenOptions) -> str:
@@ -190,13 +207,15 @@ def ending(work: Callable[[], int], given: GivenOptions) -> int:
 def _report(error: BaseException, given: GivenOptions) -> int:
     problem = problem_of(error, given)
     if given.as_json:
-        click.echo(problem.json(), err=True)
+        write_line(problem.json(), err=True)
     elif isinstance(error, click.UsageError):
-        error.show()  # This prints the command's usage, too.
+        usage = io.StringIO()
+        error.show(usage)  # With the command's usage.
+        write_lines(usage.getvalue().rstrip("\n"), err=True)
     elif problem.exit_code == INTERRUPTED:
-        click.echo(err=True)  # Ends the line on which the terminal shows ^C.
+        write_line(err=True)  # Ends the line on which the terminal shows ^C.
     else:
-        click.echo(problem.text(), err=True)
+        write_lines(problem.text(), err=True)
     return problem.exit_code
 
 

@@ -117,8 +117,8 @@ def _publish_lines(
             before = (
                 f"Lines 1 to {done:,} are published" if done else "No line was published before"
             )
-            error.message += (
-                f"\n{before}; the outcome of lines {done + 1:,} to {last:,} is: {error.outcome}."
+            error.add_note(
+                f"{before}; the outcome of lines {done + 1:,} to {last:,} is: {error.outcome}."
             )
             raise
         tally.add(published, len(batch), is_keyed=order.is_keyed)

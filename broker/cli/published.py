@@ -7,9 +7,7 @@ standard output has one object with everything.
 
 from __future__ import annotations
 
-import click
-
-from broker.cli.output import write_json
+from broker.cli.output import write_json, write_line
 from broker.client import Published
 from broker.client.acknowledgements import ids_of
 from broker.model import MessageId, TopicId
@@ -43,9 +41,9 @@ class Tally:
             self._write_json(listed)
             return
         for identifier in listed or ():
-            click.echo(identifier.hex())
+            write_line(identifier.hex())
         if listed is None or self.already:
-            click.echo(self._sentence(), err=True)
+            write_line(self._sentence(), err=True)
 
     def _ids(self) -> list[MessageId] | None:
         if self._first is None or self._last is None:

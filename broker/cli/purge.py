@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from broker.cli.options import confirm, connect, place_of, to_broker, topic_argument, yes_option
-from broker.cli.output import time_text, write_json
+from broker.cli.output import time_text, write_json, write_line
 from broker.clock import SystemClock
 from broker.model import TopicId
 
@@ -70,4 +70,4 @@ def purge(
     if as_json:
         write_json({"topic": name, "purged_before": purged_before, "purged_ms": purged_ms})
     else:
-        click.echo(f"{name} now begins at {purged_before}", err=True)
+        write_line(f"{name} now begins at {purged_before}", err=True)

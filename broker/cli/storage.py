@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from broker.cli.options import NotNow, json_option, topic_argument
-from broker.cli.output import write_json, write_properties, write_table
+from broker.cli.output import write_json, write_line, write_properties, write_table
 from broker.cli.serve import configured_by, resolved
 from broker.config import sources
 from broker.errors import UnavailableError, install_command
@@ -312,7 +312,7 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     else:
         write_table(("WHAT", "NAME", "DONE", "REGIONS"), map(_line, made))
     for line in problems:
-        click.echo(f"problem: {line}", err=True)
+        write_line(f"problem: {line}", err=True)
     click.get_current_context().exit(1 if problems else 0)
 
 

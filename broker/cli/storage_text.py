@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.output import time_text, write_properties, write_table
+from broker.cli.output import time_text, write_line, write_properties, write_table
 from broker.errors import BadRequest
 from broker.model import RowId, timestamp_of
 from broker.storage.columns import LIFE, POINTER, REFERENCE
@@ -36,10 +36,10 @@ def write_report(report: CheckReport) -> None:
     counted = [name for name in COUNTED if name != "wrong"]
     write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
     for line in report.problems:
-        click.echo(f"problem: {line}")
+        write_line(f"problem: {line}")
     if report.wrong > len(report.problems):
-        click.echo(f"… and {report.wrong - len(report.problems)} more")
-    click.echo(f"problems: {report.wrong}" if report.wrong else "no problems")
+        write_line(f"… and {report.wrong - len(report.problems)} more")
+    write_line(f"problems: {report.wrong}" if report.wrong else "no problems")
 
 
 def invalid_pointers(text: bytes) -> Collection[int]:
@@ -139,14 +139,14 @@ def _flags(entry: Entry) -> list[str]:
 def write_shown(shown: ShownLog, invalid: Collection[int] = ()) -> None:
     """Write a log: its root, and tables of its last pages and entries."""
     if shown.root is None:
-        click.echo("this log has no root: no message was ever stored in it")
+        write_line("this log has no root: no message was ever stored in it")
     else:
         write_properties(dict(_root_lines(shown.root)))
     if shown.pages:
-        click.echo()
+        write_line()
         write_table(_PAGE_COLUMNS, map(_page_cells, shown.pages))
     if shown.entries:
-        click.echo()
+        write_line()
         write_table(_ENTRY_COLUMNS, [_entry_cells(each, invalid) for each in shown.entries])
 
 

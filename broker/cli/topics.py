@@ -15,7 +15,7 @@ from broker.cli.options import (
     ttl_option,
     yes_option,
 )
-from broker.cli.output import write_json, write_properties
+from broker.cli.output import write_json, write_line, write_properties
 from broker.cli.properties import PROPERTY, properties_of, property_arguments
 from broker.client import TopicInfo
 from broker.model import TopicId
@@ -51,7 +51,7 @@ def namespaces(url: str, deadline_s: float, as_json: bool) -> None:
         write_json(names)
         return
     for name in names:
-        click.echo(name)
+        write_line(name)
 
 
 @click.group()
@@ -127,7 +127,7 @@ def list_(namespace: str | None, url: str, deadline_s: float, as_json: bool) -> 
         write_json(names)
         return
     for name in names:
-        click.echo(name)
+        write_line(name)
 
 
 @topics.command()

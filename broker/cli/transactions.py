@@ -13,7 +13,7 @@ from broker.cli.options import (
     topic_argument,
     yes_option,
 )
-from broker.cli.output import write_json, write_properties
+from broker.cli.output import write_json, write_line, write_properties
 from broker.model import MessageId, TopicId
 
 TRANSACTION = click.IntRange(min=1)
@@ -98,7 +98,7 @@ def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: boo
     if as_json:
         write_json({"transaction": transaction, "aborted": True})
     else:
-        click.echo(f"transaction {transaction} is no longer in progress", err=True)
+        write_line(f"transaction {transaction} is no longer in progress", err=True)
 
 
 @tx.command()
@@ -124,9 +124,9 @@ def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json
     if as_json:
         write_json({"transaction": transaction, "invalidated": done})
     elif done:
-        click.echo(f"transaction {transaction} is now invalid", err=True)
+        write_line(f"transaction {transaction} is now invalid", err=True)
     else:
-        click.echo(
+        write_line(
             f"transaction {transaction} was not in progress; see: broker tx show {transaction}",
             err=True,
         )

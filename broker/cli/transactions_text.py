@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-import click
-
-from broker.cli.output import time_text, write_coloured_table, write_properties
+from broker.cli.output import time_text, write_coloured_table, write_line, write_properties
 from broker.model import TopicId
 
 Json = Mapping[str, Any]
@@ -34,8 +32,8 @@ def write_list(found: Json) -> None:
         write_coloured_table(names, rows, _COLOURS)
     more = found["in_progress_count"] - len(rows)
     if more > 0:
-        click.echo(f"and {more} more: broker tx list --limit {found['in_progress_count']}")
-    click.echo(
+        write_line(f"and {more} more: broker tx list --limit {found['in_progress_count']}")
+    write_line(
         f"{found['in_progress_count']} in progress, {found['committing']} of them committing; "
         f"{found['invalid']} invalid",
         err=True,
@@ -62,7 +60,7 @@ def write_blockers(topic: TopicId, found: Json) -> None:
     """Write the transactions that hold consumers back, with advice for each."""
     name, blockers = f"{topic.namespace}/{topic.topic}", found["blockers"]
     if not blockers:
-        click.echo(f"no transaction holds consumers of {name} back", err=True)
+        write_line(f"no transaction holds consumers of {name} back", err=True)
         return
     write_coloured_table(
         ("TRANSACTION", "STATE", "FIRST MESSAGE", "SINCE", "OWN", "WAITING", "EXPIRES", "CLIENT"),
@@ -70,11 +68,11 @@ def write_blockers(topic: TopicId, found: Json) -> None:
         _COLOURS,
     )
     for each in blockers:
-        click.echo(f"{each['write_pointer']}: {each['advice']}", err=True)
+        write_line(f"{each['write_pointer']}: {each['advice']}", err=True)
     if not found["complete"]:
-        click.echo("there may be more after these: see --limit and --from", err=True)
+        write_line("there may be more after these: see --limit and --from", err=True)
     if found["service_problem"]:
-        click.echo(f"the transaction service does not answer: {found['service_problem']}", err=True)
+        write_line(f"the transaction service does not answer: {found['service_problem']}", err=True)
 
 
 def _blocker(each: Json) -> Sequence[str]:
@@ -108,6 +106,6 @@ def write_plan(plan: Json) -> None:
         lines["page"] = unpassed["page"]
     write_properties(lines)
     if plan["reason"]:
-        click.echo(plan["reason"], err=True)
+        write_line(plan["reason"], err=True)
     if plan["prunable"] and "removed" not in plan:
-        click.echo("Prune them with: broker tx prune --yes", err=True)
+        write_line("Prune them with: broker tx prune --yes", err=True)

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import click
-
 from broker.cli.contexts import BrokerTarget
+from broker.cli.output import write_line
 from broker.client import Trouble
 from broker.client.outcomes import UNREACHED
 
@@ -50,7 +49,7 @@ class Teller:
         if reason == self._reported and now - self._reported_at < AGAIN_S:
             return
         self._reported, self._reported_at = reason, now
-        click.echo(f"broker: {reason}; {_retry_text(trouble.left_s)}, Ctrl-C ends", err=True)
+        write_line(f"broker: {reason}; {_retry_text(trouble.left_s)}, Ctrl-C ends", err=True)
 
 
 def address(url: str, target: BrokerTarget | None) -> str:

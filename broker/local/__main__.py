@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from broker.escapes import escaped_lines
 from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
 from broker.local.member import run
@@ -166,12 +167,12 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _progress(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(escaped_lines(line) + "\n")
     sys.stderr.flush()
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(escaped_lines(line) + "\n")
     sys.stdout.flush()
 
 

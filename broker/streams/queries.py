@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from typing_extensions import override
 
+from broker.escapes import escaped
 from broker.model import message_id_from_hex, timestamp_of
 from broker.spark import publish
 from broker.streams import changes, graph
@@ -304,7 +306,8 @@ class _Starter:
 
 
 def _text(part: Any) -> str:
-    return bytes(part).decode("utf-8", "backslashreplace")
+    text = bytes(part).decode("utf-8", "backslashreplace")
+    return escaped(text) if sys.stdout.isatty() else text
 
 
 def _session(spark: SparkSession) -> SparkSession:

@@ -17,7 +17,7 @@ from broker.local.servers import ServerFailed, ServerMissing
 from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.proxied_cluster import ChaosCluster
-from chaos.verdict_text import NotJudged
+from chaos.verdict_text import NotJudged, say, write
 
 DETAIL_TOLD_MAX: Final = 500
 """The number of characters of a violation's detail that the text shows; the JSON has all of them."""
@@ -81,7 +81,7 @@ def _cluster_for(chosen: Sequence[Case], directory: Path | None) -> Iterator[Cha
         settings={"cluster.session_timeout_ms": SESSION_MS},
         with_clocks=any(one.sets_clocks for one in chosen),
         folder=None if directory is None else directory / "cluster",
-        report=lambda line: click.echo(line, err=True),
+        report=say,
     ) as cluster:
         yield cluster
 
@@ -97,19 +97,19 @@ def _one(
     played = asyncio.run(play(one, cluster, mutant=one.mutant if mutant else "", keep=keep))
     told = played.as_json()
     if as_json:
-        click.echo(json.dumps(told))
+        write(json.dumps(told))
         return played
     under = f" under {played.mutant}" if mutant else ""
-    click.echo(f"{one.name}{under}: {told['verdict']} in {told['seconds']} s")
+    write(f"{one.name}{under}: {told['verdict']} in {told['seconds']} s")
     for fault, happened in played.faults.items():
-        click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {fault}")
-    click.echo(f"  evidence: {json.dumps(played.evidence)}")
+        write(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {fault}")
+    write(f"  evidence: {json.dumps(played.evidence)}")
     if played.not_judged:
-        click.echo(f"  not judged: {', '.join(played.not_judged)}")
+        write(f"  not judged: {', '.join(played.not_judged)}")
     for violation in played.violations[:5]:
-        click.echo(f"  {violation.name}: {violation.detail[:DETAIL_TOLD_MAX]}")
+        write(f"  {violation.name}: {violation.detail[:DETAIL_TOLD_MAX]}")
     if mutant and not played.is_as_expected:
-        click.echo(f"  NOT AS EXPECTED: none of {', '.join(sorted(one.violations))}")
+        write(f"  NOT AS EXPECTED: none of {', '.join(sorted(one.violations))}")
     return played
 
 
@@ -123,7 +123,7 @@ def cases(as_json: bool) -> None:
     python -m chaos cases --json
     """  # noqa: D301
     if as_json:
-        click.echo(json.dumps([one.as_json() for one in CASES.values()]))
+        write(json.dumps([one.as_json() for one in CASES.values()]))
         return
     for one in CASES.values():
-        click.echo(f"{one.number:2}  {one.name:22} {one.title}  [{one.mutant}]")
+        write(f"{one.number:2}  {one.name:22} {one.title}  [{one.mutant}]")

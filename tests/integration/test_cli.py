@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import pytest
 from broker.cli import completion
 from broker.cli import publish as publishing
 from broker.cli.publish import LONG_BYTES
-from broker.client import SyncClient
+from broker.client import NewMessage, SyncClient
 from broker.config.sections import Config, LimitsConfig
 from broker.local.single import BrokerProcess
 from tests.kit.commands import in_this_process
@@ -584,3 +586,51 @@ def test_a_tail_goes_on_while_the_broker_is_killed_and_started_again(tmp_path: P
             found.append(next(tail).payload)
             tail.close()
     assert found == [b"0", b"1", b"2"]
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\nforged  row\r\x9b31m\u202egpj\u2028\x7f"
+OBEYED = re.compile("[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
+
+
+def at_a_terminal(node: ServedNode, *words: str) -> str:
+    """Run a command whose output is a terminal; return the text on the screen."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "broker.cli", *words]
+    environment = {**os.environ, "BROKER_URL": node.url, "NO_COLOR": "1", "COLUMNS": "300"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as running:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # The end of a terminal is an error.
+            while part := os.read(ours, 65_536):
+                shown += part
+    os.close(ours)
+    assert running.returncode == 0, shown
+    return shown.decode()
+
+
+def test_text_of_others_neither_reaches_a_terminal_nor_forges_a_row(
+    node: ServedNode, broker: Broker
+) -> None:
+    with SyncClient(node.url) as client:
+        client.create_topic("cli/hostile", {f"note{HOSTILE}": HOSTILE})
+        sent = NewMessage(HOSTILE.encode(), key=HOSTILE.encode(), headers={"h": HOSTILE.encode()})
+        client.publish("cli/hostile", sent)
+        client.cursors.put("cli/hostile", "mine", None, expected=None, data=HOSTILE)
+    layout = ("-f", "{payload}|{key}|{headers}")
+    for words in (
+        ("topics", "show", "cli/hostile"),
+        ("browse", "cli/hostile"),
+        ("browse", "cli/hostile", *layout),
+        ("poll", "cli/hostile", *layout),
+        ("tail", "cli/hostile", "--no-follow"),
+        ("cursors", "show", "cli/hostile", "mine"),
+    ):
+        shown = at_a_terminal(node, *words)
+        assert not OBEYED.search(shown), (words, shown)
+        assert not any(line.startswith("forged") for line in shown.splitlines()), (words, shown)
+        assert "forged" in shown, words
+    # A pipe gets the bytes.
+    assert done(broker("tail", "cli/hostile", "--no-follow")) == HOSTILE.encode() + b"\n"
+    written = done(broker("topics", "show", "cli/hostile", "--json")).decode()
+    assert not OBEYED.search(written)
+    assert json.loads(written)["properties"][f"note{HOSTILE}"] == HOSTILE

@@ -143,3 +143,29 @@ def packages(requirements: list[str]) -> set[str]:
 def test_the_rule_finds_a_stray_import(source: str) -> None:
     assert strays("broker/topics/ids.py", source)
     assert strays("broker/storage/leveldb/database.py", "import plyvel\n") == []
+
+
+TERMINAL = re.compile(
+    r"click\.s?echo\(|(?<!console.)\bprint\(|sys\.std(out|err)\.(buffer\.)?write\(|\bText\("
+)
+TERMINAL_DOORS = {
+    "broker/cli/output.py",
+    "broker/cli/completion.py",  # A script of its own, and names that it escapes.
+    "broker/cli/line_layout.py",
+    "broker/local/__main__.py",
+    "broker/local/servers/__main__.py",
+    "chaos/verdict_text.py",
+}
+"""The modules that write to a terminal. They escape the texts of others."""
+
+
+def test_text_reaches_a_terminal_through_the_modules_that_escape_it() -> None:
+    found = [
+        f"{name}: {match[0]}"
+        for name in tracked(
+            "broker/cli/*.py", "broker/local/*.py", "chaos/*commands.py", "chaos/cli.py"
+        )
+        if name not in TERMINAL_DOORS
+        for match in TERMINAL.finditer(text(name))
+    ]
+    assert found == [], "write with broker.cli.output or chaos.verdict_text"

@@ -213,3 +213,34 @@ def test_a_test_can_take_lines_instead_of_writing_them(file: Path) -> None:
     assert taken == [("topic claimed", {"node": 7, "epoch": 3})]
     assert "topic claimed" not in file.read_text()
     assert "written again" in file.read_text()
+
+
+class Hostile:
+    def __repr__(self) -> str:
+        return "\x1b[2J"
+
+
+def test_text_of_others_can_neither_forge_a_console_line_nor_reach_the_terminal(file: Path) -> None:
+    hostile = "\x1b[2J\nok\u202e\x9b"
+    with into(file, log_format=LogFormat.CONSOLE):
+        log = logs.get_logger(node=hostile)
+        event = f"told {hostile}"
+        log.warning(event, topic=hostile, short="\x1b", value=Hostile(), plain="a/b")
+        log.error("failed", exc_info=ValueError(hostile))
+        logging.getLogger("some.library").warning("told %s", hostile)
+    text = file.read_text()
+    assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text) is None
+    assert "plain=a/b" in text
+    first, second, *_, last = text.splitlines()
+    assert r"told \x1b[2J\nok\u202e\x9b" in first
+    assert "failed" in second
+    assert r"told \x1b[2J\nok" in last
+
+
+def test_text_of_others_is_escaped_in_a_json_line(file: Path) -> None:
+    with into(file, log_format=LogFormat.JSON):
+        logs.get_logger().warning("x\x1b\n", topic="\u202e\x7f\ud800", value=Hostile())
+    (line,) = file.read_bytes().splitlines()
+    assert line.isascii()
+    assert not set(line) & {*range(32), 127}
+    assert json.loads(line)["topic"] == "\u202e\x7f\ud800"

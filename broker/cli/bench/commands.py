@@ -13,7 +13,7 @@ from broker.cli.bench.publish_load import publish as publish_load
 from broker.cli.bench.stamp import BYTES_MIN
 from broker.cli.bench.tail_load import tail as tail_topic
 from broker.cli.options import client_settings, teller, to_broker, topic_argument
-from broker.cli.output import write_json
+from broker.cli.output import write_json, write_line
 from broker.client import Client
 from broker.model import TopicId
 
@@ -129,12 +129,12 @@ def _report(verb: str, done: dict[str, Any], *, as_json: bool) -> None:
         write_json(done)
     else:
         rate, megabytes = done["messages_per_s"], done["bytes_per_s"] / 1e6
-        click.echo(
+        write_line(
             f"{verb} {done['messages']:,} messages in {done['seconds']:.1f} s: {rate:,.0f} messages/s, "
             f"{megabytes:.2f} MB/s"
         )
         if done["latency_ms"]:
-            click.echo(
+            write_line(
                 "latency  "
                 + "  ".join(
                     f"{name.replace('_', '.')} {value:.2f} ms"
@@ -142,7 +142,7 @@ def _report(verb: str, done: dict[str, Any], *, as_json: bool) -> None:
                 )
             )
         if done["errors"]:
-            click.echo(
+            write_line(
                 "errors   "
                 + ", ".join(f"{code} {count:,}" for code, count in done["errors"].items())
             )

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final
 
-import click
-
 from broker.cli.bench.measure import Measure
+from broker.cli.output import cell, write_line
 
 EVERY_S: Final = 1.0
 
@@ -29,9 +28,9 @@ async def shown(measure: Measure) -> AsyncIterator[None]:
             await asyncio.sleep(EVERY_S)
             line = measure.look(loop.time()).line
             if sys.stderr.isatty():
-                live.update(line, refresh=True)
+                live.update(cell(line), refresh=True)
             else:
-                click.echo(line, err=True)
+                write_line(line, err=True)
 
     with live if sys.stderr.isatty() else nullcontext():
         reporting = asyncio.ensure_future(report())

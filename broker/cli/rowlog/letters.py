@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.cli.options import json_option
-from broker.cli.output import bytes_json, time_text, write_json, write_table
+from broker.cli.output import bytes_json, time_text, write_json, write_line, write_table
 from broker.cli.rowlog.connections import At, id_argument, reaching
 from broker.errors import BadRequest, NotFound
 
@@ -58,7 +58,7 @@ def dead(  # noqa: PLR0913 - One parameter per option.
         letters = await log.dead(subscription)
         _write_letters(letters, as_json)
         if letters and await log.dead(subscription, 1, letters[-1]):
-            click.echo(f"These are the oldest {len(letters)}. There are more.", err=True)
+            write_line(f"These are the oldest {len(letters)}. There are more.", err=True)
 
     At(hbase, zookeeper, synced=synced).run(name, work)
 
@@ -172,4 +172,4 @@ def _report(done: str, letter: DeadLetter, as_json: bool) -> None:
     if as_json:
         write_json({done: _place(letter)})
     else:
-        click.echo(f"{done} {_place(letter)}")
+        write_line(f"{done} {_place(letter)}")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from broker.cli.options import json_option
-from broker.cli.output import bytes_json, time_text, write_json, write_properties, write_table
+from broker.cli.output import (
+    bytes_json,
+    time_text,
+    write_json,
+    write_line,
+    write_properties,
+    write_table,
+)
 from broker.cli.rowlog.connections import At, id_argument, reaching, run
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ async def _show(log: RowLog, as_json: bool) -> None:
             **{key.replace("_", " "): str(value) for key, value in asdict(setup.settings).items()},
         }
     )
-    click.echo()
+    write_line()
     write_table(
         ("SUBSCRIPTION", "ORDER", "OPEN", "OLDEST S", "DEAD", ""),
         [

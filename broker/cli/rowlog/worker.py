@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker.cli.options import json_option
-from broker.cli.output import write_json
+from broker.cli.output import write_json, write_line
 from broker.cli.rowlog.connections import At, id_argument, reaching
 from broker.config.sections import parse_address
 
@@ -115,4 +115,4 @@ def _report(event: dict[str, str], text: str, as_json: bool) -> None:
     if as_json:
         write_json(event)
     else:
-        click.echo(text)
+        write_line(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from broker.cli.options import json_option
-from broker.cli.output import write_json, write_table
+from broker.cli.output import write_json, write_line, write_table
 from broker.cli.rowlog.connections import At, id_argument, reaching
 from broker.cli.rowlog.views import setup_json
 
@@ -74,9 +74,9 @@ def put(  # noqa: PLR0913 - One parameter per option.
         if as_json:
             write_json({"row": row, "seq": seq})
         elif seq is None:
-            click.echo("changed the row; no subscription takes the message")
+            write_line("changed the row; no subscription takes the message")
         else:
-            click.echo(f"put message {seq} of row {row}")
+            write_line(f"put message {seq} of row {row}")
 
     At(hbase, zookeeper, synced=synced).run(name, work)
 
@@ -151,7 +151,7 @@ def subscriptions(  # noqa: PLR0913 - One parameter per option.
                 wanted = replace(wanted, filter=Filter(row_prefix.encode()))
             await log.subscribe(wanted, since=cast("Literal['now', 'open']", since))
         if remove:
-            click.echo(f"removed {remove}; {await log.unsubscribe(remove)} messages waited for it")
+            write_line(f"removed {remove}; {await log.unsubscribe(remove)} messages waited for it")
         for each, paused in ((pause, True), (resume, False)):
             if each:
                 await log.pause(each, paused=paused)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from broker.cli.options import NotNow, client_settings, json_option, name_and_value, to_broker
-from broker.cli.output import write_json, write_table
+from broker.cli.output import write_json, write_line, write_lines, write_table
 from broker.cli.streams import job_table
 from broker.cli.streams.control import Control, folder_of, state_of
 from broker.cli.streams.job_module import load
@@ -146,7 +146,7 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     if as_json:
         write_json(found)
     else:
-        click.echo(job_table.head(found, SystemClock().now_ms()))
+        write_line(job_table.head(found, SystemClock().now_ms()))
         if found["queries"]:
             write_table(job_table.HEADS, job_table.rows(found))
     if found["state"] in {"died", "gone"}:
@@ -191,7 +191,7 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     if as_json:
         write_json({"job": found["job"], "state": state})
     else:
-        click.echo(f"{found['job']} {state}")
+        write_line(f"{found['job']} {state}")
 
 
 def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
@@ -234,7 +234,7 @@ def explain(target: str, svg: Path | None, as_json: bool) -> None:
     if as_json:
         write_json({"job": job.id, "operators": _operators(job)})
     elif svg is None:
-        click.echo(job.explain(), nl=False)
+        write_lines(job.explain().rstrip("\n"))
 
 
 def _operators(job: Any) -> list[dict[str, Any]]:
@@ -308,4 +308,4 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
     else:
         write_table(job_table.STATE_HEADS, job_table.state_rows(shown))
     if len(found) > len(shown):
-        click.echo(f"only the first {entries_max:,} entries; for more, give --limit", err=True)
+        write_line(f"only the first {entries_max:,} entries; for more, give --limit", err=True)

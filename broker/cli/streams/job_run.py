@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from broker.cli.options import teller
+from broker.cli.output import cell, write_line
 from broker.cli.streams import job_table
 from broker.cli.streams.control import NAMES, Control, here
 from broker.cli.streams.job_module import load, missing
@@ -260,7 +261,7 @@ def status_output(*, as_json: bool, write_json: Report) -> Iterator[Report]:
 
         console = Console(stderr=True, highlight=False)
         with Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()) as live:
-            yield lambda status: live.update(job_table.line(status), refresh=True)
+            yield lambda status: live.update(cell(job_table.line(status)), refresh=True)
     else:
         before = ""
 
@@ -269,6 +270,6 @@ def status_output(*, as_json: bool, write_json: Report) -> Iterator[Report]:
             line = job_table.line(status)
             if line != before:
                 before = line
-                click.echo(line, err=True)
+                write_line(line, err=True)
 
         yield write_changed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from broker.cli.output import cell
 from broker.cli.top.cluster_snapshot import ClusterSnapshot, NodeRow, TopicRow
 
 if TYPE_CHECKING:
@@ -18,23 +19,22 @@ def tables(snapshot: ClusterSnapshot, problem: str | None = None) -> Group:
     """Return the nodes above the topics; ``problem`` says why the snapshot could not be renewed."""
     from rich.console import Group  # noqa: PLC0415 - Slow to import, and only this command needs it.
     from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
 
     nodes = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("NODE", "URL", "STATE", "TOPICS", "UP", ""):
         nodes.add_column(name, no_wrap=bool(name))
     for row in snapshot.nodes:
-        nodes.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in node_cells(row)))
+        nodes.add_row(*(cell(text, _COLOURS.get(text, "")) for text in node_cells(row)))
     topics = Table(box=None, pad_edge=False, header_style="bold")
     topics.add_column("TOPIC", no_wrap=True)
     for name in ("PUBLISHED/s", "POLLED/s", "MESSAGES", "BYTES"):
         topics.add_column(name, justify="right", no_wrap=True)
     topics.add_column("LAST")
     for one in snapshot.topics:
-        topics.add_row(*topic_cells(one), style="" if one.problem is None else "red")
-    parts: list[RenderableType] = [nodes, Text(), topics, Text(), Text(remark(snapshot), "dim")]
+        topics.add_row(*map(cell, topic_cells(one)), style="" if one.problem is None else "red")
+    parts: list[RenderableType] = [nodes, cell(""), topics, cell(""), cell(remark(snapshot), "dim")]
     if problem is not None:
-        parts.append(Text(problem, "red"))
+        parts.append(cell(problem, "red"))
     return Group(*parts)
 
 

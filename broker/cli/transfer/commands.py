@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from broker.cli.options import connect, place_of, to_broker, topic_argument
-from broker.cli.output import write_json
+from broker.cli.output import write_json, write_line
 from broker.cli.transfer.exports import Export, ExportPlan
 from broker.cli.transfer.formats import FORMATS, format_of
 from broker.cli.transfer.imports import Import, ImportPlan, checked
@@ -90,7 +90,7 @@ def export(  # noqa: PLR0913 - One parameter per option.
     with connect(url, deadline_s) as client:
         one = Export(client, wanted, deadline_s=deadline_s)
         if one.is_resumed:
-            click.echo(f"continuing the export to {file}", err=True)
+            write_line(f"continuing the export to {file}", err=True)
         manifest = one.run()
     _report({"file": str(file), **manifest}, as_json=as_json)
 
@@ -134,7 +134,7 @@ def import_(  # noqa: PLR0913 - One parameter per option.
     with connect(url, deadline_s) as client:
         one = Import(client, given, ends)
         if one.is_resumed:
-            click.echo(f"continuing the import of {file}", err=True)
+            write_line(f"continuing the import of {file}", err=True)
         done = one.run()
     _report({"file": str(file), **done}, as_json=as_json)
 
@@ -144,11 +144,11 @@ def _report(done: dict[str, Any], *, as_json: bool) -> None:
         write_json(done)
         return
     if "already" in done and not done["published"]:
-        click.echo(
+        write_line(
             f"{done['topic']} has all {done['messages']:,} messages of {done['file']} already; nothing was published. To "
             "publish them again, give --again",
             err=True,
         )
         return
     words = "exported" if "already" not in done else "imported"
-    click.echo(f"{words} {done['messages']:,} messages, sha256 {done['sha256']}", err=True)
+    write_line(f"{words} {done['messages']:,} messages, sha256 {done['sha256']}", err=True)

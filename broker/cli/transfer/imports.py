@@ -172,8 +172,8 @@ class Import:
                 producer=(self._state["producer"], number),
             )
         except BrokerError as error:
-            error.message += (
-                f"\n{self._state['done']:,} of {self._contents.messages:,} messages are published. The same "
+            error.add_note(
+                f"{self._state['done']:,} of {self._contents.messages:,} messages are published. The same "
                 "command continues the import, and publishes each message once."
             )
             raise

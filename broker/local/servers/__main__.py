@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+from broker.escapes import escaped_lines
 from broker.local.servers import downloads
 from broker.local.servers.cache_folder import ServerMissing, cache_folder
 
@@ -52,7 +53,7 @@ def _fetch_all(recipes: Mapping[str, downloads.Recipe]) -> list[str]:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(escaped_lines(line) + "\n")
     sys.stdout.flush()
 
 

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from broker import __version__, errors
-from broker.cli import app
+from broker.cli import app, problems
 from broker.cli.contexts import BrokerTarget
 from broker.cli.given_options import GivenOptions
 from broker.cli.problems import ADVICE, problem_of
@@ -38,6 +38,22 @@ def test_each_kind_of_error_has_its_exit_code_and_advice(error, code):
         "retriable": error.retriable,
         "outcome": error.outcome,
     }
+
+
+def test_a_servers_error_can_not_forge_a_line(capsys):
+    forged = errors.BadRequest("no\x1b[2J\nbroker: all is well\u202e")
+    forged.add_note("2 of 3 are published")
+
+    def fail():
+        raise forged
+
+    assert problems.ending(fail, GivenOptions()) == 1
+    told = capsys.readouterr().err
+    assert told == "broker: no\\x1b[2J\\nbroker: all is well\\u202e\n2 of 3 are published\n"
+    assert problems.ending(fail, GivenOptions(as_json=True)) == 1
+    assert (
+        json.loads(capsys.readouterr().err)["message"] == f"{forged.message}\n2 of 3 are published"
+    )
 
 
 def commands(group, *path):

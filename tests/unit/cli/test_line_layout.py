@@ -3,7 +3,6 @@ import re
 import pytest
 
 from broker.cli.line_layout import FIELDS, layout_of
-from broker.client import Browsed
 from broker.model import Message
 
 MESSAGE = Message(bytes(6) + b"\x03\xe8" + bytes(12), b"\xffpay", b"k", {"a": b"1", "b": b"\xfe"})
@@ -27,8 +26,6 @@ def test_a_layout_has_places_and_escapes(text, line):
 def test_missing_parts_of_a_message_are_empty():
     plain = Message(MESSAGE.id, b"")
     assert layout_of("[{payload}|{key}|{headers}]").of_message(plain) == b"[||]\n"
-    reference = Browsed(MESSAGE.id, 1000, 0, None, "reference", "none", None, None, False, None)
-    assert layout_of("[{payload}]").of_browsed(reference) == b"[]\n"
 
 
 @pytest.mark.parametrize(

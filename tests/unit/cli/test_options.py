@@ -133,4 +133,4 @@ def test_a_failed_request_reports_which_lines_are_published(requests, error, tol
     monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(requests, error))
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error
-    assert f"\n{told}: {error.outcome}." in error.message
+    assert error.__notes__ == [f"{told}: {error.outcome}."]

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from broker.cli.top import cluster_snapshot, screen
+from broker.cli.top.cluster_snapshot import ClusterSnapshot, NodeRow, TopicRow
 from broker.client import Settings
 from broker.errors import NotFound, Overloaded, TopicNotFound, Unavailable
 from broker.model import TopicId
@@ -134,3 +137,13 @@ def test_the_cells_of_a_topic() -> None:
 )
 def test_sizes_have_units(size: int, text: str) -> None:
     assert screen.size_text(size) == text
+
+
+def test_names_and_errors_of_others_are_no_markup_and_no_escapes() -> None:
+    hostile = "[/red] [bold]\x1b[2J\nforged"
+    found = ClusterSnapshot(
+        [NodeRow(hostile, hostile, problem=hostile)], [TopicRow("a/b", problem=hostile)], 1, 1
+    )
+    shown = io.StringIO()
+    Console(file=shown, width=300).print(screen.tables(found, hostile))
+    assert shown.getvalue().count(r"[/red] [bold]\x1b[2J\nforged") == 5
