@@ -8,7 +8,7 @@
     │   ├── TopicNotFound  TopicExists  NotFound  MethodNotAllowed
     │   ├── PayloadsSealed  IdempotencyKeyReused  CursorMoved  TooManyCursors
     │   ├── TransactionTooOld  TransactionNotInProgress  TransactionConflict  ChangesTooLarge
-    │   └── Forbidden  NotInstalled
+    │   └── Forbidden  NotAllowed  NotInstalled
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
     │   ├── StorageFull
@@ -182,6 +182,13 @@ class Forbidden(RequestError):
     """The caller may not do this, or a browser sends the request for a page of another site (`Origin`, `Host`)."""
 
     code = "forbidden"
+    http_status = 403
+
+
+class NotAllowed(RequestError):
+    """This node's configuration does not allow the operation; the message names the key that allows it."""
+
+    code = "not_allowed"
     http_status = 403
 
 

@@ -154,11 +154,11 @@ class RoutedTransactions:
             call, self._local.invalid_count, lambda body: int(orjson.loads(body)["invalid"])
         )
 
-    async def reset(self) -> None:
-        """Forget all transactions."""
+    async def reset(self) -> tuple[int, int]:
+        """Forget all transactions. Return the numbers of those in progress, and of invalid pointers."""
         call = self._call("reset_transactions", "/reset")
         here = partial(self._local.reset, call.deadline)
-        await self._answer(call, here, _read_nothing)
+        return await self._answer(call, here, _read_forgotten)
 
     def _call(
         self,
@@ -217,6 +217,11 @@ def error_of(reply: HttpAnswer) -> BrokerError:
 
 def _read_nothing(_: bytes) -> None:
     """Ignore an empty answer."""
+
+
+def _read_forgotten(body: bytes) -> tuple[int, int]:
+    told = orjson.loads(body)
+    return int(told["in_progress"]), int(told["invalid"])
 
 
 def _read_removed(body: bytes) -> int:

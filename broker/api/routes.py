@@ -25,6 +25,7 @@ from broker.api.stages import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
+from broker.api.unhiding import guarded
 from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
@@ -32,6 +33,7 @@ from broker.http.request import Request
 from broker.topics.topics import Topics
 from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
+from broker.transactions.unhiding import Unhiding
 from broker.wire import jsontext
 from broker.wire.topics import TTL
 
@@ -195,13 +197,17 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
     of_transactions = _transaction_handlers(transactions or Transactions(topics.leaders), routed)
-    asked = service or OwnService(topics.around.clock)
-    if isinstance(asked, OwnService):
-        asked.bind(of_transactions)
+    own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
+    own.bind(of_transactions)
+    asked = service or own
+    unhiding = Unhiding(own, allowed=config.transactions.transactions_reset_allowed)
     handlers = {
         **_topic_handlers(topics, config, asked, routed),
-        **of_transactions,
-        **_pruning_handlers(topics, asked),
+        **guarded(
+            {**of_transactions, **_pruning_handlers(topics, asked)},
+            unhiding,
+            in_cluster=routed is not None,
+        ),
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }

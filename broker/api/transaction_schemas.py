@@ -52,6 +52,7 @@ TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
     "CommitSent": _optional(write_pointer=nullable(_POINTER)),
     "TruncateSent": {"anyOf": [record(ids=array(_POINTER)), record(before_ms=_POINTER)]},
     "Truncated": record(removed=INTEGER),
+    "Reset": record(in_progress=INTEGER, invalid=INTEGER),
     "Invalidated": record(invalidated=BOOLEAN),
     "Nothing": record(),
     "TransactionList": record(
@@ -121,7 +122,12 @@ TRANSACTION_OPERATIONS: Final[dict[str, Spec]] = {
     },
     "reset_transactions": {
         "summary": "Forget all transactions, also those in progress. The service is then as new.",
-        "responses": {"200": _DONE},
+        "responses": {
+            "200": ok(
+                "How many transactions in progress and invalid pointers no longer hide messages.",
+                (JSON, of("Reset")),
+            )
+        },
         "errors": ("507",),
     },
     "show_transaction": {

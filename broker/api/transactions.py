@@ -6,7 +6,6 @@ import base64
 import binascii
 from typing import Any, Final
 
-from broker import logs
 from broker.api import body_reader
 from broker.api.fields import record
 from broker.errors import BadRequest
@@ -24,8 +23,6 @@ TEPHRA_SNAPSHOT: Final = "application/x-tephra-snapshot"
 LISTED_MAX: Final = 10_000
 LISTED_DEFAULT: Final = 100
 _STEP_KEYS: Final = 1_000
-
-log = logs.get_logger()
 
 
 class TransactionsApi:
@@ -122,11 +119,10 @@ class TransactionsApi:
         return json_reply({"removed": removed})
 
     async def reset(self, request: Request) -> Answer:
-        """Forget all transactions."""
+        """Forget all transactions. Answer how many transactions in progress and invalid pointers no longer hide messages."""
         await _sent(request, ())
-        await self._service.reset(request.deadline)
-        log.warning("transactions forgotten", request_id=request.id)
-        return json_reply({})
+        in_progress, invalid = await self._service.reset(request.deadline)
+        return json_reply({"in_progress": in_progress, "invalid": invalid})
 
 
 def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:

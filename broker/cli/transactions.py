@@ -30,6 +30,7 @@ def tx() -> None:
     broker tx show 1764000000000000000
     broker tx invalidate 1764000000000000000
     broker tx prune
+    broker tx reset
     """  # noqa: D301 - Click's mark for a paragraph that must not be wrapped.
 
 
@@ -205,3 +206,33 @@ def prune(yes: bool, through: int | None, url: str, deadline_s: float, as_json: 
         write_json(plan)
     else:
         text.write_plan(plan)
+
+
+@tx.command()
+@yes_option
+@to_broker
+def reset(yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
+    """Forget all transactions. All their messages become visible, also those that were never committed.
+
+    The broker must be started with --transactions-reset-allowed true. Restart it without the flag afterwards.
+
+    \b
+    broker tx reset
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        found = client.transactions.list(limit=0)
+        confirm(
+            f"Forget {found['in_progress_count']} transactions in progress and {found['invalid']} invalid write "
+            "pointers? All their messages become visible to every consumer, also those that were never committed.",
+            yes=yes,
+            as_json=as_json,
+        )
+        told = client.transactions.reset()
+    if as_json:
+        write_json(told)
+    else:
+        click.echo(
+            f"forgotten: {told['in_progress']} transactions in progress, {told['invalid']} invalid write pointers; "
+            "their messages are visible now",
+            err=True,
+        )

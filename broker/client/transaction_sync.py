@@ -233,5 +233,6 @@ class SyncTransactionService:
     list = blocking(TransactionService.list)
     show = blocking(TransactionService.show)
     truncate = blocking(TransactionService.truncate)
+    reset = blocking(TransactionService.reset)
     prune_plan = blocking(TransactionService.prune_plan)
     prune = blocking(TransactionService.prune)

@@ -3,7 +3,7 @@
 Whether a call may be sent again after a lost answer decides how long the client retries it::
 
     start, checkpoint     a repetition makes a second transaction, or pointer, that stays unused: repeatable
-    can-commit, abort, invalidate, truncate, prune     a repetition has no further effect: repeatable
+    can-commit, abort, invalidate, truncate, reset, prune     a repetition has no further effect: repeatable
     snapshot, list, show                               no effect: reading
     commit      the second one would be answered "not in progress", which hides the success of the first:
                 never sent again, so its outcome may be unknown. A fresh snapshot shows the outcome.
@@ -145,6 +145,7 @@ class TransactionService:
 
         Raises:
             ValueError: both are given, or neither.
+            NotAllowed: the broker was not started with ``transactions_reset_allowed``.
             BadRequest: a transaction that began before that moment is in progress.
         """
         if (ids is None) == (before_ms is None):
@@ -152,6 +153,17 @@ class TransactionService:
         asked = {"before_ms": before_ms} if ids is None else {"ids": list(ids)}
         reply = await self._write(f"{_PATH}/truncate", json.dumps(asked).encode(), _CHANGING)
         return int(_object(reply).get("removed", 0))
+
+    async def reset(self) -> dict[str, Any]:
+        """Forget all transactions: from now on all their messages are visible, committed or not.
+
+        Returns:
+            ``in_progress`` and ``invalid``: how many transactions and invalid pointers were forgotten.
+
+        Raises:
+            NotAllowed: the broker was not started with ``transactions_reset_allowed``.
+        """
+        return _object(await self._write(f"{_PATH}/reset", b"", {"Accept": JSON}))
 
     async def prune_plan(self, *, through: int | None = None) -> dict[str, Any]:
         """Return which invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.

@@ -261,6 +261,10 @@ class TransactionsConfig:
         "Port of Tephra's Thrift service (Tephra's default is 15165); 0 takes a free one; none: off.",
         least=0,
     )
+    transactions_reset_allowed: bool = key(
+        False,
+        "Allow reset and truncate of transactions. They show rolled-back messages; restart without it.",
+    )
     transaction_sweep_interval_s: float = key(
         10.0, "How often the service looks for transactions past their time-out.", least=0.01
     )

@@ -30,6 +30,7 @@ from broker.config.sections import Config, ConfigError, Key, iter_keys, value_of
 DEFAULT = "default"
 _PREFIX = "BROKER_"
 _NONE = ("", "none")
+_BOOLEANS = {"true": True, "false": False}
 OTHER_VARIABLES = frozenset(
     f"{_PREFIX}{name}"
     for name in (
@@ -108,6 +109,10 @@ def parse(known: Key, text: str) -> Any:
         return None
     if typing.get_origin(wanted) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if wanted is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ValueError(f"{text!r} is not true or false")
+        return _BOOLEANS[text.lower()]
     if wanted not in (str, int, float, Path) and not _is_enum(wanted):
         return _parse_pairs(text)
     try:
@@ -167,7 +172,7 @@ def _from_toml(known: Key, value: Any, source: str) -> Any:
         return tuple(value)
     if _is_mapping(wanted) and isinstance(value, dict):
         return MappingProxyType({name: as_text(part) for name, part in value.items()})
-    if wanted in (int, float) and type(value) is wanted:
+    if wanted in (bool, int, float) and type(value) is wanted:
         return value
     raise ConfigError(f"{source}: {known.dotted} = {json.dumps(value, default=str)}: wrong type")
 

@@ -197,6 +197,7 @@ class Exchange:
             identifier=identifier,
             names=admitted.names,
             deadline=self._clock.monotonic() + admitted.timeout_s,
+            caller=connection.caller,
             source=connection,
             abandoned=connection.abandoned,
             hold=hold,

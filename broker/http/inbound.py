@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         "begun",
         "body",
         "busy",
+        "caller",
         "dismissed",
         "hold",
         "is_new",
@@ -104,6 +105,8 @@ class Connection(asyncio.Protocol):
         """The minor version of the last request: HTTP/1.``minor``."""
         self.is_new = True
         """True until the first request reaches a handler."""
+        self.caller = ""
+        """The address of the client."""
         self.is_ours = False
         """True if the client is this project's client."""
         self.dismissed = False
@@ -136,7 +139,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
-        self.account = self._server.budgets.account(str(peer[0]) if peer else "", self._cut)
+        self.caller = str(peer[0]) if peer else ""
+        self.account = self._server.budgets.account(self.caller, self._cut)
         self.hold = Hold(self.account)
         refusal = self._server.admit(self)
         if refusal is not None:

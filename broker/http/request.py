@@ -63,6 +63,7 @@ class Request:
         deadline: in seconds of the monotonic clock.
         forwarded: True if a node sent it, not a client.
         repeat: the facts that make a forwarded request repeatable.
+        caller: the address of the client that sent it; empty within the process.
         source: the connection on which it came. The requests of one connection keep their order.
         abandoned: returns a future that is done once the client is gone or this node drains. A handler that waits
             must stop then.
@@ -73,6 +74,7 @@ class Request:
         "_query",
         "abandoned",
         "body",
+        "caller",
         "deadline",
         "forwarded",
         "headers",
@@ -98,6 +100,7 @@ class Request:
         identifier: str = "",
         names: PathNames = NO_NAMES,
         principal: str | None = None,
+        caller: str = "",
         deadline: float | None = None,
         source: object | None = None,
         abandoned: Callable[[], asyncio.Future[None]] = never,
@@ -112,6 +115,7 @@ class Request:
         self.id = identifier
         self.names = names
         self.principal = principal
+        self.caller = caller
         self.deadline = deadline
         self.source = source
         self.forwarded = False

@@ -46,7 +46,7 @@ async def serve_tephra(
         ) from error
     own = config.transactions
     most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
-    bounds = TephraBounds(config.server.request_deadline_s, most)
+    bounds = TephraBounds(config.server.request_deadline_s, most, own.transactions_reset_allowed)
     server = TephraServer(transactions, budgets, metrics, clock, bounds)
     await server.start(config.server.host, port)
     log.info("thrift service started", host=config.server.host, port=server.port)

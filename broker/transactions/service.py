@@ -164,9 +164,17 @@ class Transactions:
         """Return the number of invalid pointers."""
         return await self._read(lambda state: len(state.invalids), None)
 
-    async def reset(self, deadline: float | None = None) -> None:
-        """Forget all transactions. The service is then as new, but pointers go on rising."""
-        await self._execute("", manager.begin, deadline)
+    async def reset(self, deadline: float | None = None) -> tuple[int, int]:
+        """Forget all transactions. The service is then as new, but pointers go on rising.
+
+        Return how many transactions were in progress, and how many pointers were invalid. Their messages are visible now.
+        """
+
+        def decide(state: ServiceState, now_ms: int) -> Decision[tuple[int, int]]:
+            forgotten = len(state.in_progress), len(state.invalids)
+            return Decision(manager.begin(state, now_ms).edits, forgotten)
+
+        return await self._execute("", decide, deadline)
 
     async def listing(
         self, limit: int | None = None, deadline: float | None = None

@@ -183,7 +183,7 @@ class TephraConnection(asyncio.Protocol):
                 self._hold.give(BudgetKind.BODY_BYTES, size)
                 answer = call
                 if isinstance(call, frames.TephraCall):
-                    answer = await self._server.service.answer(call)
+                    answer = await self._server.service.answer(call, self._client())
                     code, kind = answer.code, f"thrift_{call.method}"
                     self._server.metrics.answered(kind, code, monotonic() - began)
             if isinstance(answer, TephraAnswer):

@@ -8,6 +8,7 @@
     change set too large                   TGenericException of TransactionSizeException     canCommitTx: false
     bad time-out or name                   TGenericException of IllegalArgumentException     an error of the application
     truncation above one in progress       TInvalidTruncateTimeException                     -
+    not allowed by the configuration       TInvalidTruncateTimeException                     an error of the application
     no leader, overloaded, unknown         getSnapshot: TTransactionCouldNotTakeSnapshot…    an error of the application
 
 An error of the application is a TApplicationException, *internal error*. Tephra's client repeats the call after it, as
@@ -32,6 +33,7 @@ from broker.errors import (
     BodyTooLarge,
     BrokerError,
     ChangesTooLarge,
+    NotAllowed,
     OutcomeUnknown,
     RequestError,
     TransactionConflict,
@@ -40,6 +42,7 @@ from broker.errors import (
 from broker.model import Snapshot
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_commits import Commits
+from broker.transactions.unhiding import Unhiding
 
 ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
 TOO_LARGE: Final = "org.apache.tephra.TransactionSizeException"
@@ -93,8 +96,8 @@ class Serving(Protocol):
     async def invalid_count(self) -> int:
         """Return the number of invalid pointers."""
 
-    async def reset(self) -> None:
-        """Forget all transactions."""
+    async def reset(self) -> tuple[int, int]:
+        """Forget all transactions. Return the numbers of those in progress, and of invalid pointers."""
 
 
 class TephraAnswer(NamedTuple):
@@ -113,6 +116,7 @@ class TephraBounds(NamedTuple):
 
     deadline_s: float = 30.0
     most: frames.Most = frames.MOST
+    reset_allowed: bool = False
 
 
 OK: Final = "ok"
@@ -127,12 +131,15 @@ class TephraService:
         self.commits = Commits(transactions, clock, bounds.deadline_s)
         self.most = bounds.most
         self.transactions = transactions
+        self._unhiding = Unhiding(transactions, allowed=bounds.reset_allowed)
         self._methods = _methods(self)
 
-    async def answer(self, call: frames.TephraCall) -> TephraAnswer:
-        """Execute a call and return its answer."""
+    async def answer(self, call: frames.TephraCall, caller: str = "") -> TephraAnswer:
+        """Execute a call of a client, and return its answer. ``caller`` is the client's address."""
         method, transaction = call.method, _transaction(call.method, call.arguments)
         try:
+            if method in _UNHIDING:
+                await self._unhiding.check(_UNHIDING[method], caller)
             value = await self._methods[method](call.arguments)
             frame = frames.encode_returned(self.idl, call, value)
         except BrokerError as error:
@@ -177,7 +184,7 @@ def _declared_exception(
     told: dict[str, object] = {"message": error.message}
     if method == "getSnapshot":
         return "TTransactionCouldNotTakeSnapshotException", told
-    if method == "truncateInvalidTxBefore" and isinstance(error, BadRequest):
+    if method == "truncateInvalidTxBefore" and isinstance(error, BadRequest | NotAllowed):
         return "TInvalidTruncateTimeException", told
     if isinstance(error, TransactionNotInProgress):
         return "TTransactionNotInProgressException", told
@@ -205,6 +212,11 @@ Method = Callable[[Arguments], Awaitable[object]]
 _TRANSACTION_ID: Final = 1
 _WRITE_POINTER: Final = 7
 _COMMITS: Final = frozenset({"commitTx", "commitOrThrow"})
+_UNHIDING: Final = {
+    "resetState": "reset",
+    "truncateInvalidTx": "truncation",
+    "truncateInvalidTxBefore": "truncation",
+}
 
 
 def _number(arguments: Arguments, field: int = 1) -> int:
@@ -329,7 +341,6 @@ def _asks(service: TephraService) -> dict[str, Method]:
 
     async def reset_state(_: Arguments) -> None:
         await transactions.reset()
-        log.warning("transactions forgotten: a client called resetState")
 
     async def status(_: Arguments) -> str:
         try:

@@ -18,6 +18,7 @@ LIVES = (
     *("--sweep-rest", "0"),
     *("--sweep-margin", "0"),
     *("--transaction-sweep-interval", "0.05"),
+    *("--transactions-reset-allowed", "true"),
 )
 DEADLINE_S = 60
 
@@ -86,3 +87,15 @@ def test_a_settled_transaction_is_pruned_and_its_messages_stay_hidden(
         code, out, _ = run(*("storage", "show", "tx/pruned", "--dir", str(node.data_dir), "--json"))
         shown = {each["pointer"]: each["tx_state"] for each in json.loads(out)["entries"]}
         assert shown == {failed: "rolled_back", None: "none"}
+
+
+def test_a_reset_says_what_it_shows_and_asks(run: Run, node: BrokerProcess) -> None:
+    with SyncClient(node.url) as client:
+        client.transactions.start(timeout_s=60)
+        code, _, errors = run("tx", "reset", "--json")
+        assert (code, "give --yes" in errors) == (2, True)
+        code, out, _ = run("tx", "reset", "--yes", "--json")
+        assert (code, json.loads(out)["in_progress"]) == (0, 1)
+        code, _, errors = run("tx", "reset", "--yes")
+        assert (code, "forgotten: 0 transactions in progress" in errors) == (0, True)
+    assert "hidden messages become visible" in node.log()

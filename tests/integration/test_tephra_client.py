@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 OURS, TEPHRA = "ours", "tephra"
 CONFIG = Config(
     server=ServerConfig(port=0),
-    transactions=TransactionsConfig(thrift_port=0, transaction_sweep_interval_s=0.05),
+    transactions=TransactionsConfig(
+        thrift_port=0, transaction_sweep_interval_s=0.05, transactions_reset_allowed=True
+    ),
 )
 NEVER_MS = 99_999_999_999_999
 

@@ -14,13 +14,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from broker.clock import Clock
-from broker.config.sections import Config
+from broker.config.sections import Config, TransactionsConfig
 from broker.node.node import Node
 
 DEADLINE_S = 30.0
+
+RESETTING: Final = Config(transactions=TransactionsConfig(transactions_reset_allowed=True))
+"""The configuration of a node that allows reset and truncation of transactions."""
 
 
 class ServedNode:

@@ -16,7 +16,8 @@ from broker.topics import blockers as searching
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 from tests.kit.http_cluster import HttpCluster, on_cluster
-from tests.kit.serving import Broker, Http, topic_path
+from tests.kit.served import RESETTING
+from tests.kit.serving import Broker, Http, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -260,9 +261,15 @@ async def test_any_node_tells_transactions_that_the_service_does_not_know(
     assert (reply.status, reply.json["code"]) == (404, "not_found")
 
 
-async def test_a_service_elsewhere_is_asked_over_http(broker: Broker, http: Http) -> None:
+async def test_a_service_elsewhere_is_asked_over_http() -> None:
+    broker = Broker(RESETTING)
     pointer = await begun(broker)
-    elsewhere = ServiceElsewhere(http.url)
+    async with listening(broker) as http:
+        await asked_elsewhere(broker, ServiceElsewhere(http.url), pointer)
+    await broker.close()
+
+
+async def asked_elsewhere(broker: Broker, elsewhere: ServiceElsewhere, pointer: int) -> None:
     try:
         assert list((await elsewhere.snapshot()).in_progress) == [pointer]
         assert (await elsewhere.show(pointer))["state"] == "in_progress"

@@ -13,6 +13,7 @@ from broker.config.sections import (
     HBaseConfig,
     Role,
     ServerConfig,
+    TransactionsConfig,
 )
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
@@ -83,13 +84,22 @@ async def test_transactions_end_by_abort_or_as_invalid(broker: Broker) -> None:
     assert (await call(broker, "GET", path)).json["state"] == "invalid"
     pointers = [checked["transaction_id"], checked["write_pointer"]]
     assert (await call(broker, "GET", "/snapshot")).json["invalids"] == pointers
-    removed = await call(broker, "POST", "/truncate", {"ids": [*pointers, 5]})
+    await broker.close()
+
+
+async def test_invalid_pointers_are_truncated_where_that_is_allowed() -> None:
+    broker = Broker(Config(transactions=TransactionsConfig(transactions_reset_allowed=True)))
+    invalid = (await begun(broker))["transaction_id"]
+    checked = (await call(broker, "POST", f"/{invalid}/checkpoint")).json["write_pointer"]
+    await call(broker, "POST", f"/{invalid}/invalidate")
+    removed = await call(broker, "POST", "/truncate", {"ids": [invalid, checked, 5]})
     assert removed.json == {"removed": 2}
     open_one = await begun(broker)
     before_ms = open_one["transaction_id"] // 1_000_000 + 1000
     reply = await call(broker, "POST", "/truncate", {"before_ms": before_ms})
     assert (reply.status, reply.json["code"]) == (400, "bad_request")
     assert (await call(broker, "GET", "/7")).status == 404
+    await broker.close()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,8 @@ async def test_transactions_end_by_abort_or_as_invalid(broker: Broker) -> None:
         ("/truncate", {"ids": ["1"]}),
     ],
 )
-async def test_malformed_calls_are_refused(broker: Broker, path: str, sent: Any) -> None:
+async def test_malformed_calls_are_refused(path: str, sent: Any) -> None:
+    broker = Broker(Config(transactions=TransactionsConfig(transactions_reset_allowed=True)))
     reply = await call(broker, "POST", path, sent)
     assert (reply.status, reply.json["outcome"]) == (400, "refused")
 

@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+from broker.config.sections import TransactionsConfig
 from broker.errors import Unavailable
 from broker.storage.table import Table
 from tests.kit.http_cluster import HttpCluster, on_cluster
@@ -14,6 +15,7 @@ from tests.kit.openapi import Answered
 from tests.kit.serving import topic_path
 from tests.kit.transacting import PATH, Told, Transactors, pause, told_by
 
+RESETTING = TransactionsConfig(transactions_reset_allowed=True)
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
@@ -24,7 +26,7 @@ async def ask(
     return await cluster(node, method, PATH + path, body, JSON)
 
 
-@on_cluster(nodes=2, topic=False)
+@on_cluster(nodes=2, topic=False, transactions=RESETTING)
 async def test_any_node_takes_any_request(cluster: HttpCluster) -> None:
     await cluster.lead_all(0)
     begun = [(await ask(cluster, node, "POST")).json["transaction_id"] for node in (0, 1, 1)]

@@ -54,6 +54,8 @@ def test_an_unknown_key_names_the_nearest(sources, nearest) -> None:
         ("port = 1\n", "the nearest is 'server.port'"),
         ("[server]\nport = 1.5\n", "wrong type"),
         ("[server]\nport = true\n", "wrong type"),
+        ("[transactions]\ntransactions_reset_allowed = 1\n", "wrong type"),
+        ("[transactions]\ntransactions_reset_allowed = 'yes'\n", "is not true or false"),
         ("[server]\nport = 'x'\n", "server.port = 'x'"),
         ("[server\n", "broker.toml"),
     ],
@@ -174,3 +176,9 @@ def test_other_variables_beside_those_of_kubernetes_are_checked(
 ) -> None:
     with pytest.raises(ConfigError, match=f"environment variable {named}:"):
         load(environment={**KUBERNETES, **changes})
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False)])
+def test_a_truth_value_is_read_from_text(text, value) -> None:
+    settings = load(environment={"BROKER_TRANSACTIONS__TRANSACTIONS_RESET_ALLOWED": text})
+    assert settings.config.transactions.transactions_reset_allowed is value

@@ -18,7 +18,7 @@ from broker.sql import Outbox, SqlRecord
 from broker.sql.record import SqlRecord as Record
 from broker.sql.recovery import Recovery
 from broker.sql.relay import CounterWentBack
-from tests.kit.served import ServedNode
+from tests.kit.served import RESETTING, ServedNode
 
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("number", Integer, primary_key=True))
@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def node():
-    with ServedNode() as node:
+    with ServedNode(RESETTING) as node:
         yield node
 
 

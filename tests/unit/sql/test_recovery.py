@@ -9,7 +9,7 @@ from broker.client.publish_request import parts_of
 from broker.client.transaction_aware import Topical
 from broker.clock import SystemClock
 from broker.sql import SqlRecord
-from tests.kit.served import ServedNode
+from tests.kit.served import RESETTING, ServedNode
 
 TOPIC = TopicId("recovery", "t")
 RECORD = SqlRecord()
@@ -34,7 +34,7 @@ async def test_messages_of_a_forgotten_invalid_transaction_are_found_and_publish
     """The transaction published them at its begin or at the end of the longest life, under any of its pointers."""
     clock, engine = AheadClock(), create_engine(f"sqlite:///{tmp_path}/orders.db")
     RECORD.create(engine)
-    with ServedNode(clock=clock) as node:
+    with ServedNode(RESETTING, clock=clock) as node:
         async with Client(node.url) as client:
             await client.create_topic(TOPIC)
             begun = await client.transactions.start(long=True, timeout_s=LIFE_S)
@@ -69,7 +69,7 @@ async def test_a_record_in_trouble_does_not_hold_up_others_and_a_deleted_topic_n
     engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
     RECORD.create(engine)
     gone, begun = TopicId("recovery", "gone"), []
-    with ServedNode() as node:
+    with ServedNode(RESETTING) as node:
         async with Client(node.url) as client:
             await client.create_topic(TOPIC)
             for number in range(3):

@@ -20,6 +20,7 @@ from broker.model import Snapshot
 from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_service import TephraAnswer, TephraBounds, TephraService
+from broker.transactions.unhiding import Unhiding
 from broker.wire.read_steps import finish
 from broker.wire.transaction import decode_transaction
 from tests.unit.tephra.fakes import Scripted
@@ -30,10 +31,16 @@ NOT_IN_PROGRESS = TransactionNotInProgress("It is over.")
 UNKNOWN = OutcomeUnknown("no answer")
 
 
-def ask(request: bytes, transactions: Scripted) -> TephraAnswer:
+class NothingHidden:
+    async def snapshot(self) -> Snapshot:
+        return Snapshot(transaction_id=0, read_pointer=0)
+
+
+def ask(request: bytes, transactions: Scripted, *, reset_allowed: bool = True) -> TephraAnswer:
     """Return the service's answer to one message."""
     with virtual_loop() as loop:
         service = TephraService(transactions, VirtualClock(loop), TephraBounds(5))
+        service._unhiding = Unhiding(NothingHidden(), allowed=reset_allowed)
         head = frames.read_head(request)
         steps = frames.call_steps(
             service.idl, request, head, most=service.most, take=lambda _: None
@@ -258,3 +265,27 @@ def test_an_answer_names_the_transaction_that_it_committed(
     request_: bytes, committed: int | None
 ) -> None:
     assert ask(request_, Scripted()).committed == committed
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("resetState", "TApplicationException"),
+        ("truncateInvalidTx", "TApplicationException"),
+        ("truncateInvalidTxBefore", "TInvalidTruncateTimeException"),
+    ],
+)
+def test_a_call_that_shows_hidden_messages_is_refused_unless_allowed(
+    method: str, name: str
+) -> None:
+    script = Scripted()
+    answer = ask(message(method), script, reset_allowed=False)
+    told = result(answer.frame[4:], method)
+    if name != "TApplicationException":
+        (told,) = [each for each in vars(told).values() if each is not None]
+    assert (type(told).__name__, answer.code, script.calls) == (name, "not_allowed", [])
+    assert "--transactions-reset-allowed true" in told.message
+
+
+def test_the_default_of_the_port_is_off() -> None:
+    assert not TephraBounds().reset_allowed

@@ -1,0 +1,69 @@
+"""Guard the handlers that end, forget or show transactions of other callers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+
+from broker import logs
+from broker.api.router import Handler
+from broker.http.reply import Answer, Reply
+from broker.http.request import Request
+from broker.routing import nodeheaders
+from broker.transactions.unhiding import Unhiding
+
+_UNHIDING: Final = {"reset_transactions": "reset", "truncate_transactions": "truncation"}
+_NOTED: Final = {"invalidate_transaction": "invalidated", "prune_transactions": "removed"}
+"""Operations that are logged if this field of their answer says that they changed anything."""
+
+log = logs.get_logger()
+
+
+def guarded(
+    handlers: Mapping[str, Handler], unhiding: Unhiding, *, in_cluster: bool
+) -> dict[str, Handler]:
+    """Return the handlers, with a check before those that show hidden messages, and a log line after those of ``_NOTED``.
+
+    In a cluster, a request with the headers of a node was checked and logged by that node; the handler verifies them.
+    """
+
+    def own(request: Request) -> bool:
+        return not (in_cluster and nodeheaders.are_there(request.headers))
+
+    def checked(name: str, handler: Handler) -> Handler:
+        async def check(request: Request) -> Answer:
+            if own(request):
+                await unhiding.check(_UNHIDING[name], request.caller, request.id)
+            return await handler(request)
+
+        return check
+
+    def noted(name: str, handler: Handler) -> Handler:
+        async def note(request: Request) -> Answer:
+            answer = await handler(request)
+            if own(request) and isinstance(answer, Reply) and answer.status == 200:
+                field = _NOTED[name]
+                changed = orjson.loads(answer.body)[field]
+                if changed:
+                    log.info(
+                        "transactions ended by a caller",
+                        operation=name,
+                        path=request.path,
+                        caller=request.caller,
+                        request_id=request.id,
+                        **{field: changed},
+                    )
+            return answer
+
+        return note
+
+    return {
+        name: checked(name, handler)
+        if name in _UNHIDING
+        else noted(name, handler)
+        if name in _NOTED
+        else handler
+        for name, handler in handlers.items()
+    }
