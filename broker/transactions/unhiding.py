@@ -20,7 +20,7 @@ KEY: Final = "transactions.transactions_reset_allowed"
 log = logs.get_logger()
 
 
-class Snapshots(Protocol):
+class SnapshotSource(Protocol):
     """The source of the snapshot that says which messages are hidden."""
 
     async def snapshot(self) -> Snapshot:
@@ -30,7 +30,7 @@ class Snapshots(Protocol):
 class Unhiding:
     """Refuses such an operation, or logs it with its caller."""
 
-    def __init__(self, service: Snapshots, *, allowed: bool) -> None:
+    def __init__(self, service: SnapshotSource, *, allowed: bool) -> None:
         """Keep the service and the permission."""
         self._service = service
         self._allowed = allowed
