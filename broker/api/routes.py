@@ -25,7 +25,7 @@ from broker.api.stages import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
-from broker.api.unhiding import guarded
+from broker.api.callers_noted import guarded
 from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer

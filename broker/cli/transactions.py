@@ -231,7 +231,7 @@ def reset(yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
     if as_json:
         write_json(told)
     else:
-        click.echo(
+        write_line(
             f"forgotten: {told['in_progress']} transactions in progress, {told['invalid']} invalid write pointers; "
             "their messages are visible now",
             err=True,
