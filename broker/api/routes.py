@@ -8,6 +8,7 @@ from broker.api.access import Action
 from broker.api.blockers import BlockersApi
 from broker.api.browse import Browsing
 from broker.api.bulk import BulkReading
+from broker.api.callers_noted import guarded
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events
@@ -25,7 +26,6 @@ from broker.api.stages import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
-from broker.api.callers_noted import guarded
 from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
