@@ -8,7 +8,7 @@ from broker.api.access import Action
 from broker.api.blockers import BlockersApi
 from broker.api.browse import Browsing
 from broker.api.bulk import BulkReading
-from broker.api.callers_noted import guarded
+from broker.api.caller_guard import guarded
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events
@@ -31,9 +31,9 @@ from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
 from broker.topics.topics import Topics
+from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
-from broker.transactions.unhiding import Unhiding
 from broker.wire import jsontext
 from broker.wire.topics import TTL
 

@@ -41,8 +41,8 @@ from broker.errors import (
 )
 from broker.model import Snapshot
 from broker.transactions import tephra_frames as frames
+from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.tephra_commits import Commits
-from broker.transactions.unhiding import Unhiding
 
 ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
 TOO_LARGE: Final = "org.apache.tephra.TransactionSizeException"

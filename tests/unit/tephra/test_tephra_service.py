@@ -19,8 +19,8 @@ from broker.errors import (
 from broker.model import Snapshot
 from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_frames as frames
+from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.tephra_service import TephraAnswer, TephraBounds, TephraService
-from broker.transactions.unhiding import Unhiding
 from broker.wire.read_steps import finish
 from broker.wire.transaction import decode_transaction
 from tests.unit.tephra.fakes import Scripted

@@ -12,7 +12,7 @@ from broker.api.router import Handler
 from broker.http.reply import Answer, Reply
 from broker.http.request import Request
 from broker.routing import nodeheaders
-from broker.transactions.unhiding import Unhiding
+from broker.transactions.hidden_messages import Unhiding
 
 _UNHIDING: Final = {"reset_transactions": "reset", "truncate_transactions": "truncation"}
 _NOTED: Final = {"invalidate_transaction": "invalidated", "prune_transactions": "removed"}
