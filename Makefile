@@ -104,13 +104,17 @@ clean: ## Remove .venv, caches and build products; data and fetched servers stay
 
 setup-dev: $(VENV)/.dev
 
+LEVELDB := plyvel has no wheel for Python 3.13 and newer, so pip compiles it (Debian: apt-get install g++ python3-dev \
+  libleveldb-dev).
+
 # A stamp is a file with the time of an installation. A newer pyproject.toml makes Make install again.
 
 $(VENV)/.server: pyproject.toml | $(VENV)/bin/python
 	@echo "installing the broker into $(VENV)"
 	@$(PIP) install --editable '.[server]' || { \
 	  echo "pip could not install the packages of pyproject.toml; its reason is above."; \
-	  echo "It needs a package index that it can reach (see: $(BIN)/pip config list)."; exit 1; }
+	  echo "It needs a package index that it can reach (see: $(BIN)/pip config list)."; \
+	  echo "If it is about plyvel or leveldb/db.h: $(LEVELDB)"; exit 1; }
 	@touch $@
 
 $(VENV)/.cluster: pyproject.toml $(VENV)/.server

@@ -324,7 +324,9 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")
         # Don't join the parts: that would copy a large part, and keep it twice while the client reads slowly.
-        transport.writelines(parts)
+        # And don't call ``writelines``: asyncio of Python 3.12.0 to 3.13.1 does not pause its writer (CVE-2024-12254).
+        for part in parts:
+            transport.write(part)
 
     async def drained(self, wait_s: float) -> bool:
         """Wait until the client has read most of the written bytes. Return False if it did not in this time.
