@@ -128,7 +128,10 @@ class _LoopTurns:
         self._pieces.append((steps, outcome))
         if self._sharing is None:
             self._sharing = self._loop.create_task(self._share())
-        return await outcome
+        try:
+            return await outcome
+        finally:
+            del outcome  # See ``ongoing``: an error's traceback keeps this frame.
 
     async def _share(self) -> None:
         loop = self._loop
@@ -207,6 +210,8 @@ def _run_piece(
         outcome.set_exception(error)
     else:
         outcome.set_result(None)
+    finally:
+        del outcome
 
 
 _turns_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTurns] = WeakKeyDictionary()

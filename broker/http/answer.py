@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
 from typing import Final, NamedTuple, Protocol
 
 STREAM_BUFFER_BYTES: Final = 256 * 1024
@@ -85,7 +86,7 @@ class Streamed:
         """
         while not self._chunks:
             if self._failed is not None:
-                raise self._failed
+                raise copy(self._failed)  # The traceback of the kept error would lead back here.
             if self._ended:
                 return b""
             self._wanted = self._loop.create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Final
 
 UNREAD_BYTES_MAX: Final = 128 * 1024
@@ -61,7 +62,7 @@ class Content:
         """Wait for a piece and return it; empty at the end. Raises the error given to ``fail``."""
         while not self._pieces:
             if self._error is not None:
-                raise self._error
+                raise copy(self._error)  # The traceback of the kept error would lead back here.
             if self._ended:
                 return b""
             self._waiting = asyncio.get_running_loop().create_future()

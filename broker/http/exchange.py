@@ -149,13 +149,12 @@ class Exchange:
             ):
                 out = Outgoing(connection, http.method, headers, tail, connection.hold, self._slow)
                 stays_open = await self._send(out, headers, answer, identifier) and stays_open
-        except BaseException:
+        except BaseException as error:
             stays_open = False
             if not connection.dismissed:
                 connection.force_close()
-            raise
-        else:
-            return SENT if stays_open else SENT_LAST
+            if not isinstance(error, ConnectionError):
+                raise
         finally:
             if connection.hold.held:
                 connection.hold.close()
@@ -163,6 +162,8 @@ class Exchange:
                 connection.answered(stays_open=stays_open)
                 # Only now the connection is idle, so that a drain can end it.
                 self._server.request_ended(connection, stays_open=stays_open)
+        # The error of a client that has gone ends here: aiohttp's task would keep it, with this frame and the reply.
+        return SENT if stays_open else SENT_LAST
 
     async def _answer(
         self, http: web.BaseRequest, connection: Connection, identifier: str

@@ -190,8 +190,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
         self.account.close()
         self.abandon()
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_exception(ConnectionResetError("The client is gone."))
+        self.resume_writing()
         self._lose(exc or ConnectionResetError("The client is gone."))
         if self.busy and not self.begun:
             self.busy = False
@@ -338,8 +337,8 @@ class Connection(asyncio.Protocol):
         if writable is None:
             return True
         done, _ = await asyncio.wait((writable,), timeout=wait_s)
-        if done:
-            writable.result()
+        if self.transport is None:
+            raise ConnectionResetError("The client is gone.")
         return bool(done)
 
     @property

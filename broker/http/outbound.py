@@ -151,6 +151,9 @@ class OutboundConnection(asyncio.Protocol):
             if answer.cancelled():
                 # Answers belong to requests by their order, so none may be skipped.
                 self.give_up("a request was cancelled")
+            del (
+                answer
+            )  # The error's traceback keeps this frame, and must not lead back to the error.
 
     async def stream(self, request: Ask, timeout_s: float) -> Streamed:
         """Send one request and return its answer once its head has arrived.
@@ -167,6 +170,9 @@ class OutboundConnection(asyncio.Protocol):
             await streamed.began
         except asyncio.CancelledError:
             self.give_up("a request was cancelled")
+            raise
+        except BaseException:
+            del streamed  # As in ``exchange``.
             raise
         finally:
             timer.cancel()

@@ -27,12 +27,11 @@ How a node uses it::
 from __future__ import annotations
 
 import math
+import random
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
-from tenacity.wait import wait_random_exponential
 
 from broker.clock import Clock
 from broker.coordination.ports import NodeInfo
@@ -153,13 +152,6 @@ class _Journey(Generic[Result]):
         code = BrokerError.code
         try:
             answer = await self._try()
-        except _LookAgain:
-            call = self._call
-            error = at_the_deadline(
-                call.kind, self._reason, in_doubt=self._in_doubt, own_key=call.own_key
-            )
-            code = error.code
-            raise error from None
         except BrokerError as error:
             code = error.code
             raise
@@ -172,46 +164,27 @@ class _Journey(Generic[Result]):
             self._end(code)
 
     async def _try(self) -> Result | Relayed:
-        """Return the first answer. Raises _LookAgain if there was none in time."""
-        try:
-            return await self._attempt()
-        except _LookAgain as error:
-            # Most requests need only one attempt. Setting up retries costs as much as a request.
-            first = error
-        try:
-            return await self._retry(first)
-        except _LookAgain:
-            if not self._call.kind.is_for_any_node or self._asked_here:
-                raise
-            # The last node used up the time, but storage can answer a read, too.
-            return await self._ask_this_node()
-
-    async def _retry(self, first: _LookAgain) -> Result | Relayed:
-        """Pause and retry until there is an answer. ``first`` is the failure of the first attempt."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_LookAgain),
-            wait=wait_random_exponential(
-                multiplier=PAUSE_S, max=PAUSE_S_MAX, exp_base=PAUSE_GROWTH
-            ),
-            stop=self._is_over,
-            sleep=self._routing.pause,
-            reraise=True,
+        """Return the first answer. Raises the error for the deadline if there was none in time."""
+        pause_s_max = PAUSE_S
+        while True:
+            try:
+                return await self._attempt()
+            except _LookAgain:
+                pause_s = random.uniform(0, pause_s_max)  # noqa: S311 - It only spreads the load.
+            if self._clock.monotonic() + pause_s >= min(
+                self._call.deadline, self._routing.waits_until
+            ):
+                break
+            pause_s_max = min(pause_s_max * PAUSE_GROWTH, PAUSE_S_MAX)
+            await self._routing.pause(pause_s)
+        if self._call.kind.is_for_any_node and not self._asked_here:
+            with suppress(_LookAgain):
+                # The last node used up the time, but storage can answer a read, too.
+                return await self._ask_this_node()
+        call = self._call
+        raise at_the_deadline(
+            call.kind, self._reason, in_doubt=self._in_doubt, own_key=call.own_key
         )
-        failed: _LookAgain | None = first
-
-        async def attempt() -> Result | Relayed:
-            nonlocal failed
-            if failed is not None:
-                error, failed = failed, None
-                raise error
-            return await self._attempt()
-
-        answer: Result | Relayed = await retrying(attempt)
-        return answer
-
-    def _is_over(self, state: RetryCallState) -> bool:
-        until = min(self._call.deadline, self._routing.waits_until)
-        return bool(self._clock.monotonic() + state.upcoming_sleep >= until)
 
     def _end(self, code: str) -> None:
         """Note that the client has the outcome of the request."""

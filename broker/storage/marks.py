@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from broker.errors import Fenced
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, RowId
+from broker.ongoing import begin, result_of
 from broker.storage import entry as entries
 from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
 from broker.storage.keys import LogId, mark_prefix, prefix_end, space_of
@@ -111,8 +112,8 @@ class Marks:
             self._timer.cancel()
             self._timer = None
         if self._putting is None and not self._closed:
-            self._putting = asyncio.ensure_future(self._put_pending())
-            self._putting.add_done_callback(_retrieve)
+            # After an error the marks stay pending, and a later put tries again.
+            self._putting = begin(self._put_pending())
 
     async def _put_pending(self) -> None:
         try:
@@ -145,7 +146,7 @@ class Marks:
                 raise Fenced("The next claim of the log puts its marks.")
             self._put_soon()
             assert self._putting is not None
-            await asyncio.shield(self._putting)
+            await result_of(self._putting)
 
     async def _put(self) -> None:
         """Put the rows of the marks that are pending now, slice by slice, and stop keeping them."""
@@ -296,12 +297,6 @@ def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: M
         is_newest = row[:-ROW_ID_BYTES] != following[:-ROW_ID_BYTES]
         return not is_newest or (first < before.producers and first <= marked)
     return first < before.keys and first <= marked
-
-
-def _retrieve(done: asyncio.Task[None]) -> None:
-    """Keep asyncio from reporting an error: the marks stay pending, and a later put tries again."""
-    if not done.cancelled():
-        done.exception()
 
 
 async def forget_marks(resolver: Resolver, log: LogId) -> int:

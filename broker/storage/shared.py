@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from broker.ongoing import begin, result_of
+
 AT_ONCE = 2
 
 Result = TypeVar("Result")
@@ -29,17 +31,10 @@ class SharedRead(Generic[Result]):
     async def __call__(self) -> Result:
         """Return the result of a read that begins after this call, or raise its error."""
         if self._next is None:
-            self._next = asyncio.ensure_future(self._in_turn())
-            self._next.add_done_callback(_retrieve_exception)
-        return await asyncio.shield(self._next)
+            self._next = begin(self._in_turn())
+        return await result_of(self._next)
 
     async def _in_turn(self) -> Result:
         async with self._turns:
             self._next = None  # A later caller must not share this read: it begins now.
             return await self._read()
-
-
-def _retrieve_exception(done: asyncio.Task[Result]) -> None:
-    """Retrieve a failed read's exception, so that asyncio does not report it if all callers are gone."""
-    if not done.cancelled():
-        done.exception()

@@ -13,9 +13,9 @@ from broker.transactions.manager import Decision
 
 
 def _answer_before_durable(_: Any) -> Any:
-    async def mutant(self: LedState, written: Any) -> None:
-        del self
-        written.add_done_callback(lambda done: done.exception())
+    async def mutant(self: LedState) -> None:
+        if self._last is not None:
+            self._last.add_done_callback(lambda done: done.exception())
 
     return mutant
 
@@ -43,8 +43,8 @@ def _time_outs(_: Any) -> Any:
 
 
 def _read_proof(_: Any) -> Any:
-    async def mutant(self: LedState, last: Any) -> None:
-        del self, last
+    async def mutant(self: LedState) -> None:
+        del self
 
     return mutant
 

@@ -18,6 +18,6 @@
     retention.py  expiry.py                      the sweeper
     inversion.py  settlement.py                  cleaning up after invalid transactions
     registry.py  record_changes.py  reserved.py  records of topics; the broker's own topics
-    surroundings.py  settings.py  shield.py      shared by all leaders of a node
+    surroundings.py  settings.py                 shared by all leaders of a node
     clock_comparison.py                          this node's clock against the storage's
 """

@@ -127,7 +127,6 @@ def answer(writes: list[Write], batch: Batch) -> None:
         stop = start + write.rows
         if write.references:
             write.ids = ids[start:stop]
-        if not write.future.done():
-            first, last = ids[start], ids[stop - 1]
-            write.future.set_result(PublishedIds(first, last, write.pointer, False, write.messages))
+        first, last = ids[start], ids[stop - 1]
+        write.answer(PublishedIds(first, last, write.pointer, False, write.messages))
         start = stop

@@ -28,6 +28,7 @@ from typing import Final
 from broker.clock import JUMP_MS_MIN
 from broker.coordination.claims import SendTime, Written, read_clock
 from broker.errors import ClockSkew, OutcomeUnknown, Unavailable
+from broker.ongoing import begin, result_of
 from broker.storage.records import RecordStore
 from broker.topics.surroundings import Surroundings
 
@@ -124,14 +125,11 @@ class ClockComparison:
         if not self._around.is_clustered or self._is_compared(is_led_here=is_led_here):
             return
         if self._comparing is None:
-            self._comparing = asyncio.ensure_future(self._compare())
-            self._comparing.add_done_callback(self._comparison_ended)
-        await asyncio.shield(self._comparing)
+            self._comparing = begin(self._compare(), self._comparison_ended)
+        await result_of(self._comparing)
 
-    def _comparison_ended(self, done: asyncio.Task[None]) -> None:
+    def _comparison_ended(self) -> None:
         self._comparing = None
-        if not done.cancelled():
-            done.exception()  # Retrieved here, because all callers may be gone.
 
     def _is_compared(self, *, is_led_here: bool) -> bool:
         """Return whether the clock has kept pace with the boot clock since a comparison that still counts."""

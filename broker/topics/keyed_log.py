@@ -13,6 +13,7 @@ from functools import partial
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import ROW_ID_MIN, PublishRequest
+from broker.ongoing import begin, result_of
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
@@ -76,23 +77,15 @@ class KeyedLog:
         """
         assert options.key is not None, "a keyed request has a key"
         hashed = key_hash(options.key)
-        joined = self._under_way.get(hashed)
-        if joined is not None:
-            if joined[0] != body_hash:
+        if hashed in self._under_way:
+            if self._under_way[hashed][0] != body_hash:
                 raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
-            return (await asyncio.shield(joined[1]))._replace(replayed=True)
+            return (await result_of(self._under_way[hashed][1]))._replace(replayed=True)
         mark = (hashed, body_hash)
         before = PublishedIds(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
         answering = self._answer_once(mark, before, work, is_fresh=options.is_fresh)
-        task = asyncio.ensure_future(answering)
-        self._under_way[hashed] = (body_hash, task)
-        task.add_done_callback(lambda done: self._task_ended(hashed, done))
-        return await asyncio.shield(task)
-
-    def _task_ended(self, hashed: bytes, done: asyncio.Task[PublishedIds]) -> None:
-        del self._under_way[hashed]
-        if not done.cancelled():
-            done.exception()  # Retrieved here, because all callers may be gone.
+        self._under_way[hashed] = body_hash, begin(answering, lambda: self._under_way.pop(hashed))
+        return await result_of(self._under_way[hashed][1])
 
     async def _answer_once(
         self,

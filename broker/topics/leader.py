@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import TypeVar
 
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
+from broker.ongoing import to_its_end
 from broker.slices import Slice
 from broker.storage import sweep
 from broker.storage.hold import LogHold, PageInversion
@@ -181,15 +183,7 @@ class TopicLeader:
 
         The rollback finishes even if the caller is cancelled, because storage and cache must agree.
         """
-        task = asyncio.ensure_future(self._rollback(*rollback))
-        self._changing.add(task)
-        task.add_done_callback(self._change_ended)
-        await asyncio.shield(task)
-
-    def _change_ended(self, task: asyncio.Task[None]) -> None:
-        self._changing.discard(task)
-        if not task.cancelled():
-            task.exception()  # Retrieved here, because the caller may be gone.
+        await to_its_end(self._rollback(*rollback), self._changing)
 
     async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         await self.guarded(self.hold.rollback(pointer, first, last))
@@ -246,7 +240,9 @@ class TopicLeader:
         """Stop leading: the hold is done, or about to be released."""
         if self.ended is not None:
             return
-        self.ended = error
+        self.ended = copy(
+            error
+        )  # Without the traceback, which keeps frames with bodies of requests.
         self._over.set_result(None)
         self.writer.close(error)
         self.payloads.close(error)
@@ -280,8 +276,11 @@ class TopicLeader:
                 await asyncio.wait((working, self._over), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 working.cancel()
-            if self.ended is None:
-                working.result()
+            try:
+                if self.ended is None:
+                    working.result()
+            finally:
+                del working  # See ``ongoing``.
         if self.ended is not None:
             await self.quiet()
 

@@ -35,6 +35,7 @@ from broker.errors import (
     TopicNotFound,
 )
 from broker.model import Topic, TopicId
+from broker.ongoing import is_done_within
 from broker.slices import Slice
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
@@ -256,13 +257,11 @@ class Leaders:
         settling = asyncio.ensure_future(self._carry_over(state, state.former))
         left_s = max(deadline - self.around.clock.monotonic(), 0)
         try:
-            await asyncio.wait((settling,), timeout=left_s)
+            if not await is_done_within(settling, left_s):
+                raise NoLeader(f"Earlier writes to topic '{state.id}' have no outcome yet.")
         finally:
-            if not settling.done():
-                settling.cancel()
-        if not settling.done():
-            raise NoLeader(f"Earlier writes to topic '{state.id}' have no outcome yet.")
-        settling.result()
+            settling.cancel()
+            del settling  # See ``ongoing``.
 
     async def _carry_over(self, state: TopicState, former: TopicLeader) -> None:
         """Carry over the requests that a former leader did not store. After the wait, no cancellation interrupts it."""

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from broker.model import ROW_ID_MIN
+from broker.ongoing import to_its_end
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
 from broker.topics.batches import producer_number
@@ -72,15 +73,7 @@ class Producers:
         Raises:
             Unavailable: the producer's last number can't be looked up.
         """
-        task = asyncio.ensure_future(self._in_turn(producer, pointer, work))
-        self._under_way.add(task)
-        task.add_done_callback(self._task_ended)
-        return await asyncio.shield(task)
-
-    def _task_ended(self, task: asyncio.Task[PublishedIds]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # Retrieved here, because the caller may be gone.
+        return await to_its_end(self._in_turn(producer, pointer, work), self._under_way)
 
     async def _in_turn(
         self,

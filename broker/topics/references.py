@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 from broker.errors import (
     BrokerError,
@@ -26,6 +26,7 @@ from broker.errors import (
     TransactionTooOld,
 )
 from broker.model import RowId, row_after, row_before
+from broker.ongoing import begin, result_of
 from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
@@ -95,21 +96,27 @@ class References:
             PayloadsSealed: a stage is too old, was swept, or was published in another list or transaction.
             Overloaded: the deadline passed before the append.
         """
-        while others := {work for n in numbers if (work := self._under_way.get(n)) is not None}:
+        while others := {self._under_way[n] for n in numbers if n in self._under_way}:
             if [other[:2] for other in others] == [(numbers, write.pointer)]:
-                return await asyncio.shield(others.pop().task)
+                del others  # See ``ongoing``.
+                return await result_of(self._under_way[numbers[0]].task)
             await asyncio.wait({other.task for other in others})
-        task = asyncio.ensure_future(self._publish(numbers, write))
-        work = _UnderWay(numbers, write.pointer, task)
-        self._under_way.update(dict.fromkeys(numbers, work))
-        work.task.add_done_callback(lambda done: self._publish_ended(numbers, done))
-        return await asyncio.shield(work.task)
+        publishing = self._publish(numbers, write)
+        self._under_way.update(
+            dict.fromkeys(
+                numbers,
+                _UnderWay(
+                    numbers,
+                    write.pointer,
+                    begin(publishing, lambda: self._publish_ended(numbers)),
+                ),
+            )
+        )
+        return await result_of(self._under_way[numbers[0]].task)
 
-    def _publish_ended(self, numbers: Numbers, done: asyncio.Task[PublishedIds]) -> None:
+    def _publish_ended(self, numbers: Numbers) -> None:
         for number in numbers:
             del self._under_way[number]
-        if not done.cancelled():
-            done.exception()  # Retrieved here, because all callers may be gone.
 
     async def _publish(self, numbers: Numbers, write: Write) -> PublishedIds:
         await _for_all(numbers, self._retire)
@@ -230,10 +237,14 @@ async def _for_all(numbers: Numbers, work: Callable[[int], Awaitable[Result]]) -
     results: list[Result] = []
     for first in range(0, len(numbers), AT_ONCE):
         some = map(work, numbers[first : first + AT_ONCE])
-        for each in await asyncio.gather(*some, return_exceptions=True):
-            if isinstance(each, BaseException):
-                raise each
-            results.append(each)
+        outcomes = await asyncio.gather(*some, return_exceptions=True)
+        failed = next((each for each in outcomes if isinstance(each, BaseException)), None)
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed, outcomes  # The error's traceback keeps this frame.
+        results.extend(cast("list[Result]", outcomes))
     return results
 
 

@@ -24,6 +24,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import PublishRequest
+from broker.ongoing import begin, result_of
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed
 from broker.storage.root import Root
@@ -154,10 +155,9 @@ class StoredPayloads:
             await asyncio.wait((reference,))
         if payloads.writer.closed and not self._closed:
             raise _Retired
-        future: asyncio.Future[PublishedIds] = asyncio.get_running_loop().create_future()
         lives = lifetimes_of(request, options)
         write = Write(
-            future,
+            asyncio.get_running_loop().create_future(),
             request.payloads,
             attributes=request.attributes,
             lifetime_ms=lives.all_ms,
@@ -203,17 +203,10 @@ class StoredPayloads:
         if known is not None and not known.writer.closed:
             self._logs.move_to_end(number)
             return known
-        opening = self._opening.get(number)
-        if opening is None:
-            opening = asyncio.ensure_future(self._claim_log(number, begins=begins))
-            self._opening[number] = opening
-            opening.add_done_callback(lambda done: self._opening_ended(number, done))
-        return await asyncio.shield(opening)
-
-    def _opening_ended(self, number: int, done: asyncio.Task[KeyedLog]) -> None:
-        del self._opening[number]
-        if not done.cancelled():
-            done.exception()  # Retrieved here, because all callers may be gone.
+        if number not in self._opening:
+            claim = self._claim_log(number, begins=begins)
+            self._opening[number] = begin(claim, lambda: self._opening.pop(number))
+        return await result_of(self._opening[number])
 
     async def _claim_log(self, number: int, *, begins: bool) -> KeyedLog:
         if number < 0 and not begins:

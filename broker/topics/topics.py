@@ -29,6 +29,7 @@ from broker.model import (
     TopicId,
     TransactionUse,
 )
+from broker.ongoing import to_its_end
 from broker.storage.keys import LogId
 from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
@@ -42,7 +43,6 @@ from broker.topics.leaders import Leaders
 from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
-from broker.topics.shield import to_its_end
 from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
 from broker.topics.surroundings import Surroundings

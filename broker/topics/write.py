@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
+from broker.errors import BrokerError
 from broker.model import RowId
 from broker.topics.settings import PublishedIds
 
@@ -28,13 +29,15 @@ class Write:
     each payload, and is empty if all have ``lifetime_ms``. ``rows`` is the number of ids that the request takes,
     ``size`` its size in queues. ``depends``: the request depends on earlier writes through the same writer, so no
     other writer may store it.
+
+    The request lets go of its future with the outcome: an error there leads to frames that still name the request.
     """
 
     __slots__ = (
+        "_future",
         "attributes",
         "deadline",
         "depends",
-        "future",
         "ids",
         "key",
         "lifetime_ms",
@@ -64,7 +67,7 @@ class Write:
         depends: bool = False,
     ) -> None:
         """Keep the request."""
-        self.future = future
+        self._future: asyncio.Future[PublishedIds] | None = future
         self.payloads = payloads
         self.pointer = pointer
         self.attributes = attributes
@@ -89,6 +92,29 @@ class Write:
         self.rows = len(references)
         self.messages = sum(messages for _, messages in references)
         self.size = ROW_OVERHEAD_BYTES * self.rows
+
+    @property
+    def future(self) -> asyncio.Future[PublishedIds]:
+        """The future for the outcome. A request that has its outcome has no future any more."""
+        assert self._future is not None, "the request has its outcome"
+        return self._future
+
+    @property
+    def is_done(self) -> bool:
+        """True if the request has its outcome, or its caller is gone."""
+        return self._future is None or self._future.done()
+
+    def answer(self, ids: PublishedIds) -> None:
+        """Give the request its outcome, if it has none yet."""
+        future, self._future = self._future, None
+        if future is not None and not future.done():
+            future.set_result(ids)
+
+    def fail(self, error: BrokerError) -> None:
+        """Fail the request, if it has no outcome yet."""
+        future, self._future = self._future, None
+        if future is not None and not future.done():
+            future.set_exception(error)
 
     @property
     def may_be_carried(self) -> bool:

@@ -260,11 +260,11 @@ class LogWriter:
             if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
                 break
             queue.popleft()
-            if write.future.done() or (write.deadline <= now and _refuse(write)):
+            if write.is_done or (write.deadline <= now and _refuse(write)):
                 dropped += write.size
                 continue
             if write.pointer is not None and write.pointer < self.refused_below:
-                write.future.set_exception(_refusal_of_settled(write.pointer))
+                write.fail(_refusal_of_settled(write.pointer))
                 dropped += write.size
                 continue
             writes.append(write)
@@ -278,7 +278,7 @@ class LogWriter:
         now = self._clock.monotonic()
         waiting, self._queue = self._queue, deque()
         for write in waiting:
-            if write.future.done() or (write.deadline <= now and _refuse(write)):
+            if write.is_done or (write.deadline <= now and _refuse(write)):
                 self._budget.bytes -= write.size
             else:
                 self._queue.append(write)
@@ -352,7 +352,7 @@ class LogWriter:
 
 def _refuse(write: Write) -> bool:
     """Refuse a request whose deadline passed before it was sent."""
-    write.future.set_exception(Overloaded("The deadline passed in the queue."))
+    write.fail(Overloaded("The deadline passed in the queue."))
     return True
 
 
@@ -371,5 +371,4 @@ def ends_hold(error: BrokerError, hold: LogHold) -> bool:
 def fail(writes: Iterable[Write], error: BrokerError) -> None:
     """Answer the requests that have no answer yet with an error."""
     for write in writes:
-        if not write.future.done():
-            write.future.set_exception(error)
+        write.fail(error)

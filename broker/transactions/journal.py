@@ -33,6 +33,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import ROW_ID_MIN, RowId
+from broker.ongoing import begin, is_done_within, result_of
 from broker.slices import Slice
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
@@ -108,7 +109,6 @@ class LedState:
                 "The change set has more bytes than the store can hold."
             ) from error
         future.add_done_callback(self._end_if_failed)
-        self._last = future
         return future
 
     def _end_if_failed(self, future: asyncio.Future[PublishedIds]) -> None:
@@ -124,6 +124,7 @@ class LedState:
     def _end(self, error: BaseException | None) -> None:
         """End this state: no later decision may use it."""
         self.ended = True
+        self._last = None  # Its error leads to frames that name this state.
         known = error if isinstance(error, BrokerError) else NoLeader("The journal was closed.")
         self.leader.end(known)
 
@@ -134,46 +135,46 @@ class LedState:
             Doubt: no edit was stored; decide again.
             BrokerError: the refusal, or the outcome of the edits.
         """
-        last = self._last
         try:
             decision = decide(self.state, now_ms)
         except BrokerError as refused:
-            await self._prove(last)
+            await self._prove()
             raise refused from None
         if not decision.edits:
-            await self._prove(last)
+            await self._prove()
             return decision.answer
-        written = [self._write(edit) for edit in decision.edits]
-        await self._on_disk(written[-1])
+        for edit in decision.edits:
+            self._write(edit)
+        await self._on_disk()
         return decision.answer
 
-    async def _on_disk(self, written: asyncio.Future[PublishedIds]) -> None:
-        """Wait until an edit is on disk, and with it all earlier ones. Raises Doubt if it certainly was not stored."""
+    async def _on_disk(self) -> None:
+        """Wait until the last edit is on disk, and with it all others. Raises Doubt if it certainly was not stored."""
+        assert self._last is not None, "an edit was queued just now"
         try:
-            await asyncio.shield(written)
+            await result_of(self._last)
         except Fenced as error:
             raise Doubt from error
 
     def begin(self, now_ms: int) -> None:
         """Queue the first edit of a journal."""
         decision = manager.begin(self.state, now_ms)
-        self._last = self._write(decision.edits[0])
+        self._write(decision.edits[0])
 
-    def _write(self, edit: Edit) -> asyncio.Future[PublishedIds]:
+    def _write(self, edit: Edit) -> None:
         """Queue an edit and apply it."""
         number = self.state.number + 1
         message = encode_edit(number, edit)
-        future = self.append(message)
+        self._last = self.append(message)
         self.state.apply(number, edit)
         self.edits += 1
         self.bytes += len(message)
-        return future
 
-    async def _prove(self, last: asyncio.Future[PublishedIds] | None) -> None:
-        """Wait until ``last`` is on disk, and storage proves that this node still led during this call. Raises Doubt."""
-        if last is not None:
+    async def _prove(self) -> None:
+        """Wait until the last edit is on disk, and storage proves that this node still led during this call. Raises Doubt."""
+        if self._last is not None:
             try:
-                await asyncio.shield(last)
+                await result_of(self._last)
             except BrokerError as error:
                 raise Doubt from error
         if self.is_over or not await self.leader.is_proven():
@@ -225,18 +226,22 @@ class LedState:
         state = snapshots.frozen(self.state)
         begun = self.append(snapshots.encode_begin(state.number))
         parts, size, ahead, piece = 0, 0, [begun], Slice()
-        for part in snapshots.encode_parts(state):
-            if self._is_handed_over():
-                raise NoLeader("The journal is being handed over.")
-            ahead.append(self.append(part))
-            parts += 1
-            size += len(part)
-            if len(ahead) > SNAPSHOT_PARTS_AHEAD:
-                await asyncio.shield(ahead.pop(0))
-            await piece.go_on()
-        await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
+        try:
+            for part in snapshots.encode_parts(state):
+                if self._is_handed_over():
+                    raise NoLeader("The journal is being handed over.")
+                ahead.append(self.append(part))
+                parts += 1
+                size += len(part)
+                if len(ahead) > SNAPSHOT_PARTS_AHEAD:
+                    await result_of(ahead.pop(0))
+                await piece.go_on()
+            await result_of(self.append(snapshots.encode_end(state.number, parts)))
+            first = begun.result().first
+        finally:
+            del begun, ahead  # See ``ongoing``.
         # The edits between the begin and the end of the snapshot are not in it.
-        await self.leader.raise_floor(begun.result().first)
+        await self.leader.raise_floor(first)
         return size
 
     async def settle(self) -> None:
@@ -291,14 +296,10 @@ class Journal:
             if led is not None and led.leader is leader and not led.is_over:
                 return led
             if self._replaying is None:
-                self._replaying = asyncio.ensure_future(self._replay(leader))
-                self._replaying.add_done_callback(_retrieve_exception)
-            replaying = self._replaying
+                self._replaying = begin(self._replay(leader))
             left_s = max(deadline - self._around.clock.monotonic(), 0)
-            await asyncio.wait((replaying,), timeout=left_s)
-            if not replaying.done():
+            if not await is_done_within(self._replaying, left_s):
                 raise NoLeader("The journal of transactions is still being read.")
-            replaying.result()
 
     async def _replay(self, leader: TopicLeader) -> None:
         """Read the journal for all requests that wait for it, even after the first one was cancelled."""
@@ -382,9 +383,3 @@ class Journal:
                 await led.write_snapshot()
             except BrokerError as error:
                 log.warning("no snapshot of the transactions was written", error=error.message)
-
-
-def _retrieve_exception(replay: asyncio.Task[None]) -> None:
-    """Retrieve a replay's exception, since all requests that waited for it may be cancelled."""
-    if not replay.cancelled():
-        replay.exception()

@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown, TransactionNotInProgress, UnavailableError
 from broker.model import Snapshot
+from broker.ongoing import begin, result_of
 
 REMEMBERED_MAX: Final = 10_000
 """How many commits in doubt are remembered. The oldest are forgotten first."""
@@ -61,12 +62,10 @@ class Commits:
             TransactionNotInProgress, TransactionConflict, BadRequest, UnavailableError: the commit was not done.
             OutcomeUnknown: no snapshot showed the outcome before the deadline.
         """
-        task = self._under_way.get(transaction)
-        if task is None:
-            task = asyncio.ensure_future(self._commit(transaction, write_pointer))
-            self._under_way[transaction] = task
-            task.add_done_callback(lambda _: self._under_way.pop(transaction))
-        await asyncio.shield(task)
+        if transaction not in self._under_way:
+            commit = self._commit(transaction, write_pointer)
+            self._under_way[transaction] = begin(commit, lambda: self._under_way.pop(transaction))
+        await result_of(self._under_way[transaction])
 
     def put_in_doubt(self, transaction: int) -> None:
         """Remember a commit that may be done although its client does not know it."""

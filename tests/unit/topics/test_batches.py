@@ -73,6 +73,7 @@ def shared(entry: Entry) -> tuple[int | None, int | None, int | None]:
 def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, Any]]) -> None:
     async def main(loop: VirtualLoop) -> None:
         writes = [write_of(loop, **each) for each in asked]
+        futures = [write.future for write in writes]
         made = batch(writes)
         answer(writes, made)
         stored = {
@@ -84,8 +85,8 @@ def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, 
         assert list(stored) == made.ids == ids_for(writes)
         assert made.messages == sum(write.messages for write in writes)
         marks = [mark for entry in made.entries for mark in entry.marks]
-        for write in writes:
-            first, last, pointer, _, messages = await write.future
+        for write, future in zip(writes, futures, strict=True):
+            first, last, pointer, _, messages = await future
             own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
             assert (pointer, messages) == (write.pointer, write.messages)
             numbers = [number for number, _ in write.references] or [None] * len(own)
@@ -162,12 +163,13 @@ def test_a_reference_counts_the_messages_of_its_payload_log() -> None:
 def test_a_request_that_is_already_answered_keeps_its_answer() -> None:
     async def main(loop: VirtualLoop) -> None:
         writes = [Write(loop.create_future(), [b"a"]) for _ in range(3)]
-        writes[0].future.cancel()
-        writes[1].future.set_exception(asyncio.QueueFull())
+        gone, failed, answered = [write.future for write in writes]
+        gone.cancel()
+        failed.set_exception(asyncio.QueueFull())
         answer(writes, batch(writes))
         ids = ids_for(writes)
-        assert writes[0].future.cancelled()
-        assert isinstance(writes[1].future.exception(), asyncio.QueueFull)
-        assert await writes[2].future == PublishedIds(ids[2], ids[2], messages=1)
+        assert gone.cancelled()
+        assert isinstance(failed.exception(), asyncio.QueueFull)
+        assert await answered == PublishedIds(ids[2], ids[2], messages=1)
 
     simulate(main)

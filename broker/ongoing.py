@@ -1,0 +1,78 @@
+"""Work that goes on if its caller is cancelled, and that several callers may await.
+
+A task keeps its error. The error's traceback keeps the frames that it passed through, with their variables. If one of
+these variables leads to the task, that is a cycle, and the request's body stays in memory until the next garbage
+collection::
+
+    task ──▶ error ──▶ traceback ──▶ frame of the caller ──▶ task
+                                          └──▶ body
+
+So no frame that awaits a task may keep a name for it. The functions of this module keep this rule for their callers: a
+caller passes the task or the work itself, and names neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_under_way: set[asyncio.Task[Any]] = set()
+"""Keeps the tasks alive: the event loop itself holds them only weakly."""
+
+
+def begin(
+    work: Coroutine[Any, Any, Result], ended: Callable[[], object] | None = None
+) -> asyncio.Task[Result]:
+    """Begin ``work``, and call ``ended`` when it has ended. asyncio does not report its error if no caller is left."""
+    task = asyncio.ensure_future(work)
+
+    def has_ended(done: asyncio.Task[Result]) -> None:
+        if ended is not None:
+            ended()
+        if not done.cancelled():
+            done.exception()  # Retrieved here, because all callers may be gone.
+
+    task.add_done_callback(has_ended)
+    return task
+
+
+async def result_of(task: asyncio.Future[Result]) -> Result:
+    """Return the result of work that goes on if this caller is cancelled. Raises the error of the work.
+
+    Call it with an expression, not with a variable of the caller's: ``await result_of(self._tasks[key])``.
+    """
+    try:
+        return await asyncio.shield(task)
+    finally:
+        del task  # The error's traceback keeps this frame.
+
+
+async def is_done_within(task: asyncio.Future[Any], seconds: float) -> bool:
+    """Return whether work ends within a time. Raises the error of the work."""
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        del task
+
+
+async def to_its_end(
+    work: Coroutine[Any, Any, Result], among: set[asyncio.Task[Any]] | None = None
+) -> Result:
+    """Return what ``work`` returns; if the caller is cancelled, ``work`` goes on. ``among`` has the task meanwhile.
+
+    A client that disconnects cancels its handler. A change of more than one place must not stop halfway then.
+    """
+    kept = _under_way if among is None else among
+    task = begin(work)
+    kept.add(task)
+    task.add_done_callback(kept.discard)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        del task
