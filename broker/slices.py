@@ -131,7 +131,7 @@ class _LoopTurns:
         try:
             return await outcome
         finally:
-            del outcome  # See ``ongoing``: an error's traceback keeps this frame.
+            del outcome  # See ``shield``: an error's traceback keeps this frame.
 
     async def _share(self) -> None:
         loop = self._loop

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from broker.errors import Fenced
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, RowId
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 from broker.storage import entry as entries
 from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
 from broker.storage.keys import LogId, mark_prefix, prefix_end, space_of

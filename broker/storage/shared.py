@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 
 AT_ONCE = 2
 

@@ -28,7 +28,7 @@ from typing import Final
 from broker.clock import JUMP_MS_MIN
 from broker.coordination.claims import SendTime, Written, read_clock
 from broker.errors import ClockSkew, OutcomeUnknown, Unavailable
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 from broker.storage.records import RecordStore
 from broker.topics.surroundings import Surroundings
 

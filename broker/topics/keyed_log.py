@@ -13,7 +13,7 @@ from functools import partial
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import ROW_ID_MIN, PublishRequest
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash

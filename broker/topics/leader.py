@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
-from broker.ongoing import to_its_end
+from broker.shield import to_its_end
 from broker.slices import Slice
 from broker.storage import sweep
 from broker.storage.hold import LogHold, PageInversion
@@ -280,7 +280,7 @@ class TopicLeader:
                 if self.ended is None:
                     working.result()
             finally:
-                del working  # See ``ongoing``.
+                del working  # See ``shield``.
         if self.ended is not None:
             await self.quiet()
 

@@ -35,7 +35,7 @@ from broker.errors import (
     TopicNotFound,
 )
 from broker.model import Topic, TopicId
-from broker.ongoing import is_done_within
+from broker.shield import is_done_within
 from broker.slices import Slice
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
@@ -261,7 +261,7 @@ class Leaders:
                 raise NoLeader(f"Earlier writes to topic '{state.id}' have no outcome yet.")
         finally:
             settling.cancel()
-            del settling  # See ``ongoing``.
+            del settling  # See ``shield``.
 
     async def _carry_over(self, state: TopicState, former: TopicLeader) -> None:
         """Carry over the requests that a former leader did not store. After the wait, no cancellation interrupts it."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from broker.model import ROW_ID_MIN
-from broker.ongoing import to_its_end
+from broker.shield import to_its_end
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
 from broker.topics.batches import producer_number

@@ -26,7 +26,7 @@ from broker.errors import (
     TransactionTooOld,
 )
 from broker.model import RowId, row_after, row_before
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
@@ -98,7 +98,7 @@ class References:
         """
         while others := {self._under_way[n] for n in numbers if n in self._under_way}:
             if [other[:2] for other in others] == [(numbers, write.pointer)]:
-                del others  # See ``ongoing``.
+                del others  # See ``shield``.
                 return await result_of(self._under_way[numbers[0]].task)
             await asyncio.wait({other.task for other in others})
         publishing = self._publish(numbers, write)

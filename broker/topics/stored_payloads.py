@@ -24,7 +24,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import PublishRequest
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed
 from broker.storage.root import Root

@@ -29,7 +29,7 @@ from broker.model import (
     TopicId,
     TransactionUse,
 )
-from broker.ongoing import to_its_end
+from broker.shield import to_its_end
 from broker.storage.keys import LogId
 from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore

@@ -33,7 +33,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import ROW_ID_MIN, RowId
-from broker.ongoing import begin, is_done_within, result_of
+from broker.shield import begin, is_done_within, result_of
 from broker.slices import Slice
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
@@ -239,7 +239,7 @@ class LedState:
             await result_of(self.append(snapshots.encode_end(state.number, parts)))
             first = begun.result().first
         finally:
-            del begun, ahead  # See ``ongoing``.
+            del begun, ahead  # See ``shield``.
         # The edits between the begin and the end of the snapshot are not in it.
         await self.leader.raise_floor(first)
         return size

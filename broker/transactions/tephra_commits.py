@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown, TransactionNotInProgress, UnavailableError
 from broker.model import Snapshot
-from broker.ongoing import begin, result_of
+from broker.shield import begin, result_of
 
 REMEMBERED_MAX: Final = 10_000
 """How many commits in doubt are remembered. The oldest are forgotten first."""

@@ -146,11 +146,8 @@ async def test_a_refused_request_is_freed_with_its_answer(
     busy: tuple[Broker, Http, HookedTable], refused: Refused
 ) -> None:
     broker, http, table = busy
-    assert (
-        await refused(http, table, broker) >= 400
-    )  # Once before, for what is made at the first use.
+    # Once before, for what is made at the first use.
+    assert await refused(http, table, broker) >= 400
     with no_cycle_through_a_traceback():
         assert await refused(http, table, broker) >= 400
         await eventually(lambda: not broker.server.busy, lambda: broker.server.busy)
-        for _ in range(3):
-            await asyncio.sleep(0)
