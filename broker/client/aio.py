@@ -30,7 +30,9 @@ import asyncio
 import ssl
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 from broker.client import admin, protocol
@@ -43,6 +45,7 @@ from broker.client.protocol import ClientRequest
 from broker.client.publish_request import SINGLE, parts_of, payload_bytes, request_of
 from broker.client.reader import Reader
 from broker.client.retrier import OnTrouble, Retrier
+from broker.client.room import Room
 from broker.client.stage import Stage
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_block import Transaction
@@ -64,7 +67,7 @@ from broker.client.values import (
     TopicName,
 )
 from broker.errors import TopicExists
-from broker.model import NO_HEADERS, PublishRequest, Snapshot
+from broker.model import NO_HEADERS, PublishRequest, Snapshot, TopicId
 from broker.wire.topics import GENERATION
 
 T = TypeVar("T")
@@ -97,8 +100,10 @@ class Client(Reader):
         wanted = (settings or Settings()).changed(url, options)
         self._transport = transport or HttpTransport(wanted, tls)
         retrier = Retrier(wanted, on_trouble=on_trouble)
-        super().__init__(wanted, Calls(self._transport, retrier), retrier)
+        self._room = Room(wanted.later_messages_max, wanted.later_bytes_max)
+        super().__init__(wanted, Calls(self._transport, retrier, self._room), retrier)
         self._lanes: dict[TopicName, Lane] = {}
+        self._later_lanes: dict[TopicId, Lane] = {}
         self._later: Later | None = None
 
     async def __aenter__(self) -> Self:
@@ -113,10 +118,11 @@ class Client(Reader):
         Messages given to ``publish_later`` have ``flush_s`` seconds to be acknowledged. Other calls in progress
         end at once: unsent ones as refused, sent ones as unknown.
         """
+        self._room.close()
         if self._later is not None:
-            await self._later.close(flush_s)
+            await self._later.end(flush_s)
         self._retrier.close()
-        lanes = set(self._lanes.values())
+        lanes = {*self._lanes.values(), *self._later_lanes.values()}
         for lane in lanes:
             lane.close()
         # Close the transport first: it wakes lanes that wait for a connection.
@@ -272,18 +278,29 @@ class Client(Reader):
                 and idempotency_key is None
                 and producer is None
             ):
-                lane = self._lanes.get(topic) or self._lane(topic)
                 if key is None and not headers and not isinstance(messages, NewMessage):
-                    return await lane.add(payload_bytes(messages))
+                    return await self._publish_together(topic, payload_bytes(messages))
                 parts = parts_of(messages, key=key, headers=headers)
                 if parts.ttl_s is None:
-                    return await lane.add(parts.payload, parts.attributes)
+                    return await self._publish_together(topic, parts.payload, parts.attributes)
         wanted = request_of(messages, pointer=pointer, key=key, headers=headers)
         once = self._key(idempotency_key) if producer is None else idempotency_key
-        request = protocol.publish(
-            self._topic(topic), wanted, ttl_s=ttl_s, key=once, producer=producer
+        make = partial(
+            protocol.publish, self._topic(topic), ttl_s=ttl_s, key=once, producer=producer
         )
-        return protocol.published(await self._calls.write(request))
+        return protocol.published(await self._calls.write_messages(wanted, make))
+
+    async def _publish_together(
+        self, topic: TopicName, payload: bytes, attributes: bytes = b""
+    ) -> Published:
+        """Publish one message in a request that it may share with others."""
+        lane = self._lanes.get(topic) or self._lane(topic)
+        ends, size = self._retrier.ends(), len(payload) + len(attributes)
+        if self._room.take(1, size):
+            return await lane.add(payload, attributes, ends)
+        add = partial(lane.add, payload, attributes, ends)
+        answer = await self._room.wait(1, size, ends, add, lambda answer: answer.cancel())
+        return await answer
 
     async def publish_later(
         self,
@@ -298,7 +315,7 @@ class Client(Reader):
             A future with the acknowledgement. The caller may ignore it; ``later.counts`` counts every outcome.
 
         Raises:
-            Overloaded: the queue is full, and ``on_full`` is ``"raise"``.
+            Overloaded: the queue is full, and ``on_full`` is ``"raise"``; or there was no room until the deadline.
         """
         return await self.later.put(self._topic(topic), parts_of(message), on_full)
 
@@ -306,8 +323,16 @@ class Client(Reader):
     def later(self) -> Later:
         """The queue of ``publish_later``: its counts, its bounds, ``flush``."""
         if self._later is None:
-            self._later = Later(self.settings, self._retrier, self._calls.publish_once)
+            self._later = Later(
+                self._later_lane, self._room, self._retrier.ends, self.settings.later_on_full
+            )
         return self._later
+
+    def _later_lane(self, topic: TopicId) -> Lane:
+        if topic not in self._later_lanes:
+            ordered = replace(self.settings, requests_in_flight_max=1, connections_per_topic=1)
+            self._later_lanes[topic] = self._new_lane(topic, ordered)
+        return self._later_lanes[topic]
 
     async def flush(self) -> None:
         """Wait until every message given to ``publish_later`` so far is acknowledged or given up."""
@@ -334,7 +359,8 @@ class Client(Reader):
         """
         wanted = request_of(messages, pointer=pointer, key=key, headers=headers)
         once = self._key(idempotency_key)
-        await self._calls.write(protocol.store(self._topic(topic), wanted, ttl_s=ttl_s, key=once))
+        make = partial(protocol.store, self._topic(topic), ttl_s=ttl_s, key=once)
+        await self._calls.write_messages(wanted, make)
 
     async def publish_stored(
         self, topic: TopicName, *, pointer: int, idempotency_key: str | None = None
@@ -493,10 +519,12 @@ class Client(Reader):
         identifier = self._topic(topic)
         lane = self._lanes.get(identifier)
         if lane is None:
-            before = asyncio.get_running_loop().time() - self.settings.idle_s_max
-            for other in set(self._lanes.values()):
-                other.close_if_idle(before)
-            lane = Lane(identifier, self.settings, self._transport, self._retrier)
-            self._lanes[identifier] = lane
+            lane = self._lanes[identifier] = self._new_lane(identifier, self.settings)
         self._lanes[topic] = lane
         return lane
+
+    def _new_lane(self, topic: TopicId, settings: Settings) -> Lane:
+        before = asyncio.get_running_loop().time() - self.settings.idle_s_max
+        for other in {*self._lanes.values(), *self._later_lanes.values()}:
+            other.close_if_idle(before)
+        return Lane(topic, settings, self._transport, self._retrier, self._room)

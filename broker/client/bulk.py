@@ -61,13 +61,13 @@ async def record_batches(
         request = protocol.arrow(source.topic, span.after, span.through, span.snapshot)
         try:
             async with (
-                source.stream(request, min(ANSWER_S, deadline_s)) as reply,
+                source.stream(request, backoff.attempt_s(ANSWER_S)) as reply,
                 aclosing(_batches(arrow, reply)) as batches,
             ):
                 async for batch in batches:
                     span = span._replace(after=batch.column("id")[-1].as_py())
-                    backoff.succeeded()
                     yield batch
+                    backoff.succeeded()
         except UnavailableError as error:
             await backoff.failed(error)
         else:

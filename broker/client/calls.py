@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from broker.client import outcomes, protocol
+from broker.client import outcomes
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.retrier import Retrier
+from broker.client.room import Room
 from broker.client.transport import StreamedReply, Transport
-from broker.client.values import Published
 from broker.errors import BodyTooLarge
 from broker.http.outbound import REPLY_BYTES_MAX
-from broker.model import Message
+from broker.model import Message, PublishRequest
 from broker.wire import messages
 
 
 class Calls:
     """Sends requests over a transport. Every method raises the BrokerError that an answer stands for."""
 
-    def __init__(self, transport: Transport, retrier: Retrier) -> None:
+    def __init__(self, transport: Transport, retrier: Retrier, room: Room) -> None:
         self._transport = transport
         self._retrier = retrier
+        self._room = room
 
-    async def write(self, request: ClientRequest) -> Reply:
-        """Send a write, with retries where they are safe."""
+    async def write_messages(
+        self, wanted: PublishRequest, make: Callable[[PublishRequest], ClientRequest]
+    ) -> Reply:
+        """Send messages as a request of their own, which ``make`` returns, as soon as there is room for them."""
+        ends = self._retrier.ends()
+        size = sum(map(len, wanted.payloads)) + sum(map(len, wanted.attributes))
+        async with self._room.held(len(wanted.payloads), size, ends):
+            return await self.write(make(wanted), ends)
+
+    async def write(self, request: ClientRequest, ends: float | None = None) -> Reply:
+        """Send a write, with retries where they are safe, until the time ``ends`` of the loop (see ``Retrier``)."""
 
         async def attempt(left_s: float) -> Reply:
             return outcomes.checked(request, await self._transport.send(request, left_s))
 
-        return await self._retrier.run(request, attempt)
-
-    async def publish_once(self, request: ClientRequest, timeout_s: float) -> Published:
-        """Publish, in a single attempt."""
-        reply = await self._transport.send(request, timeout_s)
-        return protocol.published(outcomes.checked(request, reply))
+        return await self._retrier.run(request, attempt, ends=ends)
 
     async def read(self, request: ClientRequest) -> Reply:
         """Send a read, with retries where they are safe, and return its whole answer."""

@@ -45,6 +45,11 @@ OURS: Final = "x-request-id"
 
 HEADS_KEPT_MAX: Final = 256
 
+LIMIT_SHARE: Final = 0.9
+"""A node may take this share of the time for which the client waits."""
+REQUEST_TIMEOUT_S_MAX: Final = 300.0
+"""The longest time for which a broker lets a request wait."""
+
 
 class ClientConnection(outbound.OutboundConnection):
     """A connection that turns the errors of HTTP into the errors of the client.
@@ -54,15 +59,25 @@ class ClientConnection(outbound.OutboundConnection):
         headers: sent with every request.
         nodes: records what the answers say about the cluster.
         idle_s_max: a connection that was idle for longer is not used again.
+        with_limit: whether to tell the node how long a request may take. A node then refuses a request that waits
+            too long for a leader; otherwise this client would give it up as unknown.
 
     Attributes:
         ours: whether an answer showed that the server is this project's.
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], nodes: NodeDirectory, idle_s_max: float
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        nodes: NodeDirectory,
+        idle_s_max: float,
+        *,
+        with_limit: bool = False,
     ) -> None:
         super().__init__(url, headers)
+        self._with_limit = with_limit
+        self._limit = b""
         self.ours = False
         self._nodes = nodes
         self._idle_s_max = idle_s_max
@@ -85,6 +100,9 @@ class ClientConnection(outbound.OutboundConnection):
             Unavailable: the request was not sent, or the server has not processed it.
             OutcomeUnknown: no answer of the broker came to a write.
         """
+        if self._with_limit:
+            limit_s = min(REQUEST_TIMEOUT_S_MAX, max(0.001, LIMIT_SHARE * timeout_s))
+            self._limit = b"Request-Timeout: %.3g\r\n" % limit_s
         try:
             reply = await self.exchange(request, timeout_s)
         except asyncio.CancelledError:
@@ -166,7 +184,7 @@ class ClientConnection(outbound.OutboundConnection):
             head = super().head(request)
             if len(self._heads) < HEADS_KEPT_MAX and not _is_used_once(request):
                 self._heads[key] = head
-        return head
+        return head + self._limit
 
 
 def _is_used_once(request: outbound.Ask) -> bool:

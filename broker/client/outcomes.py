@@ -251,6 +251,17 @@ def never_confirmed(error: BrokerError) -> BrokerError:
     )
 
 
+def late(failed: BrokerError | None, *, sent: bool) -> BrokerError:
+    """Return the error of a message whose deadline has passed; ``failed`` is that of the last attempt.
+
+    ``sent``: it is in flight, or an earlier attempt got no answer.
+    """
+    if sent:
+        why = f": {failed.message}" if failed is not None else "."
+        return OutcomeUnknown(f"No answer came in time, so it is unknown whether it is stored{why}")
+    return failed or never_sent("no connection was available in time")
+
+
 def gave_up() -> BrokerError:
     """Return the error for a write that was in flight when the client was closed."""
     return OutcomeUnknown("The client was closed before an answer came.")

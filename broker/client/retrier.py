@@ -64,19 +64,19 @@ class Retrier:
         request: ClientRequest,
         attempt: Callable[[float], Awaitable[T]],
         *,
-        attempts_max: int | None = None,
+        ends: float | None = None,
         waits_s: float = 0,
     ) -> T:
         """Call ``attempt`` with its time limit in seconds, until it succeeds or a retry makes no sense.
 
-        ``attempts_max`` bounds the number of attempts; then no time limit applies to all of them together.
+        ``ends`` is the deadline by the loop's clock, for a call that began earlier; by default it begins now.
         ``waits_s`` is how long the request allows the broker to wait before it answers.
 
         Raises:
             BrokerError: the error of the last attempt.
             OutcomeUnknown: an earlier attempt of a write got no answer, and no later attempt settled its outcome.
         """
-        attempts = _Attempts(self, request, attempt, attempts_max, waits_s)
+        attempts = _Attempts(self, request, attempt, ends or self.ends(), waits_s)
         # Most calls succeed at once. tenacity is used only after a failure, because it costs 25 us a call.
         try:
             return await attempts.next()
@@ -98,10 +98,9 @@ class Retrier:
             raise
         return answer
 
-    @property
-    def deadline_s(self) -> float:
-        """The time limit of one call, in seconds."""
-        return self._settings.deadline_s
+    def ends(self) -> float:
+        """Return the deadline of a call that begins now, by the loop's clock."""
+        return asyncio.get_running_loop().time() + self._settings.deadline_s
 
     def _is_worth_it(self, request: ClientRequest, error: BaseException) -> bool:
         """Return whether another attempt makes sense, if there is time for it."""
@@ -120,25 +119,24 @@ class Retrier:
             self._on_trouble(Trouble(error, left_s))
 
     @contextmanager
-    def watched(self, deadline: float | None, waits_s: float) -> Generator[None]:
+    def watched(self, deadline: float, waits_s: float) -> Generator[None]:
         """Report an attempt that takes longer than its answer may wait."""
         if self._on_trouble is None:
             yield
             return
         loop, slow_s = asyncio.get_running_loop(), waits_s + SLOW_S
-        left_s = None if deadline is None else deadline - loop.time() - slow_s
-        timer = loop.call_later(slow_s, self.tell, None, left_s)
+        timer = loop.call_later(slow_s, self.tell, None, deadline - loop.time() - slow_s)
         try:
             yield
         finally:
             timer.cancel()
 
-    def attempt_s(self, request: ClientRequest, left_s: float | None) -> float:
+    def attempt_s(self, request: ClientRequest, left_s: float) -> float:
         """Return the time limit of one attempt. For a repeatable request it leaves time for a second attempt."""
         longest_s = self._settings.deadline_s
         if request.repeatable:
             longest_s /= 2
-        return longest_s if left_s is None else min(left_s, longest_s)
+        return min(left_s, longest_s)
 
     def pause_s(self, error: BrokerError, attempts: int) -> float:
         """Return the pause after so many attempts. It is never shorter than the broker's ``Retry-After``."""
@@ -165,7 +163,7 @@ class _Attempts(Generic[T]):
         retrier: Retrier,
         request: ClientRequest,
         attempt: Callable[[float], Awaitable[T]],
-        attempts_max: int | None,
+        deadline: float,
         waits_s: float,
     ) -> None:
         self.failed: BrokerError | None = None
@@ -174,10 +172,9 @@ class _Attempts(Generic[T]):
         self._retrier = retrier
         self._request = request
         self._attempt = attempt
-        self._attempts_max = attempts_max
         self._waits_s = waits_s
         self._now_s = asyncio.get_running_loop().time
-        self._deadline = self._now_s() + retrier.deadline_s
+        self._deadline = deadline
 
     async def next(self) -> T:
         """Make one attempt, or raise the failure that tenacity has not seen yet."""
@@ -185,9 +182,7 @@ class _Attempts(Generic[T]):
             error, self.failed = self.failed, None
             raise error
         try:
-            with self._retrier.watched(
-                None if self._attempts_max else self._deadline, self._waits_s
-            ):
+            with self._retrier.watched(self._deadline, self._waits_s):
                 return await self._attempt(self._retrier.attempt_s(self._request, self.left_s()))
         except BrokerError as error:
             self.unknown = self.unknown or (
@@ -195,14 +190,12 @@ class _Attempts(Generic[T]):
             )
             raise
 
-    def left_s(self) -> float | None:
-        """Return how long the attempts may continue; None: they have no time limit."""
-        return None if self._attempts_max else self._deadline - self._now_s()
+    def left_s(self) -> float:
+        """Return how long the attempts may continue."""
+        return max(0.0, self._deadline - self._now_s())
 
     def are_over(self, state: RetryCallState) -> bool:
         """Return whether no further attempt is allowed."""
-        if self._attempts_max:
-            return state.attempt_number >= self._attempts_max
         return self._now_s() + state.upcoming_sleep >= self._deadline
 
 

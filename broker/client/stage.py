@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -66,11 +67,8 @@ class Stage:
             PayloadsSealed: the stage was published, or its life has ended.
             BrokerError: the error of the answer; ``outcome`` says whether the messages may be stored anyway.
         """
-        request = protocol.store_staged(
-            self._topic,
-            self.id,
-            request_of(messages, key=key, headers=headers),
-            ttl_s=ttl_s,
-            key=idempotency_key,
+        wanted = request_of(messages, key=key, headers=headers)
+        make = partial(
+            protocol.store_staged, self._topic, self.id, ttl_s=ttl_s, key=idempotency_key
         )
-        await self._calls.write(request)
+        await self._calls.write_messages(wanted, make)

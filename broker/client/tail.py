@@ -22,6 +22,7 @@ connection, never as the end.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ class TailOptions:
         page_messages_max: how many messages one poll may return.
         idle_delay_s: the pause after an empty answer that came at once.
         follow: with False, the tail ends when it has read all messages.
-        give_up_after_s: raise the error if every attempt failed for so long; by default the tail never gives up.
+        give_up_after_s: raise the error if there was no answer for so long, in addition to ``wait_s``; by default the
+            tail never gives up.
     """
 
     wait_s: float = 30.0
@@ -83,24 +85,31 @@ class Backoff:
         self._retrier = retrier
         self._give_up_after_s = give_up_after_s
         self._failures = 0
-        self._since = 0.0
+        self._now_s = asyncio.get_running_loop().time
+        self._since = self._now_s()
 
     def succeeded(self) -> None:
-        """Forget the earlier failures."""
+        """Forget the earlier failures: the time to give up counts anew."""
         self._failures = 0
+        self._since = self._now_s()
+
+    def attempt_s(self, longest_s: float) -> float:
+        """Return for how long the next attempt may wait for an answer."""
+        return min(longest_s, max(0.0, self._left_s()))
+
+    def _left_s(self) -> float:
+        if self._give_up_after_s is None:
+            return math.inf
+        return self._since + self._give_up_after_s - self._now_s()
 
     async def failed(self, error: BrokerError) -> None:
-        """Wait before the next attempt. Raises the error if failures have lasted for too long."""
-        now = asyncio.get_running_loop().time()
-        if not self._failures:
-            self._since = now
+        """Wait before the next attempt. Raises the error if there is no time for one."""
         self._failures += 1
-        lasted_s = now - self._since
-        if self._give_up_after_s is not None and lasted_s >= self._give_up_after_s:
+        left_s, pause_s = self._left_s(), self._retrier.pause_s(error, self._failures)
+        if pause_s >= left_s:
             raise error
-        left_s = None if self._give_up_after_s is None else self._give_up_after_s - lasted_s
-        self._retrier.tell(error, left_s)
-        await self._retrier.pause(self._retrier.pause_s(error, self._failures))
+        self._retrier.tell(error, None if math.isinf(left_s) else left_s)
+        await self._retrier.pause(pause_s)
         if self._retrier.closed:
             raise error
 
@@ -125,14 +134,14 @@ async def tail(
         request = protocol.poll(source.topic, poll, wait_s=wait_s)
         try:
             async with (
-                source.stream(request, wait_s + ANSWER_S) as reply,
+                source.stream(request, wait_s + backoff.attempt_s(ANSWER_S)) as reply,
                 aclosing(pages(reply)) as received,
             ):
                 async for page in received:
                     empty = False
-                    backoff.succeeded()  # Every reply to a slow consumer may be cut off, and still bring messages.
                     poll = replace(poll, start=page[-1].id, inclusive=False)
                     yield page
+                    backoff.succeeded()  # Every reply to a slow consumer may be cut off, and still bring messages.
         except UnavailableError as error:
             await backoff.failed(error)
             continue

@@ -15,6 +15,7 @@ accepts 2, which was sent behind it, then 1 comes after 2.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from broker.client import outcomes
 from broker.client.connection import ClientConnection
@@ -67,8 +68,10 @@ class Track:
         self._line.remove(ticket)
         self._wake()
 
-    async def send(self, ticket: TrackTicket, request: ClientRequest, timeout_s: float) -> Reply:
-        """Send a request when its turn has come; see ``ClientConnection.send``.
+    async def send(
+        self, ticket: TrackTicket, request: Callable[[], ClientRequest], timeout_s: float
+    ) -> Reply:
+        """Call ``request`` when its turn has come, and send its result; see ``ClientConnection.send``.
 
         Raises:
             Unavailable: as there; also if its turn did not come in time, or no connection could be opened.
@@ -79,7 +82,7 @@ class Track:
         ticket.connection = connection
         self._wake()
         try:
-            return await connection.send(request, ends - loop.time())
+            return await connection.send(request(), ends - loop.time())
         finally:
             ticket.connection = None
             self._wake()

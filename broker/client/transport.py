@@ -37,8 +37,6 @@ OTHERS_CONNECT_SHARE: Final = 0.25
 deadline. Some attempts of a call may take only half of the deadline; with this share they still reach two nodes."""
 
 DEADLINE_S: Final = Settings().deadline_s
-REQUEST_TIMEOUT_S_MAX: Final = 300.0
-"""The longest time for which a broker lets a request wait."""
 
 CLOSED: Final = "the client was closed"
 NO_CONNECTION: Final = "no connection was available in time"
@@ -112,14 +110,18 @@ class HttpTransport:
 
     async def connect(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection outside of the pools, to the node to ask about a topic. The caller closes it."""
-        headers = {**self._headers, **self._timeout_header()}
-        return await self._try_nodes(topic, partial(self._open, headers))
+        return await self._try_nodes(topic, partial(self._open, self._headers))
 
     async def _open(
         self, headers: Mapping[str, str], url: str, timeout_s: float
     ) -> ClientConnection:
         self._check_open()
-        connection = ClientConnection(url, headers, self._nodes, self._settings.idle_s_max)
+        settings = self._settings
+        # A standalone broker never waits for a leader, and handles a request without a limit faster.
+        with_limit = settings.deadline_s != DEADLINE_S or self._nodes.several
+        connection = ClientConnection(
+            url, headers, self._nodes, settings.idle_s_max, with_limit=with_limit
+        )
         opening = asyncio.ensure_future(outbound.open_connection(connection, timeout_s, self._tls))
         self._opening.add(opening)
         try:
@@ -142,17 +144,6 @@ class HttpTransport:
     def _check_open(self) -> None:
         if self._closed:
             raise outcomes.never_sent(CLOSED)
-
-    def _timeout_header(self) -> dict[str, str]:
-        """Return the header that lets a node refuse a request before this client gives up.
-
-        Without it a publish that waits too long for a leader would end as unknown. A standalone broker never
-        waits for a leader, and handles a request without this header faster.
-        """
-        deadline_s = self._settings.deadline_s
-        if deadline_s == DEADLINE_S and not self._nodes.several:
-            return {}
-        return {"Request-Timeout": f"{min(REQUEST_TIMEOUT_S_MAX, 0.9 * deadline_s):g}"}
 
     async def _try_nodes(
         self,

@@ -153,8 +153,9 @@ class Settings:
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
         ca_file: a PEM file with the certificates to trust for https addresses, if not the system's.
-        deadline_s: the time limit of a call, with its retries and its wait for a connection. The wait of a poll
-            is not included; an answer that is arriving is read to its end.
+        deadline_s: the time limit of a call, from the call on: with its retries and its waits for room, for earlier
+            publishes and for a connection. For ``publish_later`` it is the time until the message is settled. The
+            wait of a poll is not included; an answer that is arriving is read to its end.
         connect_timeout_s: the time limit of one attempt to connect.
         retry_delay_min_s: the first pause before a retry; it doubles up to ``retry_delay_max_s``
             and is jittered. It is never shorter than the broker's ``Retry-After``.
@@ -170,10 +171,12 @@ class Settings:
             when its outcome is unknown. It costs the broker one small row for each request.
         connections_max: the maximum number of connections for all requests except coalesced publishes.
         idle_s_max: a connection that was idle for longer is not used again.
-        later_messages_max: how many messages ``publish_later`` holds, over all topics.
-        later_bytes_max: how many bytes of messages it holds.
-        later_on_full: its reaction when it is full: ``"wait"``, ``"drop"`` the new message, or ``"raise"``.
-        later_attempts_max: the maximum number of its attempts; the pauses between them are as above.
+        later_messages_max: how many messages the client holds, over all topics, until they are settled: those of
+            ``publish_later``, and of awaited publishes and stores. A call for which there is no room waits for it,
+            and is refused at its deadline (``Overloaded``).
+        later_bytes_max: how many bytes of such messages it holds.
+        later_on_full: the reaction of ``publish_later`` when there is no room: ``"wait"``, ``"drop"`` the new
+            message, or ``"raise"``.
 
     Raises:
         ValueError: a number is not positive (pauses and ``idle_s_max`` may be 0), or ``later_on_full``
@@ -200,7 +203,6 @@ class Settings:
     later_messages_max: int = 10_000
     later_bytes_max: int = 64 << 20
     later_on_full: OnFull = "wait"
-    later_attempts_max: int = 10
 
     def __post_init__(self) -> None:
         for part in fields(self):

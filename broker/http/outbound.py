@@ -193,15 +193,15 @@ class OutboundConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def head(self, request: Ask) -> bytes:
-        """Return a request's head up to the number of its Content-Length."""
+        """Return a request's head without its Content-Length."""
         first = f"{request.method} {self._prefix}{request.path} HTTP/1.1\r\n"
-        return _encode(first) + self._common + header_lines(request.headers) + b"Content-Length: "
+        return _encode(first) + self._common + header_lines(request.headers)
 
     def _send(self, request: Ask, waiting: asyncio.Future[HttpAnswer] | Streamed) -> None:
         if self._transport is None or self._closing:
             raise NotSent("the connection is closed")
         # Build the head first: if it can't be encoded, no request may be left waiting for an answer.
-        head = self.head(request) + b"%d\r\n\r\n" % len(request.body)
+        head = self.head(request) + b"Content-Length: %d\r\n\r\n" % len(request.body)
         self._waiting.append(waiting)
         if len(request.body) <= SMALL_BYTES_MAX:
             self._transport.write(head + request.body)

@@ -11,12 +11,22 @@ import pytest
 from broker.client import Client
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply
+from broker.errors import OutcomeUnknown
 from broker.model import TopicId
 from broker.testing.virtual_time import VirtualLoop
 from broker.wire import avro
 from tests.unit.client.subscribing import World
 
-VIRTUAL = ("test_subscriber", "test_retrier", "test_transactions.", "test_lane.", "test_bulk.")
+VIRTUAL = (
+    "test_subscriber",
+    "test_retrier",
+    "test_transactions.",
+    "test_lane.",
+    "test_bulk.",
+    "test_room.",
+    "test_tail.",
+    "test_deadlines.",
+)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
@@ -103,15 +113,23 @@ class ScriptedConnection:
         self.usable, self.ours = True, transport.ours
         self.requests_in_flight, self.idle_since = 0, float("inf")
         self._transport = transport
+        self._closed = asyncio.get_running_loop().create_future()
 
     def good_for(self, topic: TopicId | None) -> bool:
         return self.usable
 
     async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
-        return await self._transport.send(request, timeout_s)
+        sending = asyncio.ensure_future(self._transport.send(request, timeout_s))
+        await asyncio.wait({sending, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            return sending.result()
+        sending.cancel()
+        raise OutcomeUnknown("the connection was closed on this side")
 
     def close(self) -> None:
         self.usable = False
+        if not self._closed.done():
+            self._closed.set_result(None)
 
 
 @pytest.fixture

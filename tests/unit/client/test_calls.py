@@ -5,8 +5,9 @@ from broker.client import calls as calls_module
 from broker.client.calls import Calls
 from broker.client.protocol import Reply
 from broker.client.retrier import Retrier
-from broker.errors import BodyTooLarge, Overloaded, TopicNotFound, Unavailable
-from broker.model import Message, Poll, PublishRequest, TopicId, row_id
+from broker.client.room import Room
+from broker.errors import BodyTooLarge, TopicNotFound, Unavailable
+from broker.model import Message, Poll, TopicId, row_id
 from tests.kit.poll_replies import block
 
 TOPIC = TopicId("ns1", "t1")
@@ -19,7 +20,7 @@ PAGES = [block([m]) for m in MESSAGES]
 @pytest.fixture
 def calls(transport):
     settings = Settings(retry_delay_min_s=0.0005, retry_delay_max_s=0.001, deadline_s=5.0)
-    return Calls(transport, Retrier(settings))
+    return Calls(transport, Retrier(settings), Room(100, 1 << 20))
 
 
 def answers(transport, *script):
@@ -34,12 +35,6 @@ async def test_a_write_is_retried_or_raises_the_error_of_its_answer(calls, trans
     with pytest.raises(TopicNotFound, match="gone"):
         await calls.write(request)
     assert len(transport.requests) == 3
-
-
-async def test_publish_once_makes_one_attempt(calls, transport):
-    answers(transport, BUSY)
-    with pytest.raises(Overloaded):
-        await calls.publish_once(protocol.publish(TOPIC, PublishRequest(None, [b"x"])), 1.0)
 
 
 async def test_a_read_that_is_cut_off_is_retried_from_the_start(calls, transport):

@@ -4,7 +4,14 @@ import pytest
 
 from broker.client import Published
 from broker.client.protocol import Reply
-from broker.errors import BodyTooLarge, OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
+from broker.errors import (
+    BodyTooLarge,
+    BrokerError,
+    OutcomeUnknown,
+    Overloaded,
+    TopicNotFound,
+    Unavailable,
+)
 from broker.model import row_id
 
 OK = Reply(200, {}, b"")
@@ -197,8 +204,8 @@ async def test_closing_refuses_waiting_messages(make_client, transport):
     closing = asyncio.create_task(client.close())
     with pytest.raises(Unavailable, match="closed"):
         await waits
-    transport.gate.set()
-    await in_flight
+    with pytest.raises(OutcomeUnknown):
+        await in_flight
     await closing
     assert len(transport.requests) == 1
 
@@ -228,3 +235,91 @@ async def test_connections_of_idle_topics_are_closed(make_client, transport):
         assert not idle.usable
         await client.publish("ns1/a", b"x")
     assert transport.connections == 3
+
+
+async def after(seconds):
+    """Wait for a moment of virtual time."""
+    loop = asyncio.get_running_loop()
+    moment = loop.create_future()
+    loop.call_later(seconds, moment.set_result, None)
+    await moment
+
+
+async def failures(calls):
+    """Await calls that fail. Return the error of each, and when it failed."""
+    loop = asyncio.get_running_loop()
+
+    async def fails(call):
+        with pytest.raises(BrokerError) as error:
+            await call
+        return error.value, loop.time()
+
+    found = await asyncio.gather(*[fails(call) for call in calls])
+    return [error for error, _ in found], [at for _, at in found]
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_each_of_many_publishes_to_nobody_fails_at_its_own_deadline(
+    make_client, transport, later
+):
+    async def refused(_):
+        raise Unavailable("The broker could not be reached: connection refused")
+
+    transport.connect = refused
+    async with make_client(deadline_s=2) as client:
+
+        async def publish(number):
+            await after(float(number % 2))  # Half of them a second later.
+            if later:
+                await (await client.publish_later("ns1/t1", b"x" * 2000))
+            else:
+                await client.publish("ns1/t1", b"x" * 2000)
+
+        began = asyncio.get_running_loop().time()
+        errors, times = await failures([publish(number) for number in range(5_000)])
+    assert {round(at - began, 1) for at in times} == {2.0, 3.0}
+    assert {type(error) for error in errors} == {Unavailable}
+    assert all("connection refused" in error.message for error in errors)
+
+
+async def test_a_deadline_passes_in_the_queue_and_in_flight(make_client, transport):
+    transport.gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with make_client(deadline_s=2, requests_in_flight_max=1) as client:
+        in_flight = asyncio.create_task(client.publish("ns1/t1", b"in flight"))
+        await transport.arrived()
+        began = loop.time()
+        queued = [client.publish("ns1/t1", b"%d" % number) for number in range(3)]
+        errors, times = await failures([in_flight, *queued])
+        assert [type(error) for error in errors] == [OutcomeUnknown] + [Unavailable] * 3
+        assert all(at - began == pytest.approx(2.0) for at in times)
+        transport.gate.set()
+        await client.publish("ns1/t1", b"next")
+    assert [transport.payloads(at) for at in range(len(transport.requests))] == [
+        [b"in flight"],
+        [b"next"],
+    ]
+
+
+async def test_a_message_whose_deadline_has_passed_is_not_sent_with_the_next_attempt(
+    make_client, transport
+):
+    busy = Reply(503, {"broker-error": "overloaded", "retry-after": "2"}, b"busy")
+    answers = iter([busy, OK])
+    transport.answer = lambda _: next(answers)
+    transport.gate = asyncio.Event()
+    async with make_client(deadline_s=3, requests_in_flight_max=1, batch_messages_max=2) as client:
+        before = asyncio.create_task(client.publish("ns1/t1", b"before"))
+        await transport.arrived()
+        old = asyncio.create_task(client.publish("ns1/t1", b"old"))
+        await after(1.5)
+        new = asyncio.create_task(client.publish("ns1/t1", b"new"))
+        await after(0)
+        answers = iter([OK, busy, OK])
+        transport.gate.set()
+        await before
+        with pytest.raises(Overloaded):
+            await old
+        assert await new == Published()
+    assert transport.payloads(1) == [b"old", b"new"]
+    assert transport.payloads(2) == [b"new"]

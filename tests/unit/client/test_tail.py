@@ -75,12 +75,14 @@ async def test_an_answer_that_is_cut_off_is_resumed_and_never_taken_for_the_end(
 
 async def test_a_tail_does_not_give_up_while_cut_answers_bring_messages(make_client, transport):
     lost = Unavailable("lost")
-    answers = iter([[block(0), lost], [block(1), lost], [block(2), lost], [b"\x00"]])
+    answers = iter([*([block(number), lost] for number in range(9)), [b"\x00"]])
     transport.answer = lambda _: next(answers)
-    options = TailOptions(follow=False, give_up_after_s=1e-9)
+    options = TailOptions(follow=False, give_up_after_s=0.002)
     async with make_client() as client:
+        began = asyncio.get_running_loop().time()
         found = [m async for m in client.tail("ns1/t1", options=options)]
-    assert found == [message(number) for number in range(3)]
+    assert found == [message(number) for number in range(9)]
+    assert asyncio.get_running_loop().time() - began > 0.002
 
 
 async def test_a_tail_without_following_ends_when_it_has_caught_up(make_client, transport):

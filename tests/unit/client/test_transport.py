@@ -73,7 +73,7 @@ async def test_the_request_timeout_header_follows_the_deadline(
 ):
     url = f"{raw_broker.url},{raw_broker.url}/" if several else raw_broker.url
     transport = HttpTransport(Settings(url=url, deadline_s=deadline_s))
-    await transport.send(PUBLISH, 5)
+    await transport.send(PUBLISH, deadline_s)
     (request,) = raw_broker.requests
     head = dict(line.split(b": ") for line in request.split(b"\r\n\r\n")[0].split(b"\r\n")[1:])
     assert head.get(b"Request-Timeout") == timeout

@@ -34,7 +34,7 @@ def test_a_number_that_makes_no_sense_is_refused(name, value):
 
 def test_which_settings_may_be_zero():
     assert Settings(retry_delay_min_s=0, retry_delay_max_s=0, idle_s_max=0.0).idle_s_max == 0
-    for name in ("deadline_s", "connections_per_topic", "batch_messages_max", "later_attempts_max"):
+    for name in ("deadline_s", "connections_per_topic", "batch_messages_max", "later_messages_max"):
         for nothing in (0, 0.0):
             with pytest.raises(ValueError, match=name):
                 Settings(**{name: nothing})

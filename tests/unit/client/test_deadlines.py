@@ -1,0 +1,61 @@
+"""A stopped broker accepts requests and never answers: each call ends at its deadline, however it reads."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.client.tail import TailOptions
+from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
+
+
+async def consumed(source):
+    async for _ in source:
+        pass
+
+
+CALLS = {
+    "publish": lambda client: client.publish("ns1/t1", b"x"),
+    "several": lambda client: client.publish("ns1/t1", [b"x", b"y"]),
+    "keyed": lambda client: client.publish("ns1/t1", b"x", idempotency_key="k"),
+    "create": lambda client: client.create_topic("ns1/t1"),
+    "set": lambda client: client.set_topic("ns1/t1", {"ttl": "5", "generation": "1"}),
+    "poll": lambda client: client.poll("ns1/t1"),
+    "stats": lambda client: client.stats("ns1/t1"),
+    "pages": lambda client: consumed(client.read("ns1/t1")),
+    "table": lambda client: client.read("ns1/t1").to_arrow(),
+    "batches": lambda client: consumed(client.read_arrow("ns1/t1", through="00" * 20)),
+    "tail": lambda client: consumed(
+        client.tail("ns1/t1", options=TailOptions(follow=False, give_up_after_s=4))
+    ),
+}
+
+
+def stop(transport):
+    """Let requests wait until their time has passed."""
+
+    async def send(request, timeout_s):
+        transport.requests.append(request)
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=timeout_s)
+        raise OutcomeUnknown("no answer")
+
+    @asynccontextmanager
+    async def stream(request, timeout_s):
+        transport.requests.append(request)
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=timeout_s)
+        raise Unavailable("no answer")
+        yield
+
+    transport.send, transport.stream = send, stream
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_of_a_stopped_broker_ends_at_its_deadline(make_client, transport, name):
+    stop(transport)
+    loop = asyncio.get_running_loop()
+    async with make_client(deadline_s=4, retry_delay_min_s=0.05, retry_delay_max_s=5) as client:
+        began = loop.time()
+        with pytest.raises((OutcomeUnknown, UnavailableError)):
+            await CALLS[name](client)
+        assert loop.time() - began <= 4.001
+    assert transport.requests
