@@ -18,7 +18,7 @@ STEP_MAX: Final = 1_000
 """How many messages fail in one step of the event loop."""
 
 
-class Batch:
+class MessageBatch:
     """The messages of one request, in the order of their calls, which is the order of their deadlines.
 
     Attributes:
@@ -74,12 +74,15 @@ class Batch:
             ttls_s=self.ttls_s if any(self.ttls_s) else (),
         )
 
-    def singles(self) -> list[Batch]:
+    def singles(self) -> list[MessageBatch]:
         """Return a batch for each message."""
         parts = zip(
             self.payloads, self.attributes, self.ttls_s, self.ends, self.answers, strict=True
         )
-        return [Batch([one], [beside], [ttl], [end], [own]) for one, beside, ttl, end, own in parts]
+        return [
+            MessageBatch([one], [beside], [ttl], [end], [own])
+            for one, beside, ttl, end, own in parts
+        ]
 
     def fail(self, error: BrokerError, until: int | None = None) -> None:
         """Give each waiting caller its own copy of an error: a shared one would collect the traceback of each.

@@ -34,7 +34,7 @@ from operator import add
 
 from broker.client import outcomes, protocol
 from broker.client.acknowledgements import each_of
-from broker.client.batch import STEP_MAX, Batch
+from broker.client.batch import STEP_MAX, MessageBatch
 from broker.client.protocol import ClientRequest
 from broker.client.retrier import Retrier
 from broker.client.room import CLOSED, Room
@@ -68,7 +68,7 @@ class Lane:
         self._ends: list[float] = []
         self._answers: list[asyncio.Future[Published]] = []
         self._scheduled = False
-        self._batches: dict[Batch, None] = {}
+        self._batches: dict[MessageBatch, None] = {}
         """The batches whose messages were taken, until they are settled."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed: BrokerError | None = None
@@ -149,7 +149,7 @@ class Lane:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
-    def _take(self, count_max: int) -> Batch | None:
+    def _take(self, count_max: int) -> MessageBatch | None:
         """Take as many messages as fit in one request, without those whose callers were cancelled; None: no other."""
         batch = self._cut(self._fitting(min(count_max, self._settings.batch_messages_max)))
         batch.drop_done()
@@ -160,14 +160,14 @@ class Lane:
         self._room.give_back(batch.count, batch.size)
         return None
 
-    def _cut(self, count: int) -> Batch:
+    def _cut(self, count: int) -> MessageBatch:
         """Remove the first messages from the queue."""
         payloads, self._payloads = self._payloads[:count], self._payloads[count:]
         beside, self._attributes = self._attributes[:count], self._attributes[count:]
         ttls_s, self._ttls_s = self._ttls_s[:count], self._ttls_s[count:]
         ends, self._ends = self._ends[:count], self._ends[count:]
         answers, self._answers = self._answers[:count], self._answers[count:]
-        return Batch(payloads, beside, ttls_s, ends, answers)
+        return MessageBatch(payloads, beside, ttls_s, ends, answers)
 
     def _fitting(self, count_max: int) -> int:
         """Return how many waiting messages fit in one request, at least one."""
@@ -202,7 +202,7 @@ class Lane:
             self._timer = self._loop.call_at(next_ends, self._expire)
         self._flush_soon()
 
-    async def _deliver(self, batch: Batch, track: Track, ticket: TrackTicket) -> None:
+    async def _deliver(self, batch: MessageBatch, track: Track, ticket: TrackTicket) -> None:
         """Send a batch, and always give each caller an outcome."""
         left = [batch]
         try:
@@ -228,13 +228,13 @@ class Lane:
                 del self._batches[each]
             self._room.give_back(batch.count, batch.size)
 
-    async def _deliver_one(self, single: Batch, track: Track, ticket: TrackTicket) -> None:
+    async def _deliver_one(self, single: MessageBatch, track: Track, ticket: TrackTicket) -> None:
         try:
             await self._publish(single, track, ticket)
         except BrokerError as error:
             single.fail(error)
 
-    async def _publish(self, batch: Batch, track: Track, ticket: TrackTicket) -> None:
+    async def _publish(self, batch: MessageBatch, track: Track, ticket: TrackTicket) -> None:
         """Send a batch until it is settled, at the latest at the deadline of its last message. Raises BrokerError."""
         request = self._request(batch)
 
@@ -263,6 +263,6 @@ class Lane:
         self._failed = None
         batch.succeed(each_of(published, len(batch.answers)))
 
-    def _request(self, batch: Batch) -> ClientRequest:
+    def _request(self, batch: MessageBatch) -> ClientRequest:
         key = uuid.uuid4().hex if self._settings.idempotent else None
         return protocol.publish(self._topic, batch.wanted(), key=key)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 CLOSED: Final = "the client was closed"
 
 
-class _Waiting(NamedTuple):
+class _CallInLine(NamedTuple):
     """A call that waits for room, and what it does as soon as it has it."""
 
     messages: int
@@ -38,7 +38,7 @@ class Room:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._messages = self._bytes = 0
-        self._waiting: OrderedDict[asyncio.Future[Any], _Waiting] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[Any], _CallInLine] = OrderedDict()
         self._closed = False
 
     def take(self, count: int, size: int) -> bool:
@@ -79,7 +79,7 @@ class Room:
         """
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[T] = loop.create_future()
-        self._waiting[granted] = _Waiting(count, size, start)
+        self._waiting[granted] = _CallInLine(count, size, start)
         timer = loop.call_at(ends, lambda: self._refuse(granted, self.full()))
         try:
             return await granted
