@@ -34,7 +34,7 @@ from operator import add
 
 from broker.client import outcomes, protocol
 from broker.client.acknowledgements import each_of
-from broker.client.batch import STEP_MAX, MessageBatch
+from broker.client.message_batch import STEP_MAX, MessageBatch
 from broker.client.protocol import ClientRequest
 from broker.client.retrier import Retrier
 from broker.client.room import CLOSED, Room
