@@ -8,8 +8,8 @@ from broker.api.blockers import LIMIT_DEFAULT, LIMIT_MAX
 from broker.api.json_schemas import (
     BOOLEAN,
     BYTES,
-    INT64,
     INTEGER,
+    LONG,
     MESSAGE_ID,
     MOMENT,
     NUMBER,
@@ -26,8 +26,8 @@ from broker.wire.transaction import THRIFT
 
 _STATE: Final[Spec] = {"enum": ["in_progress", "committing", "invalid", "unknown", None]}
 _BLOCKER: Final[Spec] = record(
-    transaction=INT64,
-    write_pointer=INT64,
+    transaction=LONG,
+    write_pointer=LONG,
     first=record(id=MESSAGE_ID, time=MOMENT, timestamp_ms=INTEGER),
     since_s=NUMBER,
     messages=INTEGER,
@@ -46,18 +46,18 @@ _BLOCKER: Final[Spec] = record(
 _PLAN: Final[dict[str, Spec]] = {
     "invalid": INTEGER,
     "prunable": INTEGER,
-    "oldest_prunable": nullable(INT64),
-    "newest_prunable": nullable(INT64),
-    "oldest_left": nullable(INT64),
+    "oldest_prunable": nullable(LONG),
+    "newest_prunable": nullable(LONG),
+    "oldest_left": nullable(LONG),
     "reason": nullable(STRING),
     "settled_at": nullable(MOMENT),
-    "in_progress": nullable(INT64),
+    "in_progress": nullable(LONG),
     "unpassed": nullable(
         record(
             namespace=STRING,
             topic=STRING,
             generation=INTEGER,
-            passed_below=INT64,
+            passed_below=LONG,
             page=MESSAGE_ID,
             page_time=nullable(MOMENT),
         )
@@ -65,13 +65,15 @@ _PLAN: Final[dict[str, Spec]] = {
 }
 
 _THROUGH: Final = query(
-    "through", "Prune no transaction above this write pointer.", {**INT64, "minimum": 0}
+    "through",
+    "Prune no transaction above this write pointer.",
+    {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
 )
 
 BLOCKER_SCHEMAS: Final[dict[str, Spec]] = {
     "Blockers": record(
         snapshot_of={"enum": ["request", "transaction", "now"]},
-        read_pointer=INT64,
+        read_pointer=LONG,
         blockers=array(_BLOCKER),
         complete=BOOLEAN,
         service_problem=nullable(STRING),
@@ -88,7 +90,7 @@ BLOCKER_OPERATIONS: Final[dict[str, Spec]] = {
                 "transaction",
                 "The transaction of the service in which the consumer reads. Absent, and no body: "
                 "the consumer reads with a snapshot of now.",
-                INT64,
+                {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
             ),
             query(
                 "from", "The consumer's place: an id, ms, or a moment. Absent: the oldest.", STRING

@@ -44,7 +44,7 @@ class BlockersApi:
         return json_reply(
             {
                 "snapshot_of": of,
-                "read_pointer": snapshot.read_pointer,
+                "read_pointer": str(snapshot.read_pointer),
                 "blockers": [
                     _blocker_fields(each, known.get(each.pointer), now_ms)
                     for each in found.blockers
@@ -74,7 +74,7 @@ class BlockersApi:
             raise BadRequest(
                 f"transaction: {number} is {shown['state']}, so it can't read any more."
             )
-        now, checkpoints = await self._service.snapshot(), list(shown.get("checkpoints", ()))
+        now, checkpoints = await self._service.snapshot(), [*map(int, shown.get("checkpoints", ()))]
         is_long = shown.get("type") == "long"
         return as_transaction(now, number, checkpoints, long=is_long), "transaction"
 
@@ -85,7 +85,7 @@ class BlockersApi:
             known = {
                 pointer: {"state": "in_progress", **each}
                 for each in listed["in_progress"]
-                for pointer in (each["id"], *each["checkpoints"])
+                for pointer in map(int, (each["id"], *each["checkpoints"]))
             }
             for pointer in (each.pointer for each in blockers):
                 try:
@@ -100,10 +100,11 @@ class BlockersApi:
 def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int) -> dict[str, Any]:
     told = known or {}
     since_ms = timestamp_of(blocker.first)
+    transaction = int(told.get("id", blocker.pointer))
     started_ms, expires_ms = told.get("started_ms"), told.get("expires_ms")
     return {
-        "transaction": told.get("id", blocker.pointer),
-        "write_pointer": blocker.pointer,
+        "transaction": str(transaction),
+        "write_pointer": str(blocker.pointer),
         "first": {
             "id": (blocker.first + ROW_ID_MIN).hex(),
             "time": rfc3339(since_ms),
@@ -117,7 +118,7 @@ def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int)
         "client": told.get("client"),
         "started_at": None if started_ms is None else rfc3339(started_ms),
         "expires_at": None if expires_ms is None else rfc3339(expires_ms),
-        "advice": advice(told.get("state"), told.get("id", blocker.pointer), expires_ms),
+        "advice": advice(told.get("state"), transaction, expires_ms),
     }
 
 

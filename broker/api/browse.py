@@ -20,6 +20,7 @@ from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
 from broker.topics.topics import Topics
 from broker.wire import attributes
 from broker.wire.avrojson import PART_BYTES
+from broker.wire.json_numbers import shown_long
 
 LIMIT_DEFAULT = 100
 PREVIEW_BYTES = 1024
@@ -133,7 +134,7 @@ def _fields_before(entry: BrowseEntry) -> dict[str, Any]:
         "expires_at": rfc3339_or_none(entry.expires_at_ms),
         "kind": entry.kind,
         "tx_state": entry.tx_state,
-        "write_pointer": entry.pointer,
+        "write_pointer": shown_long(entry.pointer),
     }
 
 

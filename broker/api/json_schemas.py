@@ -22,6 +22,15 @@ MOMENT: Final[Spec] = {
     "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
 }
 INT64: Final[Spec] = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+LONG: Final[Spec] = {
+    "type": "string",
+    "pattern": "^-?(0|[1-9][0-9]{0,18})$",
+    "description": "A whole number of 64 bits, in decimal digits.",
+}
+LONG_SENT: Final[Spec] = {
+    "anyOf": [LONG, INT64],
+    "description": "A whole number of 64 bits: as a string, or as a number that a double holds.",
+}
 CODE_POINTS: Final[Spec] = {
     "type": "string",
     "pattern": "^[\\u0000-\\u00ff]*$",
@@ -77,13 +86,13 @@ SNAPSHOT: Final[Spec] = {
         {
             "type": "object",
             "properties": {
-                "transaction_id": INT64,
-                "read_pointer": INT64,
-                "write_pointer": INT64,
-                "first_short_in_progress": INT64,
-                "invalids": array(INT64),
-                "in_progress": array(INT64),
-                "checkpoint_pointers": array(INT64),
+                "transaction_id": LONG_SENT,
+                "read_pointer": LONG_SENT,
+                "write_pointer": LONG_SENT,
+                "first_short_in_progress": LONG_SENT,
+                "invalids": array(LONG_SENT),
+                "in_progress": array(LONG_SENT),
+                "checkpoint_pointers": array(LONG_SENT),
                 "long": BOOLEAN,
                 "visibility": {"enum": ["SNAPSHOT", "SNAPSHOT_EXCLUDE_CURRENT", "SNAPSHOT_ALL"]},
             },
@@ -111,7 +120,7 @@ _BROWSED = record(
     expires_at=nullable(MOMENT),
     kind={"enum": ["inline", "stored", "reference"]},
     tx_state={"enum": ["none", "published", "rolled_back"]},
-    write_pointer=nullable(INTEGER),
+    write_pointer=nullable(LONG),
     encoding={"enum": ["text", "base64"]},
     payload=nullable(STRING),
     truncated=BOOLEAN,
@@ -298,7 +307,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
                 "maxItems": 5000,
                 "uniqueItems": True,
             },
-            "write_pointer": nullable(INT64),
+            "write_pointer": nullable(LONG_SENT),
         },
         "required": ["stages"],
         "additionalProperties": False,

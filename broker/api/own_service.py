@@ -72,7 +72,7 @@ class OwnService:
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
         """Forget invalid transactions; return how many were known."""
-        body = orjson.dumps({"ids": list(ids)})
+        body = orjson.dumps({"ids": [str(each) for each in ids]})
         headers = {"Content-Type": JSON}
         reply = await self._ask(
             "truncate_transactions", "POST", f"{_PATH}/truncate", headers, body=body

@@ -3,8 +3,8 @@
 ::
 
     publish    {"messages": ["café", {"base64": "/w=="}, {"value": "x", "key": "k", "ttl": 60,
-                "headers": {"trace": "7f"}}], "write_pointer": 17}
-    answer     {"first_id": "…", "last_id": "…", "count": 3, "replayed": false, "write_pointer": 17}
+                "headers": {"trace": "7f"}}], "write_pointer": "17"}
+    answer     {"first_id": "…", "last_id": "…", "count": 3, "replayed": false, "write_pointer": "17"}
     rollback   the answer of the publish
     poll       {"start": "2026-11-20T12:00:00Z", "inclusive": true, "limit": 10, "snapshot": …}
     reply      [{"id": "…", "time": "…", "timestamp_ms": 1, "encoding": "text", "payload": "café",
@@ -47,12 +47,13 @@ from broker.model import (
 )
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
+from broker.wire.json_numbers import read_long
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
 from broker.wire.read_steps import Steps, Take, free
 from broker.wire.snapshotjson import snapshot_steps
 from broker.wire.topics import TTL_MAX_S
-from broker.wire.varint import INT_MAX, LONG_MAX
+from broker.wire.varint import INT_MAX
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
 """The longest body of a rollback."""
@@ -244,7 +245,7 @@ def _ttl_s(where: str, value: object) -> int | None:
 
 
 def _pointer(value: object) -> int | None:
-    return None if value is None else avrojson.integer("write_pointer", value, LONG_MAX)
+    return None if value is None else read_long("write_pointer", value)
 
 
 def encode_published(published: PublishedIds) -> bytes:
@@ -257,7 +258,7 @@ def encode_published(published: PublishedIds) -> bytes:
         "replayed": published.replayed,
     }
     if published.pointer is not None:
-        told["write_pointer"] = published.pointer
+        told["write_pointer"] = str(published.pointer)
     return orjson.dumps(told)
 
 

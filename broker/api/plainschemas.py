@@ -6,8 +6,9 @@ from typing import Final
 
 from broker.api.json_schemas import (
     BOOLEAN,
-    INT64,
     INTEGER,
+    LONG,
+    LONG_SENT,
     MESSAGE_ID,
     MOMENT,
     SHOWN_BYTES,
@@ -44,7 +45,7 @@ PLAIN_SCHEMAS: Final[dict[str, Spec]] = {
             {
                 "type": "object",
                 "properties": {
-                    "write_pointer": nullable(INT64),
+                    "write_pointer": nullable(LONG_SENT),
                     "messages": array(_NEW_MESSAGE),
                 },
                 "required": ["messages"],
@@ -60,7 +61,7 @@ PLAIN_SCHEMAS: Final[dict[str, Spec]] = {
             last_id=nullable(MESSAGE_ID),
             count=nullable(INTEGER),
             replayed=BOOLEAN,
-            write_pointer=INT64,
+            write_pointer=LONG,
         ),
         "required": ["first_id", "last_id", "count", "replayed"],
         "description": "The result of a publish; values that are not known any more are null. With a write pointer, "
@@ -69,7 +70,7 @@ PLAIN_SCHEMAS: Final[dict[str, Spec]] = {
     "RollbackRequest": {
         "type": "object",
         "properties": {
-            "write_pointer": INT64,
+            "write_pointer": LONG_SENT,
             "first_id": MESSAGE_ID,
             "last_id": MESSAGE_ID,
             "count": nullable(INTEGER),

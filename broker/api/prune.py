@@ -9,6 +9,7 @@ from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
 from broker.transactions.prune import Pruning, PruningPlan
+from broker.wire.json_numbers import shown_long
 
 
 class PruningApi:
@@ -38,12 +39,12 @@ def told(plan: PruningPlan) -> dict[str, Any]:
     return {
         "invalid": plan.invalid,
         "prunable": len(prunable),
-        "oldest_prunable": prunable[0] if prunable else None,
-        "newest_prunable": prunable[-1] if prunable else None,
-        "oldest_left": plan.oldest_left,
+        "oldest_prunable": str(prunable[0]) if prunable else None,
+        "newest_prunable": str(prunable[-1]) if prunable else None,
+        "oldest_left": shown_long(plan.oldest_left),
         "reason": reason(plan),
         "settled_at": None if plan.settled_ms is None else rfc3339(plan.settled_ms),
-        "in_progress": plan.in_progress,
+        "in_progress": shown_long(plan.in_progress),
         "unpassed": _unpassed(plan),
     }
 
@@ -57,7 +58,7 @@ def _unpassed(plan: PruningPlan) -> dict[str, Any] | None:
         "namespace": each.topic.namespace,
         "topic": each.topic.topic,
         "generation": each.generation,
-        "passed_below": each.below,
+        "passed_below": str(each.below),
         "page": (page + ROW_ID_MIN).hex(),
         "page_time": rfc3339(timestamp_of(page)) if any(page) else None,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from broker.api import body_reader, plainjson
 from broker.api.bodies import BodyType, body_type
@@ -37,23 +37,39 @@ NODE_KEY = "\0"
 """The first character of the idempotency keys that nodes make. No key of a client can begin with it."""
 
 
+CheckPointer = Callable[[int, float | None], Awaitable[None]]
+"""Takes a write pointer and a deadline. Raises TransactionNotInProgress if nothing may be written under the pointer."""
+
+
+async def any_pointer(pointer: int, deadline: float | None) -> None:
+    """Allow any pointer: another service gave it."""
+    del pointer, deadline
+
+
 class Publishing:
     """The handlers that write messages."""
 
-    def __init__(self, topics: Topics, *, messages_max: int) -> None:
+    def __init__(
+        self, topics: Topics, *, messages_max: int, check_pointer: CheckPointer = any_pointer
+    ) -> None:
         """Keep the service. ``messages_max`` bounds one request."""
         self._topics = topics
         self._messages_max = messages_max
+        self._check_pointer = check_pointer
 
     async def publish(self, request: Request) -> Answer:
         """Append messages, or the reference to the messages that a transaction stored."""
         wanted, kind = await decoded(request, raw=True, messages_max=self._messages_max)
         options = options_of(request, numbered=True)
+        if wanted.pointer is not None:
+            await self._check_pointer(wanted.pointer, request.deadline)
         return publish_reply(await self._topics.publish(request.topic, wanted, options), kind)
 
     async def store(self, request: Request) -> Answer:
         """Store messages of a transaction. A later publish of a reference shows them."""
         wanted, _ = await decoded(request, raw=False, messages_max=self._messages_max)
+        if wanted.pointer is not None:
+            await self._check_pointer(wanted.pointer, request.deadline)
         stored = await self._topics.store(request.topic, wanted, options_of(request))
         return EMPTY_REPLAYED if stored.replayed else EMPTY
 

@@ -37,6 +37,7 @@ from broker.routing.routed_calls import ERROR, OUTCOME, Call, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
+from broker.wire.json_numbers import shown_long
 from broker.wire.transaction import THRIFT, decode_transaction
 
 Result = TypeVar("Result")
@@ -98,7 +99,7 @@ class RoutedTransactions:
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction: its writes become visible."""
-        sent = {"write_pointer": write_pointer}
+        sent = {"write_pointer": shown_long(write_pointer)}
         call = self._call("commit_transaction", f"/{transaction_id}/commit", sent)
         here = partial(self._local.commit, transaction_id, write_pointer, call.deadline)
         await self._answer(call, here, _read_nothing)
@@ -137,7 +138,9 @@ class RoutedTransactions:
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
         """Remove pointers from the invalid list. Return how many were in it."""
-        call = self._call("truncate_transactions", "/truncate", {"ids": list(ids)})
+        call = self._call(
+            "truncate_transactions", "/truncate", {"ids": [str(each) for each in ids]}
+        )
         here = partial(self._local.truncate_invalid, ids, call.deadline)
         return await self._answer(call, here, _read_removed)
 

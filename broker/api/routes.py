@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 from broker.api.access import Action
@@ -18,7 +19,7 @@ from broker.api.own_service import AnyService, OwnService
 from broker.api.placement import Placing
 from broker.api.polls import Polling
 from broker.api.prune import PruningApi
-from broker.api.publish import Publishing
+from broker.api.publish import CheckPointer, Publishing, any_pointer
 from broker.api.routed import Routed
 from broker.api.routed_polls import RoutedPolls
 from broker.api.router import Handler, Route
@@ -196,13 +197,16 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         transactions: the transaction service of this node; None: one with the default bounds.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
-    of_transactions = _transaction_handlers(transactions or Transactions(topics.leaders), routed)
+    transactions = transactions or Transactions(topics.leaders)
+    of_transactions = _transaction_handlers(transactions, routed)
     own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
     own.bind(of_transactions)
     asked = service or own
     unhiding = Unhiding(own, allowed=config.transactions.transactions_reset_allowed)
     handlers = {
-        **_topic_handlers(topics, config, asked, routed),
+        **_topic_handlers(
+            topics, config, asked, routed, _pointer_check(config, transactions, routed)
+        ),
         **guarded(
             {**of_transactions, **_pruning_handlers(topics, asked)},
             unhiding,
@@ -240,8 +244,21 @@ def _refusing(role: Role) -> Handler:
     return refuse
 
 
+def _pointer_check(
+    config: Config, transactions: Transactions, routed: Routed | None
+) -> CheckPointer:
+    """Return the check of write pointers. A node that does not serve the transactions itself allows any pointer."""
+    if config.server.role != Role.ALL or config.transactions.transactions_url is not None:
+        return any_pointer
+    return partial(transactions.check_in_progress, alone=routed is None)
+
+
 def _topic_handlers(
-    topics: Topics, config: Config, service: AnyService, routed: Routed | None
+    topics: Topics,
+    config: Config,
+    service: AnyService,
+    routed: Routed | None,
+    check_pointer: CheckPointer,
 ) -> dict[str, Handler]:
     limits = config.limits
     defaults = {
@@ -249,8 +266,9 @@ def _topic_handlers(
         **config.topics.topic_properties_default,
     }
     admin = TopicsAdmin(topics, properties_default=defaults)
-    publishing = Publishing(topics, messages_max=limits.messages_per_request_max)
-    staging = Staging(topics, messages_max=limits.messages_per_request_max)
+    most = limits.messages_per_request_max
+    publishing = Publishing(topics, messages_max=most, check_pointer=check_pointer)
+    staging = Staging(topics, messages_max=most, check_pointer=check_pointer)
     bulk = BulkReading(topics)
     browsing = Browsing(topics, messages_max=limits.browse_messages_max)
     polling = Polling(topics, wait_max_s=limits.wait_max_s)

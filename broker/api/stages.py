@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from broker.api.bodies import BodyType
-from broker.api.publish import decoded, options_of, publish_reply
+from broker.api.publish import CheckPointer, any_pointer, decoded, options_of, publish_reply
 from broker.api.times import rfc3339
 from broker.errors import BadRequest, BodyTooLarge
 from broker.http.reply import AVRO, EMPTY, EMPTY_REPLAYED, Answer, json_reply
@@ -16,8 +16,7 @@ from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
 from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
-from broker.wire import avrojson
-from broker.wire.varint import LONG_MAX
+from broker.wire.json_numbers import read_long
 
 STAGES_MAX: Final = 5_000
 """The largest number of stages in one publish."""
@@ -28,10 +27,13 @@ LIST_BYTES_MAX: Final = 256 * 1024
 class Staging:
     """The handlers of stages."""
 
-    def __init__(self, topics: Topics, *, messages_max: int) -> None:
+    def __init__(
+        self, topics: Topics, *, messages_max: int, check_pointer: CheckPointer = any_pointer
+    ) -> None:
         """Keep the service. ``messages_max`` bounds one store."""
         self._topics = topics
         self._messages_max = messages_max
+        self._check_pointer = check_pointer
 
     async def begin(self, request: Request) -> Answer:
         """Answer a new stage."""
@@ -54,6 +56,8 @@ class Staging:
         """Publish stages atomically, in the order of the list."""
         wanted = _list_of_stages(request.body)
         options = options_of(request, numbered=True)
+        if wanted.pointer is not None:
+            await self._check_pointer(wanted.pointer, request.deadline)
         published = await self._topics.publish(request.topic, wanted, options)
         wants_avro = request.headers.get("Accept") == AVRO
         return publish_reply(published, BodyType.AVRO if wants_avro else BodyType.JSON)
@@ -80,12 +84,12 @@ def _list_of_stages(body: bytes) -> PublishRequest:
         raise BadRequest(f"The body is not JSON: {error}") from error
     known = {"stages", "write_pointer"}
     if not isinstance(given, Mapping) or not set(given) <= known:
-        raise BadRequest('The body must be an object {"stages": ["…"], "write_pointer": 17…}.')
+        raise BadRequest('The body must be an object {"stages": ["…"], "write_pointer": "17…"}.')
     listed, pointer = given.get("stages"), given.get("write_pointer")
     if not isinstance(listed, list) or not 0 < len(listed) <= STAGES_MAX:
         raise BadRequest(f"stages: must be a list of 1 to {STAGES_MAX} stages.")
     if pointer is not None:
-        pointer = avrojson.integer("write_pointer", pointer, LONG_MAX)
+        pointer = read_long("write_pointer", pointer)
     stages = [_stage(each) for each in listed]
     if len(set(stages)) < len(stages):
         raise BadRequest("stages: the list has a stage twice.")

@@ -7,8 +7,9 @@ from typing import Final
 from broker.api.json_schemas import (
     BOOLEAN,
     BYTES,
-    INT64,
     INTEGER,
+    LONG,
+    LONG_SENT,
     SNAPSHOT,
     STRING,
     Spec,
@@ -22,16 +23,22 @@ from broker.api.transactions import LISTED_DEFAULT, LISTED_MAX, TEPHRA_SNAPSHOT
 from broker.http.reply import JSON
 from broker.wire.transaction import THRIFT
 
-_PARTS: Final[Spec] = SNAPSHOT["anyOf"][1]
-_POINTER: Final[Spec] = {**INT64, "minimum": 0}
+_NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
+_LISTS = ("invalids", "in_progress", "checkpoint_pointers")
+_PARTS: Final[dict[str, Spec]] = {
+    **SNAPSHOT["anyOf"][1]["properties"],
+    **dict.fromkeys(_NUMBERS, LONG),
+    **dict.fromkeys(_LISTS, array(LONG)),
+}
+_POINTER: Final[Spec] = LONG_SENT
 _TYPE: Final[Spec] = {"enum": ["short", "long"]}
 _TRANSACTION = record(
-    id=INT64,
+    id=LONG,
     type=_TYPE,
     started_ms=INTEGER,
     expires_ms=INTEGER,
     client=STRING,
-    checkpoints=array(INT64),
+    checkpoints=array(LONG),
 )
 
 
@@ -41,8 +48,7 @@ def _optional(**properties: Spec) -> Spec:
 
 TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
     "Transaction": {
-        **_PARTS,
-        "required": list(_PARTS["properties"]),
+        **record(**_PARTS),
         "description": "The snapshot of a transaction. A snapshot without a transaction has the id 0.",
     },
     "TransactionSent": _optional(
@@ -61,15 +67,15 @@ TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
         committing=INTEGER,
         committed=INTEGER,
         invalid=INTEGER,
-        read_pointer=INT64,
-        write_pointer=INT64,
+        read_pointer=LONG,
+        write_pointer=LONG,
         leader=nullable(INTEGER),
         epoch=nullable(INTEGER),
     ),
     "TransactionShown": {
         "type": "object",
         "properties": {
-            "id": INT64,
+            "id": LONG,
             "state": {"enum": ["in_progress", "committing", "invalid"]},
             **_TRANSACTION["properties"],
             "changes": INTEGER,

@@ -12,11 +12,12 @@ from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, Snapshot
-from broker.slices import Slice
+from broker.slices import Slice, in_slices
 from broker.transactions.service import Transactions
+from broker.wire.json_numbers import read_long
 from broker.wire.jsontext import parse_steps
 from broker.wire.read_steps import Steps, Take
-from broker.wire.snapshotjson import encode_snapshot
+from broker.wire.snapshotjson import encode_steps
 from broker.wire.transaction import THRIFT, encode_transaction
 
 TEPHRA_SNAPSHOT: Final = "application/x-tephra-snapshot"
@@ -46,7 +47,7 @@ class TransactionsApi:
         begun = await self._service.start(
             long=kind == "long", timeout_s=timeout_s, client=client, deadline=request.deadline
         )
-        return snapshot_reply(request, begun)
+        return await snapshot_reply(request, begun)
 
     async def can_commit(self, request: Request) -> Answer:
         """Take the keys that a transaction changed, and answer whether it may commit."""
@@ -80,14 +81,14 @@ class TransactionsApi:
         """Give a transaction a further write pointer."""
         await _sent(request, ())
         found = await self._service.checkpoint(transaction_of(request), request.deadline)
-        return snapshot_reply(request, found)
+        return await snapshot_reply(request, found)
 
     async def snapshot(self, request: Request) -> Answer:
         """Answer a snapshot as of now, or the whole state in Tephra's snapshot format."""
         if _accepts(request, TEPHRA_SNAPSHOT):
             state = await self._service.tephra_snapshot(request.deadline)
             return Reply(200, state, TEPHRA_SNAPSHOT)
-        return snapshot_reply(request, await self._service.snapshot(request.deadline))
+        return await snapshot_reply(request, await self._service.snapshot(request.deadline))
 
     async def list(self, request: Request) -> Answer:
         """Answer the transactions in progress, the oldest first, and the counts of each state."""
@@ -125,11 +126,11 @@ class TransactionsApi:
         return json_reply({"in_progress": in_progress, "invalid": invalid})
 
 
-def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
+async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     """Return a transaction in the form that the request accepts."""
     if _accepts(request, THRIFT):
         return Reply(200, encode_transaction(snapshot), THRIFT)
-    return json_reply(encode_snapshot(snapshot))
+    return json_reply(await in_slices(encode_steps(snapshot)))
 
 
 def _is_unicode(text: str) -> bool:
@@ -155,9 +156,7 @@ def transaction_of(request: Request) -> int:
 
 
 def _pointer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= POINTER_MAX:
-        raise BadRequest(f"{name}: must be a whole number from 0 to 2^63-1, not {value!r:.80}.")
-    return value
+    return read_long(name, value, least=0, most=POINTER_MAX)
 
 
 async def _sent(request: Request, names: tuple[str, ...]) -> dict[str, Any]:

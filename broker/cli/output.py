@@ -18,6 +18,7 @@ import click
 from broker.client import Browsed
 from broker.escapes import escaped, escaped_json
 from broker.model import Message
+from broker.wire.json_numbers import shown_long
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -126,7 +127,8 @@ def browsed_json(row: Browsed) -> dict[str, Any]:
     payload = {"payload": None} if row.payload is None else payload_json(row.payload)
     attributes = attributes_json(row.key, row.headers)
     identity = {"id": row.id.hex(), "time": time_text(row.timestamp_ms)}
-    known = {**row._asdict(), **identity, **payload, **attributes}
+    pointer = {"write_pointer": shown_long(row.write_pointer)}
+    known = {**row._asdict(), **identity, **pointer, **payload, **attributes}
     if row.consumable is None:
         del known["consumable"]
     return known

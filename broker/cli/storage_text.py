@@ -17,6 +17,7 @@ from broker.storage.head import NO_END, Head
 from broker.storage.report import COUNTED, CheckReport
 from broker.storage.root import Root, RootState
 from broker.storage.shown_log import ShownEntry, ShownLog, ShownPage
+from broker.wire.json_numbers import read_long, shown_long
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
 
@@ -49,7 +50,7 @@ def invalid_pointers(text: bytes) -> Collection[int]:
             return frozenset(decode_transaction(text).invalids)
         value = json.loads(text)
         if isinstance(value, list):
-            return frozenset(map(int, value))
+            return frozenset(read_long("--snapshot", each) for each in value)
         return frozenset(decode_snapshot(value.get("snapshot", value)).invalids)
     except (ValueError, TypeError, BadRequest) as error:
         raise click.BadParameter(
@@ -77,7 +78,7 @@ def shown_json(shown: ShownLog, invalid: Collection[int] = ()) -> dict[str, Any]
     return {
         "topic": str(shown.log.topic),
         "generation": shown.log.generation,
-        "payload_log": shown.log.number,
+        "payload_log": shown_long(shown.log.number),
         "root": None if shown.root is None else _root_json(shown.root),
         "pages": [{"page": page.key.hex(), **_fields(page.head)} for page in shown.pages],
         "entries": [_entry_json(each, invalid) for each in shown.entries],
@@ -115,10 +116,10 @@ def _entry_json(shown: ShownEntry, invalid: Collection[int]) -> dict[str, Any]:
         "epoch": entry.epoch,
         "flags": _flags(entry),
         "bytes": len(entry.items),
-        "pointer": entry.pointer,
+        "pointer": shown_long(entry.pointer),
         "tx_state": tx_state(entry, invalid),
         "lifetime_ms": entry.lifetime_ms,
-        "payload_log": entry.number,
+        "payload_log": shown_long(entry.number),
         "rolled_back": [[first.hex(), last.hex()] for first, last in entry.rolled],
         "marks": [
             {

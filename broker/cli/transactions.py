@@ -97,7 +97,7 @@ def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: boo
     with connect(url, deadline_s) as client:
         client.transactions.abort(transaction)
     if as_json:
-        write_json({"transaction": transaction, "aborted": True})
+        write_json({"transaction": str(transaction), "aborted": True})
     else:
         write_line(f"transaction {transaction} is no longer in progress", err=True)
 
@@ -123,7 +123,7 @@ def invalidate(transaction: int, yes: bool, url: str, deadline_s: float, as_json
     with connect(url, deadline_s) as client:
         done = client.transactions.invalidate(transaction)
     if as_json:
-        write_json({"transaction": transaction, "invalidated": done})
+        write_json({"transaction": str(transaction), "invalidated": done})
     elif done:
         write_line(f"transaction {transaction} is now invalid", err=True)
     else:

@@ -282,7 +282,7 @@ def publish_stages(
     """Publish stages, in their order, all at once. The request is repeatable."""
     asked: dict[str, Any] = {"stages": [_stage(stage) for stage in stages]}
     if pointer is not None:
-        asked["write_pointer"] = pointer
+        asked["write_pointer"] = str(pointer)
     path = f"{topic_path(topic)}/stages/publish"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
@@ -411,7 +411,7 @@ def _browsed(row: Mapping[str, Any]) -> Browsed:
         expires_at=row.get("expires_at"),
         kind=row["kind"],
         tx_state=row["tx_state"],
-        write_pointer=row.get("write_pointer"),
+        write_pointer=None if (pointer := row.get("write_pointer")) is None else int(pointer),
         payload=_text_or_base64(row),
         truncated=row.get("truncated", False),
         consumable=row.get("consumable"),

@@ -90,7 +90,7 @@ class TransactionService:
             TransactionConflict, TransactionNotInProgress: this call did not commit it.
             OutcomeUnknown: it may be committed; a fresh ``snapshot`` shows the outcome.
         """
-        asked = {} if write_pointer is None else {"write_pointer": write_pointer}
+        asked = {} if write_pointer is None else {"write_pointer": str(write_pointer)}
         await self._change(transaction_id, "commit", asked, repeatable=False)
 
     async def abort(self, transaction_id: int) -> None:
@@ -122,7 +122,8 @@ class TransactionService:
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
         """Return the state of the service, as the JSON object of ``GET /v1/transactions``.
 
-        ``in_progress`` has at most ``limit`` transactions, the oldest first; the other members are figures.
+        ``in_progress`` has at most ``limit`` transactions, the oldest first; the other members are figures. Numbers of
+        transactions are strings of digits.
         """
         query = "" if limit is None else "?" + urlencode({"limit": limit})
         return await self._read(_PATH + query)
@@ -150,7 +151,9 @@ class TransactionService:
         """
         if (ids is None) == (before_ms is None):
             raise ValueError("Give either ids or before_ms.")
-        asked = {"before_ms": before_ms} if ids is None else {"ids": list(ids)}
+        asked: dict[str, object] = (
+            {"before_ms": before_ms} if ids is None else {"ids": [str(each) for each in ids]}
+        )
         reply = await self._write(f"{_PATH}/truncate", json.dumps(asked).encode(), _CHANGING)
         return int(_object(reply).get("removed", 0))
 

@@ -363,6 +363,10 @@ class Journal:
                     await piece.go_on()
         return reader.reached
 
+    async def is_missing(self) -> bool:
+        """Return whether no transaction was ever begun."""
+        return await self._leaders.registry.read(TRANSACTIONS) is None
+
     def forget(self, led: LedState) -> None:
         """Free the memory of a state that is over."""
         if self.led is led:

@@ -12,7 +12,13 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from broker import logs
-from broker.errors import BrokerError, NotFound, TransactionConflict
+from broker.errors import (
+    BrokerError,
+    NotFound,
+    TransactionConflict,
+    TransactionNotInProgress,
+    UnavailableError,
+)
 from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.slices import in_slices
@@ -44,6 +50,8 @@ class Transactions:
         self._around = leaders.around
         self._journal = Journal(leaders, self.settings, claimed=self._claimed)
         self._sweeping: asyncio.Task[None] | None = None
+        self._is_unused: bool | None = None
+        """Whether the service had no journal when this node looked. None: it has not looked."""
         self.counts = dict.fromkeys(
             ("started", "committed", "aborted", "invalidated", "timed_out", "conflicts"), 0
         )
@@ -126,6 +134,37 @@ class Transactions:
             return manager.checkpoint(state, now_ms, transaction_id, self.settings)
 
         return await self._execute("", decide, deadline)
+
+    async def check_in_progress(self, pointer: int, deadline: float | None, *, alone: bool) -> None:
+        """Return if messages may be written under a pointer, as far as this node knows.
+
+        A node that leads the service knows. A standalone node (``alone``) can always lead it; but if no transaction was
+        ever begun here, another service gives the pointers.
+
+        Raises:
+            TransactionNotInProgress: the pointer's transaction has ended, or never began.
+        """
+        state = self.state
+        if state is None and not (alone and await self._was_used()):
+            return
+        if state is not None and state.is_in_progress(pointer):
+            return
+        try:
+            # Another node may lead meanwhile: so refuse only after storage has proven that this node does.
+            known = await self._read(lambda state: state.is_in_progress(pointer), deadline)
+        except UnavailableError:
+            return
+        if not known:
+            raise TransactionNotInProgress(
+                f"No transaction in progress has the write pointer {pointer}: it has ended, or never began. "
+                "(A number in JavaScript has only 53 bits. Keep write pointers as strings.)"
+            )
+
+    async def _was_used(self) -> bool:
+        """Return whether the service has a journal."""
+        if self._is_unused is None:
+            self._is_unused = await self._journal.is_missing()
+        return not self._is_unused
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now, without beginning a transaction. It has all changes answered before the call."""
@@ -223,8 +262,8 @@ class Transactions:
             "committing": sum(each.changes is not None for each in state.in_progress.values()),
             "committed": len(state.committed),
             "invalid": len(state.invalids),
-            "read_pointer": state.read_pointer,
-            "write_pointer": state.last,
+            "read_pointer": str(state.read_pointer),
+            "write_pointer": str(state.last),
             "leader": self._around.instance,
             "epoch": None if led is None else led.leader.epoch,
         }
@@ -266,6 +305,7 @@ class Transactions:
         return None if led is None or led.is_over else led.state
 
     def _claimed(self, led: LedState) -> None:
+        self._is_unused = False
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._sweeping = asyncio.ensure_future(self._sweep_while(led))
@@ -301,12 +341,12 @@ class Transactions:
 def details_of(each: OpenTransaction) -> dict[str, Any]:
     """Return a transaction in progress, as values for JSON."""
     return {
-        "id": each.id,
+        "id": str(each.id),
         "type": "long" if each.long else "short",
         "started_ms": each.started_ms,
         "expires_ms": each.expires_ms,
         "client": each.client,
-        "checkpoints": list(each.checkpoints),
+        "checkpoints": [str(pointer) for pointer in each.checkpoints],
     }
 
 
@@ -322,7 +362,7 @@ def shown(state: ServiceState, transaction_id: int) -> dict[str, Any]:
         if ended is not None:
             more = {
                 "type": "long" if ended.long else "short",
-                "checkpoints": list(ended.checkpoints),
+                "checkpoints": [str(pointer) for pointer in ended.checkpoints],
             }
-        return {"state": "invalid", "id": transaction_id, **more}
+        return {"state": "invalid", "id": str(transaction_id), **more}
     raise NotFound(f"Transaction {transaction_id} is not known: it ended long ago, or never began.")

@@ -141,6 +141,11 @@ class ServiceState:
                 return key
         return None
 
+    def is_in_progress(self, pointer: int) -> bool:
+        """Return whether a pointer belongs to a transaction in progress."""
+        at = bisect_left(self.pointers, pointer)
+        return at < len(self.pointers) and self.pointers[at] == pointer
+
     def is_invalid(self, pointer: int) -> bool:
         """Return whether a pointer is invalid."""
         at = bisect_left(self.invalids, pointer)

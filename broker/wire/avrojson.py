@@ -40,6 +40,7 @@ from broker.wire.avro import (
     checked_row_id,
     checked_time,
 )
+from broker.wire.json_numbers import read_long
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
 from broker.wire.read_steps import Steps, Take, free
@@ -77,7 +78,7 @@ def publish_request_steps(
 
     value = yield from read_list(body, "messages", add, check_name)
     record = _check_record(value, _PUBLISH)
-    pointer = _optional(record, "transactionWritePointer", {"long": _long})
+    pointer = _pointer(record)
     if not isinstance(record.get("messages"), list):
         raise BadRequest("messages: a list of strings is needed.")
     return PublishRequest(pointer, payloads)
@@ -104,7 +105,7 @@ def decode_publish_response(body: bytes) -> RollbackRange:
     """Read the answer to a transactional publish. Raises BadRequest, also if it has no pointer."""
     value = parse(body, bytes_max=ROLLBACK_BYTES_MAX)
     record = _check_record(value, ("transactionWritePointer", "rollbackRange"))
-    pointer = _optional(record, "transactionWritePointer", {"long": _long})
+    pointer = _pointer(record)
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
     rows = record.get("rollbackRange")
@@ -230,6 +231,17 @@ def integer(field: str, value: object, value_max: int) -> int:
 
 def _long(field: str, value: object) -> int:
     return integer(field, value, LONG_MAX)
+
+
+def _pointer(record: dict[str, Any]) -> int | None:
+    """Return the write pointer: a number, which Avro's tools write exactly, or a string of digits."""
+    field = "transactionWritePointer"
+    value = record.get(field)
+    if isinstance(value, dict) and set(value) == {"long"}:
+        value = value["long"]
+    if isinstance(value, str):
+        return read_long(field, value)
+    return _optional(record, field, {"long": _long})
 
 
 def _int(field: str, value: object) -> int:

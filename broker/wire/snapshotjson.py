@@ -4,7 +4,7 @@
 
     "0a0001…"                              the bytes of `transaction`, in hex
     "CgAB…"                                the same bytes, in base64
-    {"transaction_id": 5, "read_pointer": 3, "in_progress": [4], …}      the parts, by name
+    {"transaction_id": "5", "read_pointer": "3", "in_progress": ["4"], …}      the parts, by name
 
 The bytes of a snapshot begin with the type of a field, so their base64 is never all hex digits. Of the members of the
 object, ``transaction_id`` and ``read_pointer`` are required; ``visibility`` is the name of a level.
@@ -13,18 +13,20 @@ object, ``transaction_id`` and ``read_pointer`` are required; ``visibility`` is 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from array import array
+from typing import Any, Final
 
 from broker.errors import BadRequest
 from broker.model import Snapshot
-from broker.wire import pointers
+from broker.wire import json_numbers, pointers
 from broker.wire.jsontext import parse_steps
 from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.transaction import transaction_steps
-from broker.wire.varint import LONG_MAX
 
 _NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
 _LISTS = ("invalids", "in_progress", "checkpoint_pointers")
+_PIECE: Final = 2_048
+"""How many numbers one step reads or writes."""
 _NAMES = (*_NUMBERS, *_LISTS, "long", "visibility")
 
 
@@ -54,10 +56,20 @@ def snapshot_steps(value: object, *, take: Take = free) -> Steps[Snapshot]:
 
 
 def encode_snapshot(snapshot: Snapshot) -> dict[str, object]:
-    """Return a snapshot's members by name."""
-    numbers: dict[str, object] = {name: getattr(snapshot, name) for name in _NUMBERS}
-    lists = {name: list(getattr(snapshot, name)) for name in _LISTS}
-    return {**numbers, **lists, "long": snapshot.long, "visibility": snapshot.visibility.name}
+    """Return a snapshot's members by name. Its numbers are strings."""
+    return finish(encode_steps(snapshot))
+
+
+def encode_steps(snapshot: Snapshot) -> Steps[dict[str, object]]:
+    """Return the same in steps."""
+    members: dict[str, object] = {name: str(getattr(snapshot, name)) for name in _NUMBERS}
+    for name in _LISTS:
+        numbers, texts = getattr(snapshot, name), list[str]()
+        for at in range(0, len(numbers), _PIECE):
+            texts += map(str, numbers[at : at + _PIECE])
+            yield
+        members[name] = texts
+    return {**members, "long": snapshot.long, "visibility": snapshot.visibility.name}
 
 
 def _bytes(text: str) -> bytes:
@@ -80,26 +92,27 @@ def _from_parts(parts: dict[str, Any], take: Take) -> Steps[Snapshot]:
     for name in _NUMBERS[:2]:
         if name not in parts:
             raise BadRequest(f"snapshot: {name} is missing.")
-    known: dict[str, Any] = {name: _number(name, parts[name]) for name in _NUMBERS if name in parts}
+    known: dict[str, Any] = {
+        name: json_numbers.read_long(f"snapshot: {name}", parts[name])
+        for name in _NUMBERS
+        if name in parts
+    }
     for name in _LISTS:
         if name in parts:
-            numbers = _pointers(name, parts[name])
-            take(pointers.items(len(numbers)))
-            yield
+            if not isinstance(parts[name], list):
+                raise BadRequest(f"snapshot: {name} must be a list of numbers.")
+            take(pointers.items(len(parts[name])))
+            numbers = yield from _numbers(name, parts[name])
             known[name] = yield from pointers.of_numbers(numbers)
     return Snapshot(**known, long=_flag(parts), visibility=_level(parts))
 
 
-def _number(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LONG_MAX:
-        raise BadRequest(f"snapshot: {name} must be a whole number of 64 bits.")
-    return value
-
-
-def _pointers(name: str, value: object) -> list[int]:
-    if not isinstance(value, list):
-        raise BadRequest(f"snapshot: {name} must be a list of numbers.")
-    return [_number(name, pointer) for pointer in value]
+def _numbers(name: str, values: list[object]) -> Steps[array[int]]:
+    numbers, where = array("q"), f"snapshot: {name}"
+    for at in range(0, len(values), _PIECE):
+        numbers.extend(json_numbers.read_long(where, each) for each in values[at : at + _PIECE])
+        yield
+    return numbers
 
 
 def _flag(parts: dict[str, Any]) -> bool:

@@ -40,7 +40,7 @@ def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, node: BrokerProc
         assert f"broker tx invalidate {began}" in errors
         code, out, _ = run("tx", "blockers", "tx/cli", "--json")
         (told,) = json.loads(out)["blockers"]
-        assert (told["transaction"], told["messages"], told["waiting"]) == (began, 2, 4)
+        assert (told["transaction"], told["messages"], told["waiting"]) == (str(began), 2, 4)
         code, out, errors = run("tx", "list")
         assert (code, f"{began}  short" in out) == (0, True), out
         assert "1 in progress" in errors
@@ -48,7 +48,7 @@ def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, node: BrokerProc
         assert "in progress" in run("tx", "show", str(began))[1]
         assert run("tx", "invalidate", str(began), "--json")[0] == 2
         code, out, _ = run("tx", "invalidate", str(began), "--yes", "--json")
-        assert json.loads(out) == {"transaction": began, "invalidated": True}
+        assert json.loads(out) == {"transaction": str(began), "invalidated": True}
         assert "no transaction holds consumers" in run("tx", "blockers", "tx/cli")[2]
         assert "was not in progress" in run("tx", "invalidate", str(began), "--yes")[2]
         assert "invalid" in run("tx", "show", str(began))[1]
@@ -70,7 +70,9 @@ def test_a_settled_transaction_is_pruned_and_its_messages_stay_hidden(
         code, out, errors = run("tx", "prune")
         assert (code, "can be forgotten" in out) == (0, True)
         ends_s = time.monotonic() + DEADLINE_S
-        while (plan := json.loads(run("tx", "prune", "--json")[1]))["newest_prunable"] != failed:
+        while (plan := json.loads(run("tx", "prune", "--json")[1]))["newest_prunable"] != str(
+            failed
+        ):
             assert time.monotonic() < ends_s, plan
             client.poll("tx/empty", wait_s=0.3)
         assert "broker tx prune --yes" in run("tx", "prune")[2]
@@ -86,7 +88,7 @@ def test_a_settled_transaction_is_pruned_and_its_messages_stay_hidden(
         assert [each.payload for each in client.poll("tx/pruned", snapshot=snapshot)] == [b"c"]
         code, out, _ = run(*("storage", "show", "tx/pruned", "--dir", str(node.data_dir), "--json"))
         shown = {each["pointer"]: each["tx_state"] for each in json.loads(out)["entries"]}
-        assert shown == {failed: "rolled_back", None: "none"}
+        assert shown == {str(failed): "rolled_back", None: "none"}
 
 
 def test_a_reset_says_what_it_shows_and_asks(run: Run, node: BrokerProcess) -> None:

@@ -348,14 +348,14 @@ def _publish_json(random: Random) -> bytes:
     pointer = random.choice((None, _legal_pointer(random)))
     messages = [_message(random) for _ in range(random.choice((0, 1, 2, 5)))]
     last = random.choice((messages, [*messages, _odd_message(random)], _odd_value(random)))
-    return _dump(random, {"write_pointer": pointer, "messages": last})
+    return _dump(random, {"write_pointer": pointer and str(pointer), "messages": last})
 
 
 def _rollback_json(random: Random) -> bytes:
     identifier = random.randbytes(20).hex()
     last = random.choice((identifier, identifier[:38], _odd_value(random)))
     rows: dict[str, object] = {"first_id": identifier, "last_id": last}
-    return _dump(random, {"write_pointer": _legal_pointer(random), "count": None, **rows})
+    return _dump(random, {"write_pointer": str(_legal_pointer(random)), "count": None, **rows})
 
 
 def _poll_json(random: Random) -> bytes:

@@ -85,7 +85,7 @@ class Broker:
         """Assemble it over memory, or over ``stores``; without ``cluster`` it is standalone."""
         self.config = config or Config()
         self.clock = clock or SystemClock()
-        store, records = stores or _in_memory(self.clock)
+        store, records = stores or in_memory(self.clock)
         self.metrics = Metrics("test")
         around = Surroundings(
             store,
@@ -300,6 +300,6 @@ class RawHttp:
         return bytes(body)
 
 
-def _in_memory(clock: Clock) -> tuple[Logs, RecordStore]:
+def in_memory(clock: Clock) -> tuple[Logs, RecordStore]:
     logs = Logs(MemoryTable(), clock)
     return logs, Records(logs.resolver)

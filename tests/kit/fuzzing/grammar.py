@@ -207,7 +207,7 @@ class Grammar:
             return listed
         said: dict[str, Any] = {"messages": listed}
         if pointer is not None:
-            said["write_pointer"] = pointer
+            said["write_pointer"] = self._rng.choice((pointer, str(pointer)))
         return said
 
     def value(self, depth: int = 0) -> object:
@@ -236,7 +236,7 @@ class Grammar:
         if rng.random() < 0.5:
             return AVRO_JSON, avrojson.encode_publish_response(rows)
         ids = {"first_id": (first + bytes(10)).hex(), "last_id": (last + bytes(10)).hex()}
-        said = {**ids, "count": 1, "replayed": False, "write_pointer": rows.pointer}
+        said = {**ids, "count": 1, "replayed": False, "write_pointer": str(rows.pointer)}
         return JSON, json.dumps(said).encode()
 
     def snapshot(self) -> Snapshot:

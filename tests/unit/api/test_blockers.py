@@ -47,7 +47,7 @@ async def test_nothing_blocks_a_topic_without_open_transactions(broker: Broker) 
     await publish(broker, b"a", b"b")
     assert await blockers(broker) == {
         "snapshot_of": "now",
-        "read_pointer": (await broker.transactions.snapshot()).read_pointer,
+        "read_pointer": str((await broker.transactions.snapshot()).read_pointer),
         "blockers": [],
         "complete": True,
         "service_problem": None,
@@ -64,7 +64,7 @@ async def test_each_open_transaction_is_told_in_the_order_of_its_first_message(
     await publish(broker, b"a", b"a", pointer=second)
     await publish(broker, b"behind", b"behind")
     told = (await blockers(broker))["blockers"]
-    assert [each["transaction"] for each in told] == [second, first]
+    assert [int(each["transaction"]) for each in told] == [second, first]
     assert [(each["messages"], each["waiting"]) for each in told] == [(3, 6), (2, 5)]
     assert [each["state"] for each in told] == ["in_progress"] * 2
     assert [each["type"] for each in told] == ["long", "short"]
@@ -75,7 +75,7 @@ async def test_each_open_transaction_is_told_in_the_order_of_its_first_message(
     assert told[0]["first"]["id"] == page.json["messages"][1]["id"]
     # Ended, it blocks no more.
     await broker.transactions.invalidate(second)
-    assert [each["transaction"] for each in (await blockers(broker))["blockers"]] == [first]
+    assert [int(each["transaction"]) for each in (await blockers(broker))["blockers"]] == [first]
     await broker.transactions.commit(first)
     assert (await blockers(broker))["blockers"] == []
 
@@ -85,7 +85,7 @@ async def test_a_blocker_is_found_by_its_checkpoints(broker: Broker) -> None:
     pointer = (await broker.transactions.checkpoint(transaction)).write_pointer
     await publish(broker, b"x", pointer=pointer)
     (told,) = (await blockers(broker))["blockers"]
-    assert (told["transaction"], told["write_pointer"]) == (transaction, pointer)
+    assert (told["transaction"], told["write_pointer"]) == (str(transaction), str(pointer))
     assert told["state"] == "in_progress"
 
 
@@ -101,7 +101,7 @@ async def test_a_snapshot_in_the_body_is_the_consumers(broker: Broker) -> None:
     for body, headers in bodies:
         reply = await broker.call("POST", BLOCKERS, body, headers)
         (told,) = reply.json["blockers"]
-        assert (reply.json["snapshot_of"], told["write_pointer"]) == ("request", pointer)
+        assert (reply.json["snapshot_of"], told["write_pointer"]) == ("request", str(pointer))
         # The service has forgotten what was committed.
         assert told["state"] == "unknown"
         assert "newer snapshot" in told["advice"]
@@ -116,8 +116,11 @@ async def test_a_transaction_of_the_service_is_a_consumer(broker: Broker) -> Non
     told = await blockers(broker, f"?transaction={mine}")
     assert told["snapshot_of"] == "transaction"
     # It sees its own messages. It does not see those of a transaction that began after it, committed or not.
-    assert [each["write_pointer"] for each in told["blockers"]] == [older, younger]
-    assert [each["write_pointer"] for each in (await blockers(broker))["blockers"]] == [mine, older]
+    assert [int(each["write_pointer"]) for each in told["blockers"]] == [older, younger]
+    assert [int(each["write_pointer"]) for each in (await blockers(broker))["blockers"]] == [
+        mine,
+        older,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,11 +157,11 @@ async def test_a_search_has_its_place_and_its_bounds(
     for pointer in pointers:
         await publish(broker, b"x", pointer=pointer)
     told = await blockers(broker, "?limit=2")
-    assert [each["write_pointer"] for each in told["blockers"]] == pointers[:2]
+    assert [int(each["write_pointer"]) for each in told["blockers"]] == pointers[:2]
     assert told["complete"] is False
     third = (await blockers(broker))["blockers"][2]["first"]["id"]
     told = await blockers(broker, f"?from={third}")
-    assert [each["write_pointer"] for each in told["blockers"]] == pointers[2:]
+    assert [int(each["write_pointer"]) for each in told["blockers"]] == pointers[2:]
     behind = (int(third[:20], 16) + 1).to_bytes(10, "big") + bytes(10)
     assert (await blockers(broker, f"?from={behind.hex()}"))["blockers"] == []
     monkeypatch.setattr(searching, "ENTRIES_MAX", 1)
@@ -217,7 +220,7 @@ async def test_a_plan_changes_nothing_and_says_why_not_more(broker: Broker) -> N
     pointer = await begun(broker)
     await broker.transactions.invalidate(pointer)
     plan = (await broker.call("GET", f"{SERVICE}/prune", b"", JSON)).json
-    assert (plan["invalid"], plan["prunable"], plan["oldest_left"]) == (1, 0, pointer)
+    assert (plan["invalid"], plan["prunable"], plan["oldest_left"]) == (1, 0, str(pointer))
     assert f"Transaction {pointer} is younger" in plan["reason"]
     done = (await broker.call("POST", f"{SERVICE}/prune", b"", JSON)).json
     assert done["removed"] == 0
@@ -231,12 +234,12 @@ async def test_a_plan_changes_nothing_and_says_why_not_more(broker: Broker) -> N
 async def test_any_node_of_a_cluster_tells_the_blockers(cluster: HttpCluster, leader: int) -> None:
     """One of these topic leaders also leads the service, and the other one does not."""
     await cluster.lead(leader)
-    pointer = (await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"]
+    pointer = int((await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"])
     body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
     assert (await cluster(0, "POST", topic_path("t", "publish"), body, AVRO)).status == 200
     for node in (0, 1):
         reply = await cluster(node, "POST", BLOCKERS, b"", JSON)
-        assert [each["transaction"] for each in reply.json["blockers"]] == [pointer]
+        assert [int(each["transaction"]) for each in reply.json["blockers"]] == [pointer]
         assert reply.json["blockers"][0]["state"] == "in_progress"
         assert reply.headers["Broker-Leader"] == f"{cluster.url(leader)};node={leader};epoch=1"
         reply = await cluster(node, "GET", f"{SERVICE}/prune", b"", JSON)
@@ -249,7 +252,7 @@ async def test_any_node_tells_transactions_that_the_service_does_not_know(
     cluster: HttpCluster, leader: int
 ) -> None:
     await cluster.lead(leader)
-    pointer = (await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"]
+    pointer = int((await cluster(0, "POST", SERVICE, b"", JSON)).json["transaction_id"])
     body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
     assert (await cluster(0, "POST", topic_path("t", "publish"), body, AVRO)).status == 200
     assert (await cluster(0, "POST", f"{SERVICE}/{pointer}/commit", b"", JSON)).status == 200
@@ -292,7 +295,7 @@ async def test_the_client_asks_the_same(broker: Broker, http: Http) -> None:
             {"start": message_id_from_hex("00" * 20), "limit": 5},
         ):
             found = await client.blockers("t", **given)  # type: ignore[arg-type]
-            assert [each["transaction"] for each in found["blockers"]] == [pointer]
+            assert [int(each["transaction"]) for each in found["blockers"]] == [pointer]
         assert (await client.blockers("t", transaction=pointer))["blockers"] == []
         await client.transactions.invalidate(pointer)
         assert (await client.transactions.prune_plan())["invalid"] == 1

@@ -108,16 +108,16 @@ async def test_a_snapshot_marks_consumable_messages(broker: Broker) -> None:
     snapshot = Snapshot(transaction_id=pointer + 5, read_pointer=pointer - 1, in_progress=[pointer])
     encoded = encode_transaction(snapshot)
     parts = {
-        "transaction_id": pointer + 5,
-        "read_pointer": pointer - 1,
-        "in_progress": [pointer],
+        "transaction_id": str(pointer + 5),
+        "read_pointer": str(pointer - 1),
+        "in_progress": [str(pointer)],
         "invalids": [],
     }
     for form in (encoded.hex(), base64.b64encode(encoded).decode(), parts):
         body = json.dumps({"snapshot": form}).encode()
         page = await broker.call("POST", MESSAGES, body, JSON)
         assert [m["consumable"] for m in page.json["messages"]] == [False, False]
-        assert page.json["messages"][0]["write_pointer"] == pointer
+        assert page.json["messages"][0]["write_pointer"] == str(pointer)
 
 
 @pytest.mark.parametrize(

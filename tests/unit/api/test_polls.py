@@ -148,9 +148,13 @@ async def test_polls_in_plain_json(broker: Broker) -> None:
 
 async def test_polls_in_json_take_the_same_snapshots_as_browsing(broker: Broker) -> None:
     pointer = broker.clock.now_ms() * 1_000_000
-    held = json.dumps({"messages": ["held"], "write_pointer": pointer}).encode()
+    held = json.dumps({"messages": ["held"], "write_pointer": str(pointer)}).encode()
     await broker.call("POST", PUBLISH, held, JSON)
-    as_of = {"transaction_id": pointer + 1, "read_pointer": pointer - 1, "in_progress": [pointer]}
+    as_of = {
+        "transaction_id": str(pointer + 1),
+        "read_pointer": str(pointer - 1),
+        "in_progress": [str(pointer)],
+    }
     snapshot = Snapshot(transaction_id=pointer + 1, read_pointer=pointer - 1, in_progress=[pointer])
     encoded = encode_transaction(snapshot)
     for form in (as_of, encoded.hex(), base64.b64encode(encoded).decode()):

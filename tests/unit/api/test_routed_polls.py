@@ -47,7 +47,7 @@ def payloads(reply: Answered) -> list[str]:
 
 
 def held_by_a_transaction(pointer: int) -> bytes:
-    return json.dumps({"write_pointer": pointer, "messages": ["held"]}).encode()
+    return json.dumps({"write_pointer": str(pointer), "messages": ["held"]}).encode()
 
 
 @on_cluster()

@@ -167,7 +167,7 @@ async def test_transactions_required_and_refused(broker: Broker) -> None:
     plain = bytes.fromhex("0202026100")
     assert (await broker.call("POST", topic_path("req", "publish"), plain, avro)).status == 400
     assert (await broker.call("POST", topic_path("ref", "publish"), plain, avro)).status == 200
-    under = b'{"write_pointer": %d, "messages": ["x"]}' % (broker.clock.now_ms() * 1_000_000)
+    under = b'{"write_pointer": "%d", "messages": ["x"]}' % (broker.clock.now_ms() * 1_000_000)
     as_json = {"Content-Type": "application/json"}
     for action in ("publish", "store"):
         target = topic_path("ref", action)

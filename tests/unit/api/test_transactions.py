@@ -53,8 +53,8 @@ async def test_a_transaction_commits_and_is_visible(broker: Broker) -> None:
     reply = await call(broker, "POST", f"/{two['transaction_id']}/can-commit", keys(b"\xff"))
     assert (reply.status, reply.json["code"]) == (409, "transaction_conflict")
     seen = decode_snapshot((await call(broker, "GET", "/snapshot")).json)
-    assert seen.is_visible(one["transaction_id"])
-    assert not seen.is_visible(two["transaction_id"])
+    assert seen.is_visible(int(one["transaction_id"]))
+    assert not seen.is_visible(int(two["transaction_id"]))
     listed = (await call(broker, "GET", "?limit=1")).json
     assert [each["client"] for each in listed["in_progress"]] == ["me"]
     assert listed["in_progress_count"] == 2
@@ -95,7 +95,7 @@ async def test_invalid_pointers_are_truncated_where_that_is_allowed() -> None:
     removed = await call(broker, "POST", "/truncate", {"ids": [invalid, checked, 5]})
     assert removed.json == {"removed": 2}
     open_one = await begun(broker)
-    before_ms = open_one["transaction_id"] // 1_000_000 + 1000
+    before_ms = int(open_one["transaction_id"]) // 1_000_000 + 1000
     reply = await call(broker, "POST", "/truncate", {"before_ms": before_ms})
     assert (reply.status, reply.json["code"]) == (400, "bad_request")
     assert (await call(broker, "GET", "/7")).status == 404
@@ -122,7 +122,9 @@ async def test_invalid_pointers_are_truncated_where_that_is_allowed() -> None:
         ("/5/abort", {"really": True}),
         ("/truncate", {}),
         ("/truncate", {"ids": [1], "before_ms": 1}),
-        ("/truncate", {"ids": ["1"]}),
+        ("/truncate", {"ids": ["x"]}),
+        ("/truncate", {"ids": [(1 << 60) + 1]}),
+        ("/5/commit", {"write_pointer": (1 << 60) + 1}),
     ],
 )
 async def test_malformed_calls_are_refused(path: str, sent: Any) -> None:

@@ -175,7 +175,7 @@ async def test_topics_go_on_while_the_service_is_down(cluster: HttpCluster) -> N
         text = {"Content-Type": "text/plain"}
         assert (await cluster(node, "POST", publish, b"a", text)).status == 200
         pointer = cluster.sim.clock.now_ms() * 1_000_000
-        sent = json.dumps({"write_pointer": pointer, "messages": ["b"]}).encode()
+        sent = json.dumps({"write_pointer": str(pointer), "messages": ["b"]}).encode()
         assert (await cluster(node, "POST", publish, sent, JSON)).status == 200
         polled = await cluster(node, "POST", topic_path(f"t{node}", "poll"), b"{}", JSON)
         assert polled.json[0]["payload"] == "a"

@@ -28,7 +28,7 @@ async def hidden(http: Http | Broker) -> int:
     """Publish a message in a transaction, make it invalid, and return its number."""
     begun = int((await post(http, "")).json["transaction_id"])
     call = http.call if isinstance(http, Broker) else http
-    sent = json.dumps({"write_pointer": begun, "messages": ["hidden"]}).encode()
+    sent = json.dumps({"write_pointer": str(begun), "messages": ["hidden"]}).encode()
     assert (await call("POST", topic_path("t", "publish"), sent, JSON)).status == 200
     assert (await post(http, f"/{begun}/invalidate")).json == {"invalidated": True}
     return begun

@@ -293,18 +293,18 @@ def test_a_snapshot_marks_invalid_transactions(
 
     before = {each["pointer"]: each["tx_state"] for each in entries()}
     assert before[None] == "none"
-    pointer = next(number for number, state in before.items() if state == "published")
+    pointer = int(next(number for number, state in before.items() if state == "published"))
     snapshot = Snapshot(transaction_id=1, read_pointer=1, invalids=[pointer])
     told = {
         "json": json.dumps(encode_snapshot(snapshot)).encode(),
         "wrapped": json.dumps({"snapshot": encode_transaction(snapshot).hex()}).encode(),
-        "list": json.dumps([pointer]).encode(),
+        "list": json.dumps([str(pointer)]).encode(),
         "thrift": encode_transaction(snapshot),
     }
     file = tmp_path / "snapshot"
     file.write_bytes(told[form])
     after = {each["pointer"]: each["tx_state"] for each in entries("--snapshot", str(file))}
-    assert after == {**before, pointer: "invalid"}
+    assert after == {**before, str(pointer): "invalid"}
 
 
 def test_a_file_that_is_no_snapshot_is_refused(full: Path, tmp_path: Path, capfd) -> None:

@@ -183,7 +183,7 @@ class OverHttp:
         name, pointer = parts[1].replace("-", "_"), int(parts[0])
         if name == "can_commit":
             return name, [pointer, [base64.b64decode(key) for key in body["changes"]]]
-        return name, [pointer, body["write_pointer"]] if body else [pointer]
+        return name, [pointer, int(body["write_pointer"])] if body else [pointer]
 
     def _told(self, name: str, result: Any) -> Reply:
         if isinstance(result, Snapshot) and not self._in_json:

@@ -78,7 +78,7 @@ async def test_transactions_are_listed_shown_and_truncated(make_client, transpor
     assert sent == [
         ("?limit=5", b""),
         ("/7", b""),
-        ("/truncate", b'{"ids": [7, 8]}'),
+        ("/truncate", b'{"ids": ["7", "8"]}'),
         ("/truncate", b'{"before_ms": 9}'),
     ]
 

@@ -106,7 +106,7 @@ async def test_an_answer_waits_for_the_disk(service: Service) -> None:
     assert not starting.done()
     assert not looking.done()
     gate.open()
-    assert (await looking)["in_progress"][0]["id"] == (await starting).transaction_id
+    assert (await looking)["in_progress"][0]["id"] == str((await starting).transaction_id)
 
 
 async def test_an_append_that_certainly_failed_leaves_nothing_behind(service: Service) -> None:

@@ -131,7 +131,7 @@ def test_too_many_messages():
         ({"message": [], "messages": []}, "'message'"),
         ({"messages": [], "transactionWritePointer": True}, "transactionWritePointer"),
         ({"messages": [], "transactionWritePointer": 1.0}, "transactionWritePointer"),
-        ({"messages": [], "transactionWritePointer": "1"}, "transactionWritePointer"),
+        ({"messages": [], "transactionWritePointer": "01"}, "transactionWritePointer"),
         ({"messages": [], "transactionWritePointer": [1]}, "transactionWritePointer"),
         ({"messages": [], "transactionWritePointer": 1 << 63}, "transactionWritePointer"),
         ({"messages": [], "transactionWritePointer": {}}, "transactionWritePointer"),

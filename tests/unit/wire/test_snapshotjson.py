@@ -34,13 +34,17 @@ def test_all_three_forms_say_the_same(snapshot):
 
 def test_most_parts_may_be_missing():
     expected = Snapshot(transaction_id=5, read_pointer=3)
-    assert decode_snapshot({"transaction_id": 5, "read_pointer": 3}) == expected
+    assert decode_snapshot({"transaction_id": 5, "read_pointer": "3"}) == expected
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"write_pointer": "5"},
+        {"write_pointer": "5.0"},
+        {"write_pointer": "05"},
+        {"write_pointer": str(1 << 63)},
+        {"write_pointer": (1 << 53) + 1},
+        {"in_progress": [(1 << 60) + 1]},
         {"write_pointer": True},
         {"write_pointer": 1 << 64},
         {"read_pointer": None},

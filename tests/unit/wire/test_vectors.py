@@ -115,5 +115,6 @@ def test_a_transaction():
     snapshot = transaction.decode_transaction(body)
     assert len(body) == 91
     assert transaction.encode_transaction(snapshot) == body
-    assert snapshotjson.encode_snapshot(snapshot) == json_value("transaction.in-progress")
+    assert snapshotjson.decode_snapshot(json_value("transaction.in-progress")) == snapshot
+    assert snapshotjson.decode_snapshot(snapshotjson.encode_snapshot(snapshot)) == snapshot
     assert (snapshot.transaction_id, list(snapshot.in_progress)) == (3, [2])
