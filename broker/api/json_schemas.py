@@ -22,15 +22,8 @@ MOMENT: Final[Spec] = {
     "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
 }
 INT64: Final[Spec] = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
-LONG: Final[Spec] = {
-    "type": "string",
-    "pattern": "^-?(0|[1-9][0-9]{0,18})$",
-    "description": "A whole number of 64 bits, in decimal digits.",
-}
-LONG_SENT: Final[Spec] = {
-    "anyOf": [LONG, INT64],
-    "description": "A whole number of 64 bits: as a string, or as a number that a double holds.",
-}
+LONG: Final[Spec] = {"type": "string", "pattern": "^-?(0|[1-9][0-9]{0,18})$"}
+LONG_SENT: Final[Spec] = {"anyOf": [LONG, INT64]}
 CODE_POINTS: Final[Spec] = {
     "type": "string",
     "pattern": "^[\\u0000-\\u00ff]*$",
