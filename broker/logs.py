@@ -31,7 +31,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, FilteringBoundLogger, Processor, WrappedLogger
 from typing_extensions import override
 
-from broker.config.sections import LogFormat, LogsConfig
+from broker.config.sections import LogFormat, LogLevel, LogsConfig
 from broker.escapes import escaped, escaped_lines
 
 Logger = FilteringBoundLogger
@@ -234,7 +234,10 @@ def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
 
 @contextmanager
 def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[LogSink]:
-    """Send all lines of this process to a file descriptor, standard error by default."""
+    """Send all lines of this process to a file descriptor, standard error by default.
+
+    Lines for people have colours at a terminal, unless NO_COLOR is set (no-color.org).
+    """
     terminal = os.isatty(descriptor)
     as_json = config.log_format is LogFormat.JSON or (
         config.log_format is LogFormat.AUTO and not terminal
@@ -243,7 +246,7 @@ def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[LogSink]:
     sink = LogSink(descriptor, config.log_lines_max, NOTICE_JSON if as_json else NOTICE)
     before = structlog.get_config()
     structlog.configure(
-        processors=_processors(as_json=as_json, colors=terminal),
+        processors=_processors(as_json=as_json, colors=terminal and not os.environ.get("NO_COLOR")),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: _SinkLogger(sink),
         cache_logger_on_first_use=False,
@@ -255,6 +258,18 @@ def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[LogSink]:
         structlog.configure(**before)
         sink.close(deadline_s=1.0)
         sink.release()
+
+
+def set_level(level: LogLevel) -> None:
+    """Change the least important level that this process writes, within ``writing``."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        **{
+            **structlog.get_config(),
+            "wrapper_class": structlog.make_filtering_bound_logger(number),
+        }
+    )
+    logging.getLogger().setLevel(max(number, logging.WARNING))
 
 
 @contextmanager

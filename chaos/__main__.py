@@ -1,6 +1,8 @@
 """Run the verifier's command line: ``python -m chaos``."""
 
+from broker.standard_streams import open_standard_streams
 from chaos.cli import main
 
 if __name__ == "__main__":
+    open_standard_streams()
     main()

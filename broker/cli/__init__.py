@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 
 from broker.errors import install_command
+from broker.standard_streams import open_standard_streams
 
 
 def main() -> None:
     """Run the command line in this process, and exit."""
+    open_standard_streams()
     try:
         from broker.cli.app import run  # noqa: PLC0415 - The extra may be missing.
     except ModuleNotFoundError as error:

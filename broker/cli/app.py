@@ -27,6 +27,7 @@ from broker.cli import (
 from broker.cli.bench import commands as bench
 from broker.cli.given_options import GivenOptions
 from broker.cli.options import take_json
+from broker.cli.output import guard_output
 from broker.cli.problems import ending
 from broker.cli.rowlog.commands import rowlog
 from broker.cli.streams.commands import streams
@@ -88,6 +89,8 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     instruction = os.environ.get(completion.VARIABLE)
     if instruction and arguments is None:
         sys.exit(completion.complete(cli, instruction))
+    if arguments is None:
+        guard_output()
     given = GivenOptions(as_json=asks_for_json(words))
     sys.exit(ending(lambda: _invoke(words, given), given))
 

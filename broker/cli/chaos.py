@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from broker.cli.given_options import given
 from broker.errors import install_command
 
 VERIFIER: Final = "chaos"
@@ -38,5 +39,7 @@ def chaos(words: tuple[str, ...]) -> None:
             )
     if not words:
         words = ("--help",)
+    elif given().as_json and "--json" not in words:
+        words = (*words, "--json")  # It stood before the command's name.
     command = [sys.executable, "-m", VERIFIER, *words]
     os.execv(sys.executable, command)  # noqa: S606 - No shell is wanted.

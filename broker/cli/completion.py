@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem, get_completion_class, shell_c
 
 from broker.cli.contexts import known
 from broker.cli.given_options import GivenOptions
+from broker.cli.given_options import given as given_options
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError
@@ -38,6 +39,8 @@ def completion(shell: str) -> None:
     broker completion zsh > ~/.zfunc/_broker     # a folder of zsh's $fpath
     broker completion fish > ~/.config/fish/completions/broker.fish
     """  # noqa: D301
+    if given_options().as_json:
+        raise click.UsageError("completion writes a script; it has no --json.")
     root = click.get_current_context().find_root().command
     made = get_completion_class(shell)
     assert made is not None, "click knows these shells"

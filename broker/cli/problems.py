@@ -29,7 +29,7 @@ import click
 
 from broker.cli.given_options import GivenOptions
 from broker.cli.options import DoneInPart, NotNow
-from broker.cli.output import write_line, write_lines
+from broker.cli.output import OutputFailed, write_line, write_lines
 from broker.cli.troubles import address
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
@@ -54,7 +54,7 @@ ADVICE: Final = {
     "overloaded": "Try again a little later.",
     "clock_skew": "Correct the clock of that machine, and start its node again.",
     "storage_full": "Free some space on the broker's disk; publishing then continues by itself.",
-    "storage_corrupt": "Find the damage with: broker storage verify DIR",
+    "storage_corrupt": "The broker's log says more. Its operator sees the damage with: broker storage verify DIR",
 }
 """The advice for each error code of the broker; ``{at}`` stands for the options that name the same broker."""
 
@@ -122,6 +122,8 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
             return _of_lines("config", str(error), USAGE)
         case click.Abort() | KeyboardInterrupt():
             return Problem("interrupted", "interrupted", INTERRUPTED, outcome="unknown")
+        case OutputFailed():
+            return Problem("output", error.strerror or "", UNKNOWN, outcome="unknown")
         case OSError():
             return Problem("io", str(error), UNKNOWN, outcome="unknown")
         case _:
@@ -149,6 +151,8 @@ def advice(error: BrokerError, given: GivenOptions) -> str:
         return _reach_advice(given)
     if error.code == "topic_not_found" and given.command in _NEEDS_AN_EXISTING_TOPIC:
         return _list_advice(given)
+    if given.target is None and error.code == "storage_corrupt":
+        return ""  # A command that opens the store itself, and knows more.
     text = ADVICE.get(error.code, "")
     if given.command and f"broker {given.command}" in text:
         return ""  # This command has just failed.
@@ -198,7 +202,11 @@ def ending(work: Callable[[], int], given: GivenOptions) -> int:
     except click.exceptions.Exit as left:  # After --help, for example.
         return left.exit_code
     except BrokenPipeError:
-        return _reader_closed()
+        _drop_output()
+        return 0
+    except OutputFailed as error:
+        _drop_output()
+        return _report(error, given)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - Reported, with its traceback.
         return _report(error, given)
     return code
@@ -219,10 +227,9 @@ def _report(error: BaseException, given: GivenOptions) -> int:
     return problem.exit_code
 
 
-def _reader_closed() -> int:
-    """Return success: the pipe's reader has closed it, as ``head`` does.
+def _drop_output() -> None:
+    """Drop what is left of the output, because its reader has closed the pipe, as ``head`` does, or it is full.
 
     Standard output becomes the null device, or Python would fail again when it flushes at exit.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-    return 0

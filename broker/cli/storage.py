@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_line, write_properties, write_table
-from broker.cli.serve import configured_by, resolved
+from broker.cli.serve import add_damage_advice, configured_by, repair_advice, resolved
 from broker.config import sources
-from broker.errors import UnavailableError, install_command
+from broker.errors import StorageCorrupt, UnavailableError, install_command
 
 if TYPE_CHECKING:
     from broker.config.sections import Config
@@ -82,9 +82,13 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     broker storage verify --config node1.toml --json
     """  # noqa: D301
     config = resolved(file, flags).config
+    _check_one_store(directory, flags)
     with _store_errors(), _progress("verifying") as tell:
         report = asyncio.run(_verified(directory, config, tell))
-    _show(report, as_json=as_json)
+    on_disk = directory is not None or not config.hbase.hbase_gateways
+    damaged = directory or config.storage.data_dir
+    advice = repair_advice(damaged) if on_disk and not report.is_sound else ""
+    _show(report, advice, as_json=as_json)
 
 
 async def _verified(directory: Path | None, config: Config, tell: Tell) -> CheckReport:
@@ -203,7 +207,8 @@ def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
             log = LogId(topic, known, number)
             return await shown(logs.resolver, log, pages_max=pages_max, entries_max=entries_max)
 
-    with _store_errors():
+    _check_one_store(directory, flags)
+    with _store_errors(directory or config.storage.data_dir):
         found = asyncio.run(looked())
     if found.root is None and not found.pages:
         what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
@@ -234,7 +239,7 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
             report = asyncio.run(directory_repair.repair(directory, copy, tell))
         except FileExistsError as error:
             raise click.ClickException(f"{copy} exists; name a new directory") from error
-    _show(report, as_json=as_json)
+    _show(report, f"Serve the copy with: broker serve --data-dir {copy}", as_json=as_json)
 
 
 @storage.command()
@@ -254,7 +259,7 @@ def sweep(directory: Path, as_json: bool) -> None:
     from broker.node import node  # noqa: PLC0415
 
     config = _config(directory)
-    with logs.writing(config.logs), _store_errors():
+    with logs.writing(config.logs), _store_errors(directory):
         report = asdict(asyncio.run(node.sweep_store(config)))
     if as_json:
         write_json(report)
@@ -332,10 +337,14 @@ def _config(directory: Path) -> Config:
 
 
 @contextmanager
-def _store_errors() -> Iterator[None]:
-    """Report a missing store, and an unavailable one, the latter without the advice on how to reach a broker."""
+def _store_errors(directory: Path | None = None) -> Iterator[None]:
+    """Report a missing, a damaged and an unavailable store, without the advice on how to reach a broker."""
     try:
         yield
+    except StorageCorrupt as error:
+        if directory is not None:
+            add_damage_advice(error, directory)
+        raise
     except FileNotFoundError as error:
         raise click.ClickException(str(error)) from error
     except UnavailableError as error:
@@ -363,14 +372,21 @@ def _progress(what: str) -> Iterator[Tell]:
         )
 
 
-def _show(report: CheckReport, *, as_json: bool) -> None:
-    """Write a report, and exit 0 if it is sound, else 1."""
+def _check_one_store(directory: Path | None, flags: Mapping[str, str | None]) -> None:
+    if directory is not None and any(flags.values()):
+        raise click.UsageError("Name a data directory, or the gateways of HBase, not both.")
+
+
+def _show(report: CheckReport, advice: str, *, as_json: bool) -> None:
+    """Write a report, and exit 0 if it is sound, else 1. People also get the advice, if there is one."""
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
 
     if as_json:
         write_json(asdict(report))
     else:
         storage_text.write_report(report)
+        if advice:
+            write_line(advice, err=True)
     click.get_current_context().exit(0 if report.is_sound else 1)
 
 

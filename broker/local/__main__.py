@@ -20,6 +20,7 @@ from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
 from broker.local.member import run
 from broker.local.servers import ServerFailed, ServerMissing
+from broker.standard_streams import open_standard_streams
 
 FIRST_PORT = 8081
 
@@ -177,4 +178,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    open_standard_streams()
     sys.exit(main())

@@ -101,10 +101,14 @@ class BrokerProcess(Child):
     def close(self) -> None:
         self.kill()
 
+    def wait(self, seconds: float = STOP_S) -> int:
+        """Wait until the broker has ended, and return its exit code. Raises subprocess.TimeoutExpired."""
+        assert self._process is not None, "not running"
+        return self._process.wait(seconds)
+
     def stop(self) -> int:
         """Ask the broker to stop, and return its exit code. Raises subprocess.TimeoutExpired."""
-        assert self._process is not None, "not running"
-        self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(STOP_S)
+        os.kill(self.pid, signal.SIGTERM)
+        code = self.wait()
         self.kill()
         return code

@@ -22,6 +22,8 @@ from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 
 OPENING_LOG_EVERY_S = 5.0
+LOOK_EVERY_S = 1.0
+"""A lost data directory stops the node at most about this long after the loss. A write finds it at once."""
 
 log = logs.get_logger()
 
@@ -41,12 +43,23 @@ class Alone:
         self._clock = clock
         self._table: LevelDBTable | None = None
         self._logs: Logs | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def open(self, url: str) -> None:
         """Open the store. Raises the errors of ``open_store``."""
         del url
         self._table = await open_store(self._config, self._metrics.synced)
         self._logs = Logs(self._table, self._clock)
+        self._watching = asyncio.create_task(self._watch(self._table))
+
+    async def _watch(self, table: LevelDBTable) -> None:
+        """Stop the node if its data directory is removed, replaced or unmounted."""
+        while (reason := await asyncio.to_thread(table.loss)) is None:
+            await self._clock.sleep(LOOK_EVERY_S)
+        log.error("data directory lost", reason=reason)
+        self.stopped.set_result(
+            f"{reason}. Messages that were stored in it are lost with it, unless you put it back"
+        )
 
     @property
     def logs(self) -> Logs:
@@ -88,6 +101,8 @@ class Alone:
 
     async def close(self) -> None:
         """Close the store."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._table is not None:
             await self._table.close()
 
@@ -122,6 +137,12 @@ async def open_store(
         seconds = round(asyncio.get_running_loop().time() - began)
         log.warning("store is still being opened", **facts, seconds=seconds)
     table = opening.result()
+    if table.failure is not None:
+        log.warning(
+            "the disk is full: the node serves reads alone until there is space",
+            data_dir=str(directory),
+            error=str(table.failure),
+        )
     if not files.is_private(directory):
         log.warning(
             "other users may read the store: make its directory the broker's own, with mode 0700",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from broker.escapes import escaped_lines
 from broker.local.servers import downloads
 from broker.local.servers.cache_folder import ServerMissing, cache_folder
+from broker.standard_streams import open_standard_streams
 
 
 def main(
@@ -58,4 +59,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    open_standard_streams()
     sys.exit(main())

@@ -15,7 +15,10 @@ limits how much can be published over hours, and how long a stop takes. This dec
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,9 +30,10 @@ from typing import Any
 import plyvel
 
 from broker.errors import BrokerError, Unavailable
-from broker.storage.leveldb import files, torn_tail
+from broker.storage.leveldb import files, stand_in, torn_tail
 from broker.storage.leveldb.layout import FORMAT_KEY
 
+MORE_FILES = "Raise the limit of open files before the start: ulimit -n 65536"
 _PROBE_BYTES_MIN = 4 << 20
 _LARGE_BYTES_MIN = 256 << 10
 """plyvel holds the interpreter's lock while it copies a large value, so only wanted values are fetched."""
@@ -64,24 +68,40 @@ class Database:
     def __init__(self, path: Path, options: Options, *, create: bool, was_clean: bool) -> None:
         """Open the database. ``was_clean``: the last process closed it, so its log must be complete.
 
+        If the disk has no room for what LevelDB writes while it opens a database, it opens a stand-in (stand_in.py),
+        and ``failure`` is the reason: the database can be read, and must be reopened before it is written.
+
         Raises StorageCorrupt or Unavailable.
         """
         self._path = path
         self._options = options
+        self._stand_in: Path | None = None
+        self.failure: BaseException | None = None
         self._readers = 0
         self._closing = False
         self._gate = threading.Condition()
         self._db: Any = None
-        self._open(create=create, may_cut=not was_clean)
-
-    def _open(self, *, create: bool, may_cut: bool) -> None:
         try:
-            torn_tail.mend(self._path, may_cut=may_cut)
+            self._open(path, create=create, may_cut=not was_clean)
+        except (OSError, Unavailable) as error:
+            if create or not is_full(error):
+                raise
+            self.failure = error
+            self._stand_in = stand_in.make(path)
+            try:
+                self._open(self._stand_in / files.DATABASE, create=False, may_cut=not was_clean)
+            except BaseException:
+                self._close()
+                raise
+
+    def _open(self, path: Path, *, create: bool, may_cut: bool) -> None:
+        try:
+            torn_tail.mend(path, may_cut=may_cut)
         except torn_tail.Damaged as error:
             raise files.corrupt(self._path.parent, str(error)) from error
         with translated(self._path):
             self._db = plyvel.DB(
-                str(self._path),
+                str(path),
                 create_if_missing=create,
                 paranoid_checks=True,
                 compression=self._options.compression,
@@ -131,6 +151,9 @@ class Database:
         if self._db is not None:
             self._db.close()
         self._db = None
+        if self._stand_in is not None:
+            shutil.rmtree(self._stand_in, ignore_errors=True)
+        self._stand_in = None
 
     def reopen(self) -> None:
         """Close and reopen the database if the disk takes a probe.
@@ -146,7 +169,8 @@ class Database:
         files.probe(directory, _PROBE_BYTES_MIN + files.recovery_bytes(directory) * 9 // 8)
         with self._alone():
             self._close()
-            self._open(create=False, may_cut=True)
+            self._open(self._path, create=False, may_cut=True)
+            self.failure = None
 
     def batch(self) -> Any:
         """Return an empty write batch, whose write is synced."""
@@ -238,10 +262,18 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _translated_error(path: Path, error: Exception) -> BrokerError:
-    is_lost = "No such file" in str(error)
-    if isinstance(error, plyvel.IOError) and not is_lost:
-        return Unavailable(f"LevelDB in {path}: {error}")
-    return files.corrupt(path.parent, str(error))
+    # plyvel gives LevelDB's text as bytes.
+    told = b" ".join(part for part in error.args if isinstance(part, bytes))
+    text = told.decode(errors="backslashreplace") or str(error)
+    if isinstance(error, plyvel.IOError) and "No such file" not in text:
+        advice = f". {MORE_FILES}" if os.strerror(errno.EMFILE) in text else ""
+        return Unavailable(f"LevelDB in {path}: {text}{advice}")
+    return files.corrupt(path.parent, text)
+
+
+def is_full(error: OSError | Unavailable) -> bool:
+    """True if an error says that the disk, or the user's part of it, is full."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def repair_database(path: Path) -> None:

@@ -151,9 +151,14 @@ def _copy_of_closed(directory: Path, beside: Path) -> _Snapshot:
 @asynccontextmanager
 async def _opened(seen: _Snapshot) -> AsyncIterator[tuple[LevelDBTable, Database]]:
     copy, options = seen.directory, Options()
-    database = await asyncio.to_thread(
-        Database, copy / files.DATABASE, options, create=False, was_clean=seen.was_closed
-    )
+    try:
+        database = await asyncio.to_thread(
+            Database, copy / files.DATABASE, options, create=False, was_clean=seen.was_closed
+        )
+    except BrokerError as error:
+        # The snapshot is gone when the user reads this; it lies beside the store.
+        error.message = error.message.replace(str(copy), str(copy.parent))
+        raise
     table = table_of(copy, files.DirectoryLock(copy), database, options)
     try:
         yield table, database

@@ -20,6 +20,7 @@ files by the umask; the directory's mode, 0700, protects them.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -27,7 +28,7 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker.errors import StorageCorrupt, Unavailable
 
@@ -60,11 +61,8 @@ def format_row(identity: StoreIdentity) -> bytes:
 
 
 def corrupt(directory: Path, what: str) -> StorageCorrupt:
-    """Return the error for a damaged store, with the next step for the operator."""
-    return StorageCorrupt(
-        f"the store in {directory} is damaged: {what}. Nothing was changed. "
-        f"To see the damage, run: broker storage verify {directory}"
-    )
+    """Return the error for a damaged store. The command line adds the next step for the operator."""
+    return StorageCorrupt(f"the store in {directory} is damaged: {what}. Nothing was changed.")
 
 
 def is_store(directory: Path) -> bool:
@@ -112,10 +110,29 @@ class DirectoryLock:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._fd)
             raise Unavailable(
-                f"the store in {directory} is in use by another process (pid {holder})"
+                f"the store in {directory} is in use by another process (pid {holder}). "
+                "End that process, or name another directory"
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # On a full disk the lock names no process.
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        self._directory = directory.absolute()
+
+    def loss(self) -> str | None:
+        """Return why the directory no longer has this store; None: all is well.
+
+        The process goes on writing into files that have no name any more, and what it acknowledges is lost.
+        """
+        path = self._directory / _LOCK
+        try:
+            is_same = os.path.samestat(os.fstat(self._fd), path.stat())
+        except OSError as error:
+            return f"the data directory {self._directory} is lost: {path}: {error.strerror}"
+        if not is_same:
+            return f"the data directory {self._directory} was replaced while it was served"
+        if not (self._directory / DATABASE / "CURRENT").is_file():
+            return f"the data directory {self._directory} is lost: {DATABASE}/CURRENT is missing"
+        return None
 
     def close(self) -> None:
         """Let another process open the store."""
@@ -162,27 +179,44 @@ def examine(directory: Path) -> StoreIdentity | None:
 
 
 def _read_identity(directory: Path) -> StoreIdentity | None:
-    try:
-        text = (directory / _IDENTITY).read_text()
-    except FileNotFoundError:
+    fields = _facts(directory, _IDENTITY)
+    if fields is None:
         return None
     try:
-        identity = StoreIdentity(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise corrupt(directory, f"{_IDENTITY} can't be read") from error
+        identity = StoreIdentity(**fields)
+    except TypeError as error:
+        raise corrupt(directory, f"{_IDENTITY} has other fields than it should") from error
+    if tuple(map(type, identity)) != (int, str, bool):
+        raise corrupt(directory, f"{_IDENTITY} has fields of the wrong type")
     if identity.format != FORMAT:
         raise StorageCorrupt(_wrong_format(directory, identity.format))
     return identity
 
 
+def _facts(directory: Path, name: str) -> dict[str, Any] | None:
+    """Return the facts in a file of ours; None: there is no such file. Raises StorageCorrupt."""
+    try:
+        facts = json.loads((directory / name).read_bytes())
+    except FileNotFoundError:
+        return None
+    except IsADirectoryError as error:
+        raise corrupt(directory, f"{name} is a directory") from error
+    except (ValueError, RecursionError) as error:
+        raise corrupt(directory, f"{name} can't be read") from error
+    if not isinstance(facts, dict):
+        raise corrupt(directory, f"{name} is no JSON object")
+    return facts
+
+
 def other_format(directory: Path) -> str | None:
     """Return the message for a store with another format; None: it has this format, or is damaged."""
     try:
-        found = json.loads((directory / _IDENTITY).read_text())["format"]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = (_facts(directory, _IDENTITY) or {}).get("format")
+    except StorageCorrupt:
         return None
-    is_other = isinstance(found, int) and found != FORMAT
-    return _wrong_format(directory, found) if is_other else None
+    if type(found) is not int or found == FORMAT:
+        return None
+    return _wrong_format(directory, found)
 
 
 def _wrong_format(directory: Path, found: int) -> str:
@@ -206,7 +240,7 @@ def _check_database(directory: Path, files: list[str]) -> None:
         manifest = (database / "CURRENT").read_text()
     except FileNotFoundError as error:
         raise corrupt(directory, f"{DATABASE}/CURRENT is missing") from error
-    except ValueError as error:
+    except (ValueError, IsADirectoryError) as error:
         raise corrupt(directory, f"{DATABASE}/CURRENT can't be read") from error
     name = manifest.removesuffix("\n")
     if name == manifest or not name.startswith("MANIFEST-"):
@@ -216,14 +250,9 @@ def _check_database(directory: Path, files: list[str]) -> None:
 
 
 def _check_sizes(directory: Path) -> None:
-    try:
-        text = (directory / _CLEAN).read_text()
-    except FileNotFoundError:
+    expected = _facts(directory, _CLEAN)
+    if expected is None:
         return
-    try:
-        expected: dict[str, int] = json.loads(text)
-    except ValueError as error:
-        raise corrupt(directory, f"{_CLEAN} can't be read") from error
     found = _sizes(directory)
     for name, size in expected.items():
         if found.get(name) != size:

@@ -41,12 +41,16 @@ def copy_all(directory: Path, target: Path) -> None:
             shutil.copyfile(path, copy / path.name)
 
 
-def copy_closed(directory: Path, target: Path) -> None:
-    """Copy the database of a closed store to ``target``/db; without tables if the manifest can't be read."""
+def copy_closed(directory: Path, target: Path, *, links_to: Path | None = None) -> None:
+    """Copy the database of a closed store to ``target``/db; without tables if the manifest can't be read.
+
+    With ``links_to``, the database's absolute path, the links to tables are symbolic ones: the target may be on
+    another file system.
+    """
     database, copy = directory / DATABASE, target / DATABASE
     copy.mkdir(parents=True)
     with contextlib.suppress(OSError, ValueError, torn_tail.Damaged):  # LevelDB reports the damage.
-        _link_tables(database, copy, _manifest(database)[1])
+        _link_tables(database, copy, _manifest(database)[1], links_to)
     for path in database.iterdir():
         if path.is_file() and path.suffix not in _TABLES:
             shutil.copyfile(path, copy / path.name)
@@ -89,11 +93,14 @@ def _is_copied(database: Path, copy: Path) -> bool:
     return _manifest(database) == (name, edits)
 
 
-def _link_tables(database: Path, copy: Path, edits: bytes) -> None:
+def _link_tables(database: Path, copy: Path, edits: bytes, links_to: Path | None = None) -> None:
     named = torn_tail.table_numbers(edits)
     for path in database.iterdir():
         if path.suffix in _TABLES and path.stem.isdigit() and int(path.stem) in named:
-            (copy / path.name).hardlink_to(path)
+            if links_to is None:
+                (copy / path.name).hardlink_to(path)
+            else:
+                (copy / path.name).symlink_to(links_to / path.name)
 
 
 def _manifest(database: Path) -> tuple[str, bytes]:

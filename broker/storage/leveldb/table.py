@@ -77,6 +77,10 @@ class LevelDBTable:
         """The write error since which no change is written; None: the database takes changes."""
         return self._writer.failure
 
+    def loss(self) -> str | None:
+        """Return why the directory is no longer the one that was opened; None: it is. This asks the disk."""
+        return self._lock.loss()
+
     async def probe(self) -> bool:
         """Try now to reopen the database after a write error; return whether it takes changes."""
         return await self._writer.probe()
@@ -219,7 +223,7 @@ class LevelDBTable:
 
     def _close_files(self) -> None:
         self._database.close()
-        if self._writer.failure is None:
+        if self._writer.failure is None and self.loss() is None:
             # On a full disk there is no note: the next start then checks as after a crash.
             with contextlib.suppress(OSError):
                 files.mark_closed(self.directory)
@@ -269,6 +273,8 @@ def table_of(
         database,
         probe_interval_s=options.probe_interval_s,
         deadline_s=options.deadline_s,
+        lost=lock.loss,
+        failure=database.failure,
         observe=observe,
         fault=fault,
     )

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import queue
 import threading
 import time
@@ -39,6 +40,9 @@ ROUND_BYTES_MAX = 16 << 20
 
 Fault = Callable[[int, str], None]
 """A hook for tests, called with the number of the write and "before" or "after". It may raise OSError."""
+
+Lost = Callable[[], str | None]
+"""Returns why the database's directory is no longer the one that was opened; None: it is."""
 
 Observe = Callable[[float, int], None]
 """Called after each write, in the writer's thread, with its seconds and its number of changes."""
@@ -64,12 +68,14 @@ class Change(NamedTuple):
 class Writer:
     """The writer thread of one table."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - The parts of one table, and two hooks.
         self,
         database: WritableDatabase,
         *,
         probe_interval_s: float,
         deadline_s: float,
+        lost: Lost = lambda: None,
+        failure: BaseException | None = None,
         observe: Observe | None = None,
         fault: Fault | None = None,
     ) -> None:
@@ -79,10 +85,13 @@ class Writer:
             database: the open database.
             probe_interval_s: how long to wait between two attempts to reopen it after an error.
             deadline_s: how long a write may hang; after that its outcome is unknown, as after an error.
+            failure: why the database takes no changes yet; None: it takes them.
+            lost: looks whether the database's directory is still the one that was opened.
             observe: called after each write.
             fault: a hook for tests.
         """
         self._database = database
+        self._lost = lost
         self._probe_interval_s = probe_interval_s
         self.deadline_s = deadline_s
         self._observe = observe
@@ -96,7 +105,7 @@ class Writer:
         self._life = Life()
         self.recent = RecentHeads()
         """Heads that are on disk. The event loop may read them too."""
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = failure
         """The write error since which no change is written; None: the database takes changes."""
         self._thread = threading.Thread(target=self._run, name="leveldb-writer", daemon=True)
         self._thread.start()
@@ -194,6 +203,7 @@ class Writer:
                 if self._fault is not None:
                     self._fault(self._writes, "before")
                 round_.batch.write()
+                self._check_there()
                 if self._fault is not None:
                     self._fault(self._writes, "after")
         except Exception as error:  # noqa: BLE001 - After any error the outcome is unknown.
@@ -206,6 +216,12 @@ class Writer:
             self._pending.tell(answers)
             if self._observe is not None:
                 self._observe(seconds, len(answers))
+
+    def _check_there(self) -> None:
+        """Raise OSError if the directory is lost: the write went into a file that the next start can't find."""
+        reason = self._lost()
+        if reason is not None:
+            raise FileNotFoundError(errno.ENOENT, reason)
 
     def _build(self, changes: list[Change]) -> tuple[Round, list[WriteResult]]:
         """Apply the changes to a round; those that don't fit wait for the next round."""
@@ -248,6 +264,7 @@ class Writer:
     def _reopen(self) -> BaseException | None:
         """Reopen the database; return None, or the error if that fails."""
         try:
+            self._check_there()
             self._database.reopen()
         except (OSError, Unavailable, StorageCorrupt) as error:
             return error

@@ -1,7 +1,11 @@
+import asyncio
+import errno
 import json
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -11,9 +15,11 @@ from broker.cli import app, problems
 from broker.cli.contexts import BrokerTarget
 from broker.cli.given_options import GivenOptions
 from broker.cli.problems import ADVICE, problem_of
-from broker.config.sections import iter_keys
+from broker.cli.serve import cannot_serve
+from broker.config.sections import Config, ServerConfig, StorageConfig, iter_keys
 from broker.config.sources import as_text
 from broker.model import TopicId
+from broker.storage.leveldb.table import open_table
 from tests.unit.cli.running import run
 
 
@@ -103,13 +109,22 @@ def test_help_shows_examples(path, capsys):
     assert "``" not in out
 
 
-WITHOUT_JSON = {("serve",), ("chaos",), ("completion",)}
-"""serve runs until it is stopped, chaos is another program, completion writes a shell script."""
+WITHOUT_JSON = {("chaos",), ("completion",)}
+"""chaos is another program, which gets the option; completion writes a shell script, and refuses it."""
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path not in WITHOUT_JSON])
 def test_every_command_can_write_json(path, capsys):
     assert "--json" in run(capsys, *path, "--help")[1]
+
+
+def test_a_command_that_can_not_write_json_refuses_the_option_before_its_name(capsys, monkeypatch):
+    code, _, err = run(capsys, "--json", "completion", "bash")
+    assert (code, json.loads(err)["code"]) == (2, "usage")
+    ran = []
+    monkeypatch.setattr(os, "execv", lambda _, command: ran.extend(command))
+    run(capsys, "--json", "chaos", "nemeses")
+    assert ran[-2:] == ["nemeses", "--json"]
 
 
 def test_version_is_an_option(capsys):
@@ -335,7 +350,67 @@ def test_an_unusable_folder_is_named(capsys, tmp_path):
     file.touch()
     code, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(file))
     assert code == 1
-    assert f"can't serve on {file}: File exists" in err
+    assert f"can't serve the data directory {file}: {file} is a file. Name a directory" in err
+    below = file / "below"
+    _, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(below))
+    assert f"can't serve the data directory {below}: {file} is a file" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files", "/proc/x"), "ulimit -n"),
+        (OSError(errno.EADDRNOTAVAIL, "no"), "has no address 10.9.8.7. Name one of its own"),
+        (socket.gaierror(-2, "Name or service not known"), "no address is known for the name"),
+        (PermissionError(errno.EACCES, "Permission denied"), "ports below 1024"),
+        (PermissionError(errno.EACCES, "Permission denied", "data/LOCK"), "owns the directory"),
+        (OSError(errno.EROFS, "Read-only file system", "data/LOCK"), "for writing"),
+        (OSError(errno.ENOSPC, "No space left on device", "data/IDENTITY.new"), "Free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/key"), "/x/key: Permission denied"),
+    ],
+)
+def test_a_node_that_does_not_start_names_the_thing_and_the_next_step(error, said):
+    config = Config(
+        server=ServerConfig(host="10.9.8.7", port=80), storage=StorageConfig(data_dir=Path("data"))
+    )
+    assert said in cannot_serve(error, config)
+
+
+def test_damage_is_reported_with_the_commands_that_show_and_repair_it(capsys, tmp_path):
+    data = tmp_path / "data"
+    asyncio.run(made_store(data))
+    (data / "IDENTITY").write_bytes(b"\xff")
+    steps = (
+        f"See the damage with: broker storage verify {data}\n"
+        f"Restore a backup, or make a repaired copy with: broker storage repair {data} COPY\n"
+    )
+    for words in (
+        ("serve", "--port", "0", "--data-dir", str(data)),
+        ("storage", "show", "a/b", "--dir", str(data)),
+        ("storage", "sweep", str(data)),
+    ):
+        code, _, err = run(capsys, *words)
+        assert code == 3
+        assert err.endswith(steps), words
+        assert "Traceback" not in err
+    code, out, err = run(capsys, "storage", "verify", str(data))
+    assert (code, err) == (1, steps.splitlines(keepends=True)[1])
+    assert "storage verify" not in out, "advice that leads back here"
+    code, _, err = run(capsys, "storage", "repair", str(data), str(tmp_path / "copy"))
+    assert (code, err) == (0, f"Serve the copy with: broker serve --data-dir {tmp_path / 'copy'}\n")
+
+
+def test_damage_that_leveldb_finds_names_the_store_and_not_the_snapshot(capsys, tmp_path):
+    data = tmp_path / "data"
+    asyncio.run(made_store(data))
+    (data / "db" / "CURRENT").write_text("junk\n")
+    _, out, _ = run(capsys, "storage", "verify", str(data))
+    assert "check-" not in out
+    assert f"NotFound: {data}/db/junk" in out
+
+
+async def made_store(directory):
+    await (await open_table(directory)).close()
 
 
 def test_the_advice_for_a_taken_port_names_another(capsys, tmp_path):

@@ -137,7 +137,7 @@ async def test_damaged_data_are_not_served(tmp_path: Path) -> None:
     async with started(config(tmp_path)):
         pass
     (tmp_path / "db" / "CURRENT").unlink()
-    with pytest.raises(StorageCorrupt, match="broker storage verify"):
+    with pytest.raises(StorageCorrupt, match="is damaged: "):
         await Node(config(tmp_path)).start()
 
 

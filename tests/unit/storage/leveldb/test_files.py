@@ -94,9 +94,19 @@ def test_a_cleanly_closed_store_is_accepted(store: Path) -> None:
     [
         ("IDENTITY", None, "IDENTITY is missing"),
         ("IDENTITY", "{", "IDENTITY can't be read"),
-        ("IDENTITY", "{}", "IDENTITY can't be read"),
+        ("IDENTITY", "[{}", "IDENTITY can't be read"),
         ("CLEAN", "{", "CLEAN can't be read"),
         ("db/CURRENT", None, "CURRENT is missing"),
+        ("IDENTITY", "", "IDENTITY can't be read"),
+        ("IDENTITY", "[" * 100_000, "IDENTITY can't be read"),
+        ("IDENTITY", "[1]", "IDENTITY is no JSON object"),
+        ("IDENTITY", "{}", "IDENTITY has other fields"),
+        (
+            "IDENTITY",
+            '{"format": "4", "store_id": 1, "complete": 1}',
+            "IDENTITY has fields of the wrong type",
+        ),
+        ("CLEAN", "[]", "CLEAN is no JSON object"),
         ("db/CURRENT", "", "names no manifest"),
         ("db/CURRENT", "MANIFEST-000004", "names no manifest"),
         ("db/CURRENT", "MANIFEST-000009\n", "MANIFEST-000009, which CURRENT names, is missing"),
@@ -116,8 +126,19 @@ def test_damage_is_named_and_no_file_changes(
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     with pytest.raises(StorageCorrupt, match=named) as refusal:
         files.prepare(store)
-    assert f"broker storage verify {store}" in refusal.value.message
+    assert f"the store in {store} is damaged" in refusal.value.message
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["IDENTITY", "CLEAN", "db/CURRENT"])
+def test_a_file_that_is_not_text_or_no_file_is_damage(store: Path, name: str) -> None:
+    (store / name).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(StorageCorrupt, match=f"{name} can't be read"):
+        files.prepare(store)
+    (store / name).unlink()
+    (store / name).mkdir()
+    with pytest.raises(StorageCorrupt, match=f"{name} (is a directory|can't be read)"):
+        files.prepare(store)
 
 
 def test_a_missing_database_is_not_created_again(store: Path) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import random
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,7 @@ import plyvel
 import pytest
 
 from broker.errors import StorageCorrupt, StorageFull, Unavailable
-from broker.storage.leveldb import compaction, files
+from broker.storage.leveldb import compaction, files, stand_in
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.read_threads import Readers
 from broker.storage.leveldb.table import LevelDBTable, open_table
@@ -140,7 +141,7 @@ async def test_a_read_finds_a_damaged_table_file(tmp_path: Path) -> None:
     await table.close()
     file.write_bytes(data)
     table = await open_table(tmp_path)
-    with pytest.raises(StorageCorrupt, match="broker storage verify"):
+    with pytest.raises(StorageCorrupt, match="is damaged: "):
         await table.get(SPACE, ROW, [b"e1"])
     with pytest.raises(StorageCorrupt):
         await table.cells(SPACE, ROW, b"e", b"f", cells_max=9, bytes_max=9)
@@ -218,3 +219,81 @@ async def test_clearing_pages_frees_their_disk_space(
     await eventually(lambda: disk_bytes(tmp_path) < 1 << 20, lambda: str(disk_bytes(tmp_path)))
     assert await table.scan(SPACE, ROW, ROW + b"\xff", limit=9) == [(pages[0], Cell(b"gone"))]
     await table.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "emptied"])
+async def test_no_change_is_acknowledged_after_its_directory_is_lost(
+    tmp_path: Path, how: str
+) -> None:
+    directory, other = tmp_path / "store", tmp_path / "other"
+    await (await open_table(other)).close()
+    there = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    table = await open_table(directory, PROMPT)
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1"})
+    assert table.loss() is None
+    if how == "emptied":
+        shutil.rmtree(directory / "db")
+    else:
+        directory.rename(tmp_path / "away")
+        if how == "replaced":
+            other.rename(directory)
+    assert str(directory) in (table.loss() or "")
+    with pytest.raises(StorageFull) as unknown:
+        await table.change(SPACE, ROW, b"1", {HEAD: b"2"})
+    assert unknown.value.outcome == "unknown"
+    assert not await table.probe(), "it opens no other store in its place"
+    await table.close()
+    if how == "replaced":
+        directory.rename(other)
+        assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == there
+
+
+async def test_a_disk_that_is_full_at_the_start_serves_reads_until_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = await open_table(tmp_path)
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1", b"e1": b"in a table"})
+    await table.close()
+    table = await open_table(tmp_path)  # Its log becomes a table.
+    assert await table.change(SPACE, ROW, b"1", {HEAD: b"2", b"e2": b"in the log"})
+    await table.close()
+    there = {path: path.read_bytes() for path in (tmp_path / "db").iterdir()}
+    is_full = True
+    opened = plyvel.DB
+
+    def database(path: str, **options: object) -> object:
+        if is_full and path == str(tmp_path / "db"):
+            raise plyvel.IOError(b"IO error: 000009.ldb: No space left on device")
+        return opened(path, **options)
+
+    def probe(*_: object) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plyvel, "DB", database)
+    monkeypatch.setattr(files, "probe", probe)
+    monkeypatch.setattr(stand_in, "IN_MEMORY", tmp_path / "memory")
+    (tmp_path / "memory").mkdir()
+    table = await open_table(tmp_path, PROMPT)
+    assert "No space left" in str(table.failure)
+    assert await table.columns(SPACE, ROW, b"e", b"f") == [b"e1", b"e2"]
+    with pytest.raises(StorageFull) as refused:
+        await table.change(SPACE, ROW, b"2", {HEAD: b"3"})
+    assert refused.value.outcome == "refused"
+    assert {path: path.read_bytes() for path in (tmp_path / "db").iterdir()} == there
+    is_full = False
+    assert await table.probe()
+    assert await table.change(SPACE, ROW, b"2", {HEAD: b"3", b"e3": b"after"})
+    assert list((tmp_path / "memory").iterdir()) == []
+    await table.close()
+    table = await open_table(tmp_path)
+    assert await table.columns(SPACE, ROW, b"e", b"f") == [b"e1", b"e2", b"e3"]
+    await table.close()
+
+
+async def test_a_stand_in_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    await (await open_table(tmp_path)).close()
+    left = stand_in.make(tmp_path / "db")
+    made = stand_in.make(tmp_path / "db")
+    assert not left.exists()
+    shutil.rmtree(made)
