@@ -58,11 +58,11 @@ def serve(config: Config, reload: Reload, *, as_json: bool = False) -> str | Non
     with logs.writing(config.logs) as sink:
         _allow_files(config.server.connections_max + FILES_BESIDE_CONNECTIONS)
         sys.setswitchinterval(SWITCH_S)
-        return uvloop.run(_run(config, _Signals(config, reload, sink), as_json=as_json))
+        return uvloop.run(_run(config, _NodeSignals(config, reload, sink), as_json=as_json))
 
 
-class _Signals:
-    """What each signal does to a serving node."""
+class _NodeSignals:
+    """The effect of each signal on a serving node."""
 
     def __init__(self, config: Config, reload: Reload, sink: logs.LogSink) -> None:
         """Take the signals from now on. Must be called before ``watch``."""
@@ -115,7 +115,7 @@ def _ignored(number: signal.Signals) -> None:
     log.warning("this signal has no effect on a node", signal=number.name)
 
 
-async def _run(config: Config, signals: _Signals, *, as_json: bool) -> str | None:
+async def _run(config: Config, signals: _NodeSignals, *, as_json: bool) -> str | None:
     signals.watch()
     signalled = asyncio.ensure_future(signals.stop.wait())
     with contextlib.closing(MachineClocks()) as clocks:
