@@ -19,7 +19,6 @@ from broker.rowlog.refusals import MessagesOpen, RowLocked
 from broker.rowlog.rowlog import RowLog
 from broker.rowlog.rows import Message
 from broker.rowlog.setup import Filter, Settings, Subscription
-from broker.rowlog.topicindex import topic_index
 
 __all__ = [
     "DeadLetter",
@@ -32,5 +31,4 @@ __all__ = [
     "Settings",
     "Subscription",
     "feeder",
-    "topic_index",
 ]

@@ -15,7 +15,7 @@ In the index table ``rowlog-<id>``, family ``messages``, one row for each messag
     shard 1 | subscription | 00 | timestamp int64 | seq int64 | row        open: "may have an open message"
     shard 1 | subscription | 01 | timestamp int64 | seq int64 | row        dead: an addition to Lily's
 
-    ff | name                                                              setup, epochs, positions (meta.py)
+    ff | name                                                              setup, epochs (meta.py)
 
 The value, in column ``messages:msg``, is the message's data. A scan for open messages stops at 01, so dead letters cost
 it nothing.

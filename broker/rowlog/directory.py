@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 
 import happybase
 
-from broker.client import Client
 from broker.clock import Clock, SystemClock
 from broker.errors import Unavailable
 from broker.rowlog.cell_keys import TABLE_PREFIX, check_id
@@ -20,7 +18,6 @@ from broker.rowlog.rowlog import RowLog
 from broker.rowlog.setup import Setup
 from broker.rowlog.thrift1 import Thrift1Rows
 from broker.rowlog.thrift2 import Thrift2Rows
-from broker.rowlog.topicindex import topic_index
 
 THREADS: Final = 4
 TIMEOUT_MS: Final = 30_000
@@ -77,29 +74,15 @@ async def all_setups(rows: RowTable) -> list[Setup]:
 
 @asynccontextmanager
 async def opened(rows: RowTable, name: str, zookeeper: Sequence[str] = ()) -> AsyncIterator[RowLog]:
-    """Give the rowlog of an id. If its index is a topic, reach the broker at BROKER_URL.
+    """Give the rowlog of an id.
 
     Raises:
         NotFound: there is no such rowlog.
-        Unavailable: HBase, ZooKeeper or the broker does not answer.
+        Unavailable: HBase or ZooKeeper does not answer.
     """
     table = (TABLE_PREFIX + check_id(name)).encode()
     setup = await Meta(rows, table, SystemClock()).find()
-    async with AsyncExitStack() as stack:
-        index = None
-        if setup.topic:
-            url = os.environ.get("BROKER_URL", "http://localhost:8080")
-            index = topic_index(await stack.enter_async_context(Client(url)), setup.topic)
-        log = _log(rows, setup, zookeeper, index)
-        await log.open(make=False)
-        stack.push_async_callback(log.close)
-        yield log
-
-
-def _log(
-    rows: RowTable, setup: Setup, zookeeper: Sequence[str], index: topic_index | None
-) -> RowLog:
-    return RowLog(
+    log = RowLog(
         None,
         setup.table,
         id=setup.id,
@@ -107,5 +90,9 @@ def _log(
         log_byte=setup.log_byte,
         rows=rows,
         zookeeper=zookeeper,
-        index=index,
     )
+    await log.open(make=False)
+    try:
+        yield log
+    finally:
+        await log.close()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from broker.rowlog.cell_keys import Entry
 from broker.rowlog.execution_state import State
-from broker.rowlog.index import Index, TableIndex, entries_for
+from broker.rowlog.index import Index, entries_for
 from broker.rowlog.meta import Meta
 from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Decide, Found, Rows
@@ -37,7 +37,6 @@ class Entries:
     meta: Meta
     messages: Rows
     index: Index
-    table_index: TableIndex
     wake_for_all: Callable[[str], None]
     """Asks for a full scan of a subscription's index."""
 
@@ -67,18 +66,16 @@ class Entries:
     async def _list(self, row: bytes, found: Found, after: State) -> None:
         """List the parts that died, and unlist those that are not dead any more."""
         before = set(found.state.dead)
-        await self.table_index.bury(await self.of(row, found, set(after.dead) - before))
+        await self.index.bury(await self.of(row, found, set(after.dead) - before))
         shards = (await self.meta.setup()).shards
         gone = await self.of(row, found, before - set(after.dead))
-        await self.table_index.unbury(
+        await self.index.unbury(
             [entry._replace(shard=shard.id) for entry in gone for shard in shards]
         )
 
     async def bury(self, row: bytes, entries: Sequence[Entry]) -> None:
         """List dead messages of a row, and remove their open entries unless another has revived them."""
-        if self.index is not self.table_index:
-            await self.index.remove(entries)
-        await self.table_index.bury(entries)
+        await self.index.bury(entries)
         for entry in entries:
             found = await self.messages.one(row, entry.message)
             if found is not None and found.state.is_open(entry.subscription):

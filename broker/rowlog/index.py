@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Protocol
+from typing import Final
 
 from broker.rowlog.batcher import Gathering
 from broker.rowlog.cell_keys import (
@@ -30,38 +30,6 @@ SCAN_ENTRIES: Final = 1000
 """How many entries one page has at most, of all shards together; at least one of each shard."""
 
 
-class Inventory(Protocol):
-    """The open entries of an index, for a comparison with the rows."""
-
-    async def lacks(self, entries: Collection[Entry]) -> set[Entry]:
-        """Return the entries that the next processor would not find. Raises TableError."""
-
-
-class Index(Protocol):
-    """The port to an index: a processor looks for open messages there. All methods raise TableError."""
-
-    async def add(self, entries: Sequence[Entry]) -> None:
-        """Add entries. To add one twice does no harm."""
-
-    async def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove entries, at the latest when ``flush`` is called."""
-
-    async def flush(self) -> None:
-        """Remove the entries that ``remove`` was called with."""
-
-    def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
-        """Yield a subscription's entries from a time on (ms since 1970), roughly by time.
-
-        Only the subscription's processor calls it: the index notes which entries it was shown.
-        """
-
-    async def count(self, subscription: str, limit: int) -> tuple[int, int]:
-        """Return how many entries are open, counted up to ``limit``, and the time of the oldest, ms since 1970, or 0."""
-
-    async def inventory(self) -> Inventory:
-        """Return the inventory for one sweep of the rows."""
-
-
 def entries_for(
     ring: Ring, names: Iterable[str], row: bytes, message: tuple[int, int], data: bytes
 ) -> list[Entry]:
@@ -70,8 +38,8 @@ def entries_for(
     return [Entry(shard, name, timestamp, seq, row, data) for name in names]
 
 
-class TableIndex:
-    """The index in a table of HBase. This table also lists the dead letters, even if the index is a topic."""
+class Index:
+    """The open entries, and the list of dead letters. All methods raise TableError."""
 
     def __init__(self, rows: RowTable, table: bytes, setup: Callable[[], Awaitable[Setup]]) -> None:
         """Use the table; ``setup`` returns the shards."""
@@ -152,10 +120,6 @@ class TableIndex:
             if count >= limit:
                 break
         return count, oldest
-
-    async def inventory(self) -> TableIndex:
-        """Return this index: it answers for each key at any time."""
-        return self
 
     async def lacks(self, entries: Collection[Entry], end: bytes = OPEN_END) -> set[Entry]:
         """Return the entries that are in no shard."""

@@ -11,7 +11,7 @@ from broker.rowlog.attempt import Attempts
 from broker.rowlog.cell_keys import Entry
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone, Standing
-from broker.rowlog.index import TableIndex
+from broker.rowlog.index import Index
 from broker.rowlog.meta import Meta
 from broker.rowlog.rows import Message, Rows
 from broker.rowlog.setup import Setup
@@ -38,14 +38,14 @@ class DeadLetters:
         attempts: Attempts,
         messages: Rows,
         meta: Meta,
-        table_index: TableIndex,
+        index: Index,
         entries: Entries,
     ) -> None:
         """Use the parts of a rowlog."""
         self._attempts = attempts
         self.messages = messages
         self.meta = meta
-        self.table_index = table_index
+        self._index = index
         self._entries = entries
 
     async def listed(
@@ -58,7 +58,7 @@ class DeadLetters:
             (seq, timestamp), row = after.message.id, after.message.row
             last = Entry(0, subscription, timestamp, seq, row)
         while left := limit - len(letters):
-            entries = await self.table_index.dead(subscription, left, last)
+            entries = await self._index.dead(subscription, left, last)
             if not entries:
                 break
             last = entries[-1]
@@ -70,7 +70,7 @@ class DeadLetters:
         found = await self.messages.one(entry.row, entry.message)
         part = None if found is None else found.state.parts.get(entry.subscription)
         if found is None or part is None or part.standing not in {Standing.DEAD, Standing.HELD}:
-            await self.table_index.unbury([entry])  # The row decides.
+            await self._index.unbury([entry])  # The row decides.
             return None
         message = await self._attempts.message(entry.row, found)
         held = part.standing is Standing.HELD

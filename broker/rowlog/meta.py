@@ -1,11 +1,10 @@
-"""The reserved rows of an index table: the setup, epochs, positions. The setup and epochs change by compare-and-set.
+"""The reserved rows of an index table: the setup and epochs. The setup and epochs change by compare-and-set.
 
 ::
 
     ff "setup"                messages:msg    the setup, as JSON (setup.py)
     ff "epochs"               messages:msg    int64: the last epoch that was given out
     ff "epoch/" resource      messages:msg    epoch int64 | name of its owner, UTF-8
-    ff "position/" sub        messages:msg    timestamp int64: all older messages are settled
 """
 
 from __future__ import annotations
@@ -166,15 +165,3 @@ class Meta:
                 return epoch  # A later epoch is there: this one is fenced already.
             if await self._swap(name, raw, _epoch.pack(epoch) + who.encode()):
                 return epoch
-
-    # Positions.
-
-    async def position(self, subscription: str) -> int:
-        """Return the time before which all messages are settled, ms since 1970; 0: none is known to be."""
-        raw = await self._get(f"position/{subscription}")
-        return int(_epoch.unpack(raw)[0]) if raw else 0
-
-    async def set_position(self, subscription: str, timestamp: int) -> None:
-        """Store a position. It is a hint: a full scan of a table ignores it."""
-        cells = {INDEX_COLUMN: _epoch.pack(timestamp)}
-        await self._rows.put(self._table, [(meta_key(f"position/{subscription}"), cells)])

@@ -29,7 +29,7 @@ from broker.rowlog.cell_keys import DEAD_END, OPEN_END, Entry
 from broker.rowlog.counters import Figures
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone, Standing, State, freed, unknown, without
-from broker.rowlog.index import Index, Inventory, TableIndex, entries_for
+from broker.rowlog.index import Index, entries_for
 from broker.rowlog.meta import Meta
 from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Found, Rows
@@ -79,11 +79,10 @@ class Report:
 class Repair:
     """Compares and repairs one rowlog."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
+    def __init__(
         self,
         rows: Rows,
         index: Index,
-        table: TableIndex,
         meta: Meta,
         clock: Clock,
         figures: Figures,
@@ -92,7 +91,6 @@ class Repair:
         """Use the parts of a rowlog."""
         self._rows = rows
         self._index = index
-        self._table = table
         self._meta = meta
         self._clock = clock
         self._figures = figures
@@ -100,7 +98,6 @@ class Repair:
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
         """Read the states of all rows of the user's table, and compare them with the index. Raises TableError."""
-        inventory = await self._index.inventory()
         start = b""
         while True:
             setup = await self._meta.setup()
@@ -113,7 +110,7 @@ class Repair:
                     report.unreadable += 1
                     log.error("rowlog state can't be read", row=row.hex())
                     continue
-                await self._row(row, found, setup, inventory, report, mend=mend)
+                await self._row(row, found, setup, report, mend=mend)
             if len(rows) < ROWS:
                 return
             start = rows[-1][0] + b"\0"
@@ -123,7 +120,6 @@ class Repair:
         row: bytes,
         found: Sequence[Found],
         setup: Setup,
-        inventory: Inventory,
         report: Report,
         *,
         mend: bool,
@@ -153,8 +149,8 @@ class Repair:
                     dead.add(entry)
         report.open += len(open_)
         report.dead += len(dead)
-        lost_open = await inventory.lacks(open_)
-        lost_dead = await self._table.lacks(dead, DEAD_END)
+        lost_open = await self._index.lacks(open_)
+        lost_dead = await self._index.lacks(dead, DEAD_END)
         report.without_entry += len(lost_open) + len(lost_dead)
         if mend and (lost_open or lost_dead):
             await self._restore(row, lost_open, lost_dead)
@@ -193,14 +189,14 @@ class Repair:
         setup = await self._meta.fresh()
         for shard in setup.shards:
             start = b""
-            while found := await self._table.all(shard.id, start, ROWS):
+            while found := await self._index.all(shard.id, start, ROWS):
                 for _, entry, end in found:
                     report.entries += 1
                     await self._entry(entry, end, setup, report, mend=mend)
                 if len(found) < ROWS:
                     break
                 start = found[-1][0] + b"\0"
-        await self._table.flush()
+        await self._index.flush()
 
     async def _entry(
         self, entry: Entry, end: bytes, setup: Setup, report: Report, *, mend: bool
@@ -229,7 +225,7 @@ class Repair:
         else:
             return
         if mend:
-            await (self._table.remove([entry]) if end == OPEN_END else self._table.unbury([entry]))
+            await (self._index.remove([entry]) if end == OPEN_END else self._index.unbury([entry]))
 
     async def purge(self, name: str) -> int:
         """Count all messages as done for a subscription that is being removed, and remove its entries.
@@ -243,10 +239,10 @@ class Repair:
             for entry in page:
                 count += await self._let_go(entry, setup)
             await self._index.remove(page)
-        while dead := await self._table.dead(name, ROWS):
+        while dead := await self._index.dead(name, ROWS):
             for entry in dead:
                 count += await self._let_go(entry, setup)
-            await self._table.unbury(dead)
+            await self._index.unbury(dead)
         await self._index.flush()
         return count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -20,7 +20,7 @@ from broker.rowlog.doors import rows_maker
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Standing
 from broker.rowlog.host import Host
-from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.index import Index
 from broker.rowlog.letters import LISTED_MAX, DeadLetter, DeadLetters
 from broker.rowlog.listeners import Listener, LocalListeners
 from broker.rowlog.meta import Meta
@@ -69,7 +69,6 @@ class RowLog:
         clock: Clock | None = None,
         rows: RowTable | None = None,
         coordinator: Coordinator | None = None,
-        index: Callable[[RowLog], Index] | None = None,
     ) -> None:
         """Use the rows of ``table``. The rowlog reads and makes nothing until its context is entered.
 
@@ -89,7 +88,6 @@ class RowLog:
             clock: a clock for tests.
             rows: the rows to use in place of HBase; they stay open.
             coordinator: the session to use in place of one with ``zookeeper``; it stays open.
-            index: makes the index, if that is not the table (topicindex.py).
 
         Raises:
             BadName, BadRequest: an argument is wrong.
@@ -104,7 +102,6 @@ class RowLog:
             table,
             family,
             log_byte,
-            topic=getattr(index, "topic", ""),
             settings=changed_settings(Settings(), settings or {}),
         ).with_shards(shards)
         self.zookeeper = tuple(zookeeper)
@@ -113,7 +110,6 @@ class RowLog:
         self._given_rows = rows
         if rows is None:
             self._make_rows = rows_maker(pool, tuple(thrift2), self.clock, threads, synced=synced)
-        self._make_index = index
         self._opened = AsyncExitStack()
         """Ends what ``open`` began."""
 
@@ -145,9 +141,8 @@ class RowLog:
             name = (TABLE_PREFIX + self.id).encode()
             self.meta = Meta(self.rows, name, self.clock)
             self.messages = Rows(self.rows, self._first.table.encode(), self._columns)
-            self.table_index = TableIndex(self.rows, name, self.meta.setup)
+            self.index = Index(self.rows, name, self.meta.setup)
             opened.push_async_callback(self._flush)
-            self.index = self._make_index(self) if self._make_index else self.table_index
             try:
                 await self._check_setup(name, make=make)
                 coordinator = await self._connected(opened)
@@ -167,9 +162,6 @@ class RowLog:
                 await self.meta.make(self._first)
         setup = await self.meta.find()
         wanted = (self._first.table, self._first.family, self._first.log_byte)
-        if setup.topic != self._first.topic:
-            there = f"the topic {setup.topic}" if setup.topic else "its table"
-            raise BadRequest(f"The index of rowlog '{self.id}' is {there}.")
         if (setup.table, setup.family, setup.log_byte) != wanted:
             raise BadRequest(
                 f"Rowlog '{self.id}' belongs to table {setup.table}, family {setup.family}, "
@@ -199,13 +191,10 @@ class RowLog:
         chance = random.Random(secrets.randbits(64)).random  # noqa: S311 - Jitter is no secret.
         tools = Tools(self.id, self.messages, self.meta, self.clock, self.figures, chance)
         self._attempts = Attempts(tools)
-        entries = Entries(
-            self.meta, self.messages, self.index, self.table_index, self.wakeups.wake_for_all
-        )
+        entries = Entries(self.meta, self.messages, self.index, self.wakeups.wake_for_all)
         self.repair = Repair(
             self.messages,
             self.index,
-            self.table_index,
             self.meta,
             self.clock,
             self.figures,
@@ -218,15 +207,13 @@ class RowLog:
             entries,
             self.listeners,
         )
-        self._letters = DeadLetters(
-            self._attempts, self.messages, self.meta, self.table_index, entries
-        )
+        self._letters = DeadLetters(self._attempts, self.messages, self.meta, self.index, entries)
         self._subscribing = Subscribing(
             self.id,
             self.messages,
             self.meta,
             entries,
-            self.table_index,
+            self.index,
             self.repair,
             self.wakeups,
             coordinator,
@@ -247,7 +234,6 @@ class RowLog:
         self._upkeep = Upkeep(
             self.meta,
             self.index,
-            self.table_index,
             self.repair,
             self._subscribing,
             self.figures,
@@ -268,7 +254,7 @@ class RowLog:
 
     async def _flush(self) -> None:
         with suppress(TableError):
-            await self.table_index.flush()
+            await self.index.flush()
 
     # Putting.
 

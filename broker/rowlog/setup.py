@@ -106,8 +106,6 @@ class Setup:
     table: str
     family: str
     log_byte: int
-    topic: str = ""
-    """The broker topic that is the index; empty: the table is."""
     settings: Settings = field(default_factory=Settings)
     shards: tuple[Shard, ...] = (Shard(0),)
     subscriptions: tuple[Subscription, ...] = ()

@@ -12,7 +12,7 @@ from broker.errors import NotFound
 from broker.rowlog import execution_state
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone
-from broker.rowlog.index import TableIndex
+from broker.rowlog.index import Index
 from broker.rowlog.meta import Meta
 from broker.rowlog.repair import ROWS, Repair
 from broker.rowlog.rows import Rows
@@ -29,7 +29,7 @@ class Subscribing:
         messages: Rows,
         meta: Meta,
         entries: Entries,
-        table_index: TableIndex,
+        index: Index,
         repair: Repair,
         wakeups: Wakeups,
         coordinator: Coordinator | None,
@@ -39,7 +39,7 @@ class Subscribing:
         self.messages = messages
         self.meta = meta
         self._entries = entries
-        self.table_index = table_index
+        self._index = index
         self.repair = repair
         self.wakeups = wakeups
         self._coordinator = coordinator
@@ -127,7 +127,7 @@ class Subscribing:
         before = self._draining
         self._draining = {shard.id for shard in (await self.meta.fresh()).shards if shard.draining}
         for number in before & self._draining:
-            if not await self.table_index.all(number, b"", 1):
+            if not await self._index.all(number, b"", 1):
                 await self._change(lambda setup: setup.without_shard(number))  # noqa: B023 - Called at once.
 
     async def _change(self, change: Callable[[Setup], Setup]) -> Setup:

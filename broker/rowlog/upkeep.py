@@ -9,7 +9,7 @@ from broker.clock import Clock
 from broker.errors import BrokerError
 from broker.rowlog.counters import Figures
 from broker.rowlog.election import Leading
-from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.index import Index
 from broker.rowlog.meta import Meta
 from broker.rowlog.repair import Repair, Report
 from broker.rowlog.row_table import TableError
@@ -26,11 +26,10 @@ COUNTED_MAX: Final = 10_000
 class Upkeep:
     """Counts and sweeps while its process leads."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - The parts of a rowlog.
+    def __init__(
         self,
         meta: Meta,
         index: Index,
-        table: TableIndex,
         repair: Repair,
         setting: Subscribing,
         figures: Figures,
@@ -39,7 +38,6 @@ class Upkeep:
         """Use the parts of a rowlog."""
         self._meta = meta
         self._index = index
-        self._table = table
         self._repair = repair
         self._setting = setting
         self._figures = figures
@@ -56,7 +54,7 @@ class Upkeep:
                 setup = await self._meta.setup()
                 for each in setup.current:
                     await self.depth(each.id, COUNTED_MAX)
-                    count = await self._table.count_dead(each.id, COUNTED_MAX)
+                    count = await self._index.count_dead(each.id, COUNTED_MAX)
                     self._figures.set("dead_messages", each.id, count)
                 sweep_s = setup.settings.sweep_ms / 1000
                 if sweep_s and self._clock.monotonic() >= swept_at + sweep_s:

@@ -331,7 +331,7 @@ async def alone(log: RowLog, table: str) -> None:
         async with asyncio.timeout(30):
             while [name for name in cells if len(name) == 25] or not cells:
                 cells = (await log.rows.get(table.encode(), [b"other"], [b"rowlog:"]))[b"other"]
-        await log.table_index.flush()
+        await log.index.flush()
         report = await log.verify()
         assert (report.messages, report.without_entry, report.stale) == (0, 0, 0)
 

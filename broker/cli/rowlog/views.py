@@ -88,7 +88,7 @@ async def _show(log: RowLog, as_json: bool) -> None:
     depths = []
     for each in setup.current:
         count, age_s = await log.depth(each.id)
-        dead = await log.table_index.count_dead(each.id, COUNTED_MAX)
+        dead = await log.index.count_dead(each.id, COUNTED_MAX)
         depths.append(
             {"subscription": each.id, "open": count, "oldest_s": round(age_s, 1), "dead": dead}
         )

@@ -419,14 +419,14 @@ async def test_a_bug_in_a_processor_is_logged_and_processing_goes_on(world: Worl
     log = await world.log("a")
     heard, fails = Heard(), [ZeroDivisionError("a bug")]
     log.listen("a", heard)
-    scan = log.table_index.pages
+    scan = log.index.pages
 
     def pages(subscription: str, since: int) -> object:
         if fails:
             raise fails.pop()
         return scan(subscription, since)
 
-    log.table_index.pages = pages  # type: ignore[method-assign, assignment]
+    log.index.pages = pages  # type: ignore[method-assign, assignment]
     await log.start()
     await log.put(ROW)
     with capture_logs() as told:
@@ -440,14 +440,14 @@ async def test_a_bug_in_a_processor_is_logged_and_processing_goes_on(world: Worl
 async def test_a_bug_in_the_upkeep_is_logged_and_the_upkeep_goes_on(world: World) -> None:
     log = await world.log(Subscription("a", max_tries=1))
     log.listen("a", Heard(False))
-    count, fails = log.table_index.count_dead, [ZeroDivisionError("a bug")]
+    count, fails = log.index.count_dead, [ZeroDivisionError("a bug")]
 
     async def count_dead(subscription: str, limit: int) -> int:
         if fails:
             raise fails.pop()
         return await count(subscription, limit)
 
-    log.table_index.count_dead = count_dead  # type: ignore[method-assign]
+    log.index.count_dead = count_dead  # type: ignore[method-assign]
     await log.start()
     await log.put(ROW)
     with capture_logs() as told:

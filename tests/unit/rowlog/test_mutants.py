@@ -200,7 +200,7 @@ def no_waiting(_: Any) -> Any:
 
 def bury_alone(_: Any) -> Any:
     async def bury(self: Any, _: bytes, given: Any) -> None:
-        await self.table_index.bury(given)
+        await self.index.bury(given)
 
     return bury
 
@@ -328,7 +328,7 @@ MUTANTS = {
         test_candidacy.test_a_message_that_is_done_for_all_leaves_nothing,
     ),
     "entry-is-removed": Mutant(
-        index.TableIndex,
+        index.Index,
         "flush",
         nothing,
         test_candidacy.test_a_message_that_is_done_for_all_leaves_nothing,

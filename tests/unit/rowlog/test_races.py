@@ -1,44 +1,12 @@
 """Steps of two tasks or processes of a rowlog that come between each other."""
 
-import asyncio
 from typing import Any
 
-from broker.rowlog import Put, RowLog, Subscription, topic_index
+from broker.rowlog import Put, Subscription
 from broker.rowlog.cell_keys import Entry
 from broker.rowlog.worklist import Work
 from broker.testing.virtual_time import pass_time
 from tests.unit.rowlog.world import ROW, Heard, World, until, virtual
-
-
-class EmptyTopic:
-    """A client whose topic has no hints."""
-
-    async def poll(self, *_: Any, **__: Any) -> list[Any]:
-        await pass_time(0.005)
-        return []
-
-
-async def scanned(log: RowLog, name: str) -> None:
-    async for _ in log.index.pages(name, 0):
-        pass
-
-
-@virtual
-async def test_positions_are_stored_while_another_subscription_is_read(world: World) -> None:
-    client: Any = EmptyTopic()
-    process = await world.process(index=topic_index(client, "t"))
-    for name in ("a", "b"):
-        await process.log.subscribe(Subscription(name))
-    await pass_time(10)
-    await scanned(process.log, "a")
-    put = process.rows.put
-
-    async def slow(*given: Any) -> None:
-        await pass_time(0.01)
-        await put(*given)
-
-    process.rows.put = slow  # type: ignore[method-assign]
-    await asyncio.gather(scanned(process.log, "b"), process.log.index.flush())
 
 
 @virtual
