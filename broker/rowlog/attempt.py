@@ -38,6 +38,7 @@ from broker.rowlog.execution_state import (
     Standing,
     State,
 )
+from broker.rowlog.first_seen import FirstSeen
 from broker.rowlog.listeners import NoListener, Offers
 from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import TableError
@@ -104,6 +105,8 @@ class Attempts:
     def __init__(self, tools: Tools) -> None:
         """Use the tools."""
         self._tools = tools
+        self._seen = FirstSeen(tools.clock)
+        """The claims of others."""
 
     async def attempt(
         self,
@@ -130,13 +133,13 @@ class Attempts:
         """
         tools = self._tools
         setup = await tools.meta.setup()
-        if leading is None:
-            by = Claimer(BY_CALL + secrets.token_bytes(8))
-        else:
-            by = Claimer(BY_PROCESSOR + secrets.token_bytes(8), leading.epoch)
+        kind, epoch = (BY_CALL, 0) if leading is None else (BY_PROCESSOR, leading.epoch)
+        by = Claimer(kind + secrets.token_bytes(8), tools.clock.now_ms(), epoch)
 
         def claim(state: State) -> State:
-            return execution_state.claim(state, name, by, tools.clock.now_ms(), setup.settings)
+            there = state.parts.get(name)
+            seen_at = self._seen.ms(there.token) if there is not None and there.token else 0
+            return execution_state.claim(state, name, by, seen_at, setup.settings)
 
         message = await self.message(row, found)
         await tools.rows.change(row, found.id, claim, found.raw)

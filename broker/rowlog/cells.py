@@ -124,11 +124,3 @@ _permit = struct.Struct(">q4s")
 def encode_permit(taken_at: int, chance: bytes) -> bytes:
     """Write a row lock as Lily does: the time in ms, and 4 random bytes."""
     return _permit.pack(taken_at, chance)
-
-
-def permit_taken_at(permit: bytes) -> int:
-    """Return when a row lock was taken, ms since 1970. Raises StorageCorrupt: the bytes are no lock."""
-    if len(permit) != _permit.size:
-        raise StorageCorrupt(f"A row lock can't be read: {permit[:32].hex()}.")
-    taken_at, _ = _permit.unpack(permit)
-    return int(taken_at)

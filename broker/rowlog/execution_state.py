@@ -17,7 +17,7 @@ dead letter is revived or dropped, or its subscription is removed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -96,6 +96,8 @@ class Claimer(NamedTuple):
     """The claimer of a message. ``epoch`` 0: a ``process`` call claims."""
 
     token: bytes
+    now: int
+    """The claimer's time, ms since 1970."""
     epoch: int = 0
 
 
@@ -117,12 +119,19 @@ def fresh(timestamp: int, names: Iterable[str]) -> State:
     return State(timestamp, dict.fromkeys(names, Part()))
 
 
-def claim(state: State, name: str, by: Claimer, now: int, settings: Settings) -> State:
+def claim(state: State, name: str, by: Claimer, seen_at: int, settings: Settings) -> State:
     """Claim a message.
+
+    Args:
+        state: the message's state.
+        name: the subscription.
+        by: the claimer.
+        seen_at: when the claimer first saw the claim that is there, by its own clock: ``claimed_at`` is of another's.
+        settings: the rowlog's settings.
 
     Raises:
         Gone: it is not open.
-        Busy: another has claimed it, or its back-off is not over.
+        Busy: another has claimed it.
         Fenced: a later epoch has claimed it.
     """
     part = state.parts.get(name)
@@ -130,18 +139,16 @@ def claim(state: State, name: str, by: Claimer, now: int, settings: Settings) ->
         raise Gone
     if part.token == by.token:
         return state  # An earlier attempt made the claim, and its answer was lost.
-    over_at = part.claimed_at + settings.claim_timeout_ms
-    if part.token.startswith(BY_CALL) and now < over_at:
+    over_at = seen_at + settings.claim_timeout_ms
+    if part.token.startswith(BY_CALL) and by.now < over_at:
         raise Busy("a process call has it in work", over_at)
     if not by.epoch:
         if part.token.startswith(BY_PROCESSOR):
             raise Busy("a processor has it in work")
     elif part.epoch > by.epoch:
         raise Fenced(f"Epoch {part.epoch} works on a message that epoch {by.epoch} wants.")
-    elif part.not_before > now:
-        raise Busy("it was tried, and is tried again later", part.not_before)
     epoch = max(by.epoch, part.epoch)
-    return state.with_part(name, replace(part, epoch=epoch, token=by.token, claimed_at=now))
+    return state.with_part(name, replace(part, epoch=epoch, token=by.token, claimed_at=by.now))
 
 
 def _claimed(state: State, name: str, token: bytes) -> Part:
@@ -187,19 +194,16 @@ def failed(state: State, name: str, token: bytes, failure: Failure, setup: Setup
                     )
                     state = state.with_part(later, held)
         return state
-    wait = backoff_ms(subscription, tries, failure.chance)
+    wait = int(backoff_ms(subscription, tries) * (0.5 + failure.chance / 2))
     return state.with_part(
         name, Part(Standing.OPEN, part.epoch, tries, failure.now + wait, 0, b"", failure.reason)
     )
 
 
-def backoff_ms(subscription: Subscription, tries: int, chance: float) -> int:
-    """Return how long a message waits after its ``tries``-th try.
-
-    The wait doubles with each try; half of it is random.
-    """
-    doubled: int = subscription.backoff_ms_first << min(tries - 1, 32)
-    return int(min(doubled, subscription.backoff_ms_max) * (0.5 + chance / 2))
+def backoff_ms(subscription: Subscription, tries: int) -> int:
+    """Return how long a message waits after its ``tries``-th try at most; half of it is random."""
+    doubled: int = subscription.backoff_ms_first << min(max(tries - 1, 0), 32)
+    return min(doubled, subscription.backoff_ms_max)
 
 
 def revived(state: State, name: str, setup: Setup) -> State:
@@ -316,8 +320,16 @@ class Choice(NamedTuple):
     until: int = 0
 
 
+Seen = Callable[[MessageId, int], int]
+"""Returns when this process first saw a message after so many tries, ms since 1970 by its own clock."""
+
+
 def choose(
-    messages: Sequence[tuple[MessageId, State]], subscription: Subscription, setup: Setup, now: int
+    messages: Sequence[tuple[MessageId, State]],
+    subscription: Subscription,
+    setup: Setup,
+    now: int,
+    seen: Seen,
 ) -> Choice:
     """Choose the next one of a row's sorted messages: the first open one, or none."""
     head = next((each for each in messages if each[1].is_open(subscription.id)), None)
@@ -327,8 +339,10 @@ def choose(
     if waits_for(state, subscription, setup):
         return Choice(Turn.WAIT, message, now + setup.settings.wakeup_timeout_ms)
     part = state.parts[subscription.id]
-    # A writer's clock may be fast, so no message waits longer than the delay, counted from now.
+    seen_at = seen(message, part.tries)
     delay = setup.settings.minimal_process_delay_ms
-    ripe = min(message.timestamp, now) + delay if delay and not part.epoch else 0
-    until = max(part.not_before, ripe)
+    ripe = seen_at + delay if delay and not part.epoch else 0
+    # Another process, with another clock, may have written ``not_before``.
+    tried = min(part.not_before, seen_at + backoff_ms(subscription, part.tries))
+    until = max(tried, ripe)
     return Choice(Turn.WAIT, message, until) if until > now else Choice(Turn.TAKE, message)

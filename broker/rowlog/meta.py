@@ -23,8 +23,10 @@ from broker.rowlog.row_table import NotWritten, RowTable, TableError
 from broker.rowlog.setup import Setup
 
 SETUP: Final = "setup"
-REFRESH_S: Final = 5.0
-"""How old the setup that this process uses may be, while it can be read."""
+REFRESH_S: Final = 1.0
+"""How old the setup may be that a put uses, and any other step while the setup can be read."""
+KNOWN_S: Final = 1.25
+"""How long after a change every process knows it. It is longer than REFRESH_S: clocks don't run at quite one rate."""
 ATTEMPTS: Final = 20
 _epoch = struct.Struct(">q")
 
@@ -69,18 +71,20 @@ class Meta:
             NotFound: there is no such rowlog.
             Unavailable: this process has never read it, and can't read it now.
         """
-        known = self._young()
-        if known is not None:
-            return known
         try:
-            async with self._reading:
-                return (
-                    self._young() or await self._read()
-                )  # Another call may have read it meanwhile.
+            return await self.young()
         except Unavailable:
             if self._setup is None:
                 raise
             return self._setup
+
+    async def young(self) -> Setup:
+        """Return the setup, at most REFRESH_S old. Raises NotFound, Unavailable."""
+        known = self._young()
+        if known is not None:
+            return known
+        async with self._reading:
+            return self._young() or await self._read()  # Another call may have read it meanwhile.
 
     def _young(self) -> Setup | None:
         is_young = self._clock.monotonic() - self._read_at < REFRESH_S
@@ -133,17 +137,34 @@ class Meta:
             raise OutcomeUnknown(f"Whether the rowlog was made is not known: {error}.") from error
 
     async def change(self, change: Callable[[Setup], Setup]) -> Setup:
-        """Change the setup by compare-and-set; return the new one. Raises Unavailable, and the errors of ``change``."""
+        """Change the setup by compare-and-set; return the new one. ``settle`` waits until every process knows it.
+
+        Raises Unavailable, and the errors of ``change``.
+        """
         for _ in range(ATTEMPTS):
             raw = await self._get(SETUP)
             known = setups.decode(raw) if raw else await self.fresh()
             wanted = change(known)
             if wanted == known:
                 return await self.fresh()  # This process may have read an earlier one.
-            wanted = replace(wanted, version=known.version + 1)
+            settled = wanted.settled and not known.settled
+            wanted = replace(wanted, version=known.version + 1, settled=settled)
             if await self._swap(SETUP, raw, setups.encode(wanted)):
                 return await self.fresh()
         raise Unavailable("The rowlog's setup changes too often; try again.")
+
+    async def settle(self, setup: Setup) -> None:
+        """Return once every process knows a changed setup: no put that begins later uses an earlier one.
+
+        Raises TableError, Unavailable.
+        """
+        if setup.settled:
+            return
+        await self._clock.sleep(KNOWN_S)
+        # If it was changed meanwhile, that call settles it.
+        await self.change(
+            lambda now: replace(now, settled=True) if now.version == setup.version else now
+        )
 
     # Epochs.
 

@@ -17,12 +17,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from broker import logs
 from broker.errors import BrokerError, Fenced, StorageCorrupt
 from broker.rowlog.attempt import Attempts, Tools
-from broker.rowlog.cell_keys import Entry
+from broker.rowlog.cell_keys import Entry, MessageId
 from broker.rowlog.election import Leading
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import (
@@ -35,6 +36,7 @@ from broker.rowlog.execution_state import (
     unknown,
     without,
 )
+from broker.rowlog.first_seen import wall_ms
 from broker.rowlog.listeners import Offers
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found
@@ -187,7 +189,8 @@ class Processor:
         figures.add("scan_seconds", self._name, tools.clock.monotonic() - began)
         figures.set("rows_in_work", self._name, len(self.work))
         oldest = self.work.oldest
-        figures.set("oldest_open_seconds", self._name, (now - oldest) / 1000 if oldest else 0)
+        age_ms = max(now - oldest, 0) if oldest else 0  # The writer's clock may be fast.
+        figures.set("oldest_open_seconds", self._name, age_ms / 1000)
 
     # Working.
 
@@ -223,11 +226,14 @@ class Processor:
     async def _visit(self, row: bytes) -> _Again:
         """Process a row; return when to read it again."""
         tools = self._tools
-        found, setup, due = await self._read(row)
+        found, due = await self._read(row)
         for _ in range(MESSAGES_MAX):
-            now = tools.clock.now_ms()
+            now, setup = tools.clock.now_ms(), await tools.meta.setup()
             subscription = setup.named(self._name) or self._subscription
-            choice = choose([(each.id, each.state) for each in found], subscription, setup, now)
+            if subscription.paused:
+                return _Again(now + setup.settings.wakeup_timeout_ms)
+            messages = [(each.id, each.state) for each in found]
+            choice = choose(messages, subscription, setup, now, partial(self._seen_at, row))
             if choice.turn is Turn.NOTHING:
                 return _Again(due, until_offered=True)
             if choice.turn is Turn.WAIT:
@@ -242,7 +248,7 @@ class Processor:
                     self._leading,
                 )
             except Gone:
-                found, setup, due = await self._read(row)
+                found, due = await self._read(row)
                 continue
             except Busy as busy:
                 tools.figures.add("contentions", self._name)
@@ -252,14 +258,19 @@ class Processor:
             found = [each._replace(state=outcome.state) if each is head else each for each in found]
         return _Again(tools.clock.now_ms())
 
-    async def _read(self, row: bytes) -> tuple[list[Found], Setup, int]:
-        """Return a row's messages, the setup, and when to read the row again if no message is open."""
+    def _seen_at(self, row: bytes, message: MessageId, tries: int = 0) -> int:
+        """Return when this process first saw a message after so many tries, ms since 1970 by its own clock."""
+        clock = self._tools.clock
+        return wall_ms(clock, self.work.seen_at(row, message, tries, clock.monotonic()))
+
+    async def _read(self, row: bytes) -> tuple[list[Found], int]:
+        """Return a row's messages, and when to read the row again if no message is open."""
         now = self._tools.clock.now_ms()
         entries = self.work.entries(row)
         found = await self._tools.rows.open(row)
         setup = await self._known(found)
         found = await self._without_removed(row, found, setup)
-        return found, setup, await self._heal(row, entries, found, setup, now)
+        return found, await self._heal(row, entries, found, setup, now)
 
     async def _known(self, found: Sequence[Found]) -> Setup:
         """Return a setup that has all subscriptions of these messages, except removed ones."""
@@ -295,12 +306,15 @@ class Processor:
     ) -> int:
         """Remove entries that contradict the row; return when to look at young ones again, 0: there are none."""
         states = {each.id: each.state for each in found}
+        self.work.keep_seen(row, states)
         due = 0
         stale: list[Entry] = []
         for entry in entries:
             state = states.get(entry.message)
             if state is None:
-                old_at = entry.timestamp + setup.settings.orphaned_message_delay_ms
+                old_at = (
+                    self._seen_at(row, entry.message) + setup.settings.orphaned_message_delay_ms
+                )
                 if old_at > now:  # Its put may be in flight.
                     due = min(due or old_at, old_at, now + setup.settings.wakeup_timeout_ms)
                     continue

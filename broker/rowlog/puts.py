@@ -101,7 +101,7 @@ class Putting:
         if (id(self), put.row) in _working_off.get():
             raise BadRequest("A listener can't change the row whose messages are being worked off.")
         async with self._turn(put.row):
-            setup = await parts.meta.setup()
+            setup = await parts.meta.young()
             names = put.subscriptions
             if names and not set(names) <= {each.id for each in setup.current}:
                 setup = await parts.meta.fresh()

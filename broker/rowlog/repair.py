@@ -1,8 +1,8 @@
 """Compare the rows with the index, and the index with the rows. Report the differences, and repair them if asked to.
 
 =====================================  ==============================================================
-index entry without a message          removed by the processor once it is older than
-                                       ``orphaned_message_delay_ms``: the put of a younger one may be in flight
+index entry without a message          removed by a process that has seen it for ``orphaned_message_delay_ms``, by its
+                                       own clock: before that, its put may be in flight
 index entry of a done message          removed by the processor at once: an earlier removal was lost
 open message without an index entry    a sweep of the user's table adds the entry again
 dead message that is not listed        a sweep of the user's table lists it again
@@ -39,6 +39,8 @@ log = logs.get_logger()
 
 ROWS: Final = 200
 """How many rows of the user's table one step of a sweep reads."""
+ALONE_MAX: Final = 50_000
+"""How many entries without a message are looked at again together."""
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Report:
     without_entry: int = 0
     """Open or dead messages without an index entry, counted for each subscription."""
     orphans: int = 0
-    """Entries without a message that are older than ``orphaned_message_delay_ms``."""
+    """Entries that had no message, and still have none ``orphaned_message_delay_ms`` later."""
     stale: int = 0
     """Entries of messages that are done, or in the wrong list: open or dead."""
     finished: int = 0
@@ -187,45 +189,66 @@ class Repair:
     async def entries(self, report: Report, *, mend: bool) -> None:
         """Read the whole index table, and compare it with the rows. Raises TableError."""
         setup = await self._meta.fresh()
+        alone: list[tuple[Entry, bytes]] = []
         for shard in setup.shards:
             start = b""
             while found := await self._index.all(shard.id, start, ROWS):
                 for _, entry, end in found:
                     report.entries += 1
-                    await self._entry(entry, end, setup, report, mend=mend)
+                    if await self._is_alone(entry, end, setup, report, mend=mend):
+                        alone.append((entry, end))
+                if len(alone) >= ALONE_MAX:
+                    await self._orphans(alone, setup, report, mend=mend)
                 if len(found) < ROWS:
                     break
                 start = found[-1][0] + b"\0"
+        await self._orphans(alone, setup, report, mend=mend)
         await self._index.flush()
 
-    async def _entry(
-        self, entry: Entry, end: bytes, setup: Setup, report: Report, *, mend: bool
+    async def _orphans(
+        self, alone: list[tuple[Entry, bytes]], setup: Setup, report: Report, *, mend: bool
     ) -> None:
+        """Look again at entries without a message, once no put of them can be in flight; empty the list."""
+        if alone:
+            await self._clock.sleep(setup.settings.orphaned_message_delay_ms / 1000)
+        for entry, end in alone:
+            is_there = not await self._index.lacks([entry], end)
+            if is_there and await self._rows.one(entry.row, entry.message) is None:
+                report.orphans += 1
+                if mend:
+                    await self._remove(entry, end)
+        alone.clear()
+
+    async def _remove(self, entry: Entry, end: bytes) -> None:
+        await (self._index.remove([entry]) if end == OPEN_END else self._index.unbury([entry]))
+
+    async def _is_alone(
+        self, entry: Entry, end: bytes, setup: Setup, report: Report, *, mend: bool
+    ) -> bool:
+        """Compare an entry with its row. Return True if the row does not have the message."""
         try:
             found = await self._rows.one(entry.row, entry.message)
         except StorageCorrupt:
-            return  # The sweep reports this row.
-        part = None if found is None else found.state.parts.get(entry.subscription)
-        known = {each.id for each in setup.subscriptions}
+            return False  # The sweep reports this row.
         if found is None:
-            age = self._clock.now_ms() - entry.timestamp
-            if age <= setup.settings.orphaned_message_delay_ms:
-                return
-            report.orphans += 1
-        elif part is None or part.standing is Standing.DONE or entry.subscription not in known:
+            return True
+        part = found.state.parts.get(entry.subscription)
+        known = {each.id for each in setup.subscriptions}
+        if part is None or part.standing is Standing.DONE or entry.subscription not in known:
             report.stale += 1
         elif (part.standing is Standing.OPEN) != (end == OPEN_END):
             report.stale += 1
             if mend and end == OPEN_END:
                 await self._entries.bury(entry.row, [entry])
-                return
+                return False
             if mend:
                 await self._index.add([entry])
                 self._entries.wake_for_all(entry.subscription)
         else:
-            return
+            return False
         if mend:
-            await (self._index.remove([entry]) if end == OPEN_END else self._index.unbury([entry]))
+            await self._remove(entry, end)
+        return False
 
     async def purge(self, name: str) -> int:
         """Count all messages as done for a subscription that is being removed, and remove its entries.

@@ -1,7 +1,7 @@
 """Row locks: one cell of the row, taken by compare-and-set, for as long as a put takes.
 
-The value is Lily's: the time at which the lock was taken, and four random bytes. When its time is up, another process
-may take the lock over. The guarantee depends on the table:
+The value is Lily's: the time at which the lock was taken, and four random bytes. A process that has seen one value for
+the lock's time-out, by its own clock, may take the lock over. The guarantee depends on the table:
 
 * Thrift-2, memory: the put compares the lock's cell in the same step. A holder that lost its lock can't write.
 * Thrift-1 can't compare a cell in a put. A holder sends no put in the last LATE_MS of its lock, by its own clock. A put
@@ -19,7 +19,8 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown
-from broker.rowlog.cells import encode_permit, permit_taken_at
+from broker.rowlog.cells import encode_permit
+from broker.rowlog.first_seen import FirstSeen
 from broker.rowlog.refusals import RowLocked
 from broker.rowlog.row_table import Guard, NotWritten, RowTable, TableError
 from broker.rowlog.rows import Rows
@@ -49,6 +50,7 @@ class RowLocks:
         self._table = table
         self._rows = rows
         self._clock = clock
+        self._seen = FirstSeen(clock)
 
     @asynccontextmanager
     async def held(self, row: bytes, settings: Settings) -> AsyncIterator[Permit]:
@@ -71,18 +73,20 @@ class RowLocks:
     async def _take(self, row: bytes, settings: Settings) -> Permit:
         column = self._rows.columns.lock
         timeout_s = settings.lock_timeout_ms / 1000
-        deadline = self._clock.monotonic() + timeout_s
+        deadline: float | None = None
         while True:
-            began, now = self._clock.monotonic(), self._clock.now_ms()
-            value = encode_permit(now, secrets.token_bytes(4))
+            began = self._clock.monotonic()
+            value = encode_permit(self._clock.now_ms(), secrets.token_bytes(4))
             try:
                 there = await self._holder(row, column)
-                is_free = not there or permit_taken_at(there) + settings.lock_timeout_ms < now
-                if is_free and await self._swap(row, column, there, value):
+                now = self._clock.monotonic()
+                free_at = self._seen.at((row, there)) + timeout_s if there else now
+                deadline = deadline or max(free_at, now + timeout_s)
+                if free_at <= now and await self._swap(row, column, there, value):
                     return Permit(Guard(column, value), began + timeout_s)
             except TableError as error:
                 raise RowLocked(f"The lock on a row can't be had: {error}.") from error
-            if self._clock.monotonic() >= deadline:
+            if now >= deadline:
                 raise RowLocked("Another has the lock on this row.")
             await self._clock.sleep(PAUSE_S)
 

@@ -335,7 +335,7 @@ class RowLog:
     async def subscribe(
         self, subscription: Subscription, *, since: Literal["now", "open"] = "now"
     ) -> None:
-        """Add a subscription, or change the one of its id.
+        """Add a subscription, or change the one of its id; return when every writer knows it.
 
         Args:
             subscription: the subscription.

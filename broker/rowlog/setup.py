@@ -65,11 +65,11 @@ class Settings:
     notify_delay_ms: int = 20
     """For how long after a wake-up further puts are batched into one more wake-up."""
     minimal_process_delay_ms: int = 0
-    """How old a message must be before a processor takes it. In a WAL, the writer processes it first."""
+    """How long a processor must have seen a message to take it. In a WAL, the writer processes it first."""
     wakeup_timeout_ms: int = 5_000
     """How often a processor scans without a wake-up."""
     orphaned_message_delay_ms: int = 120_000
-    """How old an index entry without a message must be to be removed. It must be longer than any put takes."""
+    """How long a process must have seen an index entry without a message to remove it: longer than any put takes."""
     scan_margin_ms: int = 120_000
     """How far writers' clocks may differ, and puts may be late, so that a poll still finds the message."""
     full_scan_ms: int = 600_000
@@ -77,7 +77,7 @@ class Settings:
     sweep_ms: int = 3_600_000
     """How often the user's table is swept for messages without an index entry; 0: never."""
     claim_timeout_ms: int = 30_000
-    """How long a ``process`` call may take for one message before a processor takes it over."""
+    """How long a processor must have seen a ``process`` call's claim to take the message over."""
     listener_timeout_s: float = 60.0
     work_off_first: bool = False
     """For a WAL: open messages of a row are processed before its next change, or the change is refused."""
@@ -110,6 +110,8 @@ class Setup:
     shards: tuple[Shard, ...] = (Shard(0),)
     subscriptions: tuple[Subscription, ...] = ()
     version: int = 0
+    settled: bool = True
+    """False after a change until every process knows it."""
 
     def named(self, name: str) -> Subscription | None:
         """Return a subscription, also one that is being removed; None: there is none of that id."""

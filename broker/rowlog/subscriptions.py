@@ -48,7 +48,7 @@ class Subscribing:
     async def subscribe(
         self, subscription: Subscription, *, since: Literal["now", "open"] = "now"
     ) -> None:
-        """Add a subscription, or change the one of its id.
+        """Add a subscription, or change the one of its id; return when every writer knows it.
 
         Args:
             subscription: the subscription.
@@ -131,7 +131,9 @@ class Subscribing:
                 await self._change(lambda setup: setup.without_shard(number))  # noqa: B023 - Called at once.
 
     async def _change(self, change: Callable[[Setup], Setup]) -> Setup:
+        """Change the setup, and return it once every process knows it."""
         made = await self.meta.change(change)
         if self._coordinator is not None:
             await self._coordinator.hint(self.wakeups.hint("setup"))
+        await self.meta.settle(made)
         return made

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from broker.rowlog.cell_keys import Entry
+from broker.rowlog.cell_keys import Entry, MessageId
 
 READY_MAX: Final = 1_000
 WAITING_MAX: Final = 20_000
@@ -40,6 +41,8 @@ class _Row:
     """When the row may be read, ms since 1970; 0: it does not wait."""
     until_offered: bool = False
     """True if an offer of any of its entries ends its waiting."""
+    seen: dict[tuple[MessageId, int], float] = field(default_factory=dict)
+    """When its messages, with their numbers of tries, were first seen here."""
 
 
 class Work:
@@ -104,6 +107,16 @@ class Work:
     def entries(self, key: bytes) -> list[Entry]:
         """Return the entries of a row in work, also those offered since it was taken."""
         return list(self._rows[key].entries)
+
+    def seen_at(self, key: bytes, message: MessageId, tries: int, now: float) -> float:
+        """Return when a message of a row in work was first seen after so many tries; ``now`` if it is new here."""
+        return self._rows[key].seen.setdefault((message, tries), now)
+
+    def keep_seen(self, key: bytes, messages: Iterable[MessageId]) -> None:
+        """Forget when other messages and entries of a row in work were seen: they are not there any more."""
+        row = self._rows[key]
+        there = {*messages, *(entry.message for entry in row.entries)}
+        row.seen = {thing: at for thing, at in row.seen.items() if thing[0] in there}
 
     def settle(self, key: bytes, entry: Entry) -> None:
         """Remove an entry of a row in work."""

@@ -77,17 +77,17 @@ async def claimed_for_another_subscription(other: RowLog) -> None:
     """The processor of "b" takes it."""
 
     def by_b(state: State) -> State:
-        return claim(state, "b", Claimer(b"p12345678", 9), other.clock.now_ms(), Settings())
+        return claim(state, "b", Claimer(b"p12345678", 0, epoch=9), 0, Settings())
 
     await other.messages.change(ROW, await the_first(other), by_b)
 
 
 async def taken_over(other: RowLog, *, is_done: bool) -> None:
     """A successor raises the epoch and claims it; it may also have done it."""
-    by = Claimer(b"p12345678", await other.meta.raise_epoch("mq.all", "successor"))
+    by = Claimer(b"p12345678", 0, await other.meta.raise_epoch("mq.all", "successor"))
 
     def change(state: State) -> State:
-        state = claim(state, "a", by, other.clock.now_ms(), Settings())
+        state = claim(state, "a", by, 0, Settings())
         return done(state, "a", by.token) if is_done else state
 
     first = await the_first(other)

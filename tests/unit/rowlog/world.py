@@ -14,7 +14,7 @@ from broker.rowlog.attempt import Attempts, Outcome, Tools
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import Cells, NotWritten
-from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.testing.virtual_time import EPOCH_MS, VirtualClock, VirtualLoop, pass_time, simulate
 
 TABLE = b"records"
 INDEX = b"rowlog-mq"
@@ -28,10 +28,10 @@ class Crashed(NotWritten):
 class Process:
     """A RowLog of its own, with a session of its own."""
 
-    def __init__(self, world: World, **options: Any) -> None:
+    def __init__(self, world: World, *, fast_ms: int = 0, **options: Any) -> None:
         self.world = world
         self.session: TreeCoordinator = world.coordination.session()
-        self.clock = VirtualClock(world.loop)
+        self.clock = VirtualClock(world.loop, wall_ms=EPOCH_MS + fast_ms)
         self.steps_left: int | None = None
         """After how many changing steps it crashes."""
         self.is_gone = False
@@ -50,6 +50,17 @@ class Process:
             self.is_gone |= self.steps_left < 0
         if self.is_gone:
             raise Crashed(f"crashed before {name}")
+
+    def put_late(self, seconds: float) -> None:
+        """Let each put into the user's table take some seconds."""
+        put = self.rows.put
+
+        async def late(table: bytes, rows: Any) -> None:
+            if table == TABLE:
+                await pass_time(seconds)
+            await put(table, rows)
+
+        self.rows.put = late  # type: ignore[method-assign]
 
     async def crash(self) -> None:
         """Crash: no later call reaches the table, and the session ends after its time-out."""
