@@ -5,7 +5,7 @@
     BrokerError
     ├── RequestError          the request is wrong; repeating it does not help    (4xx, 501)
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
-    │   ├── TopicNotFound  TopicExists  NotFound  MethodNotAllowed
+    │   ├── TopicNotFound  TopicExists  TopicRecreated  NotFound  MethodNotAllowed
     │   ├── PayloadsSealed  IdempotencyKeyReused  CursorMoved  TooManyCursors
     │   ├── TransactionTooOld  TransactionNotInProgress  TransactionConflict  ChangesTooLarge
     │   └── Forbidden  NotAllowed  NotInstalled
@@ -93,6 +93,21 @@ class TopicExists(RequestError):
 
     code = "topic_exists"
     http_status = 409
+
+
+class TopicRecreated(RequestError):
+    """The request has a place in another generation: the topic was deleted and created again."""
+
+    code = "topic_recreated"
+    http_status = 410
+
+    @classmethod
+    def between(cls, topic: object, asked: int, present: int) -> TopicRecreated:
+        """Return the error for a place in generation ``asked`` of a topic that has generation ``present``."""
+        return cls(
+            f"Topic {topic} was deleted and created again: the place is in generation {asked}, and the topic has "
+            f"generation {present} now. To go on with the new topic, start at its oldest message."
+        )
 
 
 class NotFound(RequestError):

@@ -381,10 +381,12 @@ class Poll:
     """A consumer's request.
 
     ``start`` is a message id (longer ones are cut to 20 bytes), a time in ms, or None for the oldest message.
-    ``inclusive`` counts only if ``start`` is an id. ``limit`` None means no limit.
+    ``inclusive`` counts only if ``start`` is an id. ``limit`` None means no limit. ``generation``: the generation
+    of the topic in which ``start`` is a place; None: any.
     """
 
     start: MessageId | int | None = None
     inclusive: bool = True
     limit: int | None = None
     snapshot: Snapshot | None = None
+    generation: int | None = None

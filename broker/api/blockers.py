@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from broker.api import body_reader
 from broker.api.own_service import AnyService
-from broker.api.times import parse_place, rfc3339
+from broker.api.places import place_in
+from broker.api.times import rfc3339
 from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply, media_type
@@ -32,12 +33,10 @@ class BlockersApi:
 
     async def blockers(self, request: Request) -> Answer:
         """Answer which transactions hold a consumer back, the first one first."""
-        query = request.query
-        limit = whole_number(query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_DEFAULT)
-        start = query.get("from")
-        place = None if start is None else parse_place("from", start)
+        limit = whole_number(request.query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_DEFAULT)
+        place = place_in(request, "from")
         snapshot, of = await self._snapshot(request)
-        wanted = BlockersQuery(snapshot, place, limit)
+        wanted = BlockersQuery(snapshot, place, limit, request.generation)
         found = await self._topics.blockers(request.topic, wanted, request.hold)
         known, problem = await self._known(found.blockers) if found.blockers else ({}, None)
         now_ms = self._clock.now_ms()

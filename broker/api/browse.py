@@ -10,11 +10,13 @@ import orjson
 from broker.api.body_reader import read_snapshot
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.times import parse_place, rfc3339, rfc3339_or_none
+from broker.api.places import in_generation, place_in
+from broker.api.times import rfc3339, rfc3339_or_none
 from broker.http.budget import BudgetKind, Hold
 from broker.http.reply import JSON, Answer, ChunkedReply, Piece, Reply
 from broker.http.request import Request, one_of, whole_number
 from broker.model import Snapshot, timestamp_of
+from broker.places import Place
 from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
 from broker.topics.topics import Topics
@@ -47,10 +49,9 @@ class Browsing:
     async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
         query = request.query
         bytes_max = None if one_of(query, "payload", CHOICES) == "full" else PREVIEW_BYTES
-        start, end = query.get("from"), query.get("to")
         wanted = BrowseQuery(
-            start=None if start is None else parse_place("from", start),
-            end=None if end is None else parse_place("to", end),
+            start=place_in(request, "from"),
+            end=place_in(request, "to"),
             limit=whole_number(
                 query, "limit", least=1, most=self._messages_max, default=LIMIT_DEFAULT
             ),
@@ -58,14 +59,16 @@ class Browsing:
             snapshot=snapshot,
             # The extra byte shows whether the payload is longer than the preview.
             payload_bytes_max=None if bytes_max is None else bytes_max + 1,
-        )
+        )._replace(generation=request.generation)
         page = await self._topics.browse(request.topic, wanted, request.hold)
         size = sum([len(entry.payload or b"") for entry in page.entries])
         out = _list(bytes_max)
         if size > PART_BYTES or len(page.entries) > MESSAGES_AT_ONCE:
-            return ChunkedReply(_chunks(page, out, request.hold), JSON)
+            return ChunkedReply(
+                _chunks(page, out, request.hold), JSON, in_generation(page.generation)
+            )
         messages = b"".join([*out.pieces(page.entries), out.end()])
-        return Reply(200, _OPENING + messages + _end(page), JSON)
+        return Reply(200, _OPENING + messages + _end(page), JSON, in_generation(page.generation))
 
 
 async def _chunks(
@@ -91,7 +94,8 @@ def _bytes_of(entries: Sequence[BrowseEntry]) -> int:
 
 
 def _end(page: EntryPage) -> bytes:
-    return b',"next":%b}' % orjson.dumps(None if page.next is None else page.next.hex())
+    following = None if page.next is None else str(Place(page.next, page.generation))
+    return b',"next":%b}' % orjson.dumps(following)
 
 
 def _list(bytes_max: int | None) -> JsonList[BrowseEntry]:

@@ -12,11 +12,12 @@ from typing import Final
 
 from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
 from broker.api.body_reader import read_snapshot
+from broker.api.places import id_in, in_generation
 from broker.api.polls import blocked_by
 from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece
 from broker.http.request import Request
-from broker.model import Snapshot, message_id_from_hex
+from broker.model import Snapshot
 from broker.slices import Slice
 from broker.topics.pages import PollPage, cut
 from broker.topics.streams import RowStream
@@ -45,15 +46,15 @@ class BulkReading:
         return await self._read(request, await read_snapshot(request))
 
     async def _read(self, request: Request, snapshot: Snapshot | None) -> Answer:
-        after, through = request.query.get("after"), request.query.get("through")
-        if through is None:
+        first, last = id_in(request, "after"), id_in(request, "through")
+        if last is None:
             raise BadRequest("through: give the last id of the range; `range` returns it.")
-        last = message_id_from_hex(through)
-        first = None if after is None else message_id_from_hex(after)
         if self._maker is None:
             self._maker = await asyncio.to_thread(ArrowMaker)  # The import takes long.
-        rows = await self._topics.rows(request.topic, first, last, snapshot, request.hold)
-        headers = blocked_by(rows.blocked_by)
+        rows = await self._topics.rows(
+            request.topic, first, last, snapshot, request.hold, generation=request.generation
+        )
+        headers = (*in_generation(rows.generation), *blocked_by(rows.blocked_by))
         return ChunkedReply(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
 
 

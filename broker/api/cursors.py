@@ -10,15 +10,8 @@ from broker.api.times import rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, whole_number
-from broker.model import (
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
-    MessageId,
-    Topic,
-    check_cursor,
-    message_id_from_hex,
-    timestamp_of,
-)
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, Topic, check_cursor, timestamp_of
+from broker.places import Place
 from broker.topics.cursors import StoredCursor, shown
 from broker.topics.topics import Topics
 
@@ -38,7 +31,7 @@ class CursorHandlers:
         """Answer a page of a topic's cursors, each with its lag."""
         query = request.query
         limit = whole_number(query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_MAX)
-        topic = await self._topics.get(request.topic)
+        topic = await self._topics.get(request.topic, request.generation)
         page = await self._topics.cursors.page(topic, query.get("after", ""), limit)
         told = [await self._with_lag(topic, cursor) for cursor in page.cursors]
         return json_reply({"cursors": told, "next": page.next})
@@ -46,22 +39,23 @@ class CursorHandlers:
     async def show(self, request: Request) -> Answer:
         """Answer one cursor with its lag."""
         name = check_cursor(request.names.cursor)
-        topic = await self._topics.get(request.topic)
+        topic = await self._topics.get(request.topic, request.generation)
         cursor = await self._topics.cursors.get(topic, name)
         return json_reply(await self._with_lag(topic, cursor))
 
     async def put(self, request: Request) -> Answer:
         """Move or create a cursor, if its version is the one that the request expects."""
         name = check_cursor(request.names.cursor)
-        after, expected, data = _decode_put(request.body)
-        topic = await self._topics.get(request.topic)
+        place, expected, data = _decode_put(request.body)
+        after = None if place is None else request.id_at(place)
+        topic = await self._topics.get(request.topic, request.generation)
         cursor = await self._topics.cursors.put(topic, name, after, expected, data)
         return json_reply({**shown(cursor), "generation": topic.generation})
 
     async def delete(self, request: Request) -> Answer:
         """Delete a cursor; answer whether there was one."""
         name = check_cursor(request.names.cursor)
-        topic = await self._topics.get(request.topic)
+        topic = await self._topics.get(request.topic, request.generation)
         return json_reply({"deleted": await self._topics.cursors.delete(topic, name)})
 
     async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> dict[str, Any]:
@@ -81,7 +75,7 @@ class CursorHandlers:
         }
 
 
-def _decode_put(body: bytes) -> tuple[MessageId | None, str | None, str]:
+def _decode_put(body: bytes) -> tuple[Place | None, str | None, str]:
     """Return the new place, the expected version, and the data of a put. Raises BadRequest."""
     try:
         told = orjson.loads(body)
@@ -97,4 +91,4 @@ def _decode_put(body: bytes) -> tuple[MessageId | None, str | None, str]:
         raise BadRequest("after and expected must be strings, or null.")
     if not isinstance(data, str) or len(data.encode("utf-8")) > DATA_BYTES_MAX:
         raise BadRequest(f"data must be text of at most {DATA_BYTES_MAX} bytes.")
-    return None if after is None else message_id_from_hex(after), expected, data
+    return None if after is None else Place.of(after), expected, data

@@ -2,11 +2,11 @@
 
 ::
 
-    id: 0000019aa4…                    an id without an event: the stream begins behind it
+    id: 0000019aa4…@2                  an id without an event: the stream begins behind it
     : default:t                        a comment: the stream has begun
-    id: 0000019aa5…                    one event is one message; its id is the message's, so that a
-    data: {"id":"…","payload":"…",     client that comes back with Last-Event-ID goes on exactly
-      "key":"…","headers":{…},…}       behind it (the data are one line)
+    id: 0000019aa5…@2                  one event is one message; its id is the message's place: its id
+    data: {"id":"…","payload":"…",     and the topic's generation. So a client that comes back with
+      "key":"…","headers":{…},…}       Last-Event-ID goes on exactly behind it (the data are one line)
     : keep-alive                       a comment, sent after a time without events
     : leader http://b:8082;node=2      a comment: from now on that node should lead the topic
 
@@ -20,31 +20,35 @@ a comment names the next leader. If another node leads the topic, this node forw
 long as the stream lives. A client may ignore the leader's name.
 
 A stream reads like a consumer without a transaction: page after page, each from the last id sent. It ends after
-a whole event, when the client goes, the node drains, or the topic is deleted.
+a whole event, when the client goes, the node drains, or the topic is deleted. An id of an earlier generation of the
+topic is refused (410).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 import orjson
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.leadership import epoch_of
 from broker.api.payload_text import in_pieces, shown, shown_beside
+from broker.api.places import in_generation, place_in
 from broker.api.routed import BROKER_LEADER
-from broker.api.times import parse_place
-from broker.errors import TopicNotFound
+from broker.errors import TopicNotFound, TopicRecreated
 from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers
 from broker.http.request import Request
-from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId, message_id_from_hex
+from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId
+from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
 from broker.slices import Slice
 from broker.topics.browse import BrowseQuery
 from broker.topics.topics import Topics
 from broker.wire.avrojson import PART_BYTES
 
+NOW: Final = "now"
 KEEP_ALIVE_S = 15.0
 PAGE_MESSAGES = 500
 CHUNK_BYTES = 64 * 1024
@@ -85,12 +89,21 @@ class Events:
 
     async def stream(self, request: Request) -> Answer:
         """Answer a stream of events that goes on until the client, the node or a deletion ends it."""
-        await self._topics.get(request.topic)
-        poll = await self._start(request)
+        last = request.headers.get("Last-Event-ID")
+        start = None if last else request.query.get("from")
+        place: MessageId | int | None = None
+        if last:
+            place = request.id_at(Place.of(last))
+        elif start != NOW:
+            place = place_in(request, "from")
+        generation = (await self._topics.get(request.topic, request.generation)).generation
+        if start == NOW:
+            place = await self._newest(request.topic, generation)
+        poll = Poll(place, isinstance(place, int), PAGE_MESSAGES, generation=generation)
         leader = self._leader(request.topic)
         chunks = self._chunks(request, poll, leader)
         told: Headers = () if leader is None else ((BROKER_LEADER, leader.format()),)
-        headers = (("Cache-Control", "no-store"), *told)
+        headers = (("Cache-Control", "no-store"), *in_generation(generation), *told)
         return ChunkedReply(chunks, EVENTS, headers, compressible=False)
 
     def _leader(self, topic: TopicId) -> LeaderSeen | None:
@@ -102,22 +115,10 @@ class Events:
         epoch = epoch_of(self._topics, topic) if place.here else None
         return LeaderSeen(place.node.url, place.node.instance, epoch)
 
-    async def _start(self, request: Request) -> Poll:
-        last = request.headers.get("Last-Event-ID")
-        if last:
-            return Poll(message_id_from_hex(last), inclusive=False, limit=PAGE_MESSAGES)
-        start = request.query.get("from")
-        if start is None:
-            return Poll(limit=PAGE_MESSAGES)
-        if start == "now":
-            return await self._from_now(request.topic)
-        place = parse_place("from", start)
-        return Poll(place, inclusive=isinstance(place, int), limit=PAGE_MESSAGES)
-
-    async def _from_now(self, topic: TopicId) -> Poll:
-        newest = await self._topics.browse(topic, BrowseQuery(None, None, 1, True, None))
-        last = newest.entries[0].id if newest.entries else BEFORE_ALL
-        return Poll(last, inclusive=False, limit=PAGE_MESSAGES)
+    async def _newest(self, topic: TopicId, generation: int) -> MessageId:
+        query = BrowseQuery(None, None, 1, descending=True, generation=generation)
+        newest = await self._topics.browse(topic, query)
+        return newest.entries[0].id if newest.entries else BEFORE_ALL
 
     async def _chunks(
         self, request: Request, poll: Poll, leader: LeaderSeen | None
@@ -127,20 +128,20 @@ class Events:
         while not abandoned.done():
             try:
                 page = await self._poll(request, poll, self._keep_alive_s)
-            except TopicNotFound:
+            except (TopicNotFound, TopicRecreated):
                 return
             if page is None:
                 return
             before = poll
             async for messages in page.messages():
-                for chunk, is_whole in _event_chunks(messages):
+                for chunk, is_whole in _event_chunks(messages, poll.generation):
                     if chunk:
                         yield chunk
                     if is_whole and abandoned.done():
                         return
                     await mine.go_on()
                 if messages:
-                    poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
+                    poll = replace(poll, start=messages[-1].id, inclusive=False)
             leader, before_leader = self._leader(request.topic) or leader, leader
             comment = _moved_comment(before_leader, leader) or (
                 _KEEP_ALIVE if poll is before else b""
@@ -151,7 +152,9 @@ class Events:
 
 def _opening(topic: TopicId, poll: Poll) -> bytes:
     """Return the first bytes of a stream: the id behind which it begins, if it begins at an id, and a comment."""
-    told = f"id: {poll.start.hex()}\n\n" if isinstance(poll.start, bytes) else ""
+    told = ""
+    if isinstance(poll.start, bytes):
+        told = f"id: {Place(poll.start, poll.generation)}\n\n"
     return f"{told}: {topic}\n\n".encode("ascii")
 
 
@@ -162,7 +165,7 @@ def _moved_comment(former: LeaderSeen | None, leader: LeaderSeen | None) -> byte
     return f": leader {leader.format()}\n\n".encode()
 
 
-def _event_chunks(messages: list[Message]) -> Iterator[tuple[bytes, bool]]:
+def _event_chunks(messages: list[Message], generation: int | None) -> Iterator[tuple[bytes, bool]]:
     """Yield chunks, each with True if an event ends there.
 
     Small events are joined up to about CHUNK_BYTES. A large event is split into parts. An empty chunk marks a step
@@ -175,14 +178,14 @@ def _event_chunks(messages: list[Message]) -> Iterator[tuple[bytes, bool]]:
             yield bytes(chunk), True
             chunk.clear()
         if is_large:
-            yield from _large_event(message)
+            yield from _large_event(message, generation)
         else:
-            chunk += _event(message)
+            chunk += _event(message, generation)
     if chunk:
         yield bytes(chunk), True
 
 
-def _event(message: Message) -> bytes:
+def _event(message: Message, generation: int | None) -> bytes:
     payload = shown(message.payload)
     data = orjson.dumps(
         {
@@ -192,19 +195,19 @@ def _event(message: Message) -> bytes:
             **shown_beside(message.key, message.headers),
         }
     )
-    return _event_head(message) + data + b"\n\n"
+    return _event_head(message, generation) + data + b"\n\n"
 
 
-def _large_event(message: Message) -> Iterator[tuple[bytes, bool]]:
-    yield _event_head(message), False
+def _large_event(message: Message, generation: int | None) -> Iterator[tuple[bytes, bool]]:
+    yield _event_head(message, generation), False
     beside = shown_beside(message.key, message.headers)
     for piece in in_pieces(_place_fields(message), message.payload, beside):
         yield piece, False
     yield b"\n\n", True
 
 
-def _event_head(message: Message) -> bytes:
-    return b"id: %b\ndata: " % message.id.hex().encode("ascii")
+def _event_head(message: Message, generation: int | None) -> bytes:
+    return b"id: %b\ndata: " % str(Place(message.id, generation)).encode("ascii")
 
 
 def _place_fields(message: Message) -> dict[str, Any]:

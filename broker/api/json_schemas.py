@@ -17,6 +17,9 @@ NUMBER: Final[Spec] = {"type": "number"}
 BOOLEAN: Final[Spec] = {"type": "boolean"}
 BYTES: Final[Spec] = {"type": "string", "format": "binary"}
 MESSAGE_ID: Final[Spec] = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
+POSITIVE: Final[Spec] = {"type": "integer", "minimum": 1}
+ID_PLACE: Final[Spec] = {"type": "string", "pattern": "^[0-9a-fA-F]{40}(@[0-9]{1,10})?$"}
+"""A message id, and perhaps the generation of the topic to which it belongs."""
 MOMENT: Final[Spec] = {
     "type": "string",
     "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
@@ -98,7 +101,7 @@ SNAPSHOT: Final[Spec] = {
 _COUNT = record(value=INTEGER, estimate=BOOLEAN)
 _END = nullable(record(id=MESSAGE_ID, time=MOMENT))
 _NEXT = {
-    **nullable(MESSAGE_ID),
+    **nullable(ID_PLACE),
     "description": "Where the next page begins: send it as `from`, or with `order=desc` as `to`.",
 }
 SHOWN_BYTES: Final[Spec] = {
@@ -267,7 +270,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
     "CursorSent": {
         "type": "object",
         "properties": {
-            "after": nullable(MESSAGE_ID),
+            "after": nullable(ID_PLACE),
             "expected": nullable(STRING),
             "data": {
                 "type": "string",
@@ -288,6 +291,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         bytes=INTEGER,
         lost=INTEGER,
         ends=array(MESSAGE_ID),
+        generation=INTEGER,
     ),
     "Stage": record(stage=STAGE, ends_at=MOMENT),
     "StagesSent": {
@@ -385,6 +389,9 @@ RESPONSES: Final[dict[str, Spec]] = {
     "405": _error("The path does not have this method. The header Allow names its methods."),
     "409": _error(
         "The object exists already, is sealed or over, conflicts, has moved, or there are too many."
+    ),
+    "410": _error(
+        "The place, or the stored messages, belong to an earlier generation: the topic was deleted and created again."
     ),
     "413": _error("The body, a message, or the number of messages is above its limit."),
     "422": _error("The transaction is too old, or the idempotency key was used with another body."),

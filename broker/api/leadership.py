@@ -29,7 +29,7 @@ class Leadership:
 
     async def leader(self, request: Request) -> Answer:
         """Answer node, URL and epoch. The epoch is null until this node has claimed the topic."""
-        await self._topics.get(request.topic)
+        await self._topics.get(request.topic, request.generation)
         epoch = epoch_of(self._topics, request.topic)
         if self._me is None or self._place is None:
             url = f"http://{request.headers.get('Host', 'localhost')}"

@@ -22,8 +22,10 @@ from broker.api.cursors import LIMIT_MAX
 from broker.api.json_schemas import (
     BYTES,
     CURSOR_NAME,
+    ID_PLACE,
     INTEGER,
     MESSAGE_ID,
+    POSITIVE,
     RESPONSES,
     SCHEMAS,
     STAGE,
@@ -112,7 +114,7 @@ _SENT = (
     (AVRO_JSON, of("AvroPublishRequest")),
 )
 _RAW = (("text/plain", STRING), ("application/octet-stream", BYTES))
-_PLACE = "A message id (40 hex digits), milliseconds since 1970, or a moment of RFC 3339"
+_PLACE = "A message id (40 hex digits, or digits@generation), milliseconds since 1970, or a moment of RFC 3339"
 _BROWSE_QUERY = [
     query("from", f"{_PLACE}; inclusive.", STRING),
     query("to", f"{_PLACE}; exclusive.", STRING),
@@ -142,6 +144,18 @@ _TIMEOUT = header(
     "How many seconds the request may wait for a leader, for another node, or in the queue for storage.",
     {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
 )
+_GENERATION = header(
+    "Broker-Generation",
+    "The generation of the topic to which the places in the request, and the messages stored for it, belong. If the topic "
+    "has another one, the answer is 410.",
+    POSITIVE,
+)
+_IN_GENERATION = {
+    "Broker-Generation": {
+        "description": "The generation of the topic to which the messages belong.",
+        "schema": INTEGER,
+    }
+}
 _LEADER = {
     "Broker-Leader": {
         "description": "In a cluster: the URL, the number and the epoch of the node that leads the topic.",
@@ -160,10 +174,10 @@ _RANGE_QUERY = [
         "after",
         "The range begins behind this id. It is the id of a message of a reference, or of the row of any other message. "
         "Absent: the range begins with the oldest message.",
-        MESSAGE_ID,
+        ID_PLACE,
     ),
     {
-        **query("through", "The range ends with the row of this id, which must exist.", MESSAGE_ID),
+        **query("through", "The range ends with the row of this id, which must exist.", ID_PLACE),
         "required": True,
     },
 ]
@@ -326,7 +340,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     "lag": {
         "summary": "Count the messages that were published behind an id.",
         "parameters": [
-            {**query("after", "The id of a message, 40 hex digits.", MESSAGE_ID), "required": True}
+            {**query("after", "The id of a message, 40 hex digits.", ID_PLACE), "required": True}
         ],
         "responses": {"200": ok("The number of messages.", (JSON, of("Lag")))},
         "errors": ("400", "404"),
@@ -368,12 +382,12 @@ OPERATIONS: Final[dict[str, Spec]] = {
             query(
                 "after",
                 "The range begins behind this id. Absent: with the oldest message.",
-                MESSAGE_ID,
+                ID_PLACE,
             ),
             query(
                 "through",
                 "The range ends with this id. Absent: with the newest message.",
-                MESSAGE_ID,
+                ID_PLACE,
             ),
             query("messages", "The range has at most so many messages.", INTEGER),
             query("bytes", "The range has at most about so many bytes of payloads.", INTEGER),
@@ -524,17 +538,22 @@ def _operation(shape: Shape, limits: LimitsConfig) -> Spec:
     assert named == set(shape.query), f"{shape.name}: {named ^ set(shape.query)}"
     errors = {*_ALWAYS, *described.pop("errors", ())}
     responses = dict(described["responses"])
-    for status in sorted(errors):
-        responses[status] = {"$ref": f"#/components/responses/{status}"}
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": _NAMES[name]}
         for name in _PARAMETER.findall(shape.template)
     ]
     timed = []
+    done = responses["200"]
     if shape.template.startswith((TOPIC, TRANSACTIONS)):
         timed = [_TIMEOUT]
-        done = responses["200"]
-        responses["200"] = {**done, "headers": {**done["headers"], **_LEADER}}
+        done = {**done, "headers": {**done["headers"], **_LEADER}}
+    if shape.template.startswith(TOPIC) and shape.name != "create_topic":
+        timed.append(_GENERATION)
+        done = {**done, "headers": {**done["headers"], **_IN_GENERATION}}
+        errors.add("410")
+    responses["200"] = done
+    for status in sorted(errors):
+        responses[status] = {"$ref": f"#/components/responses/{status}"}
     return {
         **described,
         "operationId": shape.name,

@@ -28,7 +28,8 @@ import orjson
 
 from broker.api import fields
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.times import parse_place, rfc3339
+from broker.api.places import parse_place
+from broker.api.times import rfc3339
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     NO_HEADERS,
@@ -45,6 +46,7 @@ from broker.model import (
     checked_time_ms,
     message_id_from_hex,
 )
+from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
 from broker.wire.json_numbers import read_long
@@ -305,10 +307,11 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
     limit = record.get("limit")
     if limit is not None and avrojson.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")
-    start, snapshot = _start(record.get("start")), None
+    place, snapshot = _start(record.get("start")), None
     if record.get("snapshot") is not None:
         snapshot = yield from _snapshot(record["snapshot"], take)
-    return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
+    start, generation = place if isinstance(place, Place) else (place, None)
+    return Poll(start, inclusive, limit, snapshot, generation)
 
 
 def _snapshot(value: object, take: Take) -> Steps[Snapshot]:
@@ -318,7 +321,7 @@ def _snapshot(value: object, take: Take) -> Steps[Snapshot]:
         raise BadRequest(f"snapshot: {error.message.removeprefix('snapshot: ')}") from error
 
 
-def _start(value: object) -> MessageId | int | None:
+def _start(value: object) -> Place | int | None:
     if value is None:
         return None
     if isinstance(value, str):

@@ -7,12 +7,14 @@ answer was cut off. In this way the node reports a failure after the status line
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from broker.api import body_reader, plainjson
 from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType, body_type
 from broker.api.message_list import ItemForm, JsonList
+from broker.api.places import in_generation
 from broker.errors import BadRequest
 from broker.http.reply import (
     AVRO,
@@ -81,7 +83,10 @@ class Polling:
         whole = request.headers.get("Accept") == MESSAGES
         wait_s = self._wait_s(request)
         steps = _POLLS[kind](request.body, take=body_reader.counting(request))
-        return PollRequest(kind, await body_reader.read(request, steps), wait_s, whole)
+        poll = await body_reader.read(request, steps)
+        if poll.generation is None and request.generation is not None:
+            poll = replace(poll, generation=request.generation)
+        return PollRequest(kind, poll, wait_s, whole)
 
     async def read(
         self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool = False
@@ -108,7 +113,10 @@ class Polling:
 def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:
     """Return the answer with these messages. None makes an empty answer."""
     kind, whole = asked.kind, asked.whole
-    headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
+    headers: Headers = ()
+    if stream is not None:
+        held = blocked_by(stream.blocked_by if stream.empty else None)
+        headers = (*in_generation(stream.generation), *held)
     if kind is BodyType.JSON:
         return ChunkedReply(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
     if kind is BodyType.AVRO_JSON:

@@ -32,6 +32,7 @@ from broker.http.answer import NoAnswer
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import TopicId
+from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
 from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, RepeatEffect, is_final
 from broker.routing.forwarder import READING_S
@@ -78,7 +79,14 @@ KINDS: Final = {
 
 REPEATABLE_BY: Final = ("Idempotency-Key", "Producer-Id")
 """Headers with which a client makes a write repeatable."""
-PASSED_ON: Final = ("Content-Type", "Accept", *REPEATABLE_BY, "Producer-Number", "Authorization")
+PASSED_ON: Final = (
+    "Content-Type",
+    "Accept",
+    *REPEATABLE_BY,
+    "Producer-Number",
+    GENERATION_HEADER,
+    "Authorization",
+)
 """Request headers that this node forwards to the leader."""
 PASSED_BACK: Final = {
     name.lower(): name
@@ -89,6 +97,7 @@ PASSED_BACK: Final = {
         FIRST_ID,
         LAST_ID,
         COUNT,
+        GENERATION_HEADER,
         BROKER_LEADER,
         "Idempotency-Replayed",
         "Retry-After",

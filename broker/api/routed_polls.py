@@ -25,10 +25,18 @@ from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType
 from broker.api.polls import Polling, PollRequest, answer_of
 from broker.api.routed import Routed
-from broker.errors import NotLeader, TopicNotFound, Unavailable, UnavailableError
+from broker.errors import (
+    BrokerError,
+    NotLeader,
+    TopicNotFound,
+    TopicRecreated,
+    Unavailable,
+    UnavailableError,
+)
 from broker.http.reply import AVRO, MESSAGES, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll
+from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
 from broker.routing.decisions import RepeatEffect
 from broker.routing.forwarder import READING_S
@@ -72,10 +80,12 @@ class RoutedPolls:
         """Poll for the request of an event stream.
 
         Raises:
-            TopicNotFound: the topic was deleted.
+            TopicNotFound, TopicRecreated: the topic was deleted.
             BrokerError: neither the leader nor storage answers.
         """
         headers = {"Content-Type": AVRO, "Accept": MESSAGES}
+        if poll.generation is not None:
+            headers[GENERATION_HEADER] = str(poll.generation)
         body = avro.encode_poll(poll)
         path = request.path.removesuffix("/").removesuffix("/events") + "/poll"
         asking = Request(
@@ -195,9 +205,10 @@ class RoutedPage:
             await self._answer.chunks.aclose()
 
 
-def _error_of(answer: Reply | ChunkedReply) -> TopicNotFound | Unavailable:
+def _error_of(answer: Reply | ChunkedReply) -> BrokerError:
     code = dict(answer.headers).get("Broker-Error", "")
     text = answer.body.decode("utf-8", "replace") if isinstance(answer, Reply) else ""
-    if code == TopicNotFound.code:
-        return TopicNotFound(text)
+    for gone in (TopicNotFound, TopicRecreated):
+        if code == gone.code:
+            return gone(text)
     return Unavailable(f"The leader refused the poll: {code} {text[:200]}")

@@ -8,10 +8,17 @@ from typing import Any, Final
 import orjson
 
 from broker.api.bodies import BodyType
-from broker.api.publish import CheckPointer, any_pointer, decoded, options_of, publish_reply
+from broker.api.publish import (
+    CheckPointer,
+    any_pointer,
+    decoded,
+    options_of,
+    publish_reply,
+    stored_reply,
+)
 from broker.api.times import rfc3339
 from broker.errors import BadRequest, BodyTooLarge
-from broker.http.reply import AVRO, EMPTY, EMPTY_REPLAYED, Answer, json_reply
+from broker.http.reply import AVRO, Answer, json_reply
 from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
 from broker.topics.stages import began_ms
@@ -50,7 +57,7 @@ class Staging:
             raise BadRequest("Messages are missing: a store needs at least one.")
         wanted = wanted._replace(stages=(_stage(request.names.stage),))
         stored = await self._topics.store(request.topic, wanted, options_of(request))
-        return EMPTY_REPLAYED if stored.replayed else EMPTY
+        return stored_reply(stored)
 
     async def publish(self, request: Request) -> Answer:
         """Publish stages atomically, in the order of the list."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from broker.api.places import id_in
 from broker.api.times import rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
@@ -13,7 +12,6 @@ from broker.model import (
     ROW_ID_MIN,
     MessageId,
     RowId,
-    message_id_from_hex,
     timestamp_of,
 )
 from broker.topics.ranges import AMOUNT_MAX, PARTS_MAX, RangeQuery
@@ -29,7 +27,7 @@ class Stats:
 
     async def stats(self, request: Request) -> Answer:
         """Answer the figures of a topic's contents."""
-        stats = await self._topics.stats(request.topic)
+        stats = await self._topics.stats(request.topic, request.generation)
         return json_reply(
             {
                 "namespace": stats.topic.namespace,
@@ -51,21 +49,22 @@ class Stats:
 
     async def lag(self, request: Request) -> Answer:
         """Answer how many messages were published behind an id."""
-        after = request.query.get("after")
+        after = id_in(request, "after")
         if after is None:
             raise BadRequest("after: give the id of a message; the messages behind it are counted.")
-        count = await self._topics.lag(request.topic, message_id_from_hex(after))
-        return json_reply({"after": after.lower(), "messages": count})
+        count = await self._topics.lag(request.topic, after, request.generation)
+        return json_reply({"after": after.hex(), "messages": count})
 
     async def range(self, request: Request) -> Answer:
         """Answer where a topic begins and ends, and the bounds and parts of a range of it."""
         query = request.query
         wanted = RangeQuery(
-            _row(query, "after"),
-            _row(query, "through"),
+            _row(request, "after"),
+            _row(request, "through"),
             whole_number(query, "messages", least=1, most=AMOUNT_MAX, default=AMOUNT_MAX),
             whole_number(query, "bytes", least=1, most=AMOUNT_MAX, default=AMOUNT_MAX),
             whole_number(query, "parts", least=1, most=PARTS_MAX, default=1),
+            request.generation,
         )
         found = await self._topics.range(request.topic, wanted)
         return json_reply(
@@ -78,13 +77,14 @@ class Stats:
                 "bytes": found.bytes,
                 "lost": found.lost,
                 "ends": [_id(end) for end in found.ends],
+                "generation": found.generation,
             }
         )
 
 
-def _row(query: Mapping[str, str], name: str) -> RowId | None:
-    text = query.get(name)
-    return None if text is None else message_id_from_hex(text)[:ROW_ID_BYTES]
+def _row(request: Request, name: str) -> RowId | None:
+    found = id_in(request, name)
+    return None if found is None else found[:ROW_ID_BYTES]
 
 
 def _id(row: RowId) -> str:

@@ -6,13 +6,6 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from broker.errors import BadRequest
-from broker.model import (
-    MESSAGE_ID_BYTES,
-    TIMESTAMP_MAX_MS,
-    MessageId,
-    checked_time_ms,
-    message_id_from_hex,
-)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
@@ -21,7 +14,6 @@ _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+ -])(\d\d:\d\d))",
     re.ASCII,
 )
-_HEX_DIGITS = 2 * MESSAGE_ID_BYTES
 
 
 def rfc3339(time_ms: int) -> str:
@@ -55,19 +47,3 @@ def parse_moment(text: str) -> int:
         f"{text!a:.80} is neither a message id (40 hex digits), ms since 1970, nor a moment such as "
         "2026-11-20T12:34:56.789Z."
     )
-
-
-def parse_place(name: str, text: str) -> MessageId | int:
-    """Return a place in a topic: a message id, or ms since 1970.
-
-    40 hex digits are an id, a whole number is ms, and any other text must be a moment. Raises BadRequest, with
-    the parameter's name.
-    """
-    try:
-        if len(text) == _HEX_DIGITS:
-            return message_id_from_hex(text)
-        if text.isascii() and text.isdecimal():
-            return checked_time_ms(int(text) if len(text) <= 19 else TIMESTAMP_MAX_MS + 1)
-        return max(0, parse_moment(text))
-    except BadRequest as error:
-        raise BadRequest(f"{name}: {error.message}") from error

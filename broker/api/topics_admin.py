@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Final
 
+from broker.api.places import parse_place
 from broker.api.router import Handler
-from broker.api.times import parse_place, rfc3339
+from broker.api.times import rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import EMPTY, JSON, Answer, ChunkedReply, Piece, Reply, json_reply
 from broker.http.request import Request
@@ -36,13 +37,18 @@ class TopicsAdmin:
     async def update(self, request: Request) -> Answer:
         """Replace all properties of a topic."""
         properties = decode_properties(request.body, self._properties_default, request.topic)
-        await self._topics.update(request.topic, properties, request.deadline)
+        await self._topics.update(
+            request.topic, properties, request.deadline, generation=request.generation
+        )
         return EMPTY
 
     async def purge(self, request: Request) -> Answer:
         """Remove all messages published before a moment."""
         topic = await self._topics.purge(
-            request.topic, _moment(request.query.get("before")), request.deadline
+            request.topic,
+            _moment(request.query.get("before")),
+            request.deadline,
+            generation=request.generation,
         )
         before = rfc3339(topic.purged_ms)
         return json_reply({"purged_before": before, "purged_ms": topic.purged_ms})
@@ -65,7 +71,7 @@ class TopicsAdmin:
 
     async def show(self, request: Request) -> Answer:
         """Answer a topic's properties as a flat object; each value is a string."""
-        topic = await self._topics.get(request.topic)
+        topic = await self._topics.get(request.topic, request.generation)
         return Reply(200, encode_properties(topic), JSON)
 
     async def list(self, request: Request) -> Answer:
@@ -85,7 +91,7 @@ class TopicsAdmin:
 
     async def delete(self, request: Request) -> Answer:
         """Delete a topic. Its messages are gone at once."""
-        await self._topics.delete(request.topic)
+        await self._topics.delete(request.topic, request.generation)
         return EMPTY
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from broker.cli.options import (
+    PlaceGiven,
     confirm,
     connect,
     id_option,
@@ -17,8 +18,10 @@ from broker.cli.options import (
 )
 from broker.cli.output import time_text, write_json, write_line, write_properties, write_table
 from broker.client import Cursor, NotFound, SyncClient
-from broker.client.positions import before, behind
+from broker.client.positions import before, behind, id_of
+from broker.client.values import IdPlace
 from broker.model import MessageId, TopicId, timestamp_of
+from broker.places import Place
 
 _name_argument = click.argument("name")
 
@@ -115,7 +118,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
     name: str,
-    since: MessageId | int | None,
+    since: PlaceGiven | None,
     after: MessageId | None,
     oldest: bool,
     newest: bool,
@@ -134,9 +137,12 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     if [since is not None, after is not None, oldest, newest].count(True) != 1:
         raise click.UsageError("Give one of --since, --after, --oldest and --newest.")
     with connect(url, deadline_s) as client:
-        place = after if since is None else before(since)
+        place: IdPlace | None = after if since is None else before(since)
+        if isinstance(since, Place) and place is not None:
+            place = Place(id_of(place, "since"), since.generation)
         if newest:
-            place = behind(client.range(topic).latest)
+            found = client.range(topic)
+            place = Place(behind(found.latest), found.generation)
         expected = _version(client, topic, name)
         cursor = client.cursors.put(topic, name, place, expected=expected)
         if as_json:

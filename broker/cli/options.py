@@ -23,6 +23,7 @@ from broker.config.sources import check_environment
 from broker.errors import BadName, BadRequest, UnavailableError
 from broker.escapes import escaped
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic, checked_time_ms
+from broker.places import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -251,7 +252,11 @@ def place_option(*names: str, help_text: str) -> Callable[[Command], Command]:
     return click.option(*names, type=_place, metavar="ID|TIME|AGE", help=help_text)
 
 
-def _place(text: str) -> MessageId | int:
+PlaceGiven = MessageId | Place | int
+"""The value of a place's option: a message id, maybe with its generation, or ms since 1970."""
+
+
+def _place(text: str) -> PlaceGiven:
     try:
         return place_of(text, SystemClock().now_ms())
     except ValueError as error:
@@ -269,11 +274,12 @@ def _message_id(text: str) -> MessageId:
     return bytes.fromhex(text)
 
 
-def place_of(text: str, now_ms: int) -> MessageId | int:
+def place_of(text: str, now_ms: int) -> PlaceGiven:
     """Read a place in a topic.
 
     The text has one of these forms: ``1h`` (also s, m, d, w), that is an hour ago; ``now``; a message id of
-    40 hex digits; digits, that is ms since 1970; else a date or time of RFC 3339, in UTC if it names no zone.
+    40 hex digits, perhaps with ``@`` and its topic's generation; digits, that is ms since 1970; else a date or time of
+    RFC 3339, in UTC if it names no zone.
 
     Raises:
         ValueError: it is none of these.
@@ -282,6 +288,11 @@ def place_of(text: str, now_ms: int) -> MessageId | int:
         return now_ms
     if _ID.fullmatch(text):
         return bytes.fromhex(text)
+    if "@" in text:
+        try:
+            return Place.of(text)
+        except BadRequest as error:
+            raise ValueError(error.message) from None
     if text.isdecimal() and len(text) < _MS_DIGITS:
         try:
             return checked_time_ms(int(text))

@@ -17,7 +17,7 @@ from broker.cli.line_layout import (
     layout_options,
     write_message,
 )
-from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.options import PlaceGiven, connect, to_broker, topic_argument
 from broker.cli.span import (
     Span,
     last_option,
@@ -45,9 +45,9 @@ from broker.model import Message, MessageId, TopicId
 def poll(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
-    since: MessageId | int | None,
+    since: PlaceGiven | None,
     after: MessageId | None,
-    until: MessageId | int | None,
+    until: PlaceGiven | None,
     last: int | None,
     limit: int | None,
     wait_s: float | None,
@@ -88,8 +88,8 @@ def poll(  # noqa: PLR0913 - One parameter per option.
 def browse(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
-    since: MessageId | int | None,
-    until: MessageId | int | None,
+    since: PlaceGiven | None,
+    until: PlaceGiven | None,
     last: int | None,
     limit: int | None,
     descending: bool,
@@ -125,9 +125,7 @@ def browse(  # noqa: PLR0913 - One parameter per option.
         page = BrowsePage(page.messages[::-1], page.next)
     _write_page(page, layout, as_json=as_json)
     if page.next is not None and not as_json:
-        output.write_line(
-            f"more: {'--until' if backwards else '--since'} {page.next.hex()}", err=True
-        )
+        output.write_line(f"more: {'--until' if backwards else '--since'} {page.next}", err=True)
 
 
 def _page(limit: int | None, last: int | None) -> int:
@@ -138,8 +136,7 @@ def _page(limit: int | None, last: int | None) -> int:
 def _write_page(page: BrowsePage, layout: LineLayout | None, *, as_json: bool) -> None:
     if as_json:
         rows = [output.browsed_json(row) for row in page.messages]
-        following = None if page.next is None else page.next.hex()
-        output.write_json({"messages": rows, "next": following})
+        output.write_json({"messages": rows, "next": page.next})
     elif layout is not None:
         for row in page.messages:  # A reference has no payload.
             write_message(Message(row.id, row.payload or b"", row.key, row.headers), layout)

@@ -26,7 +26,7 @@ def moment_of(text: str) -> Moment:
         place = place_of(text, SystemClock().now_ms())
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-    if isinstance(place, bytes):
+    if not isinstance(place, int):
         raise click.BadParameter(
             "a purge takes no message id: name a time, an age such as 30d, or now"
         )

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from broker.cli.options import id_option, place_option
+from broker.cli.options import PlaceGiven, id_option, place_option
 from broker.client import Browsed, SyncClient
 from broker.model import Message, MessageId, TopicId
+from broker.places import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,9 +25,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Span(NamedTuple):
     """The values of the options; None for each option that is not given."""
 
-    since: MessageId | int | None = None
+    since: PlaceGiven | None = None
     after: MessageId | None = None
-    until: MessageId | int | None = None
+    until: PlaceGiven | None = None
     last: int | None = None
 
     def checked(self) -> Span:
@@ -41,15 +42,15 @@ class Span(NamedTuple):
         """Return whether a message is at or after the end of the span."""
         if self.until is None:
             return False
-        if isinstance(self.until, bytes):
-            return message.id >= self.until
-        return message.timestamp_ms >= self.until
+        if isinstance(self.until, int):
+            return message.timestamp_ms >= self.until
+        return message.id >= (self.until.id if isinstance(self.until, Place) else self.until)
 
 
 class SpanStart(NamedTuple):
     """The place where a poll or a tail starts; ``inclusive`` if the message at this id is part of it."""
 
-    place: MessageId | int | None
+    place: PlaceGiven | None
     inclusive: bool
 
 
@@ -97,7 +98,7 @@ def start(client: SyncClient, topic: TopicId, span: Span) -> SpanStart:
 
 
 def newest(
-    client: SyncClient, topic: TopicId, count: int, until: MessageId | int | None
+    client: SyncClient, topic: TopicId, count: int, until: PlaceGiven | None
 ) -> list[Browsed]:
     """Return the newest messages before a place, oldest first, each with the beginning of its payload.
 
@@ -110,5 +111,5 @@ def newest(
         found += [row for row in page.messages if row.kind != "reference"]
         if page.next is None:
             break
-        until = page.next
+        until = Place.of(page.next)
     return found[:count][::-1]

@@ -16,7 +16,7 @@ import click
 from broker.cli import cursorfile
 from broker.cli import span as spans
 from broker.cli.line_layout import LineLayout, chosen, layout_options, write_message
-from broker.cli.options import DoneInPart, connect, to_broker, topic_argument
+from broker.cli.options import DoneInPart, PlaceGiven, connect, to_broker, topic_argument
 from broker.cli.output import write_line
 from broker.cli.span import Span, SpanStart, limit_option, span_options
 from broker.client import SyncClient, TailOptions
@@ -98,7 +98,7 @@ def _command_words(
         raise click.BadParameter(f"{command!r}: {error}", context, option) from error
 
 
-def _follows(follow: bool | None, until: MessageId | int | None) -> bool:
+def _follows(follow: bool | None, until: PlaceGiven | None) -> bool:
     """Return whether a tail waits for new messages; it does not with ``--until``. Raises click.UsageError."""
     if until is None:
         return follow is not False
@@ -131,9 +131,9 @@ def _follows(follow: bool | None, until: MessageId | int | None) -> bool:
 def tail(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
-    since: MessageId | int | None,
+    since: PlaceGiven | None,
     after: MessageId | None,
-    until: MessageId | int | None,
+    until: PlaceGiven | None,
     last: int | None,
     follow: bool | None,
     limit: int | None,

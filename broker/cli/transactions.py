@@ -6,6 +6,7 @@ import click
 
 from broker.cli import transactions_text as text
 from broker.cli.options import (
+    PlaceGiven,
     confirm,
     connect,
     place_option,
@@ -14,7 +15,7 @@ from broker.cli.options import (
     yes_option,
 )
 from broker.cli.output import write_json, write_line, write_properties
-from broker.model import MessageId, TopicId
+from broker.model import TopicId
 
 TRANSACTION = click.IntRange(min=1)
 TRANSACTION.name = "whole number"
@@ -155,7 +156,7 @@ def blockers(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
     transaction: int | None,
-    start: MessageId | int | None,
+    start: PlaceGiven | None,
     limit: int,
     url: str,
     deadline_s: float,

@@ -61,6 +61,7 @@ from broker.errors import (
     TooManyMessages,
     TopicExists,
     TopicNotFound,
+    TopicRecreated,
     TransactionConflict,
     TransactionNotInProgress,
     TransactionTooOld,
@@ -68,6 +69,7 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model import Message, Snapshot, TopicId
+from broker.places import Place
 
 __all__ = [
     "AnyTransactionService",
@@ -94,6 +96,7 @@ __all__ = [
     "Overloaded",
     "ParticipantFailed",
     "PayloadsSealed",
+    "Place",
     "PlaceStore",
     "Published",
     "Reading",
@@ -119,6 +122,7 @@ __all__ = [
     "TopicInfo",
     "TopicNotFound",
     "TopicRange",
+    "TopicRecreated",
     "Transaction",
     "TransactionAware",
     "TransactionConflict",

@@ -349,25 +349,42 @@ class Client(Reader):
         headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
-    ) -> None:
+        generation: int | None = None,
+    ) -> int | None:
         """Store messages under a write pointer; ``publish_stored`` publishes them all at once.
 
         ``key`` and ``headers`` are as for ``publish``.
 
+        Returns:
+            The generation of the topic in which they are; give it to the next ``store`` and to ``publish_stored``.
+            None: the broker does not say it.
+
         Raises:
             PayloadsSealed: they were published already.
+            TopicRecreated: the topic has another generation than the given one.
         """
         wanted = request_of(messages, pointer=pointer, key=key, headers=headers)
         once = self._key(idempotency_key)
-        make = partial(protocol.store, self._topic(topic), ttl_s=ttl_s, key=once)
-        await self._calls.write_messages(wanted, make)
+        make = partial(
+            protocol.store, self._topic(topic), ttl_s=ttl_s, key=once, generation=generation
+        )
+        return protocol.generation((await self._calls.write_messages(wanted, make)).headers)
 
     async def publish_stored(
-        self, topic: TopicName, *, pointer: int, idempotency_key: str | None = None
+        self,
+        topic: TopicName,
+        *,
+        pointer: int,
+        idempotency_key: str | None = None,
+        generation: int | None = None,
     ) -> Published:
-        """Publish, by one reference, all messages that were stored under a write pointer."""
+        """Publish, by one reference, all messages that were stored under a write pointer.
+
+        Raises:
+            TopicRecreated: the topic has another generation than the given one, in which ``store`` put the messages.
+        """
         wanted, once = PublishRequest(pointer, []), self._key(idempotency_key)
-        request = protocol.publish(self._topic(topic), wanted, key=once)
+        request = protocol.publish(self._topic(topic), wanted, key=once, generation=generation)
         return protocol.published(await self._calls.write(request))
 
     def stage(self, topic: TopicName) -> Stage:

@@ -9,7 +9,8 @@ pyarrow can read a stream only if it is complete, or by blocking a thread. So th
 message, and pyarrow reads each message when it is complete. At most one batch is held in memory.
 
 If a stream is cut off, or refused for now, the client requests it again behind the last id that it handed out. The
-range ends at ``through``, and never contains newer messages. So a resumed read loses, repeats and reorders nothing.
+range ends at ``through``, and never contains newer messages. So a resumed read loses, repeats and reorders nothing. All
+batches are of one generation of the topic.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ _TABLE, _LONG = struct.Struct("<i"), struct.Struct("<q")
 
 
 class BulkRange(NamedTuple):
-    """A range to read: ``(after, through]``, and the snapshot of the reader's transaction, if it has one."""
+    """A range to read: ``(after, through]``, and the snapshot of the reader's transaction, if it has one.
+
+    ``generation`` is that of the topic; None: the one that it has at the first answer.
+    """
 
     after: MessageId | None
     through: MessageId
     snapshot: Snapshot | None = None
+    generation: int | None = None
 
 
 async def record_batches(
@@ -53,17 +58,20 @@ async def record_batches(
 
     Raises:
         ImportError: pyarrow is missing.
+        TopicRecreated: the topic was deleted and created again.
         BrokerError: the range can't be read, or every attempt failed for ``deadline_s`` seconds.
     """
     arrow = check_pyarrow()
     backoff = Backoff(source.retrier, deadline_s)
     while True:
-        request = protocol.arrow(source.topic, span.after, span.through, span.snapshot)
+        request = protocol.arrow(source.topic, *span)
         try:
             async with (
                 source.stream(request, backoff.attempt_s(ANSWER_S)) as reply,
                 aclosing(_batches(arrow, reply)) as batches,
             ):
+                if span.generation is None:
+                    span = span._replace(generation=protocol.generation(reply.headers))
                 async for batch in batches:
                     span = span._replace(after=batch.column("id")[-1].as_py())
                     yield batch

@@ -13,9 +13,8 @@ from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
-from broker.client.positions import id_of
 from broker.client.protocol import JSON, ClientRequest
-from broker.client.values import TopicName
+from broker.client.values import IdPlace, TopicName
 from broker.model import MessageId, TopicId, check_cursor
 
 
@@ -79,7 +78,7 @@ class CursorCalls:
         self,
         topic: TopicName,
         name: str,
-        after: MessageId | str | None,
+        after: IdPlace | None,
         *,
         expected: str | None,
         data: str = "",
@@ -89,17 +88,19 @@ class CursorCalls:
         Args:
             topic: the topic of the cursor.
             name: 1 to 128 letters, digits and any of ``_ - .``
-            after: the id of the last message that was read; None: no message was read.
+            after: the id of the last message that was read; None: no message was read. A ``Place`` is refused if the
+                topic was deleted and created again.
             expected: the present version of the cursor; None: there is no such cursor yet.
             data: free text of the reader, up to 1,024 bytes.
 
         Raises:
             CursorMoved: the cursor has another version, or does not exist; ``error.cursor`` is its present state.
                 Nothing was changed.
+            TopicRecreated: ``after`` is in another generation of the topic.
             TooManyCursors: the topic has the maximum number of cursors.
             OutcomeUnknown: the put may have been done. Repeat the same put to find out.
         """
-        place = None if after is None else id_of(after, "after").hex()
+        place = None if after is None else protocol.id_text(after, "after")
         body = json.dumps({"after": place, "expected": expected, "data": data}).encode()
         request = _request("PUT", self._topic_of(topic), name, body)
         return _cursor(protocol.json_object(await self._calls.write(request)))

@@ -43,6 +43,7 @@ from broker.errors import (
     TooManyMessages,
     TopicExists,
     TopicNotFound,
+    TopicRecreated,
     TransactionConflict,
     TransactionNotInProgress,
     TransactionTooOld,
@@ -58,6 +59,7 @@ _BY_CODE: Final[dict[str, type[BrokerError]]] = {
         BodyTooLarge,
         TooManyMessages,
         TopicNotFound,
+        TopicRecreated,
         TopicExists,
         NotFound,
         PayloadsSealed,
@@ -105,7 +107,14 @@ _CONNECT_FAILED: Final = re.compile(
 
 _ERRNO: Final = re.compile(r"\[Errno -?\d+\] ")
 
-_CONCERNS_EACH_ALIKE: Final = (TopicNotFound, BadName, NotFound, MethodNotAllowed, Forbidden)
+_CONCERNS_EACH_ALIKE: Final = (
+    TopicNotFound,
+    TopicRecreated,
+    BadName,
+    NotFound,
+    MethodNotAllowed,
+    Forbidden,
+)
 
 
 def is_success(status: int) -> bool:

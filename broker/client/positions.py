@@ -3,6 +3,7 @@
 ::
 
     id        20 bytes, or their 40 hex digits
+    place     an id in one generation of the topic: a Place, or its text <40 hex digits>@<generation>
     moment    a datetime with a time zone, or ms since 1970
 
 A moment stands for the first message that is not older. Message times are whole milliseconds, so a fraction is
@@ -14,7 +15,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final, SupportsIndex
 
-from broker.client.values import Start, shown
+from broker.client.values import IdPlace, Start, shown
 from broker.errors import BadRequest
 from broker.model import (
     MESSAGE_ID_BYTES,
@@ -24,9 +25,9 @@ from broker.model import (
     MessageId,
     checked_time_ms,
     first_row_at,
-    message_id_from_hex,
     row_before,
 )
+from broker.places import Place
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -49,7 +50,7 @@ def start_of(place: Start, name: str = "start") -> MessageId | int | None:
     """
     if place is None:
         return None
-    if isinstance(place, bytes):
+    if isinstance(place, bytes | Place):
         return id_of(place, name)
     if isinstance(place, str):
         try:
@@ -75,8 +76,27 @@ def moment_ms(moment: datetime) -> int:
     return max(0, -int((_EPOCH - moment) // _MS))
 
 
-def id_of(identifier: MessageId | str, name: str) -> MessageId:
-    """Return a message id, given as bytes or hex, as bytes. Raises BadRequest, TypeError."""
+def generation_in(*places: object) -> int | None:
+    """Return the generation that places name; None if none of them names one.
+
+    Raises BadRequest: they name two.
+    """
+    named = {_generation_of(place) for place in places} - {None}
+    if len(named) > 1:
+        raise BadRequest("The places are in different generations of the topic.")
+    return named.pop() if named else None
+
+
+def _generation_of(place: object) -> int | None:
+    if isinstance(place, str) and "@" in place:
+        place = Place.of(place)
+    return place.generation if isinstance(place, Place) else None
+
+
+def id_of(identifier: IdPlace, name: str) -> MessageId:
+    """Return a message id as bytes, without its generation (see ``generation_in``). Raises BadRequest, TypeError."""
+    if isinstance(identifier, Place):
+        return id_of(identifier.id, name)
     if isinstance(identifier, bytes):
         if len(identifier) != MESSAGE_ID_BYTES:
             raise BadRequest(
@@ -88,7 +108,7 @@ def id_of(identifier: MessageId | str, name: str) -> MessageId:
             f"{name}: give a message id (20 bytes, or their 40 hex digits), not {shown(identifier)}."
         )
     try:
-        return message_id_from_hex(identifier)
+        return Place.of(identifier).id
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from None
 
@@ -98,8 +118,10 @@ def behind(identifier: MessageId) -> MessageId:
     return identifier[:ROW_ID_BYTES] + ROW_ID_MAX
 
 
-def before(place: MessageId | int) -> MessageId:
+def before(place: MessageId | Place | int) -> MessageId:
     """Return the greatest id below a message, or below all messages of a moment (ms). Reading behind it begins there."""
+    if isinstance(place, Place):
+        place = place.id
     row = first_row_at(place) if isinstance(place, int) else place[:ROW_ID_BYTES]
     inside = ROW_ID_MIN if isinstance(place, int) else place[ROW_ID_BYTES:]
     if inside > ROW_ID_MIN:

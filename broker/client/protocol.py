@@ -23,10 +23,11 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
 from broker.client.node_directory import HEADER, leader_of, number_of
-from broker.client.positions import id_of, start_of
+from broker.client.positions import generation_in, id_of, start_of
 from broker.client.values import (
     Browsed,
     BrowsePage,
+    IdPlace,
     Producer,
     Published,
     Start,
@@ -50,6 +51,7 @@ from broker.model import (
     check_topic,
     message_id_from_hex,
 )
+from broker.places import GENERATION_HEADER, Place
 from broker.wire import avro, messages
 from broker.wire.transaction import THRIFT, encode_transaction
 
@@ -59,6 +61,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 FIRST_ID = "broker-first-id"
 LAST_ID = "broker-last-id"
 COUNT = "broker-count"
+_GENERATION = GENERATION_HEADER.lower()
 
 
 class ClientRequest(NamedTuple):
@@ -97,6 +100,16 @@ def topic_id(name: TopicName, namespace: str) -> TopicId:
         first, slash, rest = name.partition("/")
         return check_topic(first, rest) if slash else check_topic(namespace, first)
     return check_topic(*name)
+
+
+def _in(generation: int | None) -> dict[str, str]:
+    """Return the header with which the broker refuses a request if the topic has another generation."""
+    return {} if generation is None else {GENERATION_HEADER: str(generation)}
+
+
+def generation(headers: Mapping[str, str]) -> int | None:
+    """Return the generation of the topic that a reply names; None: it names none."""
+    return number_of(headers.get(_GENERATION))
 
 
 # --- Topics --------------------------------------------------------------------------------------
@@ -199,6 +212,7 @@ def _write(
     request: PublishRequest,
     ttl_s: int | None,
     headers: Mapping[str, str],
+    generation: int | None = None,
 ) -> ClientRequest:
     path = f"{topic_path(topic)}/{action}"
     if ttl_s is not None:
@@ -206,7 +220,7 @@ def _write(
     # Use the format of the original, unless the request has parts that the original does not know.
     form = messages if request.attributes or request.ttls_s else avro
     body = form.encode_publish_request(request)
-    sent = {"Content-Type": form.CONTENT_TYPE, **headers}
+    sent = {"Content-Type": form.CONTENT_TYPE, **headers, **_in(generation)}
     return ClientRequest("POST", path, sent, body, topic, repeatable=bool(headers))
 
 
@@ -231,9 +245,13 @@ def publish(
     ttl_s: int | None = None,
     key: str | None = None,
     producer: Producer | None = None,
+    generation: int | None = None,
 ) -> ClientRequest:
-    """Publish messages; with a write pointer and no messages, publish the messages stored under it."""
-    return _write("publish", topic, request, ttl_s, _once(key, producer))
+    """Publish messages; with a write pointer and no messages, publish the messages stored under it.
+
+    The broker refuses it if the topic has another generation than the given one.
+    """
+    return _write("publish", topic, request, ttl_s, _once(key, producer), generation)
 
 
 def store(
@@ -242,9 +260,10 @@ def store(
     *,
     ttl_s: int | None = None,
     key: str | None = None,
+    generation: int | None = None,
 ) -> ClientRequest:
     """Store messages under the write pointer of ``request``, to be published later by a reference."""
-    return _write("store", topic, request, ttl_s, _once(key))
+    return _write("store", topic, request, ttl_s, _once(key), generation)
 
 
 def begin_stage(topic: TopicId) -> ClientRequest:
@@ -309,6 +328,7 @@ def published(reply: Reply) -> Published:
         None if first is None else _id(first),
         None if last is None else _id(last),
         number_of(headers.get(COUNT)),
+        generation(headers),
     )
 
 
@@ -340,7 +360,11 @@ def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> Clien
     path = f"{topic_path(topic)}/poll"
     if wait_s:
         path = f"{path}?wait={wait_s:g}"
-    headers = {"Content-Type": AVRO, "Accept": messages.CONTENT_TYPE}
+    headers = {
+        "Content-Type": AVRO,
+        "Accept": messages.CONTENT_TYPE,
+        **_in(request.generation),
+    }
     return read("POST", path, headers, avro.encode_poll(request), topic)
 
 
@@ -390,7 +414,12 @@ def place_text(place: Start, name: str) -> str | None:
     found = start_of(place, name)
     if found is None:
         return None
-    return found.hex() if isinstance(found, bytes) else str(found)
+    return str(Place(found, generation_in(place)) if isinstance(found, bytes) else found)
+
+
+def id_text(identifier: IdPlace, name: str) -> str:
+    """Return a message id in the form of a query, with its generation if it names one."""
+    return str(Place(id_of(identifier, name), generation_in(identifier)))
 
 
 def browse_page(reply: Reply) -> BrowsePage:
@@ -399,7 +428,7 @@ def browse_page(reply: Reply) -> BrowsePage:
     following = page.get("next")
     return BrowsePage(
         [_browsed(row) for row in page["messages"]],
-        None if following is None else bytes.fromhex(following),
+        following,
     )
 
 
@@ -461,9 +490,9 @@ def stats(topic: TopicId) -> ClientRequest:
     return read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 
-def lag(topic: TopicId, after: MessageId | str) -> ClientRequest:
+def lag(topic: TopicId, after: IdPlace) -> ClientRequest:
     """Ask how many messages were published behind an id. Raises BadRequest, TypeError."""
-    path = f"{topic_path(topic)}/lag?after={id_of(after, 'after').hex()}"
+    path = f"{topic_path(topic)}/lag?after={id_text(after, 'after')}"
     return read("GET", path, {"Accept": JSON}, topic=topic)
 
 
@@ -475,16 +504,16 @@ def lag_count(reply: Reply) -> int:
 def topic_range(
     topic: TopicId,
     *,
-    after: MessageId | str | None,
-    through: MessageId | str | None,
+    after: IdPlace | None,
+    through: IdPlace | None,
     messages: int | None,
     size: int | None,
     parts: int,
 ) -> ClientRequest:
     """Ask for a range of a topic. Raises BadRequest, TypeError."""
     asked = {
-        "after": None if after is None else id_of(after, "after").hex(),
-        "through": None if through is None else id_of(through, "through").hex(),
+        "after": None if after is None else id_text(after, "after"),
+        "through": None if through is None else id_text(through, "through"),
         "messages": messages,
         "bytes": size,
         "parts": parts if parts != 1 else None,
@@ -506,11 +535,16 @@ def range_found(reply: Reply) -> TopicRange:
         size=fields["bytes"],
         lost=fields["lost"],
         ends=[message_id_from_hex(end) for end in fields["ends"]],
+        generation=fields.get("generation"),
     )
 
 
 def arrow(
-    topic: TopicId, after: MessageId | None, through: MessageId, snapshot: Snapshot | None = None
+    topic: TopicId,
+    after: MessageId | None,
+    through: MessageId,
+    snapshot: Snapshot | None = None,
+    generation: int | None = None,
 ) -> ClientRequest:
     """Ask for all messages of a range as record batches."""
     query = (
@@ -519,9 +553,10 @@ def arrow(
         else f"after={after.hex()}&through={through.hex()}"
     )
     path = f"{topic_path(topic)}/arrow?{query}"
+    headers = {"Accept": ARROW, **_in(generation)}
     if snapshot is None:
-        return read("GET", path, {"Accept": ARROW}, topic=topic)
-    return read("POST", path, {"Accept": ARROW, "Content-Type": JSON}, _snapshot(snapshot), topic)
+        return read("GET", path, headers, topic=topic)
+    return read("POST", path, {**headers, "Content-Type": JSON}, _snapshot(snapshot), topic)
 
 
 def json_object(reply: Reply) -> dict[str, Any]:
@@ -530,10 +565,16 @@ def json_object(reply: Reply) -> dict[str, Any]:
     return value
 
 
-def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> ClientRequest:
+def events(
+    topic: TopicId,
+    *,
+    start: str | None,
+    last_event_id: str | None,
+    generation: int | None = None,
+) -> ClientRequest:
     """Ask for the topic as server-sent events."""
     path = f"{topic_path(topic)}/events" + (f"?from={start}" if start else "")
-    headers = {"Accept": "text/event-stream"}
+    headers = {"Accept": "text/event-stream", **_in(generation)}
     if last_event_id is not None:
         headers["Last-Event-ID"] = last_event_id
     return read("GET", path, headers, topic=topic)

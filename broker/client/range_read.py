@@ -8,7 +8,8 @@
     a table     one bulk read (see ``bulk``), which is several times as fast and holds the whole range in memory
 
 The first use fixes the end: at the latest, it is the topic's latest id of that moment. So every use of one reading has
-the same messages, except those that have expired or were rolled back in the meantime.
+the same messages, except those that have expired or were rolled back in the meantime. It also fixes the topic's
+generation: if the topic is deleted and created again, the reading ends with TopicRecreated.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.client import bulk, dataframes, tail
 from broker.client.values import TopicRange
+from broker.errors import TopicRecreated
 from broker.model import (
     ROW_ID_BYTES,
     ROW_ID_MIN,
@@ -42,13 +44,14 @@ class ReadOptions(NamedTuple):
     """The range that a caller asks for; its places are in the form of the protocol.
 
     ``start`` None: the oldest message. The message of the id ``start`` itself belongs to the range only if
-    ``inclusive``. ``end`` None: the newest message.
+    ``inclusive``. ``end`` None: the newest message. ``generation`` is that of the places; None: any.
     """
 
     start: MessageId | int | None = None
     end: MessageId | int | None = None
     inclusive: bool = True
     snapshot: Snapshot | None = None
+    generation: int | None = None
 
     @property
     def first(self) -> MessageId:
@@ -69,7 +72,7 @@ class ReadOptions(NamedTuple):
         after = None
         if self.start is not None:
             after = row_before(self.first[:ROW_ID_BYTES]) + ROW_ID_MIN
-        return bulk.BulkRange(after, through, self.snapshot)
+        return bulk.BulkRange(after, through, self.snapshot, self.generation)
 
     def has_begun(self, identifier: MessageId) -> bool:
         """Return whether an id is at or after the beginning of the range."""
@@ -125,10 +128,11 @@ class Reading:
 
     async def pages(self) -> AsyncGenerator[list[Message]]:
         """Yield the messages in the lists in which they arrive, none of them empty."""
-        wanted, stop = self._wanted, await self._end()
+        stop = await self._end()
+        wanted = self._wanted
         if wanted.first >= stop:
             return
-        poll = Poll(wanted.start, wanted.inclusive, None, wanted.snapshot)
+        poll = Poll(wanted.start, wanted.inclusive, None, wanted.snapshot, wanted.generation)
         options = tail.TailOptions(
             follow=False,
             page_messages_max=PAGE_MESSAGES_MAX,
@@ -173,9 +177,18 @@ class Reading:
         return dataframes.polars_of(await self.to_arrow())
 
     async def _end(self) -> MessageId:
-        """Return the id before which the range ends. The first call fixes it."""
+        """Return the id before which the range ends. The first call fixes it, and the generation.
+
+        Raises TopicRecreated.
+        """
         if self._stop is None:
-            self._stop = self._wanted.stop((await self._topic_range()).latest)
+            found = await self._topic_range()
+            asked = self._wanted.generation
+            present = asked if found.generation is None else found.generation
+            if asked is not None and present is not None and asked != present:
+                raise TopicRecreated.between(self._source.topic, asked, present)
+            self._wanted = self._wanted._replace(generation=present)
+            self._stop = self._wanted.stop(found.latest)
         return self._stop
 
 

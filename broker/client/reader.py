@@ -15,13 +15,13 @@ from broker.client.calls import Calls
 from broker.client.cursors import CursorCalls
 from broker.client.handler import Handler
 from broker.client.place_keepers import PlaceStore
-from broker.client.positions import id_of, start_of
+from broker.client.positions import generation_in, id_of, start_of
 from broker.client.range_read import Reading, ReadOptions
 from broker.client.retrier import Retrier
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
-from broker.client.values import BrowsePage, Settings, Start, Stats, TopicName, TopicRange
-from broker.model import Message, MessageId, Poll, Snapshot, TopicId
+from broker.client.values import BrowsePage, IdPlace, Settings, Start, Stats, TopicName, TopicRange
+from broker.model import Message, Poll, Snapshot, TopicId
 
 if TYPE_CHECKING:
     from broker.client.aio import Client
@@ -67,7 +67,7 @@ class Reader:
             BadRequest, TypeError: ``start`` is not a place; for example, a datetime without a time zone.
             TopicNotFound: there is no such topic.
         """
-        poll = Poll(start_of(start), inclusive, limit, snapshot)
+        poll = Poll(start_of(start), inclusive, limit, snapshot, generation_in(start))
         request = protocol.poll(self._topic(topic), poll, wait_s=wait_s)
         return await self._calls.poll(request, wait_s or 0)
 
@@ -83,7 +83,10 @@ class Reader:
         """Yield all messages from a place on, and new ones as they arrive, without end.
 
         Places are as for ``poll``. After a lost connection the tail resumes behind the last message that it yielded;
-        see the module ``tail``.
+        see the module ``tail``. It reads one generation of the topic.
+
+        Raises:
+            TopicRecreated: the topic was deleted and created again.
         """
         pages = self.tail_pages(
             topic, start, inclusive=inclusive, snapshot=snapshot, options=options
@@ -103,7 +106,7 @@ class Reader:
         options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[list[Message]]:
         """Yield the messages of ``tail`` in the lists in which they arrive."""
-        poll = Poll(start_of(start), inclusive, None, snapshot)
+        poll = Poll(start_of(start), inclusive, None, snapshot, generation_in(start))
         return tails.tail(self._source(topic), poll, options or tails.TailOptions())
 
     def events(
@@ -193,7 +196,7 @@ class Reader:
         """Return a topic's figures: messages, bytes, first and last, rates."""
         return protocol.json_object(await self._calls.read(protocol.stats(self._topic(topic))))
 
-    async def lag(self, topic: TopicName, after: MessageId | str) -> int:
+    async def lag(self, topic: TopicName, after: IdPlace) -> int:
         """Return how many messages were published behind an id. This is the lag of a consumer at this id.
 
         Every message counts, also an expired one or one whose transaction was rolled back.
@@ -205,8 +208,8 @@ class Reader:
         self,
         topic: TopicName,
         *,
-        after: MessageId | str | None = None,
-        through: MessageId | str | None = None,
+        after: IdPlace | None = None,
+        through: IdPlace | None = None,
         messages: int | None = None,
         size: int | None = None,
         parts: int = 1,
@@ -260,7 +263,7 @@ class Reader:
             BrokerError: later, while reading: the broker refused, or no answer came for ``deadline_s``.
         """
         places = start_of(start), start_of(end, "end")
-        wanted = ReadOptions(*places, inclusive, snapshot)
+        wanted = ReadOptions(*places, inclusive, snapshot, generation_in(start, end))
         source = self._source(topic)
         return Reading(source, partial(self.range, topic), wanted, self.settings.deadline_s)
 
@@ -268,8 +271,8 @@ class Reader:
         self,
         topic: TopicName,
         *,
-        through: MessageId | str,
-        after: MessageId | str | None = None,
+        through: IdPlace,
+        after: IdPlace | None = None,
         snapshot: Snapshot | None = None,
     ) -> AsyncGenerator[RecordBatch]:
         """Yield all messages of a range ``(after, through]``, as ``pyarrow.RecordBatch``.
@@ -294,7 +297,8 @@ class Reader:
             TopicNotFound: there is no such topic.
         """
         before = None if after is None else id_of(after, "after")
-        span = bulk.BulkRange(before, id_of(through, "through"), snapshot)
+        generation = generation_in(after, through)
+        span = bulk.BulkRange(before, id_of(through, "through"), snapshot, generation)
         return bulk.record_batches(self._source(topic), span, self.settings.deadline_s)
 
     # --- Keeping a place ---------------------------------------------------------------------------

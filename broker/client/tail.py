@@ -1,7 +1,8 @@
 """Endless reading: long polls that resume, and the stream of events.
 
-The only state of a tail is the id of the last message that it yielded. The next poll always starts behind
-this id, so that nothing is lost, repeated or reordered::
+The only state of a tail is the id of the last message that it yielded, and the topic's generation, from the first
+answer. The next poll always starts behind this id in this generation, so that nothing is lost, repeated or reordered.
+If the topic was deleted and created again, the broker refuses the poll, and the tail ends with TopicRecreated::
 
     poll after the last id, wait up to wait_s ──> messages: yield them, keep the last id ─────┐
          ^                                    ──> none, after the whole wait ─────────────────┤
@@ -122,7 +123,7 @@ async def tail(
     It yields them in the lists in which they arrive, none of them empty.
 
     Raises:
-        RequestError: the broker refused the poll for good; for example, TopicNotFound.
+        RequestError: the broker refused the poll for good; for example, TopicNotFound, TopicRecreated.
     """
     backoff = Backoff(source.retrier, options.give_up_after_s)
     loop = asyncio.get_running_loop()
@@ -137,6 +138,8 @@ async def tail(
                 source.stream(request, wait_s + backoff.attempt_s(ANSWER_S)) as reply,
                 aclosing(pages(reply)) as received,
             ):
+                if poll.generation is None:
+                    poll = replace(poll, generation=protocol.generation(reply.headers))
                 async for page in received:
                     empty = False
                     poll = replace(poll, start=page[-1].id, inclusive=False)
@@ -160,28 +163,31 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
     ``start`` is in the form of the query: the id behind which the stream begins, a time in ms, or ``now``.
 
     Before the first message the broker names the id behind which the stream begins. So ``now`` stays the
-    same moment, however often the stream is resumed.
+    same moment, however often the stream is resumed. The broker's ids of events have the topic's generation.
     """
     backoff = Backoff(source.retrier, None)
     place, last = start, None
+    generation: int | None = None
     leaving = False
     while True:
-        request = protocol.events(source.topic, start=place, last_event_id=last)
+        request = protocol.events(
+            source.topic, start=place, last_event_id=last, generation=generation
+        )
         try:
             async with (
                 source.stream(request, SILENCE_S) as reply,
                 aclosing(_event_blocks(reply.chunks)) as blocks,
             ):
+                generation = protocol.generation(reply.headers) or generation
                 # After a forwarded reply, ask the leader itself. If that is forwarded, too, it can't be reached: read on.
                 leaving = reply.forwarded and not leaving
                 if leaving and place != NOW:
                     continue
                 async for identifier, data, leader in blocks:
                     if data:
-                        message = protocol.event_message(data)
-                        last, place = message.id.hex(), None
+                        last, place = identifier, None
                         backoff.succeeded()
-                        yield message
+                        yield protocol.event_message(data)
                     elif identifier:
                         last, place = identifier, None
                     leaving = leaving or (leader != "" and reply.moved(leader))

@@ -54,6 +54,8 @@ class _Buffer:
     size: int = 0
     stored: bool = False
     """True if earlier messages are in the payload table."""
+    generation: int | None = None
+    """The generation of the topic in which they are; None: no message was stored, or the broker does not say it."""
 
 
 class BufferedPublisher:
@@ -172,7 +174,11 @@ class BufferedPublisher:
         try:
             for chunk in self._chunks(parts):
                 wanted, ttl_s = _request(chunk, self._pointer)
-                await self._calls.write(protocol.store(topic, wanted, ttl_s=ttl_s, key=self._key()))
+                request = protocol.store(
+                    topic, wanted, ttl_s=ttl_s, key=self._key(), generation=buffer.generation
+                )
+                reply = await self._calls.write(request)
+                buffer.generation = protocol.generation(reply.headers)
         except BaseException as error:
             self._failure = error
             raise
@@ -215,7 +221,7 @@ class BufferedPublisher:
             for topic, buffer in self._buffers.items():
                 if buffer.stored:
                     await self._store(topic, buffer)
-                    await self._publish(topic, [])
+                    await self._publish(topic, [], buffer.generation)
                 elif buffer.parts:
                     await self._publish(topic, buffer.parts)
                 if self._kept is not None and buffer.parts:
@@ -223,9 +229,13 @@ class BufferedPublisher:
             self._clear()
         return True
 
-    async def _publish(self, topic: TopicId, parts: Sequence[EncodedMessage]) -> None:
+    async def _publish(
+        self, topic: TopicId, parts: Sequence[EncodedMessage], generation: int | None = None
+    ) -> None:
         wanted, ttl_s = _request(parts, self._pointer)
-        request = protocol.publish(topic, wanted, ttl_s=ttl_s, key=self._key())
+        request = protocol.publish(
+            topic, wanted, ttl_s=ttl_s, key=self._key(), generation=generation
+        )
 
         async def publishing() -> Published:
             return protocol.published(await self._calls.write(request))

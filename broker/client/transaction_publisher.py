@@ -26,6 +26,8 @@ class TransactionPublisher:
         self.snapshot = snapshot
         self._client = client
         self._undo = Undo(client)
+        self._generations: dict[TopicName, int | None] = {}
+        """The generation of each topic in which messages were stored."""
 
     async def publish(
         self,
@@ -62,7 +64,7 @@ class TransactionPublisher:
         idempotency_key: str | None = None,
     ) -> None:
         """Store within the transaction. The messages stay invisible until ``publish_stored``."""
-        await self._client.store(
+        self._generations[topic] = await self._client.store(
             topic,
             messages,
             pointer=self.pointer,
@@ -70,6 +72,7 @@ class TransactionPublisher:
             headers=headers,
             ttl_s=ttl_s,
             idempotency_key=idempotency_key,
+            generation=self._generations.get(topic),
         )
 
     async def publish_stored(
@@ -79,7 +82,10 @@ class TransactionPublisher:
         return await self._undo.keep(
             topic,
             self._client.publish_stored(
-                topic, pointer=self.pointer, idempotency_key=idempotency_key
+                topic,
+                pointer=self.pointer,
+                idempotency_key=idempotency_key,
+                generation=self._generations.get(topic),
             ),
         )
 

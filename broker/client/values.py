@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from broker.client.node_directory import Leader
 from broker.model import NO_HEADERS, MessageId, TopicId
+from broker.places import Place
 
 TopicName = str | TopicId | tuple[str, str]
 """How callers name a topic: ``"namespace/topic"``, ``"topic"`` in the client's own namespace, or
@@ -39,9 +40,15 @@ Publishable = Payload | NewMessage
 Producer = tuple[str, int]
 """A producer's id, 1 to 255 visible ASCII characters, and the number of one publish, at least 0."""
 
-Start = MessageId | str | int | datetime | None
+Start = MessageId | str | Place | int | datetime | None
 """Where reading starts: a message id (20 bytes, or its 40 hex digits), a moment (a datetime with a time zone, or ms
-since 1970), or None for the oldest message."""
+since 1970), or None for the oldest message.
+
+A ``Place``, or its text ``<40 hex digits>@<generation>``, is a message id in one generation of the topic. If the topic
+was deleted and created again, the broker refuses it with TopicRecreated."""
+
+IdPlace = MessageId | str | Place
+"""A message id: 20 bytes, its 40 hex digits, or either form of a ``Place``."""
 
 
 class Published(NamedTuple):
@@ -54,7 +61,8 @@ class Published(NamedTuple):
     ``first_id`` and ``last_id`` are the ids of the first and the last published message, and ``count`` is the number
     of messages. For stages and stored messages the ids are those of the reference rows, as ``browse`` shows them. A
     message that shared a request with messages of other calls has its own id here. An unknown value is None: some
-    brokers send no ids and no count, and none does for a producer's number below its last one.
+    brokers send no ids and no count, and none does for a producer's number below its last one. ``generation`` is that
+    of the topic; ``Place(published.last_id, published.generation)`` is a place to read on from.
     """
 
     rollback: bytes | None = None
@@ -63,6 +71,7 @@ class Published(NamedTuple):
     first_id: MessageId | None = None
     last_id: MessageId | None = None
     count: int | None = None  # type: ignore[assignment]  # A tuple's own method has this name.
+    generation: int | None = None
 
 
 class TopicRange(NamedTuple):
@@ -70,6 +79,7 @@ class TopicRange(NamedTuple):
 
     All readable messages lie behind ``earliest``; new messages come behind ``latest``. ``lost`` is the number of
     messages behind ``after`` that have expired; it is a lower bound. ``size`` is the approximate size of the payloads.
+    All ids are in ``generation`` of the topic; None: the broker does not say it.
     """
 
     earliest: MessageId
@@ -80,6 +90,7 @@ class TopicRange(NamedTuple):
     size: int
     lost: int
     ends: list[MessageId]
+    generation: int | None = None
 
 
 class TopicInfo(NamedTuple):
@@ -115,11 +126,12 @@ class Browsed(NamedTuple):
 class BrowsePage(NamedTuple):
     """Some messages, and the place of the next page.
 
-    ``next`` is its ``start``, or, in descending order, its ``stop``; None: there is no next page.
+    ``next`` is its ``start``, or, in descending order, its ``stop``; None: there is no next page. It is the text of a
+    ``Place``, so a page of a topic that was deleted and created again is refused.
     """
 
     messages: Sequence[Browsed]
-    next: MessageId | None
+    next: str | None
 
 
 OnFull = Literal["wait", "drop", "raise"]

@@ -15,7 +15,8 @@ from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind, Hold
-from broker.model import TopicId
+from broker.model import MessageId, TopicId
+from broker.places import GENERATION_HEADER, Place, generation_of
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
@@ -71,6 +72,7 @@ class Request:
     """
 
     __slots__ = (
+        "_generation",
         "_query",
         "abandoned",
         "body",
@@ -123,6 +125,7 @@ class Request:
         self.abandoned = abandoned
         self.hold = hold or Hold(None)
         self._query: Mapping[str, str] | None = None
+        self._generation: int | None = None
 
     @property
     def topic(self) -> TopicId:
@@ -137,6 +140,28 @@ class Request:
         if self._query is None:
             self._query = _parse_query(self.query_string) if self.query_string else _NO_QUERY
         return self._query
+
+    @property
+    def generation(self) -> int | None:
+        """The topic's generation that the request names, in its header or with a place; None: any.
+
+        Raises BadRequest.
+        """
+        text = self.headers.get(GENERATION_HEADER)
+        return self._generation if text is None else self._one(generation_of(text))
+
+    def id_at(self, place: Place) -> MessageId:
+        """Return the id of a place, and take its generation as the request's. Raises BadRequest."""
+        if place.generation is not None:
+            self._generation = self._one(place.generation)
+        return place.id
+
+    def _one(self, generation: int) -> int:
+        if self._generation not in (None, generation):
+            raise BadRequest(
+                f"The request names two generations, {self._generation} and {generation}."
+            )
+        return generation
 
     def let_go_of_body(self) -> None:
         """Free the body, which the handler has decoded."""

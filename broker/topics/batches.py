@@ -120,13 +120,13 @@ def producer_number(mark: Mark) -> int:
     return int.from_bytes(mark.body[:8], "big")
 
 
-def answer(writes: list[Write], batch: Batch) -> None:
-    """Answer each request with its rows. They are consecutive, in the order of the requests."""
+def answer(writes: list[Write], batch: Batch, generation: int) -> None:
+    """Answer each request with its rows and the log's generation. Rows are consecutive, in the order of the requests."""
     ids, start = batch.ids, 0
     for write in writes:
         stop = start + write.rows
         if write.references:
             write.ids = ids[start:stop]
         first, last = ids[start], ids[stop - 1]
-        write.answer(PublishedIds(first, last, write.pointer, False, write.messages))
+        write.answer(PublishedIds(first, last, write.pointer, False, write.messages, generation))
         start = stop

@@ -39,12 +39,14 @@ ENTRIES_MAX: Final = 200_000
 class BlockersQuery(NamedTuple):
     """Describes the consumer: it has ``snapshot`` and reads from ``start``.
 
-    ``start`` is inclusive: an id, a time in ms, or None for the oldest message.
+    ``start`` is inclusive: an id, a time in ms, or None for the oldest message. ``generation`` is that of ``start``;
+    None: any.
     """
 
     snapshot: Snapshot
     start: MessageId | int | None = None
     limit: int = 10
+    generation: int | None = None
 
 
 class Blocker(NamedTuple):

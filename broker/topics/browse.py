@@ -67,7 +67,8 @@ class TransactionState(enum.StrEnum):
 class BrowseQuery(NamedTuple):
     """Selects messages from ``start`` (inclusive) to ``end`` (exclusive): ids, times in ms, or None for no bound.
 
-    Of a longer payload only the first ``payload_bytes_max`` bytes are kept.
+    Of a longer payload only the first ``payload_bytes_max`` bytes are kept. ``generation`` is that of the bounds;
+    None: any.
     """
 
     start: MessageId | int | None = None
@@ -76,6 +77,7 @@ class BrowseQuery(NamedTuple):
     descending: bool = False
     snapshot: Snapshot | None = None
     payload_bytes_max: int | None = None
+    generation: int | None = None
 
 
 class BrowseEntry(NamedTuple):
@@ -97,7 +99,7 @@ class BrowseEntry(NamedTuple):
 
 
 class EntryPage(NamedTuple):
-    """Entries in the requested order.
+    """Entries of one generation in the requested order.
 
     ``next`` continues where the page ends: as ``start`` when ascending, as ``end`` when descending. It is None
     at the end of the range. A page that is full by its bytes always has a ``next``, even if no message follows: to
@@ -106,6 +108,7 @@ class EntryPage(NamedTuple):
 
     entries: list[BrowseEntry]
     next: MessageId | None
+    generation: int = 0
 
 
 async def browse(
@@ -126,6 +129,7 @@ async def browse(
     high = _message_id(query.end, _ID_MAX)
     browser = _Browser(around, topic, query, low, high, hold)
     page = await _collect(browser, query, hold)
+    page = page._replace(generation=topic.generation)
     if query.snapshot is None or not page.entries:
         return page
     last = max(page.entries[0].id, page.entries[-1].id)[:ROW_ID_BYTES]

@@ -39,7 +39,7 @@ from broker.shield import is_done_within
 from broker.slices import Slice
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
-from broker.topics.registry import TopicRegistry, not_found
+from broker.topics.registry import TopicRegistry, check_generation, not_found
 from broker.topics.settings import PublishOptions
 from broker.topics.settlement import refused_below
 from broker.topics.surroundings import Surroundings
@@ -134,12 +134,14 @@ class Leaders:
         """Make an attempt as the topic's leader. If it is fenced, which is a definite failure, lead again and repeat.
 
         Raises:
+            TopicRecreated: the request is for another generation; nothing was done.
             NotLeader: the request is for another epoch; nothing was done.
             OutcomeUnknown: retriable, if the request has a key or a producer's number.
         """
         deadline = options.deadline or self.deadline()
         while True:
             leader = await self.lead(topic, deadline)
+            check_generation(leader.topic, options.generation)
             if options.epoch not in (None, leader.epoch):
                 raise NotLeader(f"Topic '{topic}' is in another epoch.", epoch=leader.epoch)
             try:
@@ -213,7 +215,7 @@ class Leaders:
         await self._settle(state, deadline)
         await self._back_off(state, deadline)
         leader = await self._claim_log(state, deadline)
-        leader.rates = state.rates
+        leader.rates = state.rates(leader.topic.generation)
         # Without a pause since the end of the claim: the record can't have changed.
         state.topic, state.leader = leader.topic, leader
         carried, state.carried = state.carried, []

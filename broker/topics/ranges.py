@@ -32,7 +32,7 @@ class RangeQuery(NamedTuple):
     """Asks for the range behind ``after`` (None: from the earliest) up to ``through`` (None: to the latest).
 
     The range has at most ``messages_max`` messages and ``bytes_max`` bytes of payloads, but at least one entry. It
-    is divided into about equal ``parts``.
+    is divided into about equal ``parts``. ``generation`` is that of the bounds; None: any.
     """
 
     after: RowId | None = None
@@ -40,6 +40,7 @@ class RangeQuery(NamedTuple):
     messages_max: int = AMOUNT_MAX
     bytes_max: int = AMOUNT_MAX
     parts: int = 1
+    generation: int | None = None
 
 
 class Range(NamedTuple):
@@ -57,6 +58,7 @@ class Range(NamedTuple):
     bytes: int
     lost: int
     ends: list[RowId]
+    generation: int
 
 
 class Unread(NamedTuple):
@@ -167,6 +169,7 @@ class TopicNumberings:
             bytes=stop.bytes - start.bytes,
             lost=lost,
             ends=ends,
+            generation=topic.generation,
         )
 
     @staticmethod

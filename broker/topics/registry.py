@@ -23,6 +23,7 @@ from broker.errors import (
     StorageCorrupt,
     TopicExists,
     TopicNotFound,
+    TopicRecreated,
     UnavailableError,
 )
 from broker.model import Topic, TopicId, TransactionUse
@@ -59,6 +60,12 @@ class TopicRecord(NamedTuple):
 def not_found(topic: TopicId) -> TopicNotFound:
     """Return the error for a topic that does not exist, in the words of the original TMS."""
     return TopicNotFound(f"Topic {topic} does not exist.")
+
+
+def check_generation(topic: Topic, asked: int | None) -> None:
+    """Raise TopicRecreated if a request names another generation than that of the topic; None: it names none."""
+    if asked is not None and asked != topic.generation:
+        raise TopicRecreated.between(topic.id, asked, topic.generation)
 
 
 def _encode(record: TopicRecord) -> bytes:

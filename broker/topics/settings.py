@@ -61,7 +61,7 @@ class PublishOptions(NamedTuple):
     ``is_fresh``: the key was made for this request, which is sent for the first time; so storage can't have the
     key, and need not be read. ``epoch``: write only under this epoch; under another one this node is not the leader
     that the sender means. ``producer``: the producer, and its number for this request; a number at or below its last
-    one stores nothing.
+    one stores nothing. ``generation``: write only to this generation of the topic.
     """
 
     ttl_s: int | None = None
@@ -70,6 +70,7 @@ class PublishOptions(NamedTuple):
     is_fresh: bool = False
     epoch: int | None = None
     producer: Producer | None = None
+    generation: int | None = None
 
 
 NO_OPTIONS = PublishOptions()
@@ -95,6 +96,7 @@ class PublishedIds(NamedTuple):
 
     The rows are ROW_ID_MIN if they are not known any more. ``replayed``: the key, the producer's number or the
     stages had this answer already. ``messages``: their number, including those of references; None if not known.
+    ``generation`` is that of the topic; 0 until the leader has filled it in.
     """
 
     first: RowId
@@ -102,6 +104,7 @@ class PublishedIds(NamedTuple):
     pointer: int | None = None
     replayed: bool = False
     messages: int | None = None
+    generation: int = 0
 
     @property
     def is_known(self) -> bool:

@@ -62,12 +62,13 @@ class Rate:
 
 
 class Rates:
-    """The rates at which messages are published to a topic and polled from it."""
+    """The rates at which messages are published to one generation of a topic and polled from it."""
 
-    __slots__ = ("_polled", "_published")
+    __slots__ = ("_polled", "_published", "generation")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, generation: int) -> None:
         """Begin without messages."""
+        self.generation = generation
         self._published = Rate(clock)
         self._polled = Rate(clock)
 

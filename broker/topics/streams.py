@@ -34,6 +34,7 @@ class PollStream:
         self._first = first
         self._source = source
         self._hold = hold
+        self.generation = reading.generation
         self.empty = not first.count
         """True if the reply has no message."""
 
@@ -91,6 +92,7 @@ class RowStream:
         self._source = source
         self._hold = hold
         self._counted = 0
+        self.generation = reading.generation
         self.blocked_by = None if first.count else reading.blocked_by
         """The write pointer of the open transaction that holds the read at its beginning, if one does."""
 

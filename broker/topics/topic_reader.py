@@ -111,6 +111,11 @@ class TopicReading:
         """The oldest live id at this time, by the topic's ttl and its purge."""
 
     @property
+    def generation(self) -> int:
+        """Return the generation of the topic that it reads."""
+        return self._log.generation
+
+    @property
     def has_snapshot(self) -> bool:
         """Return whether it reads with a transaction's snapshot."""
         return self._snapshot is not None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from broker.errors import BrokerError, TopicNotFound
+from broker.errors import BrokerError, TopicNotFound, TopicRecreated
 from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.clock_comparison import ClockComparison
@@ -33,6 +33,7 @@ class TopicState:
     """
 
     __slots__ = (
+        "_rates",
         "around",
         "carried",
         "carried_generation",
@@ -44,7 +45,6 @@ class TopicState:
         "id",
         "leader",
         "lock",
-        "rates",
         "recorded",
         "topic",
         "touched",
@@ -83,12 +83,13 @@ class TopicState:
         self.changes = 0
         self.users = 0
         self.touched = True
-        self.rates = Rates(around.clock)
+        self._rates: Rates | None = None
 
-    @property
-    def cache(self) -> TopicCache | None:
-        """Return the cache of this node's leader of the topic, None if another node leads."""
-        return self.leader.cache if self.leader is not None else None
+    def rates(self, generation: int) -> Rates:
+        """Return the rates of a generation. Those of another generation are forgotten."""
+        if self._rates is None or self._rates.generation != generation:
+            self._rates = Rates(self.around.clock, generation)
+        return self._rates
 
     @property
     def idle(self) -> bool:
@@ -160,9 +161,10 @@ class TopicState:
             ClockSkew: this node's clock is too far off to tell which messages have expired.
             Unavailable: see TopicReading.page, ClockComparison.compare.
             BadRequest: see TopicReading.page.
+            TopicRecreated: the topic has another generation than the reading.
         """
         self.touched = True
-        cache = self.cache
+        cache = self._cache_for(reading)
         if cache is not None and self.around.is_clustered:
             cache = await self._proven_cache(reading)
             if cache is None:
@@ -172,9 +174,18 @@ class TopicState:
             reading.follow(self.topic)
         await self.clocks.compare(is_led_here=self.leader is not None)
         page = await reading.page(cache, bytes_max)
-        self.rates.polled(page.count)
+        self.rates(reading.generation).polled(page.count)
         self.around.metrics.moved("poll", "/".join(self.id), page.count, page.bytes)
         return page
+
+    def _cache_for(self, reading: TopicReading) -> TopicCache | None:
+        """Return the cache of this node's leader of the topic, None if another node leads. Raises TopicRecreated."""
+        if self.leader is None:
+            return None
+        present = self.leader.topic.generation
+        if present != reading.generation:
+            raise TopicRecreated.between(self.id, reading.generation, present)
+        return self.leader.cache
 
     async def _follow_record(self, reading: TopicReading) -> None:
         """Read the record again: if another node leads, it may have changed the ttl."""
@@ -187,13 +198,11 @@ class TopicState:
         All pages of a reading end at the pointer that its first page found, so one proof is enough.
         """
         leader = self.leader
-        if leader is None:
-            return None
-        if reading.proven is not leader:
+        if leader is not None and reading.proven is not leader:
             if not await leader.is_proven():
                 return None
             reading.proven = leader
-        return leader.cache if self.leader is leader else None
+        return self._cache_for(reading) if self.leader is leader else None
 
 
 def _wake(waiting: deque[asyncio.Future[bool]]) -> None:

@@ -41,7 +41,7 @@ from broker.topics.fetch import behind
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
-from broker.topics.registry import TopicRegistry, not_found
+from broker.topics.registry import TopicRegistry, check_generation, not_found
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
 from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
@@ -90,7 +90,12 @@ class Topics:
                 return created
 
     async def update(
-        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None
+        self,
+        topic: TopicId,
+        properties: Mapping[str, str],
+        deadline: float | None = None,
+        *,
+        generation: int | None = None,
     ) -> Topic:
         """Replace a topic's properties. ``deadline`` (monotonic seconds) bounds the claim of leadership.
 
@@ -100,7 +105,7 @@ class Topics:
             OutcomeUnknown: in a cluster; the topic's leader may not know of the change.
         """
         self.leaders.must_be_here(topic)
-        await self.get(topic)
+        await self.get(topic, generation)
         if self.around.is_clustered:
             deadline = self.leaders.deadline() if deadline is None else deadline
 
@@ -125,7 +130,14 @@ class Topics:
                     state.leader.topic = state.topic
                 return state.topic
 
-    async def purge(self, topic: TopicId, before_ms: int, deadline: float | None = None) -> Topic:
+    async def purge(
+        self,
+        topic: TopicId,
+        before_ms: int,
+        deadline: float | None = None,
+        *,
+        generation: int | None = None,
+    ) -> Topic:
         """Hide all messages published before a moment; return the changed topic.
 
         A lower moment than an earlier one changes nothing.
@@ -137,17 +149,28 @@ class Topics:
             OutcomeUnknown: it may have been done, and the topic's leader may not know of it.
         """
         self.leaders.must_be_here(topic)
-        await self.get(topic)
+        await self.get(topic, generation)
         deadline = self.leaders.deadline() if deadline is None else deadline
         change = record_changes.purge(self.leaders, before_ms)
         return await to_its_end(record_changes.change_led(self.leaders, topic, change, deadline))
 
-    async def get(self, topic: TopicId) -> Topic:
-        """Return a topic. Raises TopicNotFound."""
-        return (await self._look_up(topic))[0]
+    async def get(self, topic: TopicId, generation: int | None = None) -> Topic:
+        """Return a topic. Raises TopicNotFound; TopicRecreated, if it has another generation than the given one."""
+        return (await self._look_up(topic, generation))[0]
 
-    async def _look_up(self, topic: TopicId) -> tuple[Topic, TopicLeader | None]:
+    async def _look_up(
+        self, topic: TopicId, generation: int | None
+    ) -> tuple[Topic, TopicLeader | None]:
         """Return a topic, and this node's leader if it has proven its leadership since this call began.
+
+        Raises TopicNotFound, TopicRecreated.
+        """
+        found, leader = await self._known(topic)
+        check_generation(found, generation)
+        return found, leader
+
+    async def _known(self, topic: TopicId) -> tuple[Topic, TopicLeader | None]:
+        """Do as ``_look_up``, for any generation.
 
         In a cluster only the leader knows a topic without reading its record. Even the leader must first read its
         page's head; concurrent calls share this read.
@@ -170,22 +193,24 @@ class Topics:
         """Yield the names of a namespace's topics, in the order of their keys, some at a time."""
         return self.registry.names(namespace)
 
-    async def delete(self, topic: TopicId) -> None:
+    async def delete(self, topic: TopicId, generation: int | None = None) -> None:
         """Delete a topic: first fence its log, then mark its record as deleted.
 
         Raises:
             TopicNotFound: there is no such topic.
+            TopicRecreated: it has another generation than the given one.
             NotLeader: another node should lead it; nothing was done.
         """
         self.leaders.must_be_here(topic)
-        await self.get(topic)
-        await to_its_end(self._delete(topic))
+        await self.get(topic, generation)
+        await to_its_end(self._delete(topic, generation))
 
-    async def _delete(self, topic: TopicId) -> None:
+    async def _delete(self, topic: TopicId, generation: int | None) -> None:
         state = self.leaders.state(topic)
         with state.used():
             async with state.lock:
                 found = await self.registry.get(topic)
+                check_generation(found, generation)
                 log = LogId(topic, found.generation)
                 try:
                     await self.around.logs.delete(log, self.around.owner)
@@ -232,6 +257,7 @@ class Topics:
                 and options.producer is None
                 and options.ttl_s is None
                 and options.epoch is None
+                and options.generation is None
                 and request.payloads
                 and not request.ttls_s
                 and leader.topic.transactions is not TransactionUse.REQUIRED
@@ -261,7 +287,8 @@ class Topics:
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
-            return await leader.publish_request(request, options)
+            found = await leader.publish_request(request, options)
+            return found._replace(generation=leader.topic.generation)
 
         return await self.leaders.led(topic, attempt, options)
 
@@ -278,7 +305,8 @@ class Topics:
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
-            return await leader.payloads.store(request, options)
+            found = await leader.payloads.store(request, options)
+            return found._replace(generation=leader.topic.generation)
 
         return await self.leaders.led(topic, attempt, options)
 
@@ -333,12 +361,13 @@ class Topics:
 
         Raises:
             TopicNotFound, Overloaded, Unavailable: see broker.errors.
+            TopicRecreated: the topic has another generation than the poll's.
             ClockSkew: this node's clock is too far off to tell which messages have expired.
             NotLeader: another node should lead the topic; ask that node.
         """
         if wait_s > 0 and not anywhere:
             self.leaders.must_be_here(topic)
-        found, leader = await self._look_up(topic)
+        found, leader = await self._look_up(topic, poll.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
@@ -358,10 +387,12 @@ class Topics:
         through: MessageId,
         snapshot: Snapshot | None = None,
         hold: Hold | None = None,
+        *,
+        generation: int | None = None,
     ) -> RowStream:
         """Read all messages in ``(after, through]``, by their rows (see ``fetch.behind``); None: from the oldest.
 
-        ``hold`` is the request's. Any node may read them: the messages end at ``through``, at a message of an open
+        ``hold`` is the request's, and ``generation`` the one that it names. Any node may read them: the messages end at ``through``, at a message of an open
         transaction that holds the consumer, or with an error. Every read gives the same messages, except those that
         have expired or were rolled back.
 
@@ -369,7 +400,7 @@ class Topics:
             TopicNotFound, Unavailable, ClockSkew: see ``poll``.
             BadRequest: ``through`` lies behind the topic's latest message.
         """
-        found, leader = await self._look_up(topic)
+        found, leader = await self._look_up(topic, generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
@@ -387,7 +418,7 @@ class Topics:
         self, topic: TopicId, query: BrowseQuery, hold: Hold | None = None
     ) -> EntryPage:
         """Show messages without the rules of consuming. ``hold`` is the request's."""
-        found, leader = await self._look_up(topic)
+        found, leader = await self._look_up(topic, query.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await browse(self.around, found, query, hold)
 
@@ -395,20 +426,21 @@ class Topics:
         self, topic: TopicId, query: BlockersQuery, hold: Hold | None = None
     ) -> Blockers:
         """Find the transactions that hold a consumer back. ``hold`` is the request's."""
-        found, leader = await self._look_up(topic)
+        found, leader = await self._look_up(topic, query.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await blockers(self.around, self._ranges, found, query, hold)
 
-    async def stats(self, topic: TopicId) -> TopicStats:
+    async def stats(self, topic: TopicId, generation: int | None = None) -> TopicStats:
         """Return the statistics of a topic; some are estimates."""
-        found = await self.get(topic)
+        found = await self.get(topic, generation)
         state = self.leaders.state(topic)
         ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
-        return await topic_stats(self.around, found, state.rates, ahead_ms)
+        return await topic_stats(self.around, found, state.rates(found.generation), ahead_ms)
 
-    async def lag(self, topic: TopicId, after: MessageId) -> int:
-        """Return the number of messages published behind an id."""
-        return await self._ranges.behind(await self.get(topic), after[:ROW_ID_BYTES])
+    async def lag(self, topic: TopicId, after: MessageId, generation: int | None = None) -> int:
+        """Return the number of messages published behind an id, which is in that generation if one is given."""
+        found = await self.get(topic, generation)
+        return await self._ranges.behind(found, after[:ROW_ID_BYTES])
 
     async def unread(self, topic: Topic, after: RowId | None) -> Unread:
         """Return the messages behind a place; any node can count them. Raises Unavailable."""
@@ -416,7 +448,7 @@ class Topics:
 
     async def range(self, topic: TopicId, query: RangeQuery) -> Range:
         """Return a range of a topic's ids, with its size and the ends of its parts."""
-        found, leader = await self._look_up(topic)
+        found, leader = await self._look_up(topic, query.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await self._ranges.range(found, query)
 

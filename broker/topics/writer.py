@@ -328,7 +328,7 @@ class LogWriter:
             raise
         else:
             self._committed(batch)
-            answer(writes, batch)
+            answer(writes, batch, self.hold.log.generation)
             # Count later: the callers of these requests run first.
             self._loop.call_soon(self._count, writes, batch)
         finally:

@@ -20,6 +20,7 @@ from typing import Final
 
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
+from broker.places import Place
 from chaos.workloads.client_process import ClientProcess, TopicTarget, before, stage_retries
 from chaos.workloads.workload import WorkloadStage
 
@@ -130,4 +131,4 @@ async def overview(stage: WorkloadStage, target: TopicTarget) -> None:
                 continue
             if page.next is None:
                 return
-            place = page.next
+            place = Place.of(page.next).id

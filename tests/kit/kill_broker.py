@@ -123,7 +123,7 @@ class BrokerDriver:
         assert found == generation, f"{topic} is of generation {found}, not {generation}"
         rows: list[tuple[str, str | None, int | None]] = []
         shown: list[MessageId] = []
-        start: MessageId | None = None
+        start: str | None = None
         while True:
             page = await self._ask(client.browse(topic, start=start, limit=PAGE, full=True))
             for entry in page.messages:

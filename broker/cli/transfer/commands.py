@@ -14,6 +14,7 @@ from broker.cli.transfer.formats import FORMATS, format_of
 from broker.cli.transfer.imports import Import, ImportPlan, checked
 from broker.clock import SystemClock
 from broker.model import MessageId, TopicId
+from broker.places import Place
 
 
 class TypedPlace(NamedTuple):
@@ -21,15 +22,19 @@ class TypedPlace(NamedTuple):
 
     text: str | None = None
     place: MessageId | int | None = None
+    generation: int | None = None
 
 
 def _place(_: click.Context, __: click.Parameter, text: str | None) -> TypedPlace:
     if text is None:
         return TypedPlace()
     try:
-        return TypedPlace(text, place_of(text, SystemClock().now_ms()))
+        place = place_of(text, SystemClock().now_ms())
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    if isinstance(place, Place):
+        return TypedPlace(text, place.id, place.generation)
+    return TypedPlace(text, place)
 
 
 _FORMAT = click.option(
@@ -81,7 +86,14 @@ def export(  # noqa: PLR0913 - One parameter per option.
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
     """  # noqa: D301
     wanted = ExportPlan(
-        topic, file, format_of(file, format_name), since.text, until.text, since.place, until.place
+        topic,
+        file,
+        format_of(file, format_name),
+        since.text,
+        until.text,
+        since.place,
+        until.place,
+        {since.generation, until.generation} - {None},
     )
     if file.exists() and not (force or wanted.state.exists()):
         raise click.UsageError(

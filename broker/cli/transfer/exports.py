@@ -12,7 +12,7 @@ Each step is idempotent, so an export that was stopped within a step repeats thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,6 +25,7 @@ from broker.cli.transfer.formats import Format
 from broker.cli.transfer.message_records import size_of
 from broker.cli.transfer.progress import messages_bar
 from broker.client import SyncClient, TailOptions
+from broker.errors import TopicRecreated
 from broker.model import (
     ROW_ID_BYTES,
     ROW_ID_MIN,
@@ -34,6 +35,7 @@ from broker.model import (
     first_row_at,
     row_before,
 )
+from broker.places import Place
 
 CHUNK_MESSAGES_MAX: Final = 10_000
 CHUNK_BYTES_MAX: Final = 16 << 20
@@ -43,7 +45,8 @@ READING, READ, PLACED = "reading", "read", "placed"
 class ExportPlan(NamedTuple):
     """The range and file of an export.
 
-    ``since`` and ``until`` are the typed texts; ``start`` and ``stop`` are the places that they meant then.
+    ``since`` and ``until`` are the typed texts; ``start`` and ``stop`` are the places that they meant then, and
+    ``generations`` those that they name.
     """
 
     topic: TopicId
@@ -53,6 +56,7 @@ class ExportPlan(NamedTuple):
     until: str | None
     start: MessageId | int | None
     stop: MessageId | int | None
+    generations: Collection[int | None] = ()
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -85,11 +89,19 @@ class Export:
     """One export, which may have begun in another process."""
 
     def __init__(self, client: SyncClient, wanted: ExportPlan, *, deadline_s: float) -> None:
-        """Start, or continue by the state file. Raises click.ClickException if that is about another export."""
+        """Start, or continue by the state file.
+
+        Raises:
+            click.ClickException: the state file is about another export.
+            TopicRecreated: a place of the range is in another generation of the topic.
+        """
         self._client = client
         self._wanted = wanted
         self._deadline_s = deadline_s
         generation = client.topic(wanted.topic).generation
+        for named in wanted.generations:
+            if named is not None and named != generation:
+                raise TopicRecreated.between(wanted.topic, named, generation)
         found = sidecars.read_json(wanted.state)
         self.is_resumed = found is not None
         self._state = self._begun(generation) if found is None else found
@@ -104,7 +116,10 @@ class Export:
 
     def _begun(self, generation: int) -> dict[str, Any]:
         wanted = self._wanted
-        through = self._client.range(wanted.topic).latest
+        found = self._client.range(wanted.topic)
+        if found.generation not in (None, generation):
+            raise TopicRecreated.between(wanted.topic, generation, found.generation)
+        through = found.latest
         return {
             **wanted.asked,
             "generation": generation,
@@ -122,10 +137,6 @@ class Export:
         wanted, state = self._wanted, self._state
         if state["stage"] == READING:
             self._read()
-            if self._client.topic(wanted.topic).generation != state["generation"]:
-                raise click.ClickException(
-                    f"{state['topic']} was deleted and created again meanwhile."
-                )
             self._note(stage=READ)
         if state["stage"] == READ:
             wanted.format.finish(wanted.part, state["position"], wanted.file)
@@ -147,10 +158,11 @@ class Export:
         )
         if after[:ROW_ID_BYTES] > through[:ROW_ID_BYTES]:
             return
-        left = self._client.range(self._wanted.topic, after=after, through=through).messages
+        begin = Place(after, state["generation"])
+        left = self._client.range(self._wanted.topic, after=begin, through=through).messages
         with messages_bar() as bar:
             task = bar.add_task("exporting", total=left)
-            for chunk in self._chunks(after, through):
+            for chunk in self._chunks(begin, through):
                 position = append(self._wanted.part, state["position"], chunk)
                 self._contents = self._contents.with_all(chunk)
                 self._note(
@@ -161,7 +173,7 @@ class Export:
                 )
                 bar.advance(task, len(chunk))
 
-    def _chunks(self, after: MessageId, through: MessageId) -> Iterator[list[Message]]:
+    def _chunks(self, after: Place, through: MessageId) -> Iterator[list[Message]]:
         """Yield the messages of ``(after, through]`` in lists of bounded size."""
         options = TailOptions(follow=False, give_up_after_s=self._deadline_s)
         messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)

@@ -37,7 +37,7 @@ async def test_every_handler_is_authorized_first() -> None:
 async def test_an_unexpected_error_is_unknown_and_logged_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         raise ZeroDivisionError("surprise")
 
     monkeypatch.setattr(broker.topics, "get", fail)
@@ -51,7 +51,7 @@ async def test_an_unexpected_error_is_unknown_and_logged_once(
 async def test_a_connection_that_was_cut_to_make_room_is_no_error(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         raise Cut("The connection was cut.")
 
     monkeypatch.setattr(broker.topics, "get", fail)
@@ -64,7 +64,7 @@ async def test_a_connection_that_was_cut_to_make_room_is_no_error(
 async def test_corrupt_storage_is_reported_and_logged(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         raise StorageCorrupt("row 7 makes no sense")
 
     monkeypatch.setattr(broker.topics, "get", fail)

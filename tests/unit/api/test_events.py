@@ -38,7 +38,7 @@ async def events(
                 identifier, _, data = event.partition("\n")
                 if data:
                     value = json.loads(data.removeprefix("data: "))
-                    assert identifier == f"id: {value['id']}"
+                    assert identifier == f"id: {value['id']}@1"
                     yield value
     finally:
         await answer.chunks.aclose()
@@ -106,7 +106,7 @@ async def test_a_reconnect_after_a_stream_without_events_loses_nothing(
 async def test_a_stream_that_begins_behind_an_id_sends_the_id_first(broker: Broker) -> None:
     await publish(broker, "1")
     (event,) = await take(1, events(broker))
-    told = f"id: {event['id']}\n\n: default:t\n\n"
+    told = f"id: {event['id']}@1\n\n: default:t\n\n"
     assert await opening(broker, "?from=now") == told
     assert await opening(broker, f"?from={event['id']}") == told
     assert await opening(broker, "", {"Last-Event-ID": str(event["id"])}) == told

@@ -92,7 +92,7 @@ async def test_large_events_come_in_pieces(broker: Broker) -> None:
     told = [(head.removeprefix(b"id: ").decode(), json.loads(data)) for head, data in events]
     assert [_payload(each) for _, each in told] == payloads
     for identifier, each in told:
-        assert each["id"] == identifier
+        assert f"{each['id']}@1" == identifier
         assert (each["key"], each["headers"]) == ("k", {"h": {"base64": "/w=="}})
 
 

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.api.times import parse_moment, parse_place, rfc3339, rfc3339_or_none
+from broker.api.places import parse_place
+from broker.api.times import parse_moment, rfc3339, rfc3339_or_none
 from broker.errors import BadRequest
+from broker.places import Place
 
 NOON_MS = 1_763_640_000_123
 
@@ -58,8 +60,8 @@ def test_an_invalid_moment_is_malformed(text: str) -> None:
 
 
 def test_places() -> None:
-    assert parse_place("from", "00" * 20) == bytes(20)
-    assert parse_place("from", "1" * 40) == bytes.fromhex("11" * 20)
+    assert parse_place("from", "00" * 20) == Place(bytes(20))
+    assert parse_place("from", "1" * 40) == Place(bytes.fromhex("11" * 20))
     assert parse_place("from", "1763640000123") == NOON_MS
     assert parse_place("from", "2025-11-20T12:00:00.123Z") == NOON_MS
     assert parse_place("from", "1969-12-31T00:00:00Z") == 0

@@ -5,6 +5,7 @@ from broker.cli import span
 from broker.cli.span import Span, SpanStart
 from broker.client import Browsed, BrowsePage
 from broker.model import Message, TopicId
+from broker.places import Place
 
 TOPIC = TopicId("a", "b")
 
@@ -29,14 +30,14 @@ class Browses:
         self.asked.append((stop, limit))
         rows = self.pages[len(self.asked) - 1]
         more = len(self.asked) < len(self.pages)
-        return BrowsePage(rows, rows[-1].id if more else None)
+        return BrowsePage(rows, f"{rows[-1].id.hex()}@2" if more else None)
 
 
 def test_the_newest_are_counted_without_references_over_pages():
     client = Browses([row(9), row(8, "reference")], [row(7, "stored"), row(6)])
     found = span.newest(client, TOPIC, 2, None)
     assert [one.timestamp_ms for one in found] == [7, 9]
-    assert client.asked == [(None, 2), (identifier(8), 2)]
+    assert client.asked == [(None, 2), (Place(identifier(8), 2), 2)]
 
 
 def test_where_reading_starts():

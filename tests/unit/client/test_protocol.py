@@ -194,7 +194,7 @@ def test_a_page_of_browsing_is_read():
     first, second = page.messages
     assert (first.payload, first.write_pointer, first.consumable) == (b"\xff", 5, True)
     assert (second.payload, second.consumable) == (None, None)
-    assert page.next == ID
+    assert page.next == ID.hex()
 
 
 def test_topic_properties_are_read():

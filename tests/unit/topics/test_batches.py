@@ -75,7 +75,7 @@ def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, 
         writes = [write_of(loop, **each) for each in asked]
         futures = [write.future for write in writes]
         made = batch(writes)
-        answer(writes, made)
+        answer(writes, made, 3)
         stored = {
             row: (entry, entry.payload(place))
             for entry in made.entries
@@ -86,7 +86,7 @@ def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, 
         assert made.messages == sum(write.messages for write in writes)
         marks = [mark for entry in made.entries for mark in entry.marks]
         for write, future in zip(writes, futures, strict=True):
-            first, last, pointer, _, messages = await future
+            first, last, pointer, _, messages, _ = await future
             own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
             assert (pointer, messages) == (write.pointer, write.messages)
             numbers = [number for number, _ in write.references] or [None] * len(own)
@@ -166,10 +166,10 @@ def test_a_request_that_is_already_answered_keeps_its_answer() -> None:
         gone, failed, answered = [write.future for write in writes]
         gone.cancel()
         failed.set_exception(asyncio.QueueFull())
-        answer(writes, batch(writes))
+        answer(writes, batch(writes), 3)
         ids = ids_for(writes)
         assert gone.cancelled()
         assert isinstance(failed.exception(), asyncio.QueueFull)
-        assert await answered == PublishedIds(ids[2], ids[2], messages=1)
+        assert await answered == PublishedIds(ids[2], ids[2], messages=1, generation=3)
 
     simulate(main)

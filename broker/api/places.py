@@ -1,0 +1,65 @@
+"""Places in a topic, as requests name them, and the generation to which they belong.
+
+::
+
+    id              40 hex digits: the message, in any generation of the topic
+    id@generation   the message of this generation; if the topic has another one, the answer is topic_recreated
+    time            ms since 1970, or a moment of RFC 3339
+
+A reply names the generation of its messages in a header. A request may have the same header, for all its places.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.api.times import parse_moment
+from broker.errors import BadRequest
+from broker.http.reply import Headers
+from broker.http.request import Request
+from broker.model import MESSAGE_ID_BYTES, TIMESTAMP_MAX_MS, MessageId, checked_time_ms
+from broker.places import GENERATION_HEADER, Place
+
+_HEX_DIGITS: Final = 2 * MESSAGE_ID_BYTES
+
+
+def in_generation(generation: int) -> Headers:
+    """Return the header that names the generation of a reply's messages."""
+    return ((GENERATION_HEADER, str(generation)),)
+
+
+def parse_place(name: str, text: str) -> Place | int:
+    """Return a place in a topic: a message id, maybe with its generation, or ms since 1970.
+
+    40 hex digits are an id, a whole number is ms, and any other text must be a moment. Raises BadRequest, with
+    the parameter's name.
+    """
+    try:
+        if len(text) == _HEX_DIGITS or text[_HEX_DIGITS : _HEX_DIGITS + 1] == "@":
+            return Place.of(text)
+        if text.isascii() and text.isdecimal():
+            return checked_time_ms(int(text) if len(text) <= 19 else TIMESTAMP_MAX_MS + 1)
+        return max(0, parse_moment(text))
+    except BadRequest as error:
+        raise BadRequest(f"{name}: {error.message}") from error
+
+
+def place_in(request: Request, name: str) -> MessageId | int | None:
+    """Return the place in a query's parameter; None if it is absent. The request takes the place's generation.
+
+    Raises BadRequest, with the parameter's name.
+    """
+    text = request.query.get(name)
+    if text is None:
+        return None
+    place = parse_place(name, text)
+    return place if isinstance(place, int) else request.id_at(place)
+
+
+def id_in(request: Request, name: str) -> MessageId | None:
+    """Return the message id in a query's parameter; None if it is absent. The request takes the id's generation.
+
+    Raises BadRequest.
+    """
+    text = request.query.get(name)
+    return None if text is None else request.id_at(Place.of(text))
