@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
+from broker.api.asked_places import id_in, in_generation
 from broker.api.body_reader import read_snapshot
-from broker.api.places import id_in, in_generation
 from broker.api.polls import blocked_by
 from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece

@@ -33,9 +33,9 @@ from typing import Any, Final, Protocol
 import orjson
 
 from broker.api.abandonment import unless_abandoned
+from broker.api.asked_places import in_generation, place_in
 from broker.api.leadership import epoch_of
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.places import in_generation, place_in
 from broker.api.routed import BROKER_LEADER
 from broker.errors import TopicNotFound, TopicRecreated
 from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers

@@ -27,8 +27,8 @@ from typing import Any, Final
 import orjson
 
 from broker.api import fields
+from broker.api.asked_places import parse_place
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.places import parse_place
 from broker.api.times import rfc3339
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (

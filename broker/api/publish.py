@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from broker.api import body_reader, plainjson
+from broker.api.asked_places import in_generation
 from broker.api.bodies import BodyType, body_type
-from broker.api.places import in_generation
 from broker.errors import BadRequest
 from broker.http.reply import (
     AVRO,

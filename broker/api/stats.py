@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.api.places import id_in
+from broker.api.asked_places import id_in
 from broker.api.times import rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Final
 
-from broker.api.places import parse_place
+from broker.api.asked_places import parse_place
 from broker.api.router import Handler
 from broker.api.times import rfc3339
 from broker.errors import BadRequest

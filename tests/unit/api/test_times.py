@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.api.places import parse_place
+from broker.api.asked_places import parse_place
 from broker.api.times import parse_moment, rfc3339, rfc3339_or_none
 from broker.errors import BadRequest
 from broker.places import Place
