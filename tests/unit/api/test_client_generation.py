@@ -16,7 +16,7 @@ from broker.client import (
     TopicRecreated,
     range_read,
 )
-from broker.model import POINTERS_PER_MS, Message, PublishRequest, TopicId
+from broker.model import Message, PublishRequest, TopicId
 from broker.topics import streams, topics
 from tests.kit.serving import Broker, Http
 
@@ -140,8 +140,8 @@ async def test_a_place_with_its_generation_is_refused_by_every_call(
 async def test_stored_messages_are_not_published_in_the_next_generation(
     broker: Broker, client: Client
 ) -> None:
-    pointer = broker.clock.now_ms() * POINTERS_PER_MS
-    publisher = client.transaction_publisher(pointer)
+    begun = await client.transactions.start()
+    publisher = client.transaction_publisher(begun.write_pointer)
     await publisher.store(TOPIC, [b"stored"])
     await recreate(broker)
     with pytest.raises(TopicRecreated):

@@ -128,7 +128,7 @@ async def test_a_reply_names_its_generation_and_what_the_next_page_needs(broker:
     path = topic_path("t", "publish")
     for headers, body in [(TEXT, b"m"), (JSON, b'{"messages": ["m", "n"]}')]:
         assert (await broker.call("POST", path, body, headers)).headers[GENERATION] == "2"
-    pointer = broker.topics.around.clock.now_ms() * 1_000_000
+    pointer = (await broker.call("POST", "/v1/transactions")).json["write_pointer"]
     stored = json.dumps({"messages": ["m"], "write_pointer": pointer}).encode()
     reply = await broker.call("POST", topic_path("t", "store"), stored, JSON)
     assert reply.headers[GENERATION] == "2"
@@ -148,7 +148,7 @@ async def test_a_reply_names_its_generation_and_what_the_next_page_needs(broker:
 async def test_stored_messages_of_an_earlier_generation_are_not_published_as_an_empty_reference(
     broker: Broker,
 ) -> None:
-    pointer = broker.topics.around.clock.now_ms() * 1_000_000
+    pointer = (await broker.call("POST", "/v1/transactions")).json["write_pointer"]
     stored = json.dumps({"messages": ["m"], "write_pointer": pointer}).encode()
     reply = await broker.call("POST", topic_path("t", "store"), stored, JSON)
     generation = {GENERATION: reply.headers[GENERATION]}
