@@ -391,7 +391,7 @@ RESPONSES: Final[dict[str, Spec]] = {
         "The object exists already, is sealed or over, conflicts, has moved, or there are too many."
     ),
     "410": _error(
-        "The place, or the stored messages, belong to an earlier generation: the topic was deleted and created again."
+        "The place belongs to another generation: the topic was deleted and created again."
     ),
     "413": _error("The body, a message, or the number of messages is above its limit."),
     "422": _error("The transaction is too old, or the idempotency key was used with another body."),
