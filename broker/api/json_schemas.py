@@ -390,9 +390,7 @@ RESPONSES: Final[dict[str, Spec]] = {
     "409": _error(
         "The object exists already, is sealed or over, conflicts, has moved, or there are too many."
     ),
-    "410": _error(
-        "The place belongs to another generation: the topic was deleted and created again."
-    ),
+    "410": _error("The place is in another generation: the topic was created again."),
     "413": _error("The body, a message, or the number of messages is above its limit."),
     "422": _error("The transaction is too old, or the idempotency key was used with another body."),
     "500": _error("The outcome of the request is unknown."),
