@@ -26,8 +26,9 @@ from pyspark.sql.datasource import (
 from typing_extensions import override
 
 from broker.client.sync import SyncClient
-from broker.client.values import Settings
+from broker.client.values import IdPlace, Settings
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
+from broker.places import Place
 from broker.spark import task_ranges
 from broker.spark.clients import client_of
 from broker.spark.format_options import SourceOptions
@@ -78,7 +79,11 @@ class TmsBatchReader(DataSourceReader):
         after, through = self._after, self._through
         if after is not None and through is not None and after >= through:
             return []
-        found = self._client.range(self._options.topic, after=after, through=through)
+        found = self._client.range(
+            self._options.topic,
+            after=_in_its_generation(after, self._options.start),
+            through=_in_its_generation(through, self._options.end),
+        )
         if self._options.starts_at_a_message:
             task_ranges.check_nothing_lost(self._options, found.after, found)
         parts = task_ranges.parts_of(self._client, self._options, found)
@@ -92,6 +97,14 @@ class TmsBatchReader(DataSourceReader):
             return iter(())
         assert isinstance(part, TaskRange), "as partitions() made it"
         return read_part(self._client, part, self._schema)
+
+
+def _in_its_generation(
+    identifier: MessageId | None, option: SourceOffset | str | None
+) -> IdPlace | None:
+    """Return an id with the generation that an option's place names, if it names one."""
+    named = option.generation if isinstance(option, SourceOffset) else None
+    return identifier if identifier is None or named is None else Place(identifier, named)
 
 
 class PushingBatchReader(TmsBatchReader):

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from broker.client.protocol import topic_id
 from broker.client.values import Settings
 from broker.errors import BadRequest
-from broker.model import Snapshot, message_id_from_hex
+from broker.model import Snapshot
+from broker.places import Place
 from broker.spark.offsets import ONE_MS, SourceOffset
 from broker.wire.transaction import decode_transaction
 
@@ -110,6 +112,11 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     snapshot: Snapshot | None = None
     push_down: bool = False
+
+    @property
+    def topic_name(self) -> str:
+        """The topic as ``namespace/name``, however the option writes it."""
+        return "/".join(topic_id(self.topic, self.settings.namespace))
 
     @property
     def starts_at_a_message(self) -> bool:
@@ -320,10 +327,10 @@ def _one_of_or_id(*words: str) -> Callable[[str], SourceOffset | str]:
         if text.lower() in words:
             return text.lower()
         try:
-            return SourceOffset.of(message_id_from_hex(text))
+            return SourceOffset.of(*Place.of(text))
         except BadRequest:
             raise ValueError(
-                f"give {', '.join(words)} or the 40 hex digits of a message id."
+                f"give {', '.join(words)} or the 40 hex digits of a message id, perhaps with @ and the topic's generation."
             ) from None
 
     return parse

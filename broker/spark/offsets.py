@@ -4,13 +4,13 @@ A place lies between two rows of the topic. The id of the row before it names it
 ``(after, through]``. So a query that starts at a message begins behind the row before that message. A reference is
 one row, so a place never divides its messages.
 
-Spark keeps offsets in its checkpoint, as JSON::
+Spark keeps offsets in its checkpoint, as JSON. Each names the topic and its generation, because an id has no meaning in
+another topic, nor in one that was deleted and created again::
 
-    {"v": 1, "id": "<40 hex>"}                       the last id that was read
-    {"v": 1, "id": "<40 hex>", "init": true}         where a new query starts
-    {"v": 1, "id": "<40 hex>", "from": "<40 hex>"}   the end of the first micro-batch, and its beginning
-    {"v": 1, "id": "<40 hex>", "beat": 1764000000000}
-                                                     the end of a heart-beat, and its time in ms since 1970
+    {"v": 2, "topic": "shop/orders", "generation": 1, "id": "<40 hex>"}      the last id that was read
+    {…, "id": "<40 hex>", "init": true}                                      where a new query starts
+    {…, "id": "<40 hex>", "from": "<40 hex>"}          the end of the first micro-batch, and its beginning
+    {…, "id": "<40 hex>", "beat": 1764000000000}       the end of a heart-beat, and its time in ms since 1970
 
 Spark stores the end of a micro-batch before it runs the batch, but it does not store the start of the first batch.
 After a crash it asks for that start again. A start at *latest* would then be a later place, and the query would lose
@@ -32,8 +32,9 @@ from broker.model import (
     message_id_from_hex,
     row_before,
 )
+from broker.places import Place
 
-VERSION: Final = 1
+VERSION: Final = 2
 ONE_MS: Final = 1000
 """Times in this module are in microseconds, as in Spark."""
 
@@ -44,16 +45,18 @@ class SourceOffset(NamedTuple):
     """A place behind the row ``after`` (20 bytes, whose second half is zero).
 
     If it comes from a time (``is_time``), the query starts at the first existing message from that time on. If it
-    comes from an id, the query names a message, which may have expired.
+    comes from an id, the query names a message, which may have expired. ``generation`` is that of the topic to which
+    the id belongs; None: any.
     """
 
     after: MessageId
     is_time: bool = False
+    generation: int | None = None
 
     @classmethod
-    def of(cls, identifier: MessageId) -> SourceOffset:
+    def of(cls, identifier: MessageId, generation: int | None = None) -> SourceOffset:
         """Return the place before the message with an id."""
-        return cls(row_before(identifier[:ROW_ID_BYTES]) + ROW_ID_MIN)
+        return cls(row_before(identifier[:ROW_ID_BYTES]) + ROW_ID_MIN, generation=generation)
 
     @classmethod
     def at_time(cls, time_us: int) -> SourceOffset:
@@ -61,9 +64,14 @@ class SourceOffset(NamedTuple):
         return cls(row_before(first_row_at(-(-time_us // ONE_MS))) + ROW_ID_MIN, is_time=True)
 
 
-def first_offset(start: MessageId) -> Offset:
+def offset_at(topic: str, generation: int | None, last: MessageId) -> Offset:
+    """Return the offset behind an id of a topic (``namespace/name``)."""
+    return {"v": VERSION, "topic": topic, "generation": generation, "id": last.hex()}
+
+
+def first_offset(topic: str, generation: int | None, start: MessageId) -> Offset:
     """Return the offset from which a new query starts."""
-    return {"v": VERSION, "id": start.hex(), "init": True}
+    return {**offset_at(topic, generation, start), "init": True}
 
 
 def next_offset(
@@ -73,7 +81,7 @@ def next_offset(
 
     ``beat_ms``: the time of the heart-beat at its end, in ms since 1970; None: it has no heart-beat.
     """
-    end: Offset = {"v": VERSION, "id": through.hex()}
+    end = offset_at(start["topic"], start["generation"], through)
     if start.get("init"):
         end["from"] = begin.hex()
     if beat_ms is not None:
@@ -101,6 +109,21 @@ def id_of(offset: Mapping[str, Any]) -> MessageId:
             "read: use the version that wrote it, or a new checkpoint."
         )
     return message_id_from_hex(str(offset["id"]))
+
+
+def place_in(offset: Mapping[str, Any], topic: str) -> Place:
+    """Return the id in an offset of a topic (``namespace/name``), with the topic's generation.
+
+    Raises:
+        ValueError: the offset has another version, or is of another topic.
+    """
+    last = id_of(offset)
+    if offset["topic"] != topic:
+        raise ValueError(
+            f"The checkpoint belongs to the topic {offset['topic']}, and the query reads {topic}. An id has no meaning in "
+            "another topic: use a new checkpoint."
+        )
+    return Place(last, offset["generation"])
 
 
 def range_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[MessageId, MessageId]:

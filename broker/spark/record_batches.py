@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 from broker.client.dataframes import times_of
 from broker.client.sync import SyncClient
 from broker.model import MessageId, Snapshot
+from broker.places import Place
 
 SCHEMA: Final = StructType(
     [
@@ -50,12 +51,13 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
 
 
 class TaskRange(NamedTuple):
-    """A range ``(after, through]`` of a topic that one task reads."""
+    """A range ``(after, through]`` in one generation of a topic that one task reads."""
 
     topic: str
     after: MessageId
     through: MessageId
     snapshot: Snapshot | None = None
+    generation: int | None = None
 
 
 def arrow_schema(asked: StructType) -> pa.Schema:
@@ -78,10 +80,9 @@ def arrow_schema(asked: StructType) -> pa.Schema:
 
 
 def read_part(client: SyncClient, part: TaskRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield all messages of a part, in order."""
-    found = client.read_arrow(
-        part.topic, after=part.after, through=part.through, snapshot=part.snapshot
-    )
+    """Yield all messages of a part, in order. Raises TopicRecreated."""
+    through = Place(part.through, part.generation)
+    found = client.read_arrow(part.topic, after=part.after, through=through, snapshot=part.snapshot)
     with closing(found):
         for batch in found:
             yield with_columns(batch, part.topic, schema)

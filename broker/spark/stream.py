@@ -19,6 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -34,7 +35,9 @@ from typing_extensions import override
 
 from broker.client.sync import SyncClient
 from broker.client.values import Settings, TopicRange
+from broker.errors import TopicRecreated
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
+from broker.places import Place
 from broker.spark import task_ranges
 from broker.spark.beats import Beat, Silence, beat_batch
 from broker.spark.clients import client_of
@@ -46,6 +49,8 @@ from broker.spark.offsets import (
     first_offset,
     id_of,
     next_offset,
+    offset_at,
+    place_in,
     range_of,
 )
 from broker.spark.record_batches import TaskRange, read_part
@@ -53,6 +58,17 @@ from broker.spark.record_batches import TaskRange, read_part
 WAIT_S: Final = 0.2
 WAIT_S_MIN: Final = 0.001
 """The shortest wait for a heart-beat that is almost due."""
+
+
+@contextmanager
+def _of_one_topic() -> Iterator[None]:
+    """Say what a query does about TopicRecreated. Raises ValueError."""
+    try:
+        yield
+    except TopicRecreated as error:
+        raise ValueError(
+            f"{error.message} The checkpoint belongs to the former topic: use a new checkpoint."
+        ) from error
 
 
 class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -78,7 +94,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connect = connect
         self._first: Offset | None = None
         self._goal: MessageId | None = None
-        self._latest: MessageId | None = None
+        self._latest: Place | None = None
         """The latest id of the topic in the broker's last answer."""
         self._is_at_end = False
         """True if the broker's last answer had no message behind the last micro-batch."""
@@ -98,10 +114,12 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of a new query. It is always the same, as Spark asks twice."""
         if self._first is None:
             start = self._options.start
+            named = start.generation if isinstance(start, SourceOffset) else None
+            after = None if named is None else Place(ROW_ID_MIN + ROW_ID_MIN, named)
+            found = self._client.range(self._options.topic, after=after)
             if not isinstance(start, SourceOffset):
-                found = self._client.range(self._options.topic)
                 start = SourceOffset(found.earliest if start == "earliest" else found.latest)
-            self._first = first_offset(start.after)
+            self._first = first_offset(self._options.topic_name, found.generation, start.after)
         return self._first
 
     @override
@@ -121,19 +139,25 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @override
     def reportLatestOffset(self) -> Offset | None:
         """Return the latest known offset, without a call: Spark asks for it as often as for the next offset."""
-        return None if self._latest is None else next_offset({}, self._latest, self._latest)
+        if self._latest is None:
+            return None
+        return offset_at(self._options.topic_name, self._latest.generation, self._latest.id)
 
     @override
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """Return the end of the next micro-batch, or ``start`` if there is none yet."""
-        after = id_of(start)
+        """Return the end of the next micro-batch, or ``start`` if there is none yet.
+
+        Raises:
+            ValueError: the checkpoint is of another topic, or of an earlier topic of this name.
+        """
+        after = place_in(start, self._options.topic_name)
         if self._is_holding:
             threading.Event().wait(min(WAIT_S, max(0.0, self._hold_s())))
         elif self._is_at_end and self._beat_in_s() > 0 and not self._has_come():
             return start
         asked_s = self._monotonic()
         found = self._range(after, limited=not isinstance(limit, ReadAllAvailable))
-        self._latest = found.latest
+        self._latest = Place(found.latest, after.generation)
         if self._options.snapshot is not None:
             found = found._replace(
                 through=task_ranges.seen_through(self._client, self._options, found)
@@ -159,9 +183,10 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _has_come(self) -> bool:
         """Wait for a message behind the latest id, and return whether one has come."""
         assert self._latest is not None, "asked before"
-        start = row_after(self._latest[:ROW_ID_BYTES]) + ROW_ID_MIN
+        start = self._latest._replace(id=row_after(self._latest.id[:ROW_ID_BYTES]) + ROW_ID_MIN)
         wait_s = max(WAIT_S_MIN, min(WAIT_S, self._beat_in_s()))
-        return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=wait_s))
+        with _of_one_topic():
+            return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=wait_s))
 
     def _beat_in_s(self) -> float:
         """Return the seconds until the next heart-beat is due, if no message comes; infinite: none is planned."""
@@ -186,15 +211,16 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._silence = silence._replace(due_s=asked_s + interval_s)
         return next_offset(start, begin, begin, silence.beat_ms(asked_s))
 
-    def _range(self, after: MessageId, *, limited: bool) -> TopicRange:
+    def _range(self, after: Place, *, limited: bool) -> TopicRange:
         options = self._options
-        return self._client.range(
-            options.topic,
-            after=after,
-            through=self._goal,
-            messages=options.messages_max if limited else None,
-            size=options.bytes_max if limited else None,
-        )
+        with _of_one_topic():
+            return self._client.range(
+                options.topic,
+                after=after,
+                through=self._goal,
+                messages=options.messages_max if limited else None,
+                size=options.bytes_max if limited else None,
+            )
 
     def _is_too_small(self, found: TopicRange) -> bool:
         """Return whether a micro-batch shall wait for more messages. With a goal it need not: no more will come."""
@@ -212,7 +238,8 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the parts of a micro-batch, also of one that an earlier run has planned.
 
         Raises:
-            ValueError: messages have expired before they were read, and ``failOnDataLoss`` is set.
+            ValueError: messages have expired before they were read, and ``failOnDataLoss`` is set; or the checkpoint is
+                of another topic, or of an earlier topic of this name.
         """
         beat_ms = beat_ms_of(start, end)
         if beat_ms is not None:
@@ -224,9 +251,11 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, through = range_of(start, end)
         if after >= through:
             return []
+        begin = place_in(end, self._options.topic_name)._replace(id=after)
         found, self._planned = self._planned, None
         if found is None or (found.after, found.through) != (after, through):
-            found = self._client.range(self._options.topic, after=after, through=through)
+            with _of_one_topic():
+                found = self._client.range(self._options.topic, after=begin, through=through)
         task_ranges.check_nothing_lost(self._options, after, found)
         parts = task_ranges.parts_of(self._client, self._options, found)
         return [InputPartition(part) for part in parts]

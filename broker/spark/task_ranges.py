@@ -12,6 +12,7 @@ from typing import Final
 from broker.client.sync import SyncClient
 from broker.client.values import TopicRange
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
+from broker.places import Place
 from broker.spark.format_options import SourceOptions
 from broker.spark.record_batches import TaskRange
 
@@ -52,14 +53,16 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
     wanted = parts_wanted(found, options)
     # In a transaction the read may stop at a message that it can't see yet. Later parts would go on.
     if wanted == 1 or options.snapshot is not None:
-        return [TaskRange(options.topic, found.after, found.through, options.snapshot)]
+        return [
+            TaskRange(options.topic, found.after, found.through, options.snapshot, found.generation)
+        ]
     ends: list[MessageId] = []
     after = found.after
     while after < found.through:
         calls_left = -(-(wanted - len(ends)) // PARTS_A_CALL)
         several = client.range(
             options.topic,
-            after=after,
+            after=Place(after, found.generation),
             through=found.through,
             messages=None if calls_left <= 1 else found.messages * PARTS_A_CALL // wanted,
             parts=max(1, min(PARTS_A_CALL, wanted - len(ends))),
@@ -67,7 +70,10 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
         ends += several.ends or [found.through]
         after = ends[-1]
     begins = [found.after, *ends]
-    return [TaskRange(options.topic, begin, end) for begin, end in zip(begins, ends, strict=False)]
+    return [
+        TaskRange(options.topic, begin, end, generation=found.generation)
+        for begin, end in zip(begins, ends, strict=False)
+    ]
 
 
 def seen_through(client: SyncClient, options: SourceOptions, found: TopicRange) -> MessageId:
@@ -80,7 +86,7 @@ def seen_through(client: SyncClient, options: SourceOptions, found: TopicRange) 
     while True:
         page = client.poll(
             options.topic,
-            start,
+            Place(start, found.generation),
             inclusive=inclusive,
             limit=PAGE_MESSAGES,
             snapshot=options.snapshot,

@@ -19,6 +19,9 @@ IDS = st.builds(
 )
 
 
+AT = '{"v": 2, "topic": "n/t", "generation": 3,'
+
+
 def ident(number: int) -> bytes:
     return row_id(number, 0) + ROW_ID_MIN
 
@@ -40,48 +43,47 @@ def test_a_time_begins_with_the_first_millisecond_that_is_not_earlier(time_us: i
 
 
 def test_the_end_of_a_first_batch_says_where_it_began() -> None:
-    start = first_offset(ident(5))
+    start = first_offset("n/t", 3, ident(5))
     end = next_offset(start, ident(5), ident(9))
     assert range_of(start, end) == (ident(5), ident(9))
     # A later run starts elsewhere: the batch that is repeated has the same range.
-    assert range_of(first_offset(ident(8)), end) == (ident(5), ident(9))
-    assert range_of(first_offset(ident(11)), end) == (ident(5), ident(9))
+    assert range_of(first_offset("n/t", 3, ident(8)), end) == (ident(5), ident(9))
+    assert range_of(first_offset("n/t", 3, ident(11)), end) == (ident(5), ident(9))
 
 
 def test_later_batches_begin_where_the_one_before_ended() -> None:
-    first = next_offset(first_offset(ident(5)), ident(5), ident(9))
+    first = next_offset(first_offset("n/t", 3, ident(5)), ident(5), ident(9))
     second = next_offset(first, ident(9), ident(12))
     assert "from" not in second
     assert range_of(first, second) == (ident(9), ident(12))
 
 
 def test_a_batch_with_messages_of_another_source_only_is_empty() -> None:
-    after, through = range_of(first_offset(ident(8)), first_offset(ident(5)))
+    after, through = range_of(first_offset("n/t", 3, ident(8)), first_offset("n/t", 3, ident(5)))
     assert after >= through
 
 
 def test_an_offset_keeps_its_text() -> None:
     """Spark compares the text of an offset with the text that an earlier version wrote."""
-    start = first_offset(ident(5))
-    assert json.dumps(start) == '{"v": 1, "id": "' + ident(5).hex() + '", "init": true}'
+    start = first_offset("n/t", 3, ident(5))
+    assert json.dumps(start) == AT + ' "id": "' + ident(5).hex() + '", "init": true}'
     end = next_offset(start, ident(5), ident(6))
     assert (
-        json.dumps(end)
-        == '{"v": 1, "id": "' + ident(6).hex() + '", "from": "' + ident(5).hex() + '"}'
+        json.dumps(end) == AT + ' "id": "' + ident(6).hex() + '", "from": "' + ident(5).hex() + '"}'
     )
     assert json.dumps(next_offset(end, ident(6), ident(7))) == (
-        '{"v": 1, "id": "' + ident(7).hex() + '"}'
+        AT + ' "id": "' + ident(7).hex() + '"}'
     )
     beat = next_offset(end, ident(6), ident(6), 1764000000000)
-    assert json.dumps(beat) == '{"v": 1, "id": "' + ident(6).hex() + '", "beat": 1764000000000}'
+    assert json.dumps(beat) == AT + ' "id": "' + ident(6).hex() + '", "beat": 1764000000000}'
     assert (
         json.dumps(next_offset(start, ident(5), ident(5), 7))
-        == '{"v": 1, "id": "' + ident(5).hex() + '", "from": "' + ident(5).hex() + '", "beat": 7}'
+        == AT + ' "id": "' + ident(5).hex() + '", "from": "' + ident(5).hex() + '", "beat": 7}'
     )
 
 
 def test_a_heart_beat_lies_between_two_offsets_that_differ_and_has_no_messages() -> None:
-    start = first_offset(ident(5))
+    start = first_offset("n/t", 3, ident(5))
     first = next_offset(start, ident(5), ident(5), 700)
     second = next_offset(first, ident(5), ident(5), 900)
     message = next_offset(second, ident(5), ident(6))
@@ -94,4 +96,4 @@ def test_a_heart_beat_lies_between_two_offsets_that_differ_and_has_no_messages()
 
 def test_an_offset_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="use the version that wrote it"):
-        id_of({"v": 2, "id": ident(5).hex()})
+        id_of({"v": 1, "id": ident(5).hex()})

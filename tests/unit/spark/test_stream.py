@@ -4,13 +4,16 @@ import json
 import pickle
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from broker.client.values import Settings, TopicRange
+from broker.errors import TopicRecreated
 from broker.model import ROW_ID_MIN, Message, MessageId, Snapshot, row_id
+from broker.places import Place
 from broker.spark import task_ranges
 from broker.spark.beats import Beat
 from broker.spark.format_options import SourceOptions
@@ -20,6 +23,7 @@ from broker.spark.stream import TmsStreamReader
 from broker.spark.task_ranges import PART_MESSAGES, PARTS_A_CALL
 
 COLUMNS = arrow_schema(SCHEMA)
+AT = {"v": 2, "topic": "default/t", "generation": 1}
 
 
 def ident(number: int) -> MessageId:
@@ -32,14 +36,15 @@ class FakeTopic:
     def __init__(self, count: int = 0) -> None:
         self.count = count
         self.expired = 0
+        self.generation = 1
         self.calls: list[str] = []
 
     def range(self, topic, *, after=None, through=None, messages=None, size=None, parts=1):
         self.calls.append("range")
         assert messages is None or messages >= 1, "the broker refuses 0"
         assert 1 <= parts <= PARTS_A_CALL, "the broker divides into so many"
-        begin = self.expired if after is None else int.from_bytes(after[:8], "big")
-        end = self.count if through is None else int.from_bytes(through[:8], "big")
+        begin = self.expired if after is None else self._number(after)
+        end = self.count if through is None else self._number(through)
         first = max(begin, self.expired)
         most = min(messages or self.count, (size or 10 * self.count) // 10)
         last = max(first, min(end, self.count, first + most))
@@ -54,10 +59,18 @@ class FakeTopic:
             size=10 * count,
             lost=max(0, self.expired - begin),
             ends=[ident(end) for end in ends],
+            generation=self.generation,
         )
+
+    def _number(self, place: MessageId | Place) -> int:
+        if isinstance(place, Place) and place.generation not in (None, self.generation):
+            raise TopicRecreated.between("t", place.generation, self.generation)
+        return int.from_bytes((place.id if isinstance(place, Place) else place)[:8], "big")
 
     def poll(self, topic, start, *, limit, wait_s):
         self.calls.append(f"poll {wait_s:g}")
+        self._number(start)
+        start = start.id
         ids = [ident(number) for number in range(1, self.count + 1)]
         return [Message(found, b"") for found in ids if found >= start][:limit]
 
@@ -67,6 +80,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def _given(topic: FakeTopic, _: Settings) -> FakeTopic:
+    return topic
 
 
 @pytest.fixture
@@ -205,7 +222,7 @@ def test_a_progress_report_sends_no_request(made, topic) -> None:
     assert reader.reportLatestOffset() is None
     reader.latestOffset(reader.initialOffset(), ALL)
     topic.calls.clear()
-    assert reader.reportLatestOffset() == {"v": 1, "id": ident(5).hex()}
+    assert reader.reportLatestOffset() == {**AT, "id": ident(5).hex()}
     assert topic.calls == []
 
 
@@ -274,9 +291,48 @@ def test_a_range_has_at_most_one_part_for_each_message(made, topic, count: int) 
 
 def test_a_reader_can_be_pickled_after_it_was_used(topic) -> None:
     options = SourceOptions(settings=Settings(), topic="t", start=SourceOffset(ident(3)))
-    reader = TmsStreamReader(options, COLUMNS)
+    reader = TmsStreamReader(options, COLUMNS, connect=partial(_given, topic))
     start = reader.initialOffset()
     assert pickle.loads(pickle.dumps(reader)).initialOffset() == start
+
+
+def test_a_checkpoint_of_an_earlier_topic_of_this_name_is_refused(made, topic) -> None:
+    topic.count = 5
+    reader = made(start="earliest", fail_on_data_loss=False)
+    end = again(reader.latestOffset(reader.initialOffset(), ALL))
+    later = again(made(start="earliest").latestOffset(end, ALL))
+    topic.generation, topic.count = 2, 9
+    restarted = made(start="earliest", fail_on_data_loss=False)
+    for use in (
+        lambda: reader.latestOffset(end, ALL),
+        lambda: restarted.latestOffset(end, ALL),
+        lambda: restarted.partitions(reader.initialOffset(), end),
+        lambda: restarted.partitions(end, {**later, "id": ident(7).hex()}),
+    ):
+        with pytest.raises(ValueError, match=r"generation 1.*generation 2.*new checkpoint"):
+            use()
+    assert made(start="earliest").initialOffset()["generation"] == 2
+
+
+def test_a_checkpoint_of_another_topic_is_refused(made, topic) -> None:
+    topic.count = 5
+    reader = made(start="earliest")
+    end = again(reader.latestOffset(reader.initialOffset(), ALL))
+    other = made(start="earliest", topic="other")
+    for use in (
+        lambda: other.latestOffset(end, ALL),
+        lambda: other.partitions(other.initialOffset(), end),
+    ):
+        with pytest.raises(ValueError, match=r"default/t, and the query reads default/other"):
+            use()
+    same = made(start="earliest", topic="default/t")
+    assert same.latestOffset(end, ALL) is end
+
+
+def test_an_offset_without_a_generation_is_refused(made, topic) -> None:
+    topic.count = 5
+    with pytest.raises(ValueError, match="new checkpoint"):
+        made().latestOffset({"v": 1, "id": ident(3).hex()}, ALL)
 
 
 class TestHeartBeats:
@@ -305,13 +361,13 @@ class TestHeartBeats:
         assert reader.latestOffset(start, ALL) is start
         clock.now += 0.1
         beat = again(reader.latestOffset(start, ALL))
-        assert beat == {"v": 1, "id": ident(5).hex(), "beat": 5 + 2000}
+        assert beat == {**AT, "id": ident(5).hex(), "beat": 5 + 2000}
         assert reader.latestOffset(beat, ALL) is beat
         clock.now += 2.5
         later = again(reader.latestOffset(beat, ALL))
         assert later["beat"] == 5 + 4500
         assert reader.latestOffset(later, ALL) is later
-        assert reader.reportLatestOffset() == {"v": 1, "id": ident(5).hex()}
+        assert reader.reportLatestOffset() == {**AT, "id": ident(5).hex()}
 
     def test_a_beat_is_one_row_with_the_columns_that_are_asked_for(self, silent, clock) -> None:
         reader, start = silent
