@@ -6,7 +6,7 @@
     ├── RequestError          the request is wrong; repeating it does not help    (4xx, 501)
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
     │   ├── TopicNotFound  TopicExists  TopicRecreated  NotFound  MethodNotAllowed
-    │   ├── PayloadsSealed  IdempotencyKeyReused  CursorMoved  TooManyCursors
+    │   ├── PayloadsSealed  AlreadyPublished  IdempotencyKeyReused  CursorMoved  TooManyCursors
     │   ├── TransactionTooOld  TransactionNotInProgress  TransactionConflict  ChangesTooLarge
     │   └── Forbidden  NotAllowed  NotInstalled
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
@@ -128,6 +128,13 @@ class PayloadsSealed(RequestError):
     """The transaction's stored payloads were published already: no more can be stored."""
 
     code = "payloads_sealed"
+    http_status = 409
+
+
+class AlreadyPublished(RequestError):
+    """A repeated publish was done before, under another write pointer, or was rolled back since."""
+
+    code = "already_published"
     http_status = 409
 
 

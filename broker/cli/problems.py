@@ -47,6 +47,7 @@ ADVICE: Final = {
     "bad_name": "Topics are named NAMESPACE/TOPIC.",
     "body_too_large": "Raise the limit with: broker serve --body-bytes-max BYTES",
     "too_many_messages": "Publish fewer messages at a time.",
+    "already_published": "Use another --idempotency-key: the first publish was in another transaction, or rolled back.",
     "idempotency_key_reused": "Use another --idempotency-key: other messages were published with this one.",
     "outcome_unknown": "See the topic's newest messages with: broker browse {topic} --desc{at}. "
     "With --idempotency-key it is safe to repeat the same command.",

@@ -42,6 +42,7 @@ from broker.client.values import (
     TopicRange,
 )
 from broker.errors import (
+    AlreadyPublished,
     BadName,
     BadRequest,
     BodyTooLarge,
@@ -72,6 +73,7 @@ from broker.model import Message, Snapshot, TopicId
 from broker.places import Place
 
 __all__ = [
+    "AlreadyPublished",
     "AnyTransactionService",
     "BadName",
     "BadRequest",

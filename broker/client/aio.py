@@ -265,6 +265,8 @@ class Client(Reader):
             The acknowledgement. With a pointer it can be given to ``rollback``.
 
         Raises:
+            AlreadyPublished: the same key or number was published with another pointer, or was rolled back; nothing was
+                stored now.
             BadRequest: raised before sending: the idempotency key is not 1 to 255 visible ASCII characters, or
                 there are too many headers, or they are too large.
             BrokerError: the error of the answer; ``outcome`` says whether the messages may be stored anyway.
@@ -417,8 +419,8 @@ class Client(Reader):
             producer: as for ``publish``.
 
         Raises:
-            PayloadsSealed: a stage is too old, or was published in another list or transaction; nothing was published
-                now.
+            PayloadsSealed: a stage is too old, or was published in another list; nothing was published now.
+            AlreadyPublished: they were published with another pointer, or rolled back; nothing was published now.
         """
         request = protocol.publish_stages(
             self._topic(topic), stages, pointer=pointer, ttl_s=ttl_s, producer=producer

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from broker.client.protocol import AVRO, JSON, ClientRequest, Reply
 from broker.errors import (
+    AlreadyPublished,
     BadName,
     BadRequest,
     BodyTooLarge,
@@ -63,6 +64,7 @@ _BY_CODE: Final[dict[str, type[BrokerError]]] = {
         TopicExists,
         NotFound,
         PayloadsSealed,
+        AlreadyPublished,
         TransactionTooOld,
         TransactionNotInProgress,
         TransactionConflict,

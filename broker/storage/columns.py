@@ -13,6 +13,7 @@ returns both.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from broker.model import ROW_ID_BYTES, RowId
@@ -70,3 +71,12 @@ def rolled_column(column: bytes) -> bytes:
 def is_rolled_column(column: bytes) -> bool:
     """True if a column is that of an ``x`` cell."""
     return len(column) == _POINTER_COLUMN_BYTES + 1
+
+
+def up_to(last: RowId, columns: Sequence[bytes]) -> Iterator[bytes]:
+    """Return the columns of entries up to the one that holds ``last``."""
+    for column in columns:
+        if not is_rolled_column(column):
+            yield column
+            if last_of(column) >= last:
+                return

@@ -24,6 +24,7 @@ from broker.storage.columns import (
     last_of,
     pointer_of,
     rolled_column,
+    up_to,
 )
 from broker.storage.head import Head, PageState
 from broker.storage.keys import page_key
@@ -380,12 +381,4 @@ class LogHold(OwnChain):
 
 def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[bytes]:
     """Return the columns of a transaction's entries that can have messages up to ``last``."""
-    found = []
-    for column in columns:
-        if is_rolled_column(column):
-            continue
-        if pointer_of(column) == pointer:
-            found.append(column)
-        if last_of(column) >= last:
-            break
-    return found
+    return [column for column in up_to(last, columns) if pointer_of(column) == pointer]

@@ -8,11 +8,19 @@ that it knows to be there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.model import RowId
+from broker.storage import entry as entries
 from broker.storage import head as heads
-from broker.storage.columns import column_from, last_of
+from broker.storage.columns import (
+    ENTRIES_END,
+    column_from,
+    last_of,
+    pointer_of,
+    rolled_column,
+    up_to,
+)
 from broker.storage.head import Head, PageState
 from broker.storage.keys import page_key, page_of
 from broker.storage.ownpage import OwnPage
@@ -21,6 +29,14 @@ from broker.storage.resolve import Pauses
 HEADS_AT_ONCE: Final = 256
 
 Pages = list[tuple[RowId, Head]]
+
+
+class Effect(NamedTuple):
+    """An entry with messages in a range: its last id and write pointer, and whether any of those was rolled back."""
+
+    last: RowId
+    pointer: int | None
+    is_rolled_back: bool
 
 
 class OwnChain(OwnPage):
@@ -108,6 +124,31 @@ class OwnChain(OwnPage):
             await pauses.again()
 
     # Cells.
+
+    async def effects(self, first: RowId, last: RowId) -> list[Effect]:
+        """Return the entries with messages in ``[first, last]``, as they are now. Both ids are in the log.
+
+        Entries of pages that are gone are missing.
+
+        Raises:
+            Fenced: another node writes to the log.
+            Unavailable: storage does not answer, or gives only stale reads.
+        """
+        found: list[Effect] = []
+        for page, head in await self.chain(first, last):
+            if not head.cells:
+                continue
+            row, through = page_key(self.log, page), min(last, head.pointer)
+            columns = await self._columns(row, column_from(first), ENTRIES_END, through)
+            own = list(up_to(last, columns))
+            there = set(columns)
+            rolled = await self._values(row, [x for x in map(rolled_column, own) if x in there])
+            for column in own:
+                value = rolled.get(rolled_column(column))
+                ranges = () if value is None else entries.decode_rolled(value)
+                is_rolled_back = any(low <= last and high >= first for low, high in ranges)
+                found.append(Effect(last_of(column), pointer_of(column), is_rolled_back))
+        return found
 
     async def _columns(self, row: bytes, start: bytes, end: bytes, through: RowId) -> list[bytes]:
         """Return a page's columns in ``[start, end]``; it reads until they reach ``through``, or the page is gone.

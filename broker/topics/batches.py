@@ -8,16 +8,18 @@ that holds the last message of its request.
 
 from __future__ import annotations
 
+import struct
 from itertools import chain, groupby
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from broker.model import RowId
+from broker.model import RowId, timestamp_of
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
 from broker.storage.marks import IDEMPOTENCY, PRODUCER
+from broker.topics.effects import POINTER_BYTES, decode_pointer, encode_pointer
 from broker.topics.settings import PublishedIds
 from broker.topics.write import Write
 
-MARK_BODY_BYTES: Final = 32
+_PRODUCER = struct.Struct(">QQQ")
 
 
 class Batch(NamedTuple):
@@ -109,15 +111,30 @@ def _marks_of(write: Write, first: RowId, last: RowId) -> list[Mark]:
         hashed, body_hash = write.key
         marks.append(Mark(IDEMPOTENCY, hashed, first, last, body_hash))
     if write.producer is not None:
-        hashed, number = write.producer
-        body = number.to_bytes(8, "big").ljust(MARK_BODY_BYTES, b"\0")
-        marks.append(Mark(PRODUCER, hashed, first, last, body))
+        hashed, number, since, since_ms = write.producer
+        since_ms = timestamp_of(first) if since_ms is None else since_ms
+        numbers = _PRODUCER.pack(number, since, since_ms)
+        marks.append(Mark(PRODUCER, hashed, first, last, numbers + encode_pointer(write.pointer)))
     return marks
 
 
-def producer_number(mark: Mark) -> int:
-    """Return the number in the mark of a producer."""
-    return int.from_bytes(mark.body[:8], "big")
+class ProducerRun(NamedTuple):
+    """The content of a producer's mark: its last number, and the run of numbers under one write pointer.
+
+    No number from ``since`` to ``number`` was published under another pointer. The first message of the run has the
+    time ``since_ms``.
+    """
+
+    number: int
+    since: int
+    since_ms: int
+    pointer: int | None
+
+
+def producer_run(mark: Mark) -> ProducerRun:
+    """Decode the mark of a producer."""
+    number, since, since_ms = _PRODUCER.unpack_from(mark.body)
+    return ProducerRun(number, since, since_ms, decode_pointer(mark.body[-POINTER_BYTES:]))
 
 
 def answer(writes: list[Write], batch: Batch, generation: int) -> None:

@@ -17,17 +17,23 @@ from dataclasses import dataclass
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import RowId
+from broker.topics.effects import POINTER_BYTES, decode_pointer, refuse_other
 
 KEY_HASH_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedOutcome:
-    """The outcome of a keyed request: its first and last row, and the hash of its body."""
+    """The outcome of a keyed request: its first and last row, and the hash of its body with its write pointer."""
 
     first: RowId
     last: RowId
     body_hash: bytes
+
+    @property
+    def pointer(self) -> int | None:
+        """Return the write pointer of the request."""
+        return decode_pointer(self.body_hash[-POINTER_BYTES:])
 
 
 def key_hash(key: str) -> bytes:
@@ -35,13 +41,19 @@ def key_hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()[:KEY_HASH_BYTES]
 
 
-def check_same_body(answer: KeyedOutcome, body_hash: bytes) -> KeyedOutcome:
-    """Return ``answer`` if it answers a request with this body, else raise IdempotencyKeyReused."""
-    if answer.body_hash != body_hash:
+def check_same_request(theirs: bytes, mine: bytes, ids: str = "") -> None:
+    """Refuse a request under the key of another one, given the hashes of both.
+
+    Raises:
+        IdempotencyKeyReused: the other one had another body.
+        AlreadyPublished: it had another write pointer.
+    """
+    if theirs[:-POINTER_BYTES] != mine[:-POINTER_BYTES]:
         raise IdempotencyKeyReused(
             "The Idempotency-Key was used before, with another body. Use a new key for a new request."
         )
-    return answer
+    first, second = (decode_pointer(each[-POINTER_BYTES:]) for each in (theirs, mine))
+    refuse_other("The request of this Idempotency-Key", first, second, ids)
 
 
 class AnsweredKeys:

@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from broker.errors import IdempotencyKeyReused
 from broker.model import ROW_ID_MIN, PublishRequest
 from broker.shield import begin, result_of
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside
 from broker.storage.marks import IDEMPOTENCY
-from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
+from broker.topics.dedupe import KeyedOutcome, check_same_request, key_hash
+from broker.topics.effects import POINTER_BYTES, encode_pointer, named, refuse_rolled_back
 from broker.topics.settings import PublishedIds, PublishOptions
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import KeyMark, Write
@@ -74,12 +74,12 @@ class KeyedLog:
 
         Raises:
             IdempotencyKeyReused: the key was used before, with another body.
+            AlreadyPublished: with another write pointer, or the messages were rolled back.
         """
         assert options.key is not None, "a keyed request has a key"
         hashed = key_hash(options.key)
         if hashed in self._under_way:
-            if self._under_way[hashed][0] != body_hash:
-                raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
+            check_same_request(self._under_way[hashed][0], body_hash)
             return (await result_of(self._under_way[hashed][1]))._replace(replayed=True)
         mark = (hashed, body_hash)
         before = PublishedIds(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
@@ -98,12 +98,24 @@ class KeyedLog:
         hashed, body_hash = mark
         answer = await self._find_answer(hashed, is_fresh=is_fresh)
         if answer is not None:
-            check_same_body(answer, body_hash)
+            await self._check_effect(answer, body_hash)
             return before._replace(first=answer.first, last=answer.last)
         published = await work(mark)
+        if published.replayed:
+            return published  # The effect is that of another request: this key left no mark.
         answer = KeyedOutcome(published.first, published.last, body_hash)
         self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
         return published
+
+    async def _check_effect(self, answer: KeyedOutcome, body_hash: bytes) -> None:
+        """Refuse a repetition of another request, or of one that was rolled back (rule 9)."""
+        first, last = answer.first, answer.last
+        check_same_request(answer.body_hash, body_hash, named(first, last))
+        hold = self.writer.hold
+        if hold.log.number is None:  # Payloads are rolled back with their reference alone.
+            what = "The request of this Idempotency-Key"
+            ids = named(first, last)
+            await refuse_rolled_back(hold, what, answer.pointer, first, last, ids)
 
     async def _find_answer(self, hashed: bytes, *, is_fresh: bool) -> KeyedOutcome | None:
         monotonic_ms = self._around.clock.monotonic() * 1000
@@ -116,7 +128,10 @@ class KeyedLog:
 
 
 async def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
-    """Return a hash of a request's meaning, independent of its encoding. Requests under one key must share it."""
+    """Return a hash of a request's meaning, independent of its encoding. Requests under one key must share it.
+
+    Its last bytes are the write pointer.
+    """
     count = len(request.payloads)
     if count >= ASIDE_ITEMS_MIN or sum(map(len, request.payloads)) >= ASIDE_BYTES_MIN:
         return await aside(partial(_hash, request, options))
@@ -124,7 +139,7 @@ async def request_hash(request: PublishRequest, options: PublishOptions) -> byte
 
 
 def _hash(request: PublishRequest, options: PublishOptions) -> bytes:
-    digest = hashlib.sha256(f"{request.pointer} {options.ttl_s} ".encode())
+    digest = hashlib.sha256(f"{options.ttl_s} ".encode())
     if request.stages:
         digest.update(f"{list(request.stages)} ".encode())
     if request.ttls_s:
@@ -134,4 +149,4 @@ def _hash(request: PublishRequest, options: PublishOptions) -> bytes:
     for part in (*request.attributes, *request.payloads):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
-    return digest.digest()
+    return digest.digest()[:-POINTER_BYTES] + encode_pointer(request.pointer)

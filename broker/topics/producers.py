@@ -4,6 +4,13 @@ A producer gives each publish a higher number than the one before; gaps are allo
 that the publish stores, so it commits with the messages. If a publish has a number at or below its producer's last
 one, it stores nothing and is answered as a duplicate: it was done before, or it came too late.
 
+A success would be wrong if the number was published in another transaction, or was rolled back (effects.py). So a mark
+also has its write pointer, and the *run*: the numbers up to this one that had no other pointer::
+
+    number     1    2    3    4    6    7         a repetition of 6 in B: a duplicate, unless B's messages since 4
+    pointer    A    A    A    B    B    B         were rolled back; of 6 in A, or of 2: refused
+                              ^since    ^last
+
 Publishes of one producer are written one at a time, in the order in which they came: the leader checks the next
 number when the outcome of the publish before is known. Storage keeps the marks; only the sweeper forgets a producer
 that was silent for long (storage/marks.py). So storage still has a number that this memory has forgotten.
@@ -14,22 +21,28 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
-from broker.model import ROW_ID_MIN
+from broker.errors import AlreadyPublished
+from broker.model import ROW_ID_MIN, first_row_at, timestamp_of
 from broker.shield import to_its_end
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
-from broker.topics.batches import producer_number
+from broker.topics.batches import ProducerRun, producer_run
 from broker.topics.dedupe import key_hash
+from broker.topics.effects import in_transaction, named, refuse_other, refuse_rolled_back
 from broker.topics.settings import Producer, PublishedIds
 from broker.topics.write import ProducerMark
 
 KNOWN_MAX: Final = 10_000
 """The most producers of one topic that are kept in memory."""
 
-Answer = tuple[int, PublishedIds]
-"""The last number of a producer, and the answer to repeat for its publish."""
+
+class _Last(NamedTuple):
+    """The last publish of a producer: its numbers, and the answer to repeat."""
+
+    run: ProducerRun
+    ids: PublishedIds
 
 
 class _ProducerTurns:
@@ -46,7 +59,7 @@ class Producers:
     def __init__(self, hold: LogHold) -> None:
         """Begin without a known producer."""
         self._hold = hold
-        self._known: OrderedDict[bytes, Answer] = OrderedDict()
+        self._known: OrderedDict[bytes, _Last] = OrderedDict()
         self._turns: dict[bytes, _ProducerTurns] = {}
         self._under_way: set[asyncio.Task[PublishedIds]] = set()
 
@@ -71,6 +84,7 @@ class Producers:
         ``work`` gets the mark to put into the batch that it writes. It continues if the caller is cancelled.
 
         Raises:
+            AlreadyPublished: the number was published under another write pointer, or rolled back.
             Unavailable: the producer's last number can't be looked up.
         """
         return await to_its_end(self._in_turn(producer, pointer, work), self._under_way)
@@ -86,36 +100,69 @@ class Producers:
         turns.users += 1
         try:
             async with turns.lock:
-                last = await self._last_answer(hashed)
-                if last is not None and producer.number <= last[0]:
+                last = await self._last(hashed)
+                if last is not None and producer.number <= last.run.number:
+                    await self._check_effect(producer, pointer, last)
                     return _duplicate(producer.number, pointer, last)
-                published = await work((hashed, producer.number))
-                self._remember(hashed, (producer.number, published))
+                mark = ProducerMark(hashed, producer.number, *_run_of(producer, pointer, last))
+                published = await work(mark)
+                if (
+                    not published.replayed
+                ):  # Else the effect is another request's, and left no mark of this number.
+                    since_ms = (
+                        timestamp_of(published.first) if mark.since_ms is None else mark.since_ms
+                    )
+                    run = ProducerRun(mark.number, mark.since, since_ms, pointer)
+                    self._remember(hashed, _Last(run, published))
                 return published
         finally:
             turns.users -= 1
             if not turns.users:
                 del self._turns[hashed]
 
-    async def _last_answer(self, hashed: bytes) -> Answer | None:
+    async def _check_effect(self, producer: Producer, mine: int | None, last: _Last) -> None:
+        """Refuse a duplicate whose first publish has another write pointer, or was rolled back (rule 9)."""
+        what = f"Number {producer.number} of producer {producer.id!r}"
+        run, ids = last
+        if producer.number < run.since:
+            raise AlreadyPublished(
+                f"{what} came too late to tell in which transaction it was published before: the producer's last "
+                f"number is {run.number}, {in_transaction(run.pointer)}{named(ids.first, ids.last)}."
+            )
+        is_last = producer.number == run.number
+        told = named(ids.first, ids.last) if is_last else ""
+        refuse_other(what, run.pointer, mine, told)
+        first = ids.first if is_last else first_row_at(run.since_ms)
+        await refuse_rolled_back(self._hold, what, mine, first, ids.last, told)
+
+    async def _last(self, hashed: bytes) -> _Last | None:
         known = self._known.get(hashed)
         if known is None:
             mark = await self._hold.marks.newest(PRODUCER, hashed)
             if mark is None:
                 return None
-            known = producer_number(mark), PublishedIds(mark.first, mark.last)
+            known = _Last(producer_run(mark), PublishedIds(mark.first, mark.last))
             self._remember(hashed, known)
         return known
 
-    def _remember(self, hashed: bytes, answer: Answer) -> None:
+    def _remember(self, hashed: bytes, answer: _Last) -> None:
         self._known[hashed] = answer
         self._known.move_to_end(hashed)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
 
-def _duplicate(number: int, pointer: int | None, last: Answer) -> PublishedIds:
+def _run_of(producer: Producer, pointer: int | None, last: _Last | None) -> tuple[int, int | None]:
+    """Return the least number of the run that a publish begins or continues, and the time of the run's first message."""
+    if last is None:
+        return 0, None  # No number of this producer is known.
+    if last.run.pointer == pointer:
+        return last.run.since, last.run.since_ms
+    return producer.number, None
+
+
+def _duplicate(number: int, pointer: int | None, last: _Last) -> PublishedIds:
     """Return the answer to a duplicate. It has ids only for the last number: those of lower numbers are forgotten."""
-    if number == last[0]:
-        return last[1]._replace(pointer=pointer, replayed=True)
+    if number == last.run.number:
+        return last.ids._replace(pointer=pointer, replayed=True)
     return PublishedIds(ROW_ID_MIN, ROW_ID_MIN, replayed=True)

@@ -25,12 +25,13 @@ from broker.errors import (
     PayloadsSealed,
     TransactionTooOld,
 )
-from broker.model import RowId, row_after, row_before
+from broker.model import RowId, row_after
 from broker.shield import begin, result_of
 from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
 from broker.topics import stages
+from broker.topics.effects import named, refuse_other, rolled_back
 from broker.topics.ids import is_run
 from broker.topics.keyed_log import KeyedLog
 from broker.topics.settings import PublishedIds
@@ -93,7 +94,8 @@ class References:
 
         Raises:
             TransactionTooOld: a transaction's payloads were dropped already.
-            PayloadsSealed: a stage is too old, was swept, or was published in another list or transaction.
+            PayloadsSealed: a stage is too old, was swept, or was published in another list.
+            AlreadyPublished: they were published in another transaction, or rolled back.
             Overloaded: the deadline passed before the append.
         """
         while others := {self._under_way[n] for n in numbers if n in self._under_way}:
@@ -125,8 +127,7 @@ class References:
         sealed = await _for_all(numbers, self._seal)
         rows = await self._find_published(numbers, sealed)
         if rows:
-            if numbers[0] < 0:
-                await self._check_transaction(numbers, rows, write.pointer)
+            await self._check_effects(numbers, rows, write.pointer)
             count = _messages_of(sealed)
             return PublishedIds(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
         for number in numbers:
@@ -173,24 +174,30 @@ class References:
             )
         return rows
 
-    async def _check_transaction(
+    async def check_kept(self, number: int, root: Root) -> None:
+        """Raise AlreadyPublished if the payloads of a closed log were published, and rolled back since."""
+        if root.state is RootState.DROPPED:
+            return  # They have expired.
+        rows = await self._find_published((number,), [Sealed(root, None, was_open=False)])
+        for row, theirs, is_rolled_back in (
+            await self._hold.effects(rows[0], rows[0]) if rows else ()
+        ):
+            if is_rolled_back:
+                raise rolled_back(name_of(number), theirs, named(row, row))
+
+    async def _check_effects(
         self, numbers: Numbers, rows: Sequence[RowId], pointer: int | None
     ) -> None:
-        """Raise PayloadsSealed if the reference in one of the rows belongs to another transaction.
+        """Raise AlreadyPublished if a reference belongs to another transaction, or was rolled back (rule 9).
 
-        A success would tell the caller's transaction that it has the messages, although they are committed or rolled
-        back with the other one. A reference that has expired is not checked: no consumer sees its messages in either
-        transaction.
+        A reference that has expired is not checked: no consumer sees its messages in either transaction.
         """
         number_of = dict(zip(rows, numbers, strict=True))
-        for page, head in await self._hold.chain(rows[0], rows[-1]):
-            reader = self._around.logs.reader(self._hold.log, row_before(rows[0]), rows[-1])
-            for entry in await reader.page_entries(page, head):
-                stage = number_of.get(entry.first)
-                if stage is not None and entry.pointer != pointer:
-                    raise PayloadsSealed(
-                        f"Stage {-stage} was published before, {_in_transaction(entry.pointer)}."
-                    )
+        for row, theirs, is_rolled_back in await self._hold.effects(rows[0], rows[-1]):
+            what, ids = name_of(number_of[row]), named(row, row)
+            refuse_other(what, theirs, pointer, ids)
+            if is_rolled_back:
+                raise rolled_back(what, theirs, ids)
 
     async def _find_references(self, wanted: dict[int, RowId]) -> dict[int, RowId]:
         """Search for references that a crash left without notes, behind the topic's pointer when they were sealed.
@@ -254,8 +261,9 @@ def _messages_of(sealed: Sequence[Sealed]) -> int | None:
     return None if None in tails else sum(tail.total for tail in tails if tail is not None)
 
 
-def _in_transaction(pointer: int | None) -> str:
-    return "without a transaction" if pointer is None else f"with write pointer {pointer}"
+def name_of(number: int) -> str:
+    """Return the words that name a payload log in an error."""
+    return f"Stage {-number}" if number < 0 else f"The reference of transaction {number}"
 
 
 def too_old(stage: int) -> PayloadsSealed:

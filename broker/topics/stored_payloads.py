@@ -30,7 +30,7 @@ from broker.storage.payloads import LogClosed
 from broker.storage.root import Root
 from broker.topics import stages
 from broker.topics.batches import Batch
-from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
+from broker.topics.dedupe import check_same_request, key_hash
 from broker.topics.keyed_log import KeyedLog, request_hash
 from broker.topics.references import References, closed, too_old
 from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
@@ -98,6 +98,7 @@ class StoredPayloads:
         Raises:
             PayloadsSealed: the reference was published, or the stage was swept.
             TransactionTooOld: the payloads were dropped already.
+            AlreadyPublished: the same store was done before; its payloads were published, and rolled back.
         """
         number = request.stages[0] if request.stages else request.pointer
         assert number is not None
@@ -125,8 +126,8 @@ class StoredPayloads:
         mark = await find(log, root, IDEMPOTENCY, key_hash(options.key))
         if mark is None:
             return None
-        same = await request_hash(request, options)
-        check_same_body(KeyedOutcome(mark.first, mark.last, mark.body), same)
+        check_same_request(mark.body, await request_hash(request, options))
+        await self.references.check_kept(number, root)
         count = len(request.payloads)
         return PublishedIds(mark.first, mark.last, number, replayed=True, messages=count)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from broker.errors import BrokerError
 from broker.model import RowId
@@ -14,8 +15,21 @@ ROW_OVERHEAD_BYTES = 64
 ENTRY_OVERHEAD_BYTES = 64
 KeyMark = tuple[bytes, bytes]
 """The hash of an idempotency key, and the hash of the request's body."""
-ProducerMark = tuple[bytes, int]
-"""The hash of a producer's id, and its number."""
+
+
+class ProducerMark(NamedTuple):
+    """The hash of a producer's id, its number, and the run of numbers that ends with it (producers.py).
+
+    ``since`` is the least number of the run. ``since_ms`` is the time of the run's first message; None: it begins
+    with this publish.
+    """
+
+    key: bytes
+    number: int
+    since: int
+    since_ms: int | None
+
+
 Reference = tuple[int, int]
 """The number of a payload log, and the number of its messages."""
 

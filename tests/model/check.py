@@ -8,6 +8,7 @@ the chain of its pages from its first one, deleted pages included. The promises 
 * no page above the floor is deleted; no append goes into a dead generation;
 * readers see a prefix without holes. Without a stale read they see all messages acknowledged before they began. The
   same holds for polls, which also show no rolled-back message;
+* a repetition is answered as done only in the transaction that has the message, and not after its rollback;
 * acknowledged stores are in a published log, and no store follows the publication; a store with the answer "void" is
   in no published log.
 """
@@ -255,6 +256,17 @@ def _done(_rows: Rows, ghost: Ghost, _pid: int, event: Call) -> Ghost:
     return ghost._replace(done=ghost.done | {event[1]})
 
 
+def _repeated(rows: Rows, ghost: Ghost, pid: int, event: Call) -> Ghost:
+    _, mark, tx, gen = event
+    for link in chain(rows, ghost, topic(gen)):
+        if link.entry.mark == mark and not link.dead:
+            if link.entry.tx != tx:
+                bad("a repetition is done in another transaction", link.entry, tx)
+            if tx is not None and tx in start_of(ghost, pid).rolled:
+                bad("a repetition is done, and was rolled back before", link.entry)
+    return ghost
+
+
 def _rolled_back(_rows: Rows, ghost: Ghost, _pid: int, event: Call) -> Ghost:
     return ghost._replace(rolled=ghost.rolled | {event[1]})
 
@@ -320,6 +332,7 @@ _JUDGES: dict[str, Callable[[Rows, Ghost, int, Call], Ghost]] = {
     "acknowledged": _acknowledged,
     "never": _never,
     "done": _done,
+    "repeated": _repeated,
     "rolled back": _rolled_back,
     "stored": _stored,
     "void": _void,

@@ -144,6 +144,19 @@ def floored(rnd: Random) -> Plan:
     return scripts, clocks(rnd, len(scripts))
 
 
+def after(label: str, *steps: Step) -> Script:
+    """Begin after an append is done: so two nodes interact later, and in fewer orders."""
+    return [("wait", (label,)), *steps]
+
+
+def effects(rnd: Random) -> Plan:
+    """An append under a key in a transaction is repeated, in this or another transaction, also after its rollback."""
+    first: Step = ("append", "a0", "key", "tx")
+    again = [("append", f"r{j}", "key", rnd.choice(("tx", "tx", "ty", None))) for j in range(4)]
+    a: Script = [first, *after("a0", again[0], ("rollback", "tx"), again[1])]
+    return [a, after("a0", again[2], ("marks",), again[3])], clocks(rnd, 2)
+
+
 def maybe(rnd: Random, chance: float) -> bool:
     return rnd.random() < chance
 
@@ -157,6 +170,7 @@ RANDOM: dict[str, Callable[[Random], Plan]] = {
     "marks-floor": lambda r: mixed(r, Mix(marks=True, floor=True, polls=False, reads=False)),
     "rollback": lambda r: mixed(r, Mix(tx=True, floor=maybe(r, 0.2))),
     "floored": floored,
+    "effects": effects,
     "topic": lambda r: mixed(r, Mix(topic=True, floor=maybe(r, 0.3))),
     "churn": churn,
     "stores": stores,
@@ -175,11 +189,6 @@ class Small(NamedTuple):
     scripts: list[Script]
     clocks: list[int]
     page_entries: int
-
-
-def after(label: str, *steps: Step) -> Script:
-    """Begin after an append is done: so two nodes interact later, and in fewer orders."""
-    return [("wait", (label,)), *steps]
 
 
 TX: Step = ("append", "a1", None, "tx")
@@ -271,6 +280,14 @@ SMALL: dict[str, Small] = {
         ],
         [0, 0],
         1,
+    ),
+    "effects": Small(
+        [
+            [("append", "a1", "k", "tx"), ("wait", ("a1",)), ("rollback", "tx")],
+            after("a1", ("append", "b1", "k", "tx")),
+        ],
+        [0, 0],
+        2,
     ),
     "topic": Small([appends("a1"), [("delete",), ("create",)]], [3, 0], 2),
     "topic-gone": Small(

@@ -125,6 +125,20 @@ def marked_before(lead: Lead, mark: Any) -> Program[bool]:
     return bool((yield ("marks!", lead.gen, mark)))
 
 
+def repeated(lead: Lead, mark: Any, tx: str | None) -> Program[None]:
+    """Answer a repetition as done (9), unless the effect is another transaction's, or was rolled back."""
+    yield ("ev", "start")
+    page: int | None = lead.root.floor
+    while page is not None and isinstance(row := (yield from read_page(lead.log, page, "!")), Row):
+        for entry in row.entries:
+            if entry.mark == mark:
+                is_other = entry.tx != tx and keep("own-effect")
+                if is_other or (entry.id in row.x and keep("kept-effect")):
+                    return
+        page = row.head.next if row.head.is_sealed else None
+    yield ("ev", "repeated", mark, tx, lead.gen)
+
+
 def append(
     node: Node,
     lead: Lead,
@@ -136,6 +150,7 @@ def append(
     """Append one entry and answer the client; return the lead, and whether the entry is in the log."""
     entry = Entry(new_id(node, lead), label, lead.head.epoch, mark, tx, ref)
     if carries_mark(entry) and (yield from marked_before(lead, mark)):
+        yield from repeated(lead, mark, tx)
         return lead, True
     seal = lead.count + 1 >= node.page_entries
     outcome = yield from change_page(node, lead, (entry,), seal)

@@ -60,6 +60,8 @@ MUTANTS: dict[str, Mutant] = {
     "nothing-pending": Mutant("an append raises `marked` while marks wait", ["marks"]),
     "up-to-what-was-put": Mutant("`marked` rises to the pointer after a put", ["marks"]),
     "marks-before-floor": Mutant("the floor passes marks that are not put", ["marks-floor"]),
+    "own-effect": Mutant("a repetition in another transaction is answered as done", ["effects"]),
+    "kept-effect": Mutant("a repetition of a rolled-back append is answered as done", ["effects"]),
     "floor-not-tail": Mutant("the floor rises above the tail", ["log", "zombies"]),
     "gone-stays": Mutant(
         "heads of pages below the floor are removed", ["zombies", "log"], small="gone"

@@ -73,8 +73,8 @@ async def publish(
     """Publish messages in one request; ``key``: an idempotency key; ``under``: a transaction."""
     ttl_s = None if ttl is None else round(seconds(ttl))
     if under is not None:
-        await _transaction(story, under).publish(topic, payloads, ttl_s=ttl_s)
-        return ["ok"]
+        transaction = _transaction(story, under)
+        return _ok(await transaction.publish(topic, payloads, ttl_s=ttl_s, idempotency_key=key))
     client = story.client(via, deadline)
     return _ok(await client.publish(topic, payloads, idempotency_key=key, ttl_s=ttl_s))
 

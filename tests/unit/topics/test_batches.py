@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.model import RowId, row_id
+from broker.model import RowId, row_id, timestamp_of
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.storage.marks import PRODUCER
 from broker.testing.virtual_time import VirtualLoop, simulate
-from broker.topics.batches import Batch, answer, batch_of, producer_number
+from broker.topics.batches import Batch, answer, batch_of, producer_run
 from broker.topics.settings import PublishedIds
-from broker.topics.write import Write
+from broker.topics.write import ProducerMark, Write
 from tests.kit.contract.log_bench import attributes_of
 
 PAYLOADS = st.lists(st.binary(max_size=3), min_size=1, max_size=4)
@@ -30,7 +30,9 @@ SPECIAL = st.one_of(
     st.fixed_dictionaries({"payloads": PAYLOADS, "pointer": st.integers(0, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "lifetime_ms": st.integers(1, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "key": st.just((b"k" * 16, b"b" * 32))}),
-    st.fixed_dictionaries({"payloads": PAYLOADS, "producer": st.just((b"p" * 16, 7))}),
+    st.fixed_dictionaries(
+        {"payloads": PAYLOADS, "producer": st.just(ProducerMark(b"p" * 16, 7, 3, None))}
+    ),
     st.fixed_dictionaries({"payloads": st.none(), "pointer": st.just(9)}),
     st.builds(
         lambda each, pointer, *, lives: (
@@ -108,7 +110,8 @@ def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, 
                 assert mark in stored[last][0].marks, "it is in the entry of the last message"
             if write.producer is not None:
                 mark = marks.pop(0)
-                assert (mark.kind, mark.key, producer_number(mark)) == (PRODUCER, *write.producer)
+                assert (mark.kind, mark.key) == (PRODUCER, write.producer.key)
+                assert producer_run(mark) == (7, 3, timestamp_of(first), write.pointer)
                 assert (mark.first, mark.last) == (first, last)
         assert not marks
 

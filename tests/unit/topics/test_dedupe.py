@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest, Fenced, IdempotencyKeyReused, NotLeader, PayloadsSealed
+from broker.errors import (
+    AlreadyPublished,
+    BadRequest,
+    Fenced,
+    IdempotencyKeyReused,
+    NotLeader,
+    PayloadsSealed,
+)
 from broker.model import row_id
 from broker.testing.mutants import in_force
 from broker.topics.dedupe import AnsweredKeys, KeyedOutcome, key_hash
@@ -66,7 +73,7 @@ async def test_another_body_under_the_key_is_refused(bench: Bench, payloads: lis
     await bench.publish(b"a", options=K)
     with pytest.raises(IdempotencyKeyReused):
         await bench.publish(*payloads, options=K)
-    with pytest.raises(IdempotencyKeyReused):
+    with pytest.raises(AlreadyPublished):
         await bench.publish(b"a", pointer=3, options=K)
     with pytest.raises(IdempotencyKeyReused):
         await bench.publish(b"a", options=K._replace(ttl_s=3))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.errors import BadRequest, BrokerError, OutcomeUnknown, PayloadsSealed
+from broker.errors import AlreadyPublished, BadRequest, BrokerError, OutcomeUnknown, PayloadsSealed
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot
 from broker.storage.keys import LogId, payload_root_range, topic_prefix
 from broker.storage.ownpage import PageBounds
@@ -196,7 +196,7 @@ async def test_stages_of_two_transactions_are_no_list(bench: Bench) -> None:
     await publish(bench, one, pointer=pointer)
     await publish(bench, two, pointer=pointer + 1)
     for each in (pointer, pointer + 1):
-        with pytest.raises(PayloadsSealed, match="was published before, with write pointer"):
+        with pytest.raises(AlreadyPublished, match="was published before, with write pointer"):
             await publish(bench, one, two, pointer=each)
 
 
@@ -216,9 +216,13 @@ async def test_another_transaction_cannot_take_over_published_stages(
         await settle()
         bench.restart()
     for other in (None, pointer + 1):
-        with pytest.raises(PayloadsSealed, match=str(pointer)):
+        with pytest.raises(AlreadyPublished, match=str(pointer)):
             await publish(bench, *stages, pointer=other)
-    assert (await publish(bench, *stages, pointer=pointer)).replayed
+    if rolled_back:
+        with pytest.raises(AlreadyPublished, match="rolled back"):
+            await publish(bench, *stages, pointer=pointer)
+    else:
+        assert (await publish(bench, *stages, pointer=pointer)).replayed
     shown = [b"m"] if rolled_back else [b"m", b"a", b"b"]
     assert (
         await bench.payloads(Poll(snapshot=Snapshot(transaction_id=1, read_pointer=pointer)))
@@ -236,7 +240,7 @@ async def test_concurrent_publishes_of_stages_in_two_transactions_are_not_one(be
         return_exceptions=True,
     )
     assert isinstance(first, PublishedIds)
-    assert isinstance(second, PayloadsSealed)
+    assert isinstance(second, AlreadyPublished)
 
 
 async def test_after_a_crash_between_seal_and_append_stages_are_published_once(
