@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from broker import logs
 from broker.api import bodies
 from broker.api.access import Authorize, allow_all
-from broker.api.origins import Origins, preflight_reply
+from broker.api.origins import UNDER_ANY_NAME, Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
 from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, StorageCorrupt
@@ -61,7 +61,7 @@ class Dispatch:
         """Return how to serve a request that came by HTTP, or the reply to a preflight.
 
         Raises:
-            Forbidden: a browser sent it for a page whose origin is not allowed.
+            Forbidden: a browser sent it for a page whose origin is not allowed, or to another name.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
             BadRequest: its Request-Timeout can't be read.
         """
@@ -69,6 +69,8 @@ class Dispatch:
         if method == "OPTIONS" and self._origins.is_preflight(headers):
             return self._preflight(path)
         found = self.router.find(method, path)
+        if found.route.name not in UNDER_ANY_NAME:
+            self._origins.check_host(headers)
         timeout = headers.get(REQUEST_TIMEOUT)
         timeout_s = self._deadline_s
         if timeout is not None:

@@ -1,13 +1,16 @@
-"""Decide which web pages may use this node, by two headers that no page can set itself.
+"""Decide which web pages may use this node, by headers that no page can set itself.
 
 A browser sends the requests of any page to any address that the user's machine reaches, loopback included::
 
     Origin: http://other.example      the page's origin: refused unless it is the node's own, or configured
+    Sec-Fetch-Site: cross-site        a page of another site, also where the browser sends no Origin: refused
     Host: other.example:8080          the name in the URL: refused unless it is a name of this node
 
 The name in ``Host`` is checked because of DNS rebinding. Once the page is loaded, the owner of the name may point it to
-127.0.0.1. Then the browser takes the page and the node for one origin. A numeric address can't be pointed to another
-machine, so it always passes. Requests without these headers pass, since they come from programs: a browser always sends
+127.0.0.1. Then the browser takes the page and the node for one origin. So a node that listens on loopback checks
+the name. Any other node is reached by the names of services and load balancers, and does not check it. Nor are health
+and metrics checked: probes come under any name. A numeric address can't be pointed to another machine, so it always
+passes. Requests without these headers pass, since they come from programs: a browser always sends
 ``Host``, and sends ``Origin`` with each request that could change something. Only in HTTP/1.0 may ``Host`` be absent;
 the parser refuses other requests without it. ``Origin: null`` is refused, since it may come from any page.
 
@@ -19,16 +22,20 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
 from broker.config.sections import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
+from broker.http.address import is_loopback
 from broker.http.reply import Reply
 
 HOST: Final = "Host"
 ORIGIN: Final = "Origin"
+FETCH_SITE: Final = "Sec-Fetch-Site"
+UNDER_ANY_NAME: Final = frozenset({"ping", "service_status", "healthz", "readyz", "metrics"})
+"""The routes for probes, which reach a node by the names of services."""
 WANTED_METHOD: Final = "Access-Control-Request-Method"
 """The header that makes an OPTIONS request a preflight."""
 PREFLIGHT_LASTS_S: Final = 600
@@ -52,28 +59,37 @@ _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]/@\s]+)(:\d{1,5})?")
 class Origins:
     """Checks the origin and the host of requests. It remembers a bounded number of hosts that passed."""
 
-    def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
-        """Accept these names of the node (hosts without ports), and pages of these other origins."""
-        self._names = frozenset(_plain(name) for name in names)
+    def __init__(self, names: Iterable[str] | None, origins: Iterable[str]) -> None:
+        """Accept these names of the node (hosts without ports; None: any), and pages of these other origins."""
+        self._names = None if names is None else frozenset(_plain(name) for name in names)
         self._origins = frozenset(canonical(origin) for origin in origins)
         self._passed: set[str] = set()
 
     @classmethod
     def of(cls, config: Config, machine: str) -> Origins:
         """Return the rules for a configuration and the name of the machine."""
-        return cls(names_of(config, machine), config.server.cors_origins)
+        on_loopback = is_loopback(config.server.host)
+        return cls(names_of(config, machine) if on_loopback else None, config.server.cors_origins)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise Forbidden if a browser sent the request for a page that is not allowed."""
-        host = headers.get(HOST)
-        if host is not None and host not in self._passed:
-            self._check_host(host)
         origin = headers.get(ORIGIN)
-        if origin is not None and not self._is_ours(origin, host):
-            raise Forbidden(
-                f"A page of {origin!a:.200} may not use this broker. To allow it, add its origin to "
-                "server.cors_origins at every node."
-            )
+        if origin is None:
+            if headers.get(FETCH_SITE, "").lower() != "cross-site":
+                return
+            origin = "another site"
+        elif self._is_ours(origin, headers.get(HOST)):
+            return
+        raise Forbidden(
+            f"A page of {origin!a:.200} may not use this broker. To allow it, add its origin to "
+            "server.cors_origins at every node."
+        )
+
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """Raise Forbidden if the request was sent to a name that is not the node's."""
+        host = headers.get(HOST)
+        if self._names is not None and host is not None and host not in self._passed:
+            self._check_name(host, self._names)
 
     def lines(self, headers: Mapping[str, str]) -> str:
         """Return the CORS header lines of a reply, with line ends; empty without configured origins."""
@@ -92,10 +108,10 @@ class Origins:
         """Return whether an OPTIONS request is a preflight for a page of a configured origin."""
         return WANTED_METHOD in headers and canonical(headers.get(ORIGIN, "")) in self._origins
 
-    def _check_host(self, host: str) -> None:
+    def _check_name(self, host: str, names: Collection[str]) -> None:
         match = _AUTHORITY.fullmatch(host)
         name = _plain(match[1]) if match else ""
-        if name not in self._names and not _is_address(name):
+        if name not in names and not _is_address(name):
             raise Forbidden(
                 f"The name in Host is not a name of this node: {host!a:.200}. If clients reach the node by "
                 "that name, add the name to server.host_names."

@@ -4,7 +4,7 @@ There are few different paths and many requests. So the router caches its result
 one look-up. It clears the cache when the cache is full, so a client that sends ever new paths can't fill the memory.
 
 The router splits a path at its slashes first, and then percent-decodes each segment, so ``%2F`` can't make a topic's
-name look like two segments. As in the original, several slashes in a row count as one, except at the beginning, and a
+name look like two segments. HEAD takes the route of GET. As in the original, several slashes in a row count as one, except at the beginning, and a
 slash at the end is ignored.
 """
 
@@ -113,7 +113,8 @@ class Router:
     def methods(self, path: str) -> list[str]:
         """Return the methods that a path has, for the header Allow."""
         segments = _segments(path)
-        return sorted({m for shape, by in self._shapes if _fits(shape, segments) for m in by})
+        found = {m for shape, by in self._shapes if _fits(shape, segments) for m in by}
+        return sorted(found | {"HEAD"} if "GET" in found else found)
 
     def _find(self, method: str, path: str) -> RouteMatch:
         segments = _segments(path)
@@ -121,8 +122,10 @@ class Router:
         for shape, methods in self._shapes:
             if _fits(shape, segments):
                 path_known = True
-                if method in methods:
-                    return RouteMatch(methods[method], _names(shape, segments))
+                if route := methods.get(method) or (
+                    methods.get("GET") if method == "HEAD" else None
+                ):
+                    return RouteMatch(route, _names(shape, segments))
         if path_known:
             raise MethodNotAllowed(path)
         raise NotFound(f"Problem accessing: {path}. Reason: Not Found")

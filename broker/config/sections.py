@@ -103,7 +103,7 @@ class ServerConfig:
     port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0)
     host_names: tuple[str, ...] = key(
         (),
-        "More names by which clients reach this node. A request with another Host gets 403.",
+        "More names by which clients reach a node that listens on loopback. Another Host gets 403 there.",
     )
     cors_origins: tuple[str, ...] = key(
         (),
@@ -130,6 +130,10 @@ class ServerConfig:
     drain_s: float = key(
         10.0, "After SIGTERM: how long the node waits for requests in flight.", least=0
     )
+
+    def __post_init__(self) -> None:
+        # An address of IPv6 may be written as in a URL.
+        object.__setattr__(self, "host", self.host.removeprefix("[").removesuffix("]"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

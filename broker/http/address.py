@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,3 +27,13 @@ class Address(NamedTuple):
         return cls(
             parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc.rpartition("@")[2]
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a node that listens at ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

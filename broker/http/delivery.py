@@ -136,6 +136,10 @@ class Outgoing:
         self._hold.give(BudgetKind.REPLY_BYTES)
 
     async def _send_stream(self, stream: ChunkedReply) -> None:
+        if self._method == "HEAD":
+            headers = [CHUNKED] if self._takes_chunks else []
+            await self._write(stream.head(*headers) + self._tail)
+            return
         first = await anext(stream.chunks, b"")
         packer = None
         headers = [CHUNKED] if self._takes_chunks else []

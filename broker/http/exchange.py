@@ -190,7 +190,9 @@ class Exchange:
         except BrokerError as error:
             return application.refuse(error, path, headers, identifier)
         request = Request(
-            http.method,
+            "GET"
+            if http.method == "HEAD"
+            else http.method,  # Only the body of the reply is left out.
             path,
             query_string,
             headers,

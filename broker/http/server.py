@@ -267,3 +267,14 @@ def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
             connection=body, caller=max(bodies.caller, body), node=max(bodies.node, body)
         ),
     }
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Listen at an address. A client that connects before the node has started waits. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    takes_ipv4 = host == "::" and socket.has_dualstack_ipv6()
+    listening = socket.create_server(
+        (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_ipv4
+    )
+    listening.setblocking(False)
+    return listening

@@ -38,14 +38,14 @@ from broker.config.sections import Config
 from broker.coordination.claims import Written
 from broker.coordination.tenure import Tenure
 from broker.errors import Unavailable, install_command
+from broker.http.address import is_loopback
 from broker.http.budget import BudgetKind
-from broker.http.server import BACKLOG, Server
+from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
 from broker.node.alone import Alone, open_store
 from broker.node.cluster import InCluster
 from broker.node.part_settings import (
     STANDALONE,
-    is_loopback,
     node_name,
     topic_settings,
     transaction_settings,
@@ -149,7 +149,7 @@ class Node:
         self.config = config
         self.clock = clock or SystemClock()
         self._make_ground = ground or _configured_ground
-        self._listen = listen or _listen_at
+        self._listen = listen or listen_at
         self.metrics = Metrics(node_name(config), config.metrics.metrics_topics, process=True)
         self._ground: Ground | None = None
         self._topics: Topics | None = None
@@ -220,7 +220,8 @@ class Node:
             self._tephra = await serve_tephra(
                 config, serving, server.budgets, self.metrics, self.clock
             )
-        await server.start(config.server.host, config.server.port, self._listening)
+        host, port = config.server.host, config.server.port
+        await server.start(host, port, self._listening or self._listen(host, port))
         self._server = server
         self._watch(topics, around, server)
         sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
@@ -237,7 +238,8 @@ class Node:
     def url(self) -> str:
         """The URL at which the node listens."""
         host = self.config.server.host
-        reachable = "127.0.0.1" if host in ("", "0.0.0.0") else host  # noqa: S104 - Compared only.
+        every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - Compared only.
+        reachable = every.get(host, host)
         shown = f"[{reachable}]" if ":" in reachable else reachable
         return f"http://{shown}:{self.port}"
 
@@ -404,11 +406,3 @@ async def sweep_store(config: Config) -> SweepReport:
             await topics.close()
     finally:
         await store.close()
-
-
-def _listen_at(host: str, port: int) -> socket.socket:
-    """Listen at an address. A client that connects before the node has started waits. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    listening.setblocking(False)
-    return listening

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from broker.config.sections import Config
 from broker.topics.settings import TopicSettings
 from broker.transactions.service_settings import TransactionSettings
@@ -57,13 +55,3 @@ def node_name(config: Config) -> str:
     if not config.cluster.is_on:
         return STANDALONE
     return config.cluster.advertised_url or f"{config.server.host}:{config.server.port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a node that listens at ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

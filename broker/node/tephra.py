@@ -12,6 +12,7 @@ from broker.clock import Clock
 from broker.config.sections import Config
 from broker.errors import Unavailable, install_command
 from broker.http.budget import Budgets
+from broker.http.server import listen_at
 from broker.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ async def serve_tephra(
     most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
     bounds = TephraBounds(config.server.request_deadline_s, most, own.transactions_reset_allowed)
     server = TephraServer(transactions, budgets, metrics, clock, bounds)
-    await server.start(config.server.host, port)
+    host = config.server.host
+    await server.start(host, port, listen_at(host, port))
     log.info("thrift service started", host=config.server.host, port=server.port)
     return server

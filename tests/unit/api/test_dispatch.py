@@ -114,7 +114,7 @@ async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) 
     answer = await broker.answer("PATCH", topic_path("t"))
     assert isinstance(answer, Reply)
     assert answer.close
-    assert dict(answer.headers)["Allow"] == "DELETE, GET, PUT"
+    assert dict(answer.headers)["Allow"] == "DELETE, GET, HEAD, PUT"
     missing = await broker.call("GET", "/no/such/path")
     assert missing.body == b"Problem accessing: /no/such/path. Reason: Not Found"
 

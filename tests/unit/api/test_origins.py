@@ -24,6 +24,7 @@ EVENTS = topic_path("t", "events")
 def refused(origins: Origins, **headers: str) -> bool:
     try:
         origins.check(CIMultiDict(headers))
+        origins.check_host(CIMultiDict(headers))
     except Forbidden:
         return True
     return False
@@ -65,12 +66,42 @@ def test_a_node_is_known_by_its_names_and_by_any_address(host: str) -> None:
 )
 def test_another_name_is_refused_and_the_key_is_named(host: str) -> None:
     with pytest.raises(Forbidden, match=r"server\.host_names") as raised:
-        Origins(["localhost"], []).check(CIMultiDict(Host=host))
+        Origins(["localhost"], []).check_host(CIMultiDict(Host=host))
     assert repr(host) in raised.value.message
 
 
 def test_programs_without_these_headers_pass() -> None:
     assert not refused(Origins([], []))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_refused"),
+    [
+        *((host, True) for host in ("127.0.0.1", "::1", "[::1]", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "", "10.2.3.4", "node-1.example")),
+    ],
+)
+def test_only_a_node_on_loopback_checks_the_name(host: str, is_refused: bool) -> None:
+    origins = Origins.of(replace(Config(), server=ServerConfig(host=host)), "box")
+    assert refused(origins, Host="broker.namespace.svc:8080") == is_refused
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, True),
+        ({"Sec-Fetch-Site": "Cross-Site"}, True),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": EVIL}, True),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": APP}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+    ],
+)
+def test_a_request_across_sites_is_one_of_a_foreign_page(
+    headers: dict[str, str], is_refused: bool
+) -> None:
+    assert refused(Origins(["localhost"], [APP]), Host="localhost", **headers) == is_refused
 
 
 def test_many_accepted_hosts_do_not_let_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +193,20 @@ async def test_a_page_of_another_site_can_t_publish(http: Http) -> None:
 @pytest.mark.parametrize("target", ["/ping", "/metrics", "/nothing", EVENTS])
 async def test_a_page_of_another_site_gets_nothing(http: Http, target: str) -> None:
     assert await status(http, "GET", target, Origin=EVIL) == 403
+
+
+@pytest.mark.parametrize("target", ["/ping", "/metrics", EVENTS])
+async def test_a_page_of_another_site_can_t_get_without_an_origin(http: Http, target: str) -> None:
+    assert await status(http, "GET", target, **{"Sec-Fetch-Site": "cross-site"}) == 403
+
+
+@pytest.mark.parametrize(
+    "target", ["/ping", "/healthz", "/readyz", "/metrics", "/v3/system/services/any/status"]
+)
+async def test_probes_come_under_any_name(http: Http, target: str) -> None:
+    assert await status(http, "GET", target, Host="broker.namespace.svc:8080") == 200
+    assert await status(http, "HEAD", target, Host="broker.namespace.svc:8080") == 200
+    assert await status(http, "GET", "/openapi.json", Host="broker.namespace.svc:8080") == 403
 
 
 async def test_a_page_whose_name_was_rebound_to_this_node_gets_nothing(http: Http) -> None:
@@ -271,5 +316,5 @@ async def test_other_origins_are_refused_if_some_are_configured(configured: Http
 
 async def test_a_configured_name_is_the_node_s(configured: Http) -> None:
     for host in ("b.example", "B.example:80"):
-        assert (await configured("GET", "/ping", headers={"Host": host})).status == 200
-    assert (await configured("GET", "/ping", headers={"Host": "c.example"})).status == 403
+        assert (await configured("GET", topic_path("t"), headers={"Host": host})).status == 200
+    assert (await configured("GET", topic_path("t"), headers={"Host": "c.example"})).status == 403

@@ -73,7 +73,7 @@ def test_other_methods_of_a_known_path_are_not_allowed(router: Router) -> None:
     path = "/v1/namespaces/n/topics/t"
     with pytest.raises(MethodNotAllowed):
         router.find("POST", path)
-    assert router.methods(path) == ["GET", "PUT"]
+    assert router.methods(path) == ["GET", "HEAD", "PUT"]
 
 
 @pytest.mark.parametrize("path", ["/ping/", "/ping//"])

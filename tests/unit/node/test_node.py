@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -93,6 +94,22 @@ async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
             assert one.url == f"http://127.0.0.1:{one.port}"
     (warning,) = [line["event"] for line in lines if line["log_level"] == "warning"]
     assert "beyond loopback without access control" in warning
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize(
+    ("host", "reached"), [("::", ["127.0.0.1", "::1"]), ("[::1]", ["::1"]), ("::1", ["::1"])]
+)
+async def test_a_node_listens_at_addresses_of_ipv6_and_at_all(
+    tmp_path: Path, host: str, reached: list[str]
+) -> None:
+    async with started(config(tmp_path, host=host)) as one:
+        assert one.url == f"http://[::1]:{one.port}"
+        for address in reached:
+            reader, writer = await asyncio.open_connection(address, one.port)
+            writer.write(f"GET /ping HTTP/1.1\r\nHost: [::1]:{one.port}\r\n\r\n".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
 
 
 async def test_a_store_that_opens_slowly_is_logged_repeatedly(
