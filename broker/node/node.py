@@ -307,7 +307,7 @@ class Node:
         assert self._topics is not None, "not started"
         assert self._service is not None, "not started"
         source = sweep_source(self._service, self._topics.registry)
-        return await Sweeper(self._topics.leaders, source).sweep()
+        return await _swept(Sweeper(self._topics.leaders, source))
 
     def _not_ready(self) -> str | None:
         if self._stopping:
@@ -340,6 +340,12 @@ class Node:
         watch("requests_under_way", "Requests being answered.", lambda: server.busy)
 
     async def _sweep_forever(self, sweeper: Sweeper) -> None:
+        try:
+            await self._sweep_at_intervals(sweeper)
+        finally:
+            await sweeper.close()
+
+    async def _sweep_at_intervals(self, sweeper: Sweeper) -> None:
         settings = self.config.sweep
         while True:
             await self.clock.sleep(settings.sweep_interval_s)
@@ -354,6 +360,14 @@ class Node:
             self.metrics.swept("invalid", report.inverted)
             if report.rows or report.inverted or report.skipped:
                 log.info("swept", **_report_fields(report))
+
+
+async def _swept(sweeper: Sweeper) -> SweepReport:
+    """Sweep once, and leave nothing under way."""
+    try:
+        return await sweeper.sweep()
+    finally:
+        await sweeper.close()
 
 
 def _by_name(counts: Mapping[BudgetKind, int]) -> dict[str, float]:
@@ -401,7 +415,7 @@ async def sweep_store(config: Config) -> SweepReport:
         around = Surroundings(logs_of_store, clock, settings, owner=owner, metrics=metrics)
         topics = Topics(around, Records(logs_of_store.resolver))
         try:
-            return await Sweeper(topics.leaders).sweep()
+            return await _swept(Sweeper(topics.leaders))
         finally:
             await topics.close()
     finally:

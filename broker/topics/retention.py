@@ -1,6 +1,7 @@
 """Sweep topics: remove messages that may not be read any more. Reads don't depend on it: they apply expiry themselves.
 
-One sweep goes over all records, also of deleted topics. It sweeps each topic in this order::
+One sweep goes over all records, also of deleted topics, several side by side (sweep_rounds.py). It sweeps each topic in
+this order::
 
     floor          raise it to the page that holds the oldest message that may still be read
     pages          remove the entries of pages below the floor, with one change a page; the heads stay
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from broker.coordination.claims import Written, read_clock
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
@@ -51,6 +53,7 @@ from broker.topics.expiry import PayloadLifetimes, due_through, floor_of, may_dr
 from broker.topics.inversion import Inverting, Source
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
+from broker.topics.sweep_rounds import SweepRounds
 
 CLAIM_DEADLINE_S = 10.0
 MARKS_AT_ONCE = 500  # More would hold the event loop for too long.
@@ -72,10 +75,17 @@ class SweepReport:
     """The first of those topics, with its error."""
     ended_early: bool = False
     """True if the sweep ended before the last topic, because the clock jumped."""
+    clock_is_wrong: bool = False
+    """True if the sweep ended before the last topic, because this node's clock is too far off."""
+
+    def skip(self, topic: TopicId, problem: str) -> None:
+        """Count a topic that could not be swept."""
+        self.skipped += 1
+        self.problem = self.problem or f"{topic}: {problem}"
 
 
 class Sweeper:
-    """Sweeps topics that this node may lead."""
+    """Sweeps topics that this node may lead. ``close`` ends what its last sweep left under way."""
 
     def __init__(self, leaders: Leaders, source: Source | None = None) -> None:
         """Sweep under the bounds of the leaders' settings.
@@ -88,6 +98,7 @@ class Sweeper:
         settings = leaders.around.settings
         self._rows_max = settings.sweep_rows_max
         self._pages_max = max(settings.sweep_rows_max // 100, 1)
+        self._rounds = SweepRounds(leaders.around.clock)
         self._has_compared = False
         """True if this sweep has compared the clocks."""
         self._ends: dict[TopicId, LifetimeEnds] = {}
@@ -115,27 +126,52 @@ class Sweeper:
         self._has_compared = False
         if self._inverting is not None:
             await self._inverting.begin()
+        try:
+            await self._begin_topics(report)
+            for topic in await self._rounds.end():
+                report.skip(topic, "its sweep is still under way")
+        except BaseException:
+            await self.close()
+            raise
+        return report
+
+    async def close(self) -> None:
+        """End the sweeps of topics that are under way, in any state: the next sweep begins from what is stored."""
+        await self._rounds.close()
+
+    async def _begin_topics(self, report: SweepReport) -> None:
+        """Begin the sweep of each topic, several side by side."""
         steady_ms, piece = self._around.clock.steady_ms(), Slice()
         for topic in await self._leaders.registry.all():
             await piece.go_on()
-            steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
-            if self._must_rest(steady_before_ms, steady_ms):
-                report.ended_early = True
-                break
             if not self._around.tenure.place(topic).here:
                 self._forget(topic)
                 continue
-            try:
-                await self.sweep_topic(topic, report)
-            except TopicNotFound:
+            if (problem := self._rounds.left_out(topic)) is not None:
+                report.skip(topic, problem)
                 continue
-            except BrokerError as error:
-                # It is safe to go on after any error: the next sweep begins from the stored state.
-                report.skipped += 1
-                report.problem = report.problem or f"{topic}: {error.message}"
-                if isinstance(error, ClockSkew) and self._leaders.claims.clocks.is_wrong:
-                    break  # Else the clock of the server that stores the topic is off.
-        return report
+            await self._rounds.place()
+            steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
+            report.ended_early |= self._must_rest(steady_before_ms, steady_ms)
+            if report.ended_early or report.clock_is_wrong:
+                self._rounds.give_back()
+                break
+            self._rounds.begin(topic, partial(self._tried, topic, report))
+
+    async def _tried(self, topic: TopicId, report: SweepReport) -> str | None:
+        """Sweep one topic; return why that can't be done just now."""
+        try:
+            await self.sweep_topic(topic, report)
+        except TopicNotFound:
+            return None
+        except BrokerError as error:
+            # It is safe to go on after any error: the next sweep begins from the stored state.
+            report.skip(topic, error.message)
+            # Else the clock of the server that stores the topic is off.
+            is_mine = isinstance(error, ClockSkew) and self._leaders.claims.clocks.is_wrong
+            report.clock_is_wrong |= is_mine
+            return error.message
+        return None
 
     @staticmethod
     def _must_rest(steady_before_ms: float, steady_ms: float) -> bool:
@@ -158,6 +194,7 @@ class Sweeper:
         await self._sweep_generations(topic, below, report)
 
     def _forget(self, topic: TopicId) -> None:
+        self._rounds.forget(topic)
         self._ends.pop(topic, None)
         self._marks_until_ms.pop(topic, None)
         self._stages_looked_at.pop(topic, None)
@@ -167,7 +204,8 @@ class Sweeper:
     # A live topic. Changes go through its leader, because the record read here may be stale.
 
     async def _sweep_live(self, topic: Topic, report: SweepReport) -> None:
-        now_ms = self._around.clock.now_ms()
+        clock = self._around.clock
+        steady_ms, now_ms = clock.steady_ms(), clock.now_ms()
         due = await self._due_payload_logs(topic, now_ms)
         leader = await self._leader_of(topic, now_ms, has_due=bool(due))
         if leader is None or leader.topic.generation != topic.generation:
@@ -175,7 +213,9 @@ class Sweeper:
         await leader.messages.expire_keys()
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
-        now_ms = self._around.clock.now_ms()  # The time above came before the comparison.
+        now_ms = clock.now_ms()  # The time above came before the comparison.
+        if self._must_rest(steady_ms, clock.steady_ms()):
+            raise Unavailable("The clock jumped.")
         await leader.raise_floor(floor_of(leader.topic, now_ms, self._margin_ms))
         more = True
         while more:
