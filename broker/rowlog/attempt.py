@@ -13,7 +13,6 @@ state as it is.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from broker.rowlog.execution_state import (
     State,
 )
 from broker.rowlog.first_seen import FirstSeen
-from broker.rowlog.listeners import NoListener, Offers
+from broker.rowlog.listeners import ListenerTimeout, NoListener, Offers, reason_of
 from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Decide, Found, Message, Rows
@@ -49,7 +48,6 @@ log = logs.get_logger()
 MARK_S: Final = 30.0
 """For how long a mark is tried while the table does not answer."""
 PAUSE_S: Final = 0.2
-REASON_MAX: Final = 300
 _RETRIED: Final = (TableError, OutcomeUnknown)
 
 
@@ -155,7 +153,7 @@ class Attempts:
         except NoListener as none:
             await self._give_back(claimed)
             raise Busy(str(none)) from none
-        except asyncio.CancelledError:
+        except BaseException:  # Also of a listener that ends the program.
             await self._give_back(claimed)
             raise
         return await self._marked(claimed, reason)
@@ -173,17 +171,15 @@ class Attempts:
     async def _offered(self, message: Message, name: str, offers: Offers, timeout_s: float) -> str:
         """Offer a message to a listener. Return why that failed, or an empty text if the message is done."""
         figures, began = self._tools.figures, self._tools.clock.monotonic()
-        limit = asyncio.timeout(timeout_s)
         try:
-            async with limit:
-                is_done = await offers.offer(name, message)
+            is_done = await offers.offer(name, message, timeout_s)
             reason = "" if is_done else "the listener returned False"
         except NoListener:
             raise
+        except ListenerTimeout as late:
+            reason = str(late)
         except Exception as error:  # noqa: BLE001 - Any error of a listener is a failed try.
-            reason = f"{type(error).__name__}: {error}"[:REASON_MAX]
-            if limit.expired():
-                reason = f"the listener took longer than {timeout_s:g} s"
+            reason = reason_of(error)
         figures.tried(name, self._tools.clock.monotonic() - began, is_done=not reason)
         if reason:
             log.warning("rowlog try failed", subscription=name, seq=message.seq, reason=reason)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from broker import logs
 from broker.clock import Clock
 from broker.coordination.ports import Membership
-from broker.errors import BrokerError
+from broker.errors import BrokerError, Fenced
 from broker.rowlog.election import Elections, Leading
 from broker.rowlog.processor import Means, Processor
 from broker.rowlog.setup import Setup, Subscription
@@ -28,6 +28,9 @@ log = logs.get_logger()
 
 LOOK_S: Final = 5.0
 """How often the setup is read while no change is announced."""
+PAUSE_S_FIRST: Final = 0.2
+PAUSE_S_MAX: Final = 30.0
+"""The first and the longest pause before a processor that failed by a bug is begun again."""
 
 
 def best_for(subscription: str, instances: Iterable[int]) -> int | None:
@@ -131,10 +134,8 @@ class Processing:
                         await _ended(running.pop(name)[1])
                         self.processors.pop(name, None)
                 for name in wanted.keys() - running.keys():
-                    processor = self.processors[name] = Processor(
-                        self._means, wanted[name], leading
-                    )
-                    running[name] = (wanted[name], asyncio.create_task(processor.run()))
+                    processing = self._process(wanted[name], leading)
+                    running[name] = (wanted[name], asyncio.create_task(processing))
                 await self._look([keeping, *(task for _, task in running.values())])
         finally:
             self._means.tools.figures.add("leads", by=-1)
@@ -144,6 +145,24 @@ class Processing:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _process(self, subscription: Subscription, leading: Leading) -> None:
+        """Run the processor of one subscription until cancelled. Begin it again after a bug. Raises Fenced."""
+        pause_s = PAUSE_S_FIRST
+        while True:
+            processor = Processor(self._means, subscription, leading)
+            self.processors[subscription.id] = processor
+            began = self._clock.monotonic()
+            try:
+                await processor.run()
+            except Fenced:
+                raise
+            except Exception:  # A bug at one subscription must not hold up the others.
+                log.exception("rowlog processor failed", subscription=subscription.id)
+            if self._clock.monotonic() - began > PAUSE_S_MAX:
+                pause_s = PAUSE_S_FIRST
+            await self._clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
     async def _look(self, running: list[asyncio.Task[None]]) -> None:
         """Wait for a change of the setup. Raises the error of a task that failed."""

@@ -75,8 +75,8 @@ class Entry(NamedTuple):
 
 def check_id(name: str) -> str:
     """Return the id of a rowlog or subscription. Raises BadName."""
-    raw = name.encode()
-    if not 0 < len(raw) <= ID_BYTES_MAX or min(raw) < _LOWEST_PRINTED:
+    raw = name.encode(errors="ignore")
+    if raw.decode() != name or not 0 < len(raw) <= ID_BYTES_MAX or min(raw) < _LOWEST_PRINTED:
         raise BadName(
             f"'{name}' is no id of a rowlog or subscription: 1 to {ID_BYTES_MAX} bytes, none below 0x20."
         )

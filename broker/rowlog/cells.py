@@ -49,7 +49,7 @@ def encode_state(state: State) -> bytes:
 
 
 def _encode_more(part: Part) -> bytes:
-    reason = part.reason.encode()[:_REASON_BYTES_MAX]
+    reason = part.reason.encode(errors="backslashreplace")[:_REASON_BYTES_MAX]
     head = _more.pack(part.epoch, part.tries, part.not_before, part.claimed_at, len(part.token))
     return head + part.token + _i16.pack(len(reason)) + reason
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.rowlog.batcher import Gathering
 from broker.rowlog.cell_keys import (
@@ -23,11 +23,13 @@ from broker.rowlog.cell_keys import (
     range_stop,
 )
 from broker.rowlog.ring import Ring
-from broker.rowlog.row_table import RowTable
+from broker.rowlog.row_table import NotWritten, RowTable, TableError
 from broker.rowlog.setup import Setup
 
 SCAN_ENTRIES: Final = 1000
 """How many entries one page has at most, of all shards together; at least one of each shard."""
+LATE_S: Final = 5.0
+"""How long a page waits for a shard."""
 
 
 def entries_for(
@@ -36,6 +38,13 @@ def entries_for(
     """Return the entries of a message: one for each subscription."""
     shard, (seq, timestamp) = ring.shard_of(row), message
     return [Entry(shard, name, timestamp, seq, row, data) for name in names]
+
+
+class _Asked(NamedTuple):
+    """A call for a stretch of a shard."""
+
+    start: bytes
+    answer: asyncio.Future[list[tuple[Entry, bytes]]]
 
 
 class Index:
@@ -47,6 +56,7 @@ class Index:
         self._table = table
         self._setup = setup
         self._gathering = Gathering(rows, table)
+        self._late: dict[tuple[int, str], _Asked] = {}
         self._removed: dict[bytes, None] = {}
         self._going: set[bytes] = set()
         """The keys whose deletion is in flight: a scan that began before may still show them."""
@@ -79,19 +89,29 @@ class Index:
             self._going -= keys
 
     async def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
-        """Yield pages. Each has a stretch of every shard, sorted by time, row and sequence number."""
+        """Yield pages. Each has a stretch of every shard, sorted by time, row and sequence number.
+
+        A shard that does not answer holds up no other: its entries are left out, and the last page is followed by its
+        error. It has one call in flight, whose late answer a later scan uses.
+        """
         shards = [shard.id for shard in (await self._setup()).shards]
         limit = max(1, SCAN_ENTRIES // len(shards))
         starts = {
             each: range_start(each, subscription, timestamp=since if since > 0 else None)
             for each in shards
         }
+        failed: TableError | None = None
         while starts:
-            stretches = await asyncio.gather(
-                *(self._stretch(each, subscription, starts[each], limit) for each in starts)
-            )
+            asked = {each: self._asked(each, subscription, starts[each], limit) for each in starts}
+            await asyncio.wait([each.answer for each in asked.values()], timeout=LATE_S)
             found: list[Entry] = []
-            for shard, keys in zip(list(starts), stretches, strict=True):
+            for shard, stretch in asked.items():
+                try:
+                    keys = self._answered(shard, subscription, stretch)
+                except TableError as error:
+                    failed = error
+                    del starts[shard]
+                    continue
                 found += [entry for entry, _ in keys if not self._is_going(entry)]
                 if len(keys) < limit:
                     del starts[shard]
@@ -99,6 +119,29 @@ class Index:
                     starts[shard] = keys[-1][1] + b"\0"
             if found:
                 yield sorted(found, key=lambda each: (each.timestamp, each.row, each.seq))
+        if failed is not None:
+            raise failed
+
+    def _asked(self, shard: int, subscription: str, start: bytes, limit: int) -> _Asked:
+        """Return the call of a shard that is in flight, or was answered late; else a new one."""
+        late = self._late.pop((shard, subscription), None)
+        if late is not None and (not late.answer.done() or late.start <= start):
+            return late
+        reading = self._stretch(shard, subscription, start, limit)
+        return _Asked(start, asyncio.ensure_future(reading))
+
+    def _answered(self, shard: int, subscription: str, asked: _Asked) -> list[tuple[Entry, bytes]]:
+        """Return the answer of a shard. Raises TableError, also if there is none yet."""
+        if not asked.answer.done():
+            self._late[shard, subscription] = asked
+            raise NotWritten(f"shard {shard} of the index does not answer")
+        return asked.answer.result()
+
+    def close(self) -> None:
+        """Cancel the calls that are late."""
+        for asked in self._late.values():
+            asked.answer.cancel()
+        self._late.clear()
 
     async def _stretch(
         self, shard: int, subscription: str, start: bytes, limit: int

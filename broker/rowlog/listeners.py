@@ -8,15 +8,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from broker.rowlog.rows import Message
 
 Listener = Callable[[Message], Awaitable[bool | None]]
 
 
+REASON_MAX: Final = 300
+
+
+def reason_of(error: Exception) -> str:
+    """Return the text of a listener's error, which may be any: too long, no UTF-8, or an error itself."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - The text of the listener's error is code of its author, too.
+        text = "its text can't be had"
+    text = f"{type(error).__name__}: {text}"[:REASON_MAX]
+    return text.encode(errors="backslashreplace").decode()
+
+
 class NoListener(Exception):
     """No listener takes messages of a subscription now. This is no failed try."""
+
+
+class ListenerTimeout(Exception):
+    """A listener took too long, and was cancelled."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Name the time."""
+        super().__init__(f"the listener took longer than {timeout_s:g} s")
 
 
 class Offers(Protocol):
@@ -25,8 +46,11 @@ class Offers(Protocol):
     def has(self, subscription: str) -> bool:
         """Return whether a listener takes messages of a subscription now."""
 
-    async def offer(self, subscription: str, message: Message) -> bool:
-        """Offer a message, and return whether it is done. Raises NoListener, and the errors of the listener."""
+    async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
+        """Offer a message, and return whether it is done. ``timeout_s`` counts from the listener's call on.
+
+        Raises NoListener, ListenerTimeout, and the errors of the listener.
+        """
 
 
 class LocalListeners:
@@ -53,8 +77,8 @@ class LocalListeners:
         """Return whether the subscription has a listener."""
         return subscription in self._listeners
 
-    async def offer(self, subscription: str, message: Message) -> bool:
-        """Call the listener. Raises NoListener, TypeError, and the errors of the listener.
+    async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
+        """Call the listener. Raises NoListener, ListenerTimeout, TypeError, and the errors of the listener.
 
         If the listener awaits a task that was cancelled, it raises CancelledError, and its caller is not cancelled.
         That is an error as any other; as CancelledError it would end the processor.
@@ -62,8 +86,14 @@ class LocalListeners:
         listener = self._listeners.get(subscription)
         if listener is None:
             raise NoListener(f"subscription '{subscription}' has no listener in this process")
+        limit = asyncio.timeout(timeout_s)
         try:
-            told = await listener(message)
+            async with limit:
+                told = await listener(message)
+        except TimeoutError as error:
+            if limit.expired():
+                raise ListenerTimeout(timeout_s) from error
+            raise
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -51,7 +51,7 @@ NEAR_MS: Final = 2_000
 BUSY_MS: Final = 500
 """After how long a row is read again whose message another has claimed, if no wake-up comes."""
 CORRUPT_MS: Final = 60_000
-"""After how long a corrupt row is read again."""
+"""After how long a row is read again that is corrupt, or that met a bug."""
 PAUSE_S: Final = 0.2
 MESSAGES_MAX: Final = 1_000
 """How many messages of one row a worker processes before it takes another row."""
@@ -212,6 +212,9 @@ class Processor:
                 again = _Again(self._tools.clock.now_ms() + CORRUPT_MS)
             except (TableError, BrokerError) as error:
                 log.info("rowlog row put off", subscription=self._name, reason=str(error))
+            except Exception:  # A bug at one row must not hold up the others.
+                log.exception("rowlog row put off", subscription=self._name, row=row.hex())
+                again = _Again(self._tools.clock.now_ms() + CORRUPT_MS)
             finally:
                 self.work.finish(row, again.due, until_offered=again.until_offered)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -30,7 +30,7 @@ from urllib.parse import quote, unquote
 from broker import logs
 from broker.clock import Clock
 from broker.config.sections import EVERY_ADDRESS, Config
-from broker.coordination.ports import Membership
+from broker.coordination.ports import INSTANCES_MAX, Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
 from broker.http.address import Address
 from broker.http.answer import NoAnswer, NotSent
@@ -40,8 +40,7 @@ from broker.http.pool import Pool
 from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected_reply
 from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server
-from broker.rowlog.attempt import REASON_MAX
-from broker.rowlog.listeners import LocalListeners, NoListener
+from broker.rowlog.listeners import ListenerTimeout, LocalListeners, NoListener, reason_of
 from broker.rowlog.rows import Message
 
 log = logs.get_logger()
@@ -53,6 +52,9 @@ ASK_S: Final = 5.0
 CONNECT_S: Final = 2.0
 IDLE_S: Final = 30.0
 CONNECTIONS_MAX: Final = 64
+"""How many messages of one subscription are with nodes at once."""
+PLACE_S: Final = 300.0
+"""How long a message waits for one of these places. This is no failed try."""
 OFFER_S: Final = 300.0
 """How long a node lets a listener run. It is a bound: the processor's own time-out is meant to be shorter."""
 _head = struct.Struct(">Bqq")
@@ -176,8 +178,7 @@ class ListenerNode:
         try:
             return json_reply({"done": calling.result()})
         except Exception as error:  # noqa: BLE001 - The answer carries any error of the listener.
-            reason = f"{type(error).__name__}: {error}"[:REASON_MAX]
-            return json_reply({"done": False, "reason": reason})
+            return json_reply({"done": False, "reason": reason_of(error)})
 
     def refuse(
         self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""
@@ -199,7 +200,7 @@ class ListenerNode:
 
 
 async def _called(listeners: LocalListeners, subscription: str, message: Message) -> bool:
-    return await listeners.offer(subscription, message)
+    return await listeners.offer(subscription, message, OFFER_S)
 
 
 class _Ask(NamedTuple):
@@ -234,7 +235,12 @@ class RemoteListeners:
         self._busy: Counter[str] = Counter()
         self._odd: set[str] = set()
         """The members whose URL or answer could not be read. Each was logged once."""
-        self._pool: Pool[OutboundConnection] = Pool(CONNECTIONS_MAX, IDLE_S)
+        self._pools: defaultdict[str, Pool[OutboundConnection]] = defaultdict(
+            lambda: Pool(CONNECTIONS_MAX, IDLE_S)
+        )
+        """The connections of each subscription: one with slow listeners takes none of another's."""
+        self._asking: Pool[OutboundConnection] = Pool(INSTANCES_MAX, IDLE_S)
+        """One connection to each member, for questions."""
         self.looked = asyncio.Event()
         """Set each time after all members were asked."""
 
@@ -252,7 +258,8 @@ class RemoteListeners:
                 await self.look()
                 await self._clock.sleep(LOOK_S)
         finally:
-            self._pool.close("the rowlog was closed")
+            for pool in (self._asking, *self._pools.values()):
+                pool.close("the rowlog was closed")
 
     async def look(self) -> None:
         """Ask all members once."""
@@ -273,8 +280,9 @@ class RemoteListeners:
         self.looked.set()
 
     async def _listening(self, url: str) -> set[str] | None:
+        ask = _Ask("GET", PREFIX + self._rowlog, {}, b"")
         try:
-            status, told = await self._ask(url, _Ask("GET", PREFIX + self._rowlog, {}, b""), ASK_S)
+            status, told = await self._ask(self._asking, url, ask, ASK_S)
             return set(told.get("listeners", ())) if status == 200 else None
         except (NotSent, NoAnswer):
             return None
@@ -287,10 +295,10 @@ class RemoteListeners:
             self._odd.add(url)
             return None
 
-    async def offer(self, subscription: str, message: Message) -> bool:
+    async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
         """Offer a message to the least busy listening node. Skip nodes that can't take it now.
 
-        Raises ListenerFailed, NoListener.
+        Raises ListenerFailed, ListenerTimeout, NoListener.
         """
         left = self._urls(subscription)
         if self._local.has(subscription):
@@ -301,23 +309,33 @@ class RemoteListeners:
             self._busy[url] += 1
             try:
                 if not url:
-                    return await self._local.offer(subscription, message)
-                return await self._offer_to(url, subscription, message)
+                    return await self._local.offer(subscription, message, timeout_s)
+                return await self._offer_to(url, subscription, message, timeout_s)
             except NotSent:
                 self._known.pop(url, None)
             finally:
                 self._busy[url] -= 1
         raise NoListener("no node that listens can be reached")
 
-    async def _offer_to(self, url: str, subscription: str, message: Message) -> bool:
+    async def _offer_to(
+        self, url: str, subscription: str, message: Message, timeout_s: float
+    ) -> bool:
         path = f"{PREFIX}{self._rowlog}/{quote(subscription, safe='')}"
         headers = {"Content-Type": "application/octet-stream", "Accept": "application/json"}
+        ask = _Ask("POST", path, headers, encode_message(message))
+        pool = self._pools[subscription]
+        # The wait for a connection is no time of the listener's: a message must not die of it.
+        if not await pool.enter(PLACE_S):
+            raise NoListener("all connections of the subscription are in use")
         try:
-            status, told = await self._ask(
-                url, _Ask("POST", path, headers, encode_message(message)), OFFER_S
-            )
+            async with asyncio.timeout(timeout_s):
+                status, told = await self._ask(pool, url, ask, timeout_s)
+        except TimeoutError as error:
+            raise ListenerTimeout(timeout_s) from error
         except NoAnswer as error:
             raise ListenerFailed(f"{url} gave no answer: {error}") from error
+        finally:
+            pool.leave()
         if status in {404, 503}:
             raise NotSent("it ends, or listens no more")
         if status != 200:
@@ -326,28 +344,24 @@ class RemoteListeners:
             raise ListenerFailed(f"{url}: {told['reason']}")
         return bool(told.get("done"))
 
-    async def _ask(self, url: str, ask: _Ask, timeout_s: float) -> tuple[int, dict[str, Any]]:
+    @staticmethod
+    async def _ask(
+        pool: Pool[OutboundConnection], url: str, ask: _Ask, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
         """Return status and body. Raises NotSent, NoAnswer."""
-        if not await self._pool.enter(timeout_s):
-            raise NotSent("all connections are in use")
-        try:
-            connection = self._pool.take(url)
-            if connection is None:
-                connection = self._pool.add(
-                    OutboundConnection(url, {"User-Agent": "broker-rowlog"})
-                )
-                try:
-                    await open_connection(connection, CONNECT_S)
-                except BaseException:
-                    connection.close("not connected")
-                    self._pool.put_back(connection)
-                    raise
+        connection = pool.take(url)
+        if connection is None:
+            connection = pool.add(OutboundConnection(url, {"User-Agent": "broker-rowlog"}))
             try:
-                reply = await connection.exchange(ask, timeout_s)
-            finally:
-                self._pool.put_back(connection)
+                await open_connection(connection, CONNECT_S)
+            except BaseException:
+                connection.close("not connected")
+                pool.put_back(connection)
+                raise
+        try:
+            reply = await connection.exchange(ask, timeout_s)
         finally:
-            self._pool.leave()
+            pool.put_back(connection)
         told: Any = {}
         with suppress(ValueError):
             told = json.loads(reply.body)

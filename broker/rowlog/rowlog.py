@@ -253,6 +253,7 @@ class RowLog:
         await self._opened.aclose()
 
     async def _flush(self) -> None:
+        self.index.close()
         with suppress(TableError):
             await self.index.flush()
 

@@ -1,0 +1,232 @@
+"""One bad neighbour - a listener, a subscription, a shard, a node - holds up and ends nothing of the others."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.rowlog import Message, Subscription, remote
+from broker.rowlog.cell_keys import INDEX_COLUMN
+from broker.rowlog.listeners import LocalListeners
+from broker.rowlog.remote import RemoteListeners
+from broker.rowlog.row_table import NotWritten
+from broker.rowlog.rows import Rows
+from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
+from tests.unit.rowlog.world import INDEX, ROW, Heard, World, until, virtual
+
+MESSAGE = Message("mq", b"row", 2, 7, b"", b"payload")
+
+
+class Unspeakable(Exception):
+    """An error whose text can't be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("half \ud800 a pair"), Unspeakable(), StopIteration(), StopAsyncIteration()],
+)
+def test_any_error_of_a_listener_is_one_failed_try(error: Exception) -> None:
+    @virtual
+    async def run(world: World) -> None:
+        log = await world.log(Subscription("a", max_tries=2), "b")
+        other = Heard()
+        log.listen("a", Heard(error, error))
+        log.listen("b", other)
+        await log.start()
+        with capture_logs() as told:
+            await log.put(ROW)
+            await until(lambda: log.figures.values["dead", "a"] == 1)
+            await until(lambda: other.seqs == [1])
+        (letter,) = await log.dead("a")
+        assert (letter.tries, type(error).__name__ in letter.reason) in {(2, True), (2, False)}
+        letter.reason.encode()
+        assert not [each for each in told if each["log_level"] == "error"]
+
+    run()
+
+
+@virtual
+async def test_a_processor_that_a_bug_ends_is_begun_again_and_the_others_go_on(
+    world: World,
+) -> None:
+    log = await world.log("a", "b")
+    heard = {"a": Heard(), "b": Heard()}
+    for name, listener in heard.items():
+        log.listen(name, listener)
+    scan, failing = log.index.pages, [True]
+
+    def pages(subscription: str, since: int) -> object:
+        if subscription == "a" and failing:
+            raise ZeroDivisionError("a bug")
+        return scan(subscription, since)
+
+    log.index.pages = pages  # type: ignore[method-assign, assignment]
+    await log.start()
+    await log.put(ROW)
+    await until(lambda: heard["b"].seqs == [1])
+    epoch = await log.meta.epoch("mq.all")
+    with capture_logs() as told:
+        await pass_time(120)
+    assert await log.meta.epoch("mq.all") == epoch, "the lease was kept"
+    failures = [each for each in told if each["event"] == "rowlog processor failed"]
+    assert {each["subscription"] for each in failures} == {"a"}
+    assert 2 <= len(failures) <= 20, "it backs off"
+    await log.put(ROW)
+    await until(lambda: heard["b"].seqs == [1, 2], within_s=10)
+    failing.clear()
+    await until(lambda: heard["a"].seqs == [1, 2], within_s=60)
+
+
+@virtual
+async def test_a_row_that_a_bug_concerns_is_put_off_and_the_others_go_on(world: World) -> None:
+    log = await world.log("a")
+    heard = Heard()
+    log.listen("a", heard)
+    real = Rows.open
+
+    async def broken(row: bytes) -> Any:
+        if row == b"bad":
+            raise ZeroDivisionError("a bug")
+        return await real(log.messages, row)
+
+    log.messages.open = broken  # type: ignore[method-assign]
+    await log.start()
+    with capture_logs() as told:
+        await log.put(b"bad")
+        for each in range(20):
+            await log.put(b"good%d" % each)
+        await until(lambda: len(heard.messages) == 20)
+        await pass_time(50)
+    assert [each["event"] for each in told if each["log_level"] == "error"] == [
+        "rowlog row put off"
+    ]
+    log.messages.open = lambda row: real(log.messages, row)  # type: ignore[method-assign]
+    await until(lambda: len(heard.messages) == 21, within_s=60)
+
+
+@virtual
+async def test_a_subscription_that_can_not_be_counted_holds_up_no_other_and_no_sweep(
+    world: World,
+) -> None:
+    settings = {"sweep_ms": 60_000}
+    log = await world.log("a", Subscription("b", max_tries=1), settings=settings)
+    for name in ("a", "b"):
+        log.listen(name, Heard(False, False, False))
+    count, swept = log.index.count_dead, []
+
+    async def count_dead(subscription: str, limit: int) -> int:
+        if subscription == "a":
+            await pass_time(30)
+            raise NotWritten("the region does not answer")
+        return await count(subscription, limit)
+
+    sweep = log.repair.sweep
+
+    async def noted(*given: Any, **named: Any) -> None:
+        swept.append(world.clock.monotonic())
+        await sweep(*given, **named)
+
+    log.index.count_dead = count_dead  # type: ignore[method-assign]
+    log.repair.sweep = noted  # type: ignore[method-assign]
+    await log.start()
+    await log.put(ROW)
+    await until(lambda: log.figures.values["dead_messages", "b"] == 1, within_s=70)
+    await pass_time(200)
+    assert len(swept) >= 3
+
+
+@virtual
+async def test_a_shard_that_hangs_holds_up_no_other(world: World) -> None:
+    process = await world.process(shards=4)
+    log = process.log
+    await log.subscribe(Subscription("a"))
+    heard = Heard()
+    log.listen("a", heard)
+    real, hung, asked = process.rows.scan, asyncio.Event(), []
+
+    async def scan(table: bytes, start: bytes, *given: Any, **named: Any) -> Any:
+        if table == INDEX and start[:1] == b"\x02" and not hung.is_set():
+            asked.append(world.clock.monotonic())
+            await hung.wait()
+        return await real(table, start, *given, **named)
+
+    process.rows.scan = scan  # type: ignore[method-assign]
+    await log.start()
+    rows = [b"row%d" % each for each in range(40)]
+    for row in rows:
+        await log.put(row)
+    shards = {key[0] for key in world.entries()}
+    behind = sum(key[0] == 2 for key in world.entries())
+    assert shards == {0, 1, 2, 3}
+    await until(lambda: len(heard.messages) == 40 - behind, within_s=30)
+    for row in rows:
+        await log.put(row)
+    await until(lambda: len(heard.messages) == 80 - 2 * behind, within_s=30)
+    assert len(asked) == 1, "one call of it is in flight"
+    hung.set()
+    await until(lambda: len(heard.messages) == 80, within_s=30)
+    assert INDEX_COLUMN == b"messages:msg"
+
+
+# Nodes that listen.
+
+
+class SlowNode:
+    """A connection to a node whose listeners take a second."""
+
+    requests_in_flight = 0
+    usable = True
+    idle_since = float("inf")
+
+    def __init__(self, url: str, headers: Any) -> None:
+        del headers
+        self.url = url
+
+    def is_fresh(self, idle_s_max: float) -> bool:
+        del idle_s_max
+        return True
+
+    async def exchange(self, ask: Any, timeout_s: float) -> Any:
+        del timeout_s
+        if ask.method == "GET":
+            return SimpleNamespace(status=200, body=json.dumps({"listeners": ["a"]}))
+        await pass_time(1)
+        return SimpleNamespace(status=200, body=b'{"done": true}')
+
+    def close(self, reason: str = "") -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def slow_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connected(connection: Any, seconds: float) -> None:
+        """Do nothing."""
+
+    monkeypatch.setattr(remote, "OutboundConnection", SlowNode)
+    monkeypatch.setattr(remote, "open_connection", connected)
+
+
+@pytest.mark.usefixtures("slow_nodes")
+def test_the_time_of_a_call_counts_from_when_it_is_sent() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = SimpleNamespace(url="http://node")
+        members = SimpleNamespace(
+            members=SimpleNamespace(nodes={1: node}), me=SimpleNamespace(url="local:")
+        )
+        listeners: Any = RemoteListeners(
+            "mq", LocalListeners(), lambda: members, VirtualClock(loop)
+        )
+        await listeners.look()
+        offers = [asyncio.create_task(listeners.offer("a", MESSAGE, 1.5)) for _ in range(390)]
+        await pass_time(0.5)
+        await listeners.look()
+        assert listeners.has("a"), "a node is asked, also while all connections are in use"
+        assert await asyncio.gather(*offers) == [True] * 390
+
+    simulate(main)
