@@ -454,7 +454,7 @@ async def test_a_bug_in_the_upkeep_is_logged_and_the_upkeep_goes_on(world: World
     with capture_logs() as told:
         await until(lambda: log.figures.values["dead_messages", "a"] == 1, within_s=200)
     assert [each["event"] for each in told if each["log_level"] == "error"] == [
-        "rowlog processor failed"
+        "rowlog upkeep failed"
     ]
 
 
