@@ -33,13 +33,7 @@ from functools import partial
 
 from broker.coordination.claims import Written, read_clock
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
-from broker.model import (
-    ROW_ID_MIN,
-    RowId,
-    Topic,
-    TopicId,
-    first_row_at,
-)
+from broker.model import ROW_ID_MIN, RowId, Topic, TopicId, first_row_at
 from broker.slices import Slice
 from broker.storage import sweep as sweeping
 from broker.storage.head import NO_END
