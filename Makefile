@@ -64,7 +64,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # SERVERS names the servers that a target needs; empty means all. The peers of the benchmarks take a minute to
 # build. docker-compose takes minutes, so only CI builds it: there a test may not be skipped for lack of it.
-test: SERVERS = tms tephra hbase toxiproxy spark $(if $(filter true,$(CI)),compose)
+test: SERVERS = tms tephra hbase toxiproxy spark postgresql $(if $(filter true,$(CI)),compose)
 bench: SERVERS = tms kafka redis
 
 test-servers: setup-dev

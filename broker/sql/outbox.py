@@ -19,8 +19,8 @@ Step 1 fixes a batch, and the relay assigns the next one only when none is left.
 messages, and step 2 may be repeated: the broker stores nothing for a number at or below the producer's last one. A
 topic keeps a producer's number for its ttl plus 7 days without a publish, but an idempotency key only for some
 minutes. So the relay uses a number: after a weekend of downtime it can still repeat a publish of unknown outcome. If
-a batch is older than even that, the relay does not guess: it raises OutcomeUnknown, and a person decides with
-``settle``.
+a batch is older than even that, the relay does not guess: it raises OutcomeUnknown, which names the batch, and a person
+decides with ``settle``.
 
 **In order.** A database gives a row its id before the row's transaction commits. So ids may appear out of order: 7 may
 be visible before 6. The relay does not remember a position in the ids. It takes the lowest visible ones, and deletes
@@ -37,7 +37,8 @@ and the rows are still in the database. The relay deletes nothing and raises an 
 under new producers.
 
 If the broker refuses a batch (the topic was deleted, a message is too large), the batch stays and its topic waits,
-because the order must not change. Other topics go on.
+because the order must not change. Each topic has a back-off of its own, and topics are relayed side by side: so other
+topics go on without a pause.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ from sqlalchemy import (
     select,
     update,
 )
+from typing_extensions import override
 
 from broker.client.protocol import topic_id
 from broker.client.publish_request import parts_of, several, with_life
 from broker.client.values import NewMessage, Payload, Publishable, TopicName
+from broker.errors import BadRequest
 from broker.model import NO_HEADERS
 from broker.sql.relay import CounterWentBack, Overtaken, Relay
 from broker.sql.work import LARGE, SqlWork
@@ -88,6 +91,35 @@ IDLE_S: Final = 0.5
 
 _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
 """SQLite generates ids only for a column of exactly this type."""
+
+
+INSERTED_AT_ONCE: Final = 1_000
+"""How many messages one statement inserts."""
+CHANGED_AT_ONCE: Final = 10_000
+"""How many rows one statement names by their ids."""
+
+
+class InsertInParts(Insert):
+    """Inserts rows with several executions of one statement, each with the parameters of some rows."""
+
+    inherit_cache = True
+
+    def __init__(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(table)
+        self._parts = [
+            rows[at : at + INSERTED_AT_ONCE] for at in range(0, len(rows), INSERTED_AT_ONCE)
+        ]
+
+    @override
+    def _execute_on_connection(
+        self, connection: Connection, distilled_params: Any, execution_options: Any
+    ) -> Any:
+        """Execute each part. SQLAlchemy's connections call this method of every statement."""
+        del distilled_params
+        result = None
+        for part in self._parts:
+            result = super()._execute_on_connection(connection, part, execution_options)
+        return result
 
 
 class OutboxBatch(NamedTuple):
@@ -161,7 +193,8 @@ class Outbox:
     ) -> Insert:
         """Return the statement that inserts messages into the outbox. Execute it in your own SQL transaction.
 
-        A connection or a session can execute it, plain or asynchronous.
+        A connection or a session can execute it, plain or asynchronous. Databases bound the parameters of a statement
+        (PostgreSQL: 65,535), so many messages are inserted in parts of ``INSERTED_AT_ONCE``, all in your transaction.
 
         Args:
             topic: the topic.
@@ -182,17 +215,21 @@ class Outbox:
             ],
             ttl_s,
         )
-        return insert(self.rows).values(
+        if not parts:
+            raise BadRequest("messages: are missing; give at least one.")
+        topic_name = f"{identifier.namespace}/{identifier.topic}"
+        return InsertInParts(
+            self.rows,
             [
                 {
-                    "topic": f"{identifier.namespace}/{identifier.topic}",
+                    "topic": topic_name,
                     "size": part.size,
                     "ttl_s": part.ttl_s,
                     "payload": part.payload,
                     "attributes": part.attributes,
                 }
                 for part in parts
-            ]
+            ],
         )
 
     async def relay(
@@ -205,7 +242,7 @@ class Outbox:
     ) -> None:
         """Publish the messages in the outbox, and new ones, until ``stop`` is set or the call is cancelled.
 
-        The relay logs each error and retries, after a pause that doubles.
+        The relay logs each error. It retries the topic of the error after a pause that doubles. Other topics go on.
         """
         await Relay(self, client, engine).run(stop, idle_s)
 
@@ -222,17 +259,21 @@ class Outbox:
         return await SqlWork(engine)(self.counts)
 
     async def settle(
-        self, engine: Engine | AsyncEngine, topic: TopicName, *, published: bool
-    ) -> None:
+        self, engine: Engine | AsyncEngine, topic: TopicName, *, batch: int, published: bool
+    ) -> bool:
         """Decide the outcome of a batch that is too old for the broker to know; see the module's docstring.
 
         Args:
             engine: the database.
             topic: the topic of the batch.
+            batch: the number of the batch, from the relay's error. A later batch is never touched.
             published: True if its messages were published: then the batch is deleted. If False, it is published now.
+
+        Returns:
+            Whether the batch was waiting. False: it was settled or published before.
         """
         name = "/".join(topic_id(topic, self.namespace))
-        await SqlWork(engine)(self._settle, name, published=published)
+        return await SqlWork(engine)(self._settle, name, batch, published=published)
 
     async def renew(self, engine: Engine | AsyncEngine) -> None:
         """Give every topic a new producer, after the database was restored from a backup.
@@ -290,11 +331,11 @@ class Outbox:
         ids = self._next_ids(connection, topic)
         if not ids:
             return False
-        taken = connection.execute(
-            update(rows).where(rows.c.id.in_(ids), rows.c.batch.is_(None)).values(batch=number + 1)
-        )
-        if taken.rowcount != len(ids):
-            raise Overtaken
+        for at in range(0, len(ids), CHANGED_AT_ONCE):
+            some = ids[at : at + CHANGED_AT_ONCE]
+            free = update(rows).where(rows.c.id.in_(some), rows.c.batch.is_(None))
+            if connection.execute(free.values(batch=number + 1)).rowcount != len(some):
+                raise Overtaken
         return True
 
     def is_assigned(self, connection: Connection, topic: str) -> bool:
@@ -356,13 +397,16 @@ class Outbox:
             renewed = update(topics).where(topics.c.topic == topic)
             connection.execute(renewed.values(producer=uuid.uuid4().hex, assigned_ms=FRESH_MS))
 
-    def _settle(self, connection: Connection, topic: str, *, published: bool) -> None:
+    def _settle(self, connection: Connection, topic: str, batch: int, *, published: bool) -> bool:
         rows, topics = self.rows, self.topics
+        of_batch = (rows.c.topic == topic, rows.c.batch == batch)
         if published:
-            connection.execute(delete(rows).where(rows.c.topic == topic, rows.c.batch.is_not(None)))
-        else:
-            fresh: Any = update(topics).where(topics.c.topic == topic)
-            connection.execute(fresh.values(assigned_ms=FRESH_MS))
+            return connection.execute(delete(rows).where(*of_batch)).rowcount > 0
+        if connection.execute(select(rows.c.id).where(*of_batch).limit(1)).first() is None:
+            return False
+        fresh: Any = update(topics).where(topics.c.topic == topic, topics.c.number == batch)
+        connection.execute(fresh.values(assigned_ms=FRESH_MS))
+        return True
 
 
 FRESH_MS: Final = 1 << 62

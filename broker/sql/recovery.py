@@ -8,15 +8,13 @@ import random
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
 from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import TransactionFate, ask
 from broker.client.values import Browsed, Start
 from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound
 from broker.model import POINTERS_PER_MS, Snapshot
-from broker.sql.work import SqlWork
+from broker.sql.work import DATABASE_ERRORS, SqlWork
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -77,8 +75,11 @@ class _Renewal:
             raise ParticipantFailed("Another recovery has taken the record.")
 
     async def post_commit(self) -> None:
-        """Delete the record."""
-        await self._work(self._record.forget, self._old.number, self._new)
+        """Delete the record; if that fails, the next recovery does it."""
+        try:
+            await self._work(self._record.forget, self._old.number, self._new)
+        except DATABASE_ERRORS as error:
+            log.warning("transaction %d is committed; its record stays: %r", self._new, error)
 
     def rollback_tx(self) -> bool:
         """Return True: nothing was persisted."""
@@ -108,8 +109,8 @@ class Recovery:
         for decision in await self._work(self._record.all):
             try:
                 renewed = await self._follow(decision.number)
-            except (BrokerError, SQLAlchemyError) as error:
-                log.warning("the record of transaction %d stays: %s", decision.number, error)
+            except (BrokerError, *DATABASE_ERRORS) as error:
+                log.warning("the record of transaction %d stays: %r", decision.number, error)
                 left.append((decision.number, error))
             else:
                 republished += renewed

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import random
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 
 from broker.client import back_off
 from broker.client.acknowledgements import ids_of
 from broker.clock import Clock, SystemClock
 from broker.errors import BrokerError, OutcomeUnknown
-from broker.sql.work import SqlWork
+from broker.sql.work import DATABASE_ERRORS, SqlWork
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -31,8 +32,23 @@ KNOWN_MS: Final = 7 * 24 * 3600 * 1000
 PAUSE_MIN_S: Final = 0.2
 PAUSE_MAX_S: Final = 30.0
 
-EXPECTED: Final = (BrokerError, SQLAlchemyError)
+TOPICS_AT_ONCE: Final = 16
+"""How many topics are relayed side by side. Their SQL transactions come one after the other."""
+BATCHES_A_TURN: Final = 32
+"""After so many batches another topic may take a topic's place."""
+
+EXPECTED: Final = (BrokerError, *DATABASE_ERRORS)
 """Errors that the relay logs without a traceback. Any other one is of a row that this client can't publish, or a defect."""
+
+
+class TopicDelay(NamedTuple):
+    """The back-off of a topic: its failures in a row, and the monotonic time of the next try."""
+
+    failures: int
+    until: float
+
+
+NO_DELAY: Final = TopicDelay(0, 0.0)
 
 
 class Overtaken(Exception):
@@ -61,50 +77,102 @@ class Relay:
     ) -> None:
         self._outbox = outbox
         self._client = client
-        self._work = SqlWork(engine)
+        self._work = SqlWork(engine, in_turn=True)
         self._clock = clock or SystemClock()
         self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
+        self._failures = 0
+        """How often the outbox could not be read, in a row."""
+        self._delays: dict[str, TopicDelay] = {}
+        self._served: dict[str, int] = {}
+        """The number of the last turn of each topic with rows."""
+        self._turns = 0
+        self._stopped = asyncio.Event()
 
     async def run(self, stop: asyncio.Event | None, idle_s: float) -> None:
-        """Relay until ``stop`` is set. A failing topic does not block the others."""
-        stopped = stop or asyncio.Event()
-        failures = 0
-        while not stopped.is_set():
-            pause_s = idle_s
-            try:
-                relayed = await self.all(stopped)
-            except Exception as error:
-                failures += 1
-                pause_s = back_off.pause_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
-                log.warning(
-                    "the outbox is not empty, and the relay retries in %.1f s: %s",
-                    pause_s,
-                    error,
-                    exc_info=not isinstance(error, EXPECTED),
+        """Relay until ``stop`` is set. A failing or a slow topic does not block the others."""
+        stopped = self._stopped = stop or asyncio.Event()
+        waiting_for_stop = asyncio.ensure_future(stopped.wait())
+        turns: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not stopped.is_set():
+                pause_s = await self._begin_turns(turns, idle_s)
+                await asyncio.wait(
+                    {waiting_for_stop, *turns.values()},
+                    timeout=pause_s,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-            else:
-                failures = 0
-                if relayed:
-                    continue
-            try:
-                async with asyncio.timeout(pause_s):
-                    await stopped.wait()
-            except TimeoutError:
-                continue
+                for topic in [topic for topic, turn in turns.items() if turn.done()]:
+                    turns.pop(topic).result()
+            await asyncio.gather(*turns.values())
+        finally:
+            waiting_for_stop.cancel()
+            await _end(turns.values())
 
-    async def all(self, stopped: asyncio.Event | None = None) -> int:
-        """Relay the messages that are in the outbox now, and return their number. Return early if ``stopped`` is set.
+    async def _begin_turns(self, turns: dict[str, asyncio.Task[None]], idle_s: float) -> float:
+        """Begin a turn of each topic that has rows, has no turn, and does not back off. Return how long to wait at most.
+
+        Those whose last turn is longest ago come first.
+        """
+        try:
+            rows = await self._work(self._outbox.counts)
+        except Exception as error:
+            self._failures += 1
+            pause_s = back_off.pause_s(self._failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
+            log.warning(
+                "the outbox can't be read, and the relay retries in %.1f s: %r",
+                pause_s,
+                error,
+                exc_info=not isinstance(error, EXPECTED),
+            )
+            return pause_s
+        self._failures = 0
+        self._delays = {topic: delay for topic, delay in self._delays.items() if topic in rows}
+        self._served = {topic: turn for topic, turn in self._served.items() if topic in rows}
+        now = self._clock.monotonic()
+        for topic in sorted(rows, key=lambda topic: self._served.get(topic, 0)):
+            delay = self._delays.get(topic, NO_DELAY)
+            if topic in turns or delay.until > now:
+                continue
+            if len(turns) >= TOPICS_AT_ONCE:
+                break
+            self._turns += 1
+            self._served[topic] = self._turns
+            turns[topic] = asyncio.create_task(self._turn(topic))
+        return min(
+            [idle_s, *(each.until - now for each in self._delays.values() if each.until > now)]
+        )
+
+    async def _turn(self, topic: str) -> None:
+        """Relay some batches of a topic. After a failure, let the topic back off."""
+        try:
+            for _ in range(BATCHES_A_TURN):
+                if self._stopped.is_set() or not await self._next(topic):
+                    break
+            self._delays.pop(topic, None)
+        except Exception as error:
+            failures = self._delays.get(topic, NO_DELAY).failures + 1
+            pause_s = back_off.pause_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
+            self._delays[topic] = TopicDelay(failures, self._clock.monotonic() + pause_s)
+            log.warning(
+                "messages of %s stay in the outbox, and the relay retries in %.1f s: %s",
+                topic,
+                pause_s,
+                error,
+                exc_info=not isinstance(error, EXPECTED),
+            )
+
+    async def all(self) -> int:
+        """Relay the messages that are in the outbox now, and return their number.
 
         The topics take turns, a batch each. So a topic that gets ever more messages does not hold the others up.
 
         Raises:
             Exception: the first error, after all other topics are done.
         """
-        stopped = stopped or asyncio.Event()
         relayed = 0
         first: Exception | None = None
         waiting = OrderedDict(await self._work(self._outbox.counts))
-        while waiting and not stopped.is_set():
+        while waiting:
             topic, left = waiting.popitem(last=False)
             try:
                 count = await self._next(topic)
@@ -181,5 +249,15 @@ class Relay:
         if age_ms > KNOWN_MS + ttl_s * 1000:
             raise OutcomeUnknown(
                 f"Batch {batch.number} of {batch.topic} was assigned {age_ms // 86_400_000} days ago. The broker no longer "
-                "knows whether it was published. Look for its messages at the consumers, then call outbox.settle."
+                "knows whether it was published. Look for its messages at the consumers, then call "
+                f"outbox.settle(engine, {batch.topic!r}, batch={batch.number}, published=True or False)."
             )
+
+
+async def _end(turns: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel turns that have not ended, and wait for their end."""
+    left = [turn for turn in turns if not turn.done()]
+    for turn in left:
+        turn.cancel()
+    if left:
+        await asyncio.wait(left)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Engine, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from broker.client.transaction_aware import ParticipantFailed, Topical
 from broker.model import Snapshot
-from broker.sql.work import run
+from broker.sql.work import DATABASE_ERRORS, run
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -71,8 +71,8 @@ class Participant:
         try:
             self._record.write(self._session, transaction, published)
             self._session.flush()
-        except SQLAlchemyError as error:
-            raise ParticipantFailed(f"The database did not take the record: {error}") from error
+        except DATABASE_ERRORS as error:
+            raise ParticipantFailed(f"The database did not take the record: {error!r}") from error
         try:
             self._session.commit()
         except Exception as error:
@@ -84,17 +84,21 @@ class Participant:
         self._session.rollback()  # It raises an error if the connection is lost.
         if run(self._engine, self._record.get, self._number) is not None:
             return True
-        if isinstance(error, DBAPIError) and error.connection_invalidated:
-            raise error  # The commit may still be in progress in the server.
+        is_cut_off = isinstance(error, DBAPIError) and error.connection_invalidated
+        if is_cut_off or isinstance(error, OSError):
+            raise error  # The commit may still be in progress in the server. A TimeoutError is an OSError, too.
         return False
 
     def post_commit(self) -> None:
         """Delete the record; if that fails, recovery does it."""
         try:
             run(self._engine, self._record.forget, self._number, self._number)
-        except SQLAlchemyError as error:
+        except Exception as error:  # noqa: BLE001 - The transaction is committed, so nothing may be raised.
             log.warning(
-                "the record of transaction %d stays until recovery: %s", self._number, error
+                "transaction %d is committed; its record stays until recovery: %s: %s",
+                self._number,
+                type(error).__name__,
+                error,
             )
 
     def rollback_tx(self) -> bool:
@@ -102,8 +106,8 @@ class Participant:
         self._stop_watching()
         try:
             self._session.rollback()
-        except SQLAlchemyError as error:
-            log.info("a rollback failed; the database rolls back by itself: %s", error)
+        except DATABASE_ERRORS as error:
+            log.info("a rollback failed; the database rolls back by itself: %r", error)
             self._session.invalidate()
         return not self._committed
 

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, LargeBinary
 from sqlalchemy.dialects.mysql import LONGBLOB
+from sqlalchemy.exc import SQLAlchemyError
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 LARGE: Final = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 """The type of a column of messages. In MySQL and MariaDB the type BLOB ends at 65,535 bytes."""
+
+DATABASE_ERRORS: Final = (SQLAlchemyError, OSError)
+"""The errors of a database. SQLAlchemy passes some on as they are, such as asyncpg's TimeoutError."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,22 +32,27 @@ class SqlWork:
 
     Args:
         engine: a plain Engine, whose functions run in threads; or an AsyncEngine.
+        in_turn: run them one after the other. SQLite has one writer, and a pool has few connections.
     """
 
-    def __init__(self, engine: Engine | AsyncEngine) -> None:
+    def __init__(self, engine: Engine | AsyncEngine, *, in_turn: bool = False) -> None:
         self._engine = engine
+        self._turn: AbstractAsyncContextManager[object] = (
+            asyncio.Lock() if in_turn else nullcontext()
+        )
 
     async def __call__(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a function in a SQL transaction. When this returns, the function has ended, also after a cancellation."""
         engine = self._engine
-        if isinstance(engine, Engine):
-            return await _await_thread(
-                asyncio.to_thread(lambda: run(engine, work, *args, **kwargs))
-            )
-        async with engine.begin() as connection:
-            return await connection.run_sync(lambda plain: work(plain, *args, **kwargs))
+        async with self._turn:
+            if isinstance(engine, Engine):
+                return await _await_thread(
+                    asyncio.to_thread(lambda: run(engine, work, *args, **kwargs))
+                )
+            async with engine.begin() as connection:
+                return await connection.run_sync(lambda plain: work(plain, *args, **kwargs))
 
 
 def run(

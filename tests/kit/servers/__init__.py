@@ -6,12 +6,14 @@
     JavaClient       CDAP's own client, unmodified, driven from Python
     TephraClient     Tephra's own client, and its server, unmodified, driven from Python
     ZooKeeperEnsemble    three ZooKeepers that elect a leader
+    PostgresServer   a database for the tests of SQL transactions and of the outbox
     RedisServer, KafkaServer     peers of the benchmarks; they acknowledge after a sync
 """
 
 from tests.kit.servers.ensemble import ZooKeeperEnsemble
 from tests.kit.servers.javaclient import JavaClient, JavaError, JavaTopics, RollbackHandle
 from tests.kit.servers.kafka import KafkaServer
+from tests.kit.servers.postgresql import PostgresServer
 from tests.kit.servers.redis import RedisServer
 from tests.kit.servers.tephraclient import TephraCalls, TephraClient
 from tests.kit.servers.tms import TmsServer
@@ -21,6 +23,7 @@ __all__ = [
     "JavaError",
     "JavaTopics",
     "KafkaServer",
+    "PostgresServer",
     "RedisServer",
     "RollbackHandle",
     "TephraCalls",

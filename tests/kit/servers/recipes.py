@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from broker.local.servers import cache_folder, downloads
 from broker.local.servers.cache_folder import ServerMissing
 from broker.local.servers.downloads import Recipe, Report, check_maven, fetch_maven, log_of, run
 from broker.local.servers.process import program
-from tests.kit.servers import compose, quick_spark
+from tests.kit.servers import compose, postgresql, quick_spark
 
 _COMPOSE = "github.com/docker/compose/v2"
 PYSPARK: Final = "4.2.1"
@@ -87,23 +87,32 @@ def _fetch_pyspark(name: str, report: Report) -> None:
     report(f"{name}: installed")
 
 
-def _fetch_redis(name: str, report: Report) -> None:
-    if shutil.which("redis-server"):
+def _of_debian(package: str, check: Callable[[str], None]) -> Recipe:
+    """Return the recipe of a server that Debian's package installs."""
+
+    def fetch(name: str, report: Report) -> None:
+        try:
+            check(name)
+        except ServerMissing:
+            _install(name, package, report)
         report(f"{name}: installed")
-        return
+
+    return Recipe(fetch, check)
+
+
+def _install(name: str, package: str, report: Report) -> None:
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        raise ServerMissing("redis-server is not installed: apt-get install redis-server")
-    report(f"{name}: installing Debian's redis-server")
+        raise ServerMissing(f"{name} is not installed: apt-get install {package}")
+    report(f"{name}: installing Debian's {package}")
     # Run level 1: apt installs the package's service, but does not start it.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     log = log_of(name)
-    install = [apt, "install", "--yes", "--no-install-recommends", "redis-server"]
+    install = [apt, "install", "--yes", "--no-install-recommends", package]
     if run(install, log, environment=environment) != 0 and (
         run([apt, "update"], log) != 0 or run(install, log, environment=environment) != 0
     ):
-        raise ServerMissing(f"apt-get install redis-server failed; see {log}")
-    report(f"{name}: installed")
+        raise ServerMissing(f"apt-get install {package} failed; see {log}")
 
 
 def _check_compose(name: str) -> None:
@@ -119,6 +128,10 @@ def _check_redis(name: str) -> None:
     program("redis-server", "redis-server")
 
 
+def _check_postgresql(name: str) -> None:
+    postgresql.binary("postgres")
+
+
 ALL: Final[Mapping[str, Recipe]] = {
     **downloads.RECIPES,
     "tms": MAVEN,
@@ -127,6 +140,7 @@ ALL: Final[Mapping[str, Recipe]] = {
     "spark-kafka": MAVEN,
     "spark": Recipe(quick_spark.make, quick_spark.check),
     "pyspark": Recipe(_fetch_pyspark, _check_pyspark),
-    "redis": Recipe(_fetch_redis, _check_redis),
+    "redis": _of_debian("redis-server", _check_redis),
+    "postgresql": _of_debian("postgresql", _check_postgresql),
     "compose": Recipe(_fetch_compose, _check_compose),
 }

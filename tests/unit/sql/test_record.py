@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, event, insert, select
+from sqlalchemy import Column, Integer, MetaData, Table, event, insert, select
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session, registry
 
@@ -62,10 +62,10 @@ def deadline_s():
 
 
 @pytest.fixture
-async def world(make_client, transport, tmp_path, deadline_s):
+async def world(make_client, transport, database, deadline_s):
     topics = Topics()
     service = transport.answer = OverHttp(topics)
-    engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
+    engine = database.engine()
     METADATA.create_all(engine)
     async with make_client(deadline_s=deadline_s) as client:
         yield World(client, service, topics, engine)
@@ -142,7 +142,9 @@ async def test_from_the_decision_on_nothing_is_undone_and_recovery_commits(world
     assert len(world.topics.published) == 1
 
 
-async def test_a_transaction_that_became_invalid_after_its_decision_is_published_again(world):
+async def test_a_transaction_that_became_invalid_after_its_decision_is_published_again(
+    world, database
+):
     with Session(world.engine) as session:
         with pytest.raises(OutcomeUnknown, match="publishes its messages again"):
             async with world.block(session) as tx:
@@ -154,7 +156,7 @@ async def test_a_transaction_that_became_invalid_after_its_decision_is_published
     world.time_out = lambda: None
     world.engine.dispose()
     first = world.topics.published.copy()
-    engine = create_engine(world.engine.url)
+    engine = database.engine()
     assert await RECORD.recover(world.client, engine) == (0, 1)
     again = world.topics.published[len(first) :]
     assert [(topic, found) for topic, _, found in again] == [
@@ -344,15 +346,12 @@ async def test_one_session_decides(world):
 @SHORT
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_session_for_asyncio_decides_as_well(world, fails):
+async def test_a_session_for_asyncio_decides_as_well(world, database, fails):
     pytest.importorskip("greenlet", reason="SQLAlchemy needs it for asyncio")
     pytest.importorskip("aiosqlite")
-    from sqlalchemy.ext.asyncio import (  # noqa: PLC0415 - It imports greenlet.
-        AsyncSession,
-        create_async_engine,
-    )
+    from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - It imports greenlet.
 
-    engine = create_async_engine(f"sqlite+aiosqlite:///{world.engine.url.database}")
+    engine = database.async_engine()
     async with AsyncSession(engine) as session:
         with suppress(KeyError):
             async with world.block(session) as tx:
@@ -372,3 +371,49 @@ async def test_a_session_for_asyncio_decides_as_well(world, fails):
     world.time_out()
     assert await RECORD.recover(world.client, engine) == (0, 1)
     await engine.dispose()
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError("cut"), RuntimeError("driver")])
+async def test_a_failure_after_the_commit_is_told_as_committed(world, monkeypatch, caplog, error):
+    """asyncpg raises a TimeoutError of its own, which SQLAlchemy passes on."""
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(RECORD, "forget", fails)
+    with Session(world.engine) as session:
+        async with world.block(session) as tx:
+            session.execute(insert(ORDERS), [{"number": 1}])
+            await tx.publish("ns/t", "x")
+    assert (tx.state, world.orders(), world.records()) == ("committed", [1], [tx.id])
+    assert f"transaction {tx.id} is committed" in caplog.text
+    monkeypatch.undo()
+    assert await world.recover() == (1, 0)
+
+
+async def test_a_recovery_goes_on_after_an_error_that_sqlalchemy_passes_on(world, monkeypatch):
+    with Session(world.engine) as session:
+        monkeypatch.setattr(RECORD, "forget", lambda *_: (_ for _ in ()).throw(TimeoutError()))
+        async with world.block(session):
+            session.execute(insert(ORDERS), [{"number": 1}])
+    with pytest.raises(OutcomeUnknown, match="1 records stay"):
+        await world.recover()
+    monkeypatch.undo()
+    assert await world.recover() == (1, 0)
+
+
+@SHORT
+async def test_a_commit_that_times_out_is_unknown(world, monkeypatch):
+    """The server may still be at it, so nothing is undone."""
+
+    def times_out():
+        raise TimeoutError
+
+    with Session(world.engine) as session:
+        monkeypatch.setattr(session, "commit", times_out)
+        with pytest.raises(OutcomeUnknown):
+            async with world.block(session) as tx:
+                session.execute(insert(ORDERS), [{"number": 1}])
+                await tx.publish("ns/t", "x")
+    assert tx.state == "unknown"
+    assert tx.id in world.service.rules.in_progress
