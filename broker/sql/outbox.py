@@ -64,13 +64,13 @@ from sqlalchemy import (
     select,
     update,
 )
-from typing_extensions import override
 
 from broker.client.protocol import topic_id
 from broker.client.publish_request import parts_of, several, with_life
 from broker.client.values import NewMessage, Payload, Publishable, TopicName
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS
+from broker.sql.insert_parts import InsertInParts
 from broker.sql.relay import CounterWentBack, Overtaken, Relay
 from broker.sql.work import LARGE, SqlWork
 from broker.wire import attributes
@@ -93,33 +93,8 @@ _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
 """SQLite generates ids only for a column of exactly this type."""
 
 
-INSERTED_AT_ONCE: Final = 1_000
-"""How many messages one statement inserts."""
 CHANGED_AT_ONCE: Final = 10_000
 """How many rows one statement names by their ids."""
-
-
-class InsertInParts(Insert):
-    """Inserts rows with several executions of one statement, each with the parameters of some rows."""
-
-    inherit_cache = True
-
-    def __init__(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(table)
-        self._parts = [
-            rows[at : at + INSERTED_AT_ONCE] for at in range(0, len(rows), INSERTED_AT_ONCE)
-        ]
-
-    @override
-    def _execute_on_connection(
-        self, connection: Connection, distilled_params: Any, execution_options: Any
-    ) -> Any:
-        """Execute each part. SQLAlchemy's connections call this method of every statement."""
-        del distilled_params
-        result = None
-        for part in self._parts:
-            result = super()._execute_on_connection(connection, part, execution_options)
-        return result
 
 
 class OutboxBatch(NamedTuple):
