@@ -65,13 +65,13 @@ _BUDGETS_HEAD = """
 # Budgets
 
 A node counts the memory and the work of a request before it accepts the request. It counts for the connection, for
-the caller (an address, with all its connections), and for the node.
+the caller (an address, with all its connections; of IPv6 a network of 64 bits), and for the node.
 
 * If a request would exceed the bound of its connection, the node refuses it: 413 `body_too_large`, or 503 `overloaded`.
-* If a request would exceed the bound of its caller or of the node, the largest holder gives way. That is the
-  connection that holds the most, of the caller that holds the most. If it is the requesting connection, the node
-  refuses the request with 503. If not, the node closes the largest holder (with a 503 while its request is still
-  being read), and accepts the request.
+* If a request would exceed the bound of the node, the caller that holds the most gives way: the node closes its largest
+  connections (with a 503 while their requests are still being read), and accepts the request.
+* If a request would exceed the bound of its caller, or its caller holds the most itself, the largest connection of that
+  caller gives way. If it is the requesting connection, the node refuses the request with 503.
 
 `broker_budget_held{budget}` shows the amount in use. `broker_budget_refused_total{budget}` counts refusals.
 
@@ -80,9 +80,9 @@ the caller (an address, with all its connections), and for the node.
 """
 
 _BUDGETS_FOOT = """
-* A body or a head counts from 1 KiB on. Smaller ones are part of the cost of a connection, and
-  `server.connections_max` limits the connections.
-* The bounds of `waiting` for a caller and a node are `limits.waiting_polls_max`.
+* A body or a head counts from 1 KiB on. Smaller ones are part of the cost of a connection.
+* The bound of `connections` is `server.connections_max`. The bound of `waiting` for a node is
+  `limits.waiting_polls_max`, and three quarters of it for a caller.
 * `log_lines` counts lines per second; the node drops further lines.
 * Publishes that wait for the disk have their own bounds: `limits.queued_bytes_max` and `limits.queued_requests_max`.
 """

@@ -1,17 +1,17 @@
 """Budgets: a node counts the memory and the work of requests before it spends them.
 
-Each kind of resource has three bounds: for a connection, for a caller (an address, with all its connections),
-and for the node. A request takes from all three at once, and gives back to all three::
+Each kind of resource has three bounds: for a connection, for a caller (an address, with all its connections; of IPv6 a
+network of 64 bits, since its owner has any number of addresses), and for the node. A request takes from all three at once, and gives back to all three::
 
     connection ──┐
     connection ──┴─▶ caller ──┐
     connection ────▶ caller ──┴─▶ node
 
-If a connection goes over its own bound, its request is refused, because it is too large. When the bound of a caller or
-of the node is reached, the largest holder must make room. The largest holder is the connection that holds the most, of
-the caller that holds the most. If it is the asking connection, its request is refused. If not, the largest holder's
-connection is cut, and the asking connection goes on. So a client that holds little is never refused because another
-client holds much.
+If a connection goes over its own bound, its request is refused, because it is too large. When the bound of the node is
+reached, the caller that holds the most must make room: its largest connections are cut, and the asking connection goes
+on. When the bound of a caller is reached, or the asking caller holds the most itself, its own largest connection must make
+room; if that is the asking connection, its request is refused. So a client that holds little is never refused because
+another client holds much, in one connection or in many.
 
 Log lines are counted per second: no request gives them back, and each new second starts at 0.
 """
@@ -19,7 +19,10 @@ Log lines are counted per second: no request gives them back, and each new secon
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping
+from heapq import nlargest
+from itertools import islice
 from typing import Final, NamedTuple
 
 from broker.errors import BodyTooLarge, BrokerError, Overloaded
@@ -36,6 +39,7 @@ class BudgetKind(enum.StrEnum):
     REPLY_BYTES = "reply_bytes"
     ROWS = "rows"
     WAITING = "waiting"
+    CONNECTIONS = "connections"
     LOG_LINES = "log_lines"
 
 
@@ -70,11 +74,16 @@ DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
     BudgetKind.ROWS: Bounds(
         20_000_000, 40_000_000, 80_000_000, "Rows that current requests have looked at."
     ),
-    BudgetKind.WAITING: Bounds(1, 10_000, 10_000, "Requests that wait: long polls, event streams."),
+    BudgetKind.WAITING: Bounds(1, 7_500, 10_000, "Requests that wait: long polls, event streams."),
+    BudgetKind.CONNECTIONS: Bounds(1, 16_384, 16_384, "Open connections."),
     BudgetKind.LOG_LINES: Bounds(5, 20, 100, "Log lines per second that requests cause."),
 }
 
 BY_THE_SECOND: Final = frozenset({BudgetKind.LOG_LINES})
+CUTS_AT_ONCE: Final = 256
+"""The most connections that are cut for one request: more would hold the event loop for too long."""
+NETWORK_BITS: Final = 64
+"""The length of the prefix that one owner of IPv6 addresses has."""
 
 
 class Cut(ConnectionError):
@@ -94,9 +103,10 @@ class Budgets:
 
     def account(self, address: str, cut: Callable[[BudgetKind], None]) -> Account:
         """Return the account of a new connection. ``cut`` must end that connection at once."""
-        caller = self.callers.get(address)
+        name = caller_at(address)
+        caller = self.callers.get(name)
         if caller is None:
-            caller = self.callers[address] = Caller(address)
+            caller = self.callers[name] = Caller(name)
         account = Account(self, caller, cut)
         caller.accounts[account] = None
         return account
@@ -153,10 +163,12 @@ class Account:
         if held + amount > bounds.connection:
             budgets.refused[kind] += 1
             raise _too_much(kind, bounds.connection)
-        while caller.held.get(kind, 0) + amount > bounds.caller:
-            self._make_room(kind, amount, caller)
-        while budgets.held[kind] + amount > bounds.node:
-            self._make_room(kind, amount, None)
+        if caller.held.get(kind, 0) + amount > bounds.caller:
+            own = self._own_victims(kind, amount)
+            self._make_room(kind, own, lambda: caller.held.get(kind, 0) + amount <= bounds.caller)
+        if budgets.held[kind] + amount > bounds.node:
+            victims = self._victims(kind, amount)
+            self._make_room(kind, victims, lambda: budgets.held[kind] + amount <= bounds.node)
         self.held[kind] = held + amount
         caller.held[kind] = caller.held.get(kind, 0) + amount
         budgets.held[kind] += amount
@@ -191,17 +203,40 @@ class Account:
         if not self._caller.accounts:
             self._budgets.callers.pop(self._caller.address, None)
 
-    def _make_room(self, kind: BudgetKind, amount: int, within: Caller | None) -> None:
-        """Cut the largest holder of one caller, or of all callers. Raises Overloaded if this connection is the largest."""
-        budgets, mine = self._budgets, self.held.get(kind, 0) + amount
-        budgets.refused[kind] += 1
-        if within is None:
-            callers = budgets.callers.values()
-            within = max(callers, key=lambda each: each.held.get(kind, 0) + (each is self._caller))
-        largest = max(within.accounts, key=lambda each: each.held.get(kind, 0))
-        if kind in BY_THE_SECOND or largest is self or largest.held.get(kind, 0) <= mine:
-            raise Overloaded(f"This node has too much to do ({kind}). Try again.")
-        largest.cut(kind)
+    def _make_room(
+        self, kind: BudgetKind, victims: Iterator[Account], fits: Callable[[], bool]
+    ) -> None:
+        """Cut connections until the asked amount fits. Raises Overloaded if it does not, Cut if this one was cut, too."""
+        self._budgets.refused[kind] += 1
+        if kind not in BY_THE_SECOND:
+            for each in islice(victims, CUTS_AT_ONCE):
+                each.cut(kind)
+                if fits():
+                    return
+        raise Overloaded(f"This node has too much to do ({kind}). Try again.")
+
+    def _victims(self, kind: BudgetKind, amount: int) -> Iterator[Account]:
+        """Yield the connections that make room at the node: first those of callers that hold more than this one."""
+        mine = self._caller.held.get(kind, 0) + amount
+        while True:
+            callers = self._budgets.callers.values()
+            largest = max(callers, key=lambda each: each.held.get(kind, 0))
+            if largest is self._caller or largest.held.get(kind, 0) <= mine:
+                break
+            for each in nlargest(CUTS_AT_ONCE, largest.accounts, lambda one: one.held.get(kind, 0)):
+                if largest.held.get(kind, 0) > mine:
+                    yield each
+        yield from self._own_victims(kind, amount)
+
+    def _own_victims(self, kind: BudgetKind, amount: int) -> Iterator[Account]:
+        """Yield the connections of this caller that hold more than this one asks for, largest first."""
+        mine = self.held.get(kind, 0) + amount
+        for each in nlargest(
+            CUTS_AT_ONCE, self._caller.accounts, lambda one: one.held.get(kind, 0)
+        ):
+            if each is self or each.held.get(kind, 0) <= mine:
+                return
+            yield each
 
     def cut(self, kind: BudgetKind) -> None:
         """End the connection to make room. Its holdings no longer count."""
@@ -254,3 +289,17 @@ def _too_much(kind: BudgetKind, bound: int) -> BrokerError:
     return Overloaded(
         f"A connection may have at most {bound:,} {kind}. Use several connections, or ask for less at once."
     )
+
+
+def caller_at(address: str) -> str:
+    """Return the name of the caller at an address: the address, or the network of an address of IPv6."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    network = int(parsed) >> (128 - NETWORK_BITS) << (128 - NETWORK_BITS)
+    return f"{ipaddress.IPv6Address(network)}/{NETWORK_BITS}"

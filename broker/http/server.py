@@ -139,7 +139,9 @@ class Server:
 
     def admit(self, connection: Connection) -> BrokerError | None:
         """Count a new connection. Return an error instead if there are too many."""
-        if len(self.open) >= self._config.server.connections_max:
+        try:
+            connection.account.take(BudgetKind.CONNECTIONS)
+        except BrokerError:
             return Overloaded("This node has reached its limit of open connections.")
         self.open[connection] = None
         if self.draining:
@@ -257,11 +259,15 @@ class Server:
 def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
     """Return the bounds of the configuration."""
     limits, bodies = config.limits, DEFAULTS[BudgetKind.BODY_BYTES]
+    waiting = limits.waiting_polls_max
     # A gzipped body is in memory as sent while it is being inflated, and twice while it is being joined.
     body = max(bodies.connection, limits.body_bytes_max, limits.body_inflated_bytes_max * 3 // 2)
     return {
         BudgetKind.WAITING: DEFAULTS[BudgetKind.WAITING]._replace(
-            caller=limits.waiting_polls_max, node=limits.waiting_polls_max
+            caller=waiting - waiting // 4, node=waiting
+        ),
+        BudgetKind.CONNECTIONS: DEFAULTS[BudgetKind.CONNECTIONS]._replace(
+            caller=config.server.connections_max, node=config.server.connections_max
         ),
         BudgetKind.BODY_BYTES: bodies._replace(
             connection=body, caller=max(bodies.caller, body), node=max(bodies.node, body)

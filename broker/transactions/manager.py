@@ -96,7 +96,7 @@ def start(
         raise BadRequest(
             f"client: a client's name may have at most {settings.client_characters_max} characters."
         )
-    _check_room(state, settings)
+    _check_room(state, settings, long=long)
     pointer = next_pointer(state, now_ms)
     expires_ms = now_ms + max(int(timeout_s * 1000), 1)
     return Decision(
@@ -104,11 +104,14 @@ def start(
     )
 
 
-def _check_room(state: ServiceState, settings: TransactionSettings) -> None:
-    if len(state.pointers) >= settings.in_progress_max:
+def _check_room(state: ServiceState, settings: TransactionSettings, *, long: bool) -> None:
+    """Raise Overloaded if there is no room. A quarter is kept for short transactions, which soon make room again."""
+    reserve = settings.in_progress_max // 4 if long else 0
+    if len(state.pointers) >= settings.in_progress_max - reserve:
+        kind = "long" if long else "short"
         raise Overloaded(
-            f"{len(state.pointers)} transactions and checkpoints are in progress. This service takes no more "
-            "(transactions.transactions_in_progress_max). Try again.",
+            f"{len(state.pointers)} transactions and checkpoints are in progress. This service takes no more {kind} "
+            "ones (transactions.transactions_in_progress_max). Try again.",
             retry_after_s=1,
         )
 
@@ -208,7 +211,7 @@ def checkpoint(
         Overloaded: too many transactions and checkpoints are in progress.
     """
     found = _in_progress(state, transaction)
-    _check_room(state, settings)
+    _check_room(state, settings, long=found.long)
     pointer = next_pointer(state, now_ms)
     snapshot = Snapshot(
         transaction_id=transaction,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import BodyTooLarge, Overloaded
-from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Cut, Hold
+from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Cut, Hold, caller_at
 
 BODY = BudgetKind.BODY_BYTES
 
@@ -64,6 +64,67 @@ def test_on_a_full_node_the_caller_that_holds_most_is_cut(budgets: Budgets) -> N
     assert [each.cut_by for each in others] == [[], [], []]
     assert sorted(len(each.cut_by) for each in attackers) == [0, 1]
     assert budgets.held[BODY] == 40 + 45
+
+
+def test_a_caller_of_many_small_holders_gives_way_to_a_larger_request(budgets: Budgets) -> None:
+    stalled = [Client(budgets, f"attacker {number % 2}") for number in range(50)]
+    for each in stalled:
+        each.account.take(BODY, 2)
+    third = Client(budgets, "third")
+    third.account.take(BODY, 25)
+    assert third.cut_by == []
+    assert sum(len(each.cut_by) for each in stalled) == 13
+    assert budgets.held[BODY] == 2 * 37 + 25
+
+
+def test_the_largest_caller_is_refused_although_others_hold_in_one_connection() -> None:
+    budgets = Budgets({BODY: Bounds(60, 80, 100)})
+    one = Client(budgets, "one")
+    one.account.take(BODY, 40)
+    many = [Client(budgets, "many") for _ in range(12)]
+    for each in many:
+        each.account.take(BODY, 5)
+    with pytest.raises(Overloaded):
+        many[0].account.take(BODY, 5)
+    assert one.cut_by == []
+
+
+def test_places_to_wait_are_freed_for_another_caller() -> None:
+    waiting = BudgetKind.WAITING
+    budgets = Budgets({waiting: Bounds(1, 4, 4)})
+    large = [Client(budgets, "large") for _ in range(4)]
+    for each in large:
+        each.account.take(waiting)
+    others = [Client(budgets, f"other {number}") for number in range(3)]
+    for each in others:
+        each.account.take(waiting)
+    assert [each.cut_by for each in large] == [[waiting], [waiting], [waiting], []]
+    with pytest.raises(Overloaded):
+        Client(budgets, "large").account.take(waiting)
+
+
+@pytest.mark.parametrize(
+    ("address", "caller"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("a socket", "a socket"),
+    ],
+)
+def test_a_caller_of_ipv6_is_a_network(address: str, caller: str) -> None:
+    assert caller_at(address) == caller
+
+
+def test_addresses_of_one_network_share_a_bound(budgets: Budgets) -> None:
+    for number in range(4):
+        Client(budgets, f"2001:db8::{number}").account.take(BODY, 20)
+    with pytest.raises(Overloaded):
+        Client(budgets, "2001:db8::9").account.take(BODY, 20)
 
 
 def test_a_closed_connection_holds_nothing(budgets: Budgets) -> None:

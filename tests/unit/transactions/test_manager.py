@@ -291,6 +291,15 @@ def test_bounds(tx: Manager) -> None:
         Manager().start(long=True, timeout_s=90_001)
 
 
+def test_long_transactions_leave_places_for_short_ones(tx: Manager) -> None:
+    longs = [tx.start(long=True) for _ in range(4)]
+    with pytest.raises(Overloaded, match="no more long ones"):
+        tx.start(long=True)
+    with pytest.raises(Overloaded, match="no more long ones"):
+        tx.checkpoint(longs[0].transaction_id)
+    assert not tx.start().long
+
+
 def test_an_edit_with_a_wrong_number_or_that_does_not_fit_is_refused(tx: Manager) -> None:
     with pytest.raises(StorageCorrupt, match="an edit is missing"):
         tx.state.apply(5, Truncated(()))
