@@ -229,9 +229,15 @@ class Http:
 class RawHttp:
     """A connection on which a test writes any bytes, and reads replies one by one."""
 
-    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
-        """Make a connection to a port of loopback; a small ``receive_buffer`` makes a slow reader."""
+    def __init__(
+        self, port: int, *, receive_buffer: int | None = None, address: str = "127.0.0.1"
+    ) -> None:
+        """Make a connection to a port of loopback; a small ``receive_buffer`` makes a slow reader.
+
+        ``address`` is the address of the client, any of loopback.
+        """
         self._port = port
+        self._address = address
         self._receive_buffer = receive_buffer
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -240,6 +246,7 @@ class RawHttp:
         """Connect."""
         sock = socket.socket()
         sock.setblocking(False)
+        sock.bind((self._address, 0))
         if self._receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))

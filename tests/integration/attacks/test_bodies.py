@@ -4,6 +4,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from broker.model import PublishRequest
+from broker.wire import avro
 from tests.integration.attacks import sent
 from tests.kit.attacked import AVRO, GZIP, PUBLISHES_MIN, Attacked, push, request
 from tests.kit.neighbour import CUT
@@ -63,3 +65,26 @@ async def test_a_body_of_empty_gzip_members(broker: Attacked, topic: str) -> Non
         }
 
     await broker.withstands(attack, peak_bytes_max=256 * sent.MIB)
+
+
+@pytest.mark.parametrize(
+    ("connections", "each_bytes"),
+    [(24, 17 * sent.MIB), pytest.param(420, sent.MIB, marks=pytest.mark.nightly)],
+)
+async def test_stalled_bodies_of_two_callers_give_way_to_a_third(
+    broker: Attacked, topic: str, connections: int, each_bytes: int
+) -> None:
+    stalled = request("POST", topic_path(topic, "publish"), sent.zeros(each_bytes), AVRO, GZIP)[:-9]
+
+    async def attack() -> None:
+        async with AsyncExitStack() as stack:
+            for number in range(connections):
+                raw = RawHttp(broker.port, address=f"127.0.0.{2 + number % 2}")
+                await push(await stack.enter_async_context(raw), stalled)
+            body = avro.encode_publish_request(PublishRequest(None, [b"x" * 4 * sent.MIB]))
+            for _ in range(3):
+                status = await broker.status("POST", topic_path(topic, "publish"), body, AVRO)
+                assert status == 200, "the third caller holds the least"
+            await broker.neighbour.more(PUBLISHES_MIN)
+
+    await broker.withstands(attack, peak_bytes_max=768 * sent.MIB)
