@@ -237,7 +237,7 @@ class Routed:
         request.deadline = deadline
         # A write without an epoch may be a late copy. Epoch 0 is never current, so this node refuses the write and names
         # the current epoch. A sender that still waits for the answer then sends the write again with that epoch.
-        asks_epoch = told.repeat.protocol >= 1 and told.repeat.epoch is None
+        asks_epoch = told.repeat.epoch is None
         request.repeat = told.repeat._replace(epoch=0) if asks_epoch else told.repeat
         place = self.routing.place(request.topic)
         if not place.here:

@@ -187,12 +187,12 @@ class RoutedPage:
     """The messages that an event stream's poll found."""
 
     def __init__(self, answer: Reply | ChunkedReply) -> None:
-        """Keep an answer to a poll: in Avro with attributes, or without them from an older node."""
+        """Keep an answer to a poll, in Avro with attributes."""
         self._answer = answer
 
     async def messages(self) -> AsyncIterator[list[Message]]:
         """Yield the messages. An answer that is cut off ends after its last whole message."""
-        decoder = messages.decoder(self._answer.content_type)
+        decoder = messages.PagesDecoder()
         if isinstance(self._answer, Reply):
             yield decoder.feed(self._answer.body)
             return

@@ -25,7 +25,6 @@ from broker.errors import BadRequest
 from broker.model import MessageId, message_id_from_hex
 
 _LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
-_ID_DIGITS: Final = 40
 
 
 class CursorLog(NamedTuple):
@@ -37,9 +36,9 @@ class CursorLog(NamedTuple):
 
 
 class FileCursor(NamedTuple):
-    """A log and its last handled message; ``log`` is None in a file of an earlier version."""
+    """A log and its last handled message."""
 
-    log: CursorLog | None
+    log: CursorLog
     after: MessageId
 
 
@@ -52,8 +51,6 @@ def load(file: Path) -> FileCursor | None:
     except UnicodeDecodeError:
         text = ""
     try:
-        if len(text.strip()) == _ID_DIGITS:
-            return FileCursor(None, message_id_from_hex(text.strip()))
         return _parsed(json.loads(text))
     except (ValueError, KeyError, TypeError, BadRequest) as error:
         raise click.ClickException(
@@ -82,8 +79,6 @@ def save(file: Path, log: CursorLog, after: MessageId) -> None:
 def check(file: Path, cursor: FileCursor, log: CursorLog) -> None:
     """Refuse a cursor of another log. Raises click.ClickException with advice."""
     of = cursor.log
-    if of is None:
-        return
     if of.topic != log.topic:
         raise click.ClickException(
             f"{file} belongs to {of.topic} at {', '.join(of.brokers)}, not to {log.topic}. "

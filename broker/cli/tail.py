@@ -17,7 +17,6 @@ from broker.cli import cursorfile
 from broker.cli import span as spans
 from broker.cli.line_layout import LineLayout, chosen, layout_options, write_message
 from broker.cli.options import DoneInPart, PlaceGiven, connect, to_broker, topic_argument
-from broker.cli.output import write_line
 from broker.cli.span import Span, SpanStart, limit_option, span_options
 from broker.client import SyncClient, TailOptions
 from broker.clock import SystemClock
@@ -83,8 +82,6 @@ def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) 
     found = cursorfile.load(file)
     if found is not None:
         cursorfile.check(file, found, log)
-        if found.log is None and not as_json:
-            write_line(f"{file} names no topic; it is used for {name}", err=True)
     return _Bookmark(file, log, found)
 
 

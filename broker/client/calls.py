@@ -73,7 +73,7 @@ class Calls:
 
 async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:
     """Yield the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
-    decoder = messages.decoder(reply.headers.get("content-type", ""))
+    decoder = messages.PagesDecoder()
     async for chunk in reply.chunks:
         found = decoder.feed(chunk)
         if found:

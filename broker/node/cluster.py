@@ -31,7 +31,7 @@ from broker.coordination.ports import Contact, Membership, NodeInfo
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.routing.forwarder import Forwarder
-from broker.routing.nodeheaders import Sender
+from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peer_requests import Receiving
 from broker.routing.peers import HttpPeers
 from broker.routing.routing import Routing
@@ -61,11 +61,7 @@ class Stores(NamedTuple):
 
 
 class Servers(Protocol):
-    """The servers that a node of a cluster connects to, and the protocol that the node speaks."""
-
-    @property
-    def protocol(self) -> int:
-        """The version of the protocol between nodes."""
+    """The servers that a node of a cluster connects to."""
 
     async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open the stores. ``on_call_end`` gets the outcome of each call. Raises Unavailable."""
@@ -118,7 +114,7 @@ class InCluster:
         clock = self._clock
         self._stores = stores = await self._servers.stores(self._call_ended)
         self._coordinator = coordinator = await self._servers.coordinator()
-        me = NodeInfo(0, self.owner, url, __version__, self._servers.protocol)
+        me = NodeInfo(0, self.owner, url, __version__, PROTOCOL)
         membership = await claim_instance(
             coordinator, stores.records, me, clock, configured=self._config.cluster.instance_id
         )

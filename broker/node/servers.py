@@ -13,7 +13,6 @@ from broker.config.sections import Config
 from broker.coordination import zookeeper
 from broker.coordination.coordinator import TreeCoordinator
 from broker.node.cluster import Stores
-from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.store import open_hbase
 from broker.storage.log import Logs
@@ -22,8 +21,6 @@ from broker.storage.records import Records
 
 class ConfiguredServers:
     """HBase and ZooKeeper at the configured addresses."""
-
-    protocol = PROTOCOL
 
     def __init__(self, config: Config, clock: Clock) -> None:
         """Keep the configuration. Connect to no server yet."""

@@ -1,4 +1,4 @@
-"""Make one attempt: send a request to one node, in that node's protocol, and return its answer."""
+"""Make one attempt: send a request to one node, and return its answer."""
 
 from __future__ import annotations
 

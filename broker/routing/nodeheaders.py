@@ -12,9 +12,8 @@
                                       2 on the leader looks up the key in storage
     Broker-Lane: 31;4;4               lane, number, lowest number not resolved yet (see ``lanes``)
 
-Protocol 0 is that of the release before lanes: it has no ``Broker-Lane`` and no ``Broker-Epoch``. A node of protocol N
-serves N and N-1, and uses a protocol that the other node knows. The leader serves a write without an epoch, but looks
-up its key in storage from the first attempt on.
+A release that changes these headers takes the next number of the protocol, and serves the number before it, too. So a
+node may send this protocol to a node with a greater number, and serves no other.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ class Repeat(NamedTuple):
     key: str | None = None
     attempt: int = 1
     epoch: int | None = None
-    protocol: int = PROTOCOL
 
     @property
     def is_fresh(self) -> bool:
@@ -85,22 +83,21 @@ class NodeHeaders(NamedTuple):
     ticket: LaneTicket | None = None
 
     def format(self, secret: str) -> dict[str, str]:
-        """Return the headers in the receiver's protocol (``repeat.protocol``)."""
+        """Return the headers."""
         repeat, ticket = self.repeat, self.ticket
         headers = {
             FROM: f"{self.sender.instance}/{self.sender.incarnation}",
             SECRET: secret,
-            VERSION: str(repeat.protocol),
+            VERSION: str(PROTOCOL),
             DEADLINE: str(self.deadline_ms),
             ATTEMPT: str(repeat.attempt),
         }
         if repeat.key is not None:
             headers[KEY] = repeat.key
-        if repeat.protocol >= 1:
-            if repeat.epoch is not None:
-                headers[EPOCH] = str(repeat.epoch)
-            if ticket is not None:
-                headers[LANE] = f"{ticket.lane};{ticket.number};{ticket.lowest}"
+        if repeat.epoch is not None:
+            headers[EPOCH] = str(repeat.epoch)
+        if ticket is not None:
+            headers[LANE] = f"{ticket.lane};{ticket.number};{ticket.lowest}"
         return headers
 
 
@@ -125,10 +122,8 @@ def parse(headers: Mapping[str, str], secret: str) -> NodeHeaders:
     if not hmac.compare_digest(given, secret.encode()):
         raise Forbidden("Only nodes of this cluster may send the headers of nodes.")
     protocol = _number(headers, VERSION)
-    if protocol not in (PROTOCOL, PROTOCOL - 1):
-        raise NoLeader(
-            f"This node serves the node protocols {PROTOCOL} and {PROTOCOL - 1}, not {protocol}."
-        )
+    if protocol != PROTOCOL:
+        raise NoLeader(f"This node serves the node protocol {PROTOCOL}, not {protocol}.")
     sender = _FROM.fullmatch(headers.get(FROM, ""))
     deadline_ms = _number(headers, DEADLINE)
     if sender is None or deadline_ms is None:
@@ -137,24 +132,18 @@ def parse(headers: Mapping[str, str], secret: str) -> NodeHeaders:
     if key is not None and not _KEY.fullmatch(key):
         raise BadRequest(f"{KEY} must be hexadecimal.")
     attempt = _number(headers, ATTEMPT) or 1
-    epoch = _number(headers, EPOCH) if protocol >= 1 else None
     return NodeHeaders(
         Sender(int(sender[1]), sender[2]),
         deadline_ms,
-        Repeat(key, attempt, epoch, protocol),
-        _ticket(headers) if protocol >= 1 else None,
+        Repeat(key, attempt, _number(headers, EPOCH)),
+        _ticket(headers),
     )
 
 
-def spoken_with(protocol: int) -> int:
-    """Return the protocol to use with a node of ``protocol``.
-
-    Raises:
-        NoLeader: both nodes know no common protocol.
-    """
-    if protocol < PROTOCOL - 1:
+def check_serves(protocol: int) -> None:
+    """Return if a node of ``protocol`` serves this protocol, else raise NoLeader."""
+    if protocol < PROTOCOL:
         raise NoLeader(f"The leader uses protocol {protocol}, which this node does not know.")
-    return min(protocol, PROTOCOL)
 
 
 def _number(headers: Mapping[str, str], name: str) -> int | None:

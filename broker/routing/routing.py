@@ -52,7 +52,7 @@ from broker.routing.decisions import (
 from broker.routing.forwarder import Elsewhere, Forwarder
 from broker.routing.lanes import SentLane
 from broker.routing.leader_watch import LeaderChanged, unless_moved
-from broker.routing.nodeheaders import PROTOCOL, Repeat, spoken_with
+from broker.routing.nodeheaders import Repeat, check_serves
 from broker.routing.routed_calls import Call, Relayed
 
 PAUSE_S: Final = 0.015
@@ -139,13 +139,13 @@ class _Journey(Generic[Result]):
     def _in_doubt(self) -> bool:
         return self._doubts > 0
 
-    def _repeat(self, protocol: int = PROTOCOL) -> Repeat:
+    def _repeat(self) -> Repeat:
         """Return the properties that make the next attempt repeatable.
 
         An attempt that was certainly not done does not count: no copy of it is in flight, and its key is still unused.
         If it counted, the leader would look up in storage the key of each request that was sent in the wrong epoch.
         """
-        return Repeat(self._key, self._doubts + 1, protocol=protocol)
+        return Repeat(self._key, self._doubts + 1)
 
     async def answer(self) -> Result | Relayed:
         """Try until there is an answer, or the deadline has passed."""
@@ -197,7 +197,7 @@ class _Journey(Generic[Result]):
 
     async def _attempt(self) -> Result | Relayed:
         """Ask the leader that is known now. Raises _LookAgain."""
-        url, protocol = self._leader()
+        url = self._leader()
         if url is None:
             return await self._ask_this_node()
         if self._call.kind.is_for_any_node:
@@ -205,7 +205,7 @@ class _Journey(Generic[Result]):
                 return await self._ask_this_node()
             self._elsewhere_read += 1
         try:
-            relayed = await self._send(url, protocol)
+            relayed = await self._send(url)
         except (NotSent, NoAnswer) as error:
             self._reason = str(error)
             if isinstance(error, NoAnswer) and not isinstance(error, LeaderChanged):
@@ -219,28 +219,29 @@ class _Journey(Generic[Result]):
             raise _LookAgain
         return relayed
 
-    def _leader(self) -> tuple[str | None, int]:
-        """Return the URL of the node to ask, None for this one, and its protocol.
+    def _leader(self) -> str | None:
+        """Return the URL of the node to ask; None for this one.
 
         Raises:
             _LookAgain: no live node with a known protocol may lead the topic.
         """
         hint, self._hint = self._hint, None
         if hint is not None and hint.url is not None and hint.url != self._routing.me.url:
-            return hint.url, PROTOCOL
+            return hint.url
         place = self._routing.place(self._call.topic)
         if place.here:
-            return None, PROTOCOL
+            return None
         if place.node is None:
             if self._call.kind.is_for_any_node:
-                return None, PROTOCOL
+                return None
             self._reason = "no live node may lead it"
             raise _LookAgain
         try:
-            return place.node.url, spoken_with(place.node.protocol)
+            check_serves(place.node.protocol)
         except NoLeader as error:
             self._reason = error.message
             raise _LookAgain from error
+        return place.node.url
 
     async def _ask_this_node(self) -> Result:
         """Let this node's own handler answer."""
@@ -279,7 +280,7 @@ class _Journey(Generic[Result]):
         elif step is Next.UNKNOWN:
             raise outcome_unknown(self._reason, own_key=self._call.own_key)
 
-    async def _send(self, url: str, protocol: int) -> Relayed:
+    async def _send(self, url: str) -> Relayed:
         """Send the request to a node. If only the epoch was wrong, send it again at once."""
         call = self._call
         self._asked_here = False
@@ -290,17 +291,15 @@ class _Journey(Generic[Result]):
             self._place = lane, lane.begin()
         if self._sent_at is None:
             self._sent_at = self._clock.monotonic()
-        relayed = await self._send_once(url, protocol)
+        relayed = await self._send_once(url)
         if self._is_only_epoch(url, relayed):
-            relayed = await self._send_once(url, protocol)
+            relayed = await self._send_once(url)
             self._is_only_epoch(url, relayed)
         return relayed
 
-    async def _send_once(self, url: str, protocol: int) -> Relayed:
+    async def _send_once(self, url: str) -> Relayed:
         self._is_sent = False
-        sending = self._forwarder.send(
-            url, self._call, self._repeat(protocol), self._place, self._begins
-        )
+        sending = self._forwarder.send(url, self._call, self._repeat(), self._place, self._begins)
         if not self._call.kind.is_repeatable:
             return await sending
         try:

@@ -11,8 +11,7 @@
     CRC-32 of all before, little-endian         so that the CRC-32 of any whole value is one number
 
 The epoch counts the claims of a topic. Ten claims a second would fill its 4 bytes in 13 years.
-An entry has at most 16 KiB of items and attributes, or one message. With attributes it has format 2, so that
-releases without attributes refuse it. Messages with a write pointer, a lifetime or a reference have entries
+An entry has at most 16 KiB of items and attributes, or one message. Its format is 1, or 2 with attributes. Messages with a write pointer, a lifetime or a reference have entries
 of their own, so a reader decides once for all messages of an entry.
 An entry does not change. When its lifetime ends, a **stub** replaces it: its header without messages. In a
 page that takes no more appends, one larger entry replaces several small ones (page_packer.py).
@@ -42,10 +41,7 @@ from broker.wire.varint import SHORT_LONGS, encode_long, read_long
 FORMAT: Final = 1
 """The format of entries without attributes."""
 FORMAT_ATTRIBUTED: Final = 2
-"""The format of entries with attributes.
-
-A change of the encoding takes a new number. Tests keep entries of each older format.
-"""
+"""The format of entries with attributes. A change of the encoding takes new numbers."""
 ENTRY_BYTES_MAX: Final = 16 * 1024
 """The most bytes of items and attributes in an entry of more than one message."""
 VIEWED_BYTES_MIN: Final = 64 * 1024

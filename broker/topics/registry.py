@@ -69,10 +69,7 @@ def check_generation(topic: Topic, asked: int | None) -> None:
 
 
 def _encode(record: TopicRecord) -> bytes:
-    fields = record._asdict()
-    if not record.purged_ms:
-        del fields["purged_ms"]  # The previous release does not know this field.
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(record._asdict(), sort_keys=True, separators=(",", ":")).encode()
 
 
 def _decode(key: bytes, value: bytes) -> TopicRecord:

@@ -273,11 +273,6 @@ class PagesDecoder:
         return at
 
 
-def decoder(content_type: str) -> PagesDecoder | PollDecoder:
-    """Return a decoder for a content type: pages, or the original's form, which older nodes send."""
-    return PagesDecoder() if content_type == CONTENT_TYPE else PollDecoder()
-
-
 class _Short(Exception):
     """The received bytes end within the part that begins at ``at``."""
 

@@ -29,11 +29,7 @@ from broker.storage.table import Space
 from broker.turns import CallSubject
 
 FORMAT: Final = b"4"
-"""The format of the data.
-
-Format 1 had a row for each message, in a family d. Since format 2 there are pages. Format 3 changed the encoding of
-entries. Since format 4 an entry's epoch takes four bytes, not eight.
-"""
+"""The format of the data. A broker reads no other."""
 DEFAULT_NAMESPACE: Final = "default"
 DURABILITIES: Final = {
     Durability.FSYNC: requests.FSYNC_WAL,
@@ -191,10 +187,11 @@ _NAME, _VERSIONS, _LIFE = 1, 10, 13
 
 
 def _other_format(descriptor: Any) -> Iterator[str]:
-    found = descriptor.get(_ATTRIBUTES, {}).get(_FORMAT_KEY, b"1")
+    found = descriptor.get(_ATTRIBUTES, {}).get(_FORMAT_KEY)
     if found != FORMAT:
+        named = "an unknown format" if found is None else f"format {found.decode(errors='replace')}"
         yield (
-            f"holds data of format {found.decode(errors='replace')}; this release reads only "
+            f"holds data of {named}; this release reads only "
             f"format {FORMAT.decode()}. Run the release that wrote them, or choose another "
             "hbase_table_prefix and create new tables with: broker storage init"
         )

@@ -220,15 +220,9 @@ def other_format(directory: Path) -> str | None:
 
 
 def _wrong_format(directory: Path, found: int) -> str:
-    if found > FORMAT:
-        return (
-            f"the store in {directory} has format {found}, written by a newer release; this one "
-            f"reads format {FORMAT}. Nothing was changed. Start the newer release"
-        )
     return (
-        f"the store in {directory} has format {found}, from before the first release; this one reads "
-        f"format {FORMAT} and can't convert it. Nothing was changed. Move the directory away or "
-        "remove it, and the next start makes a new, empty store"
+        f"the store in {directory} has format {found}; this release reads format {FORMAT} alone. Nothing was "
+        "changed. Start the release that wrote it, or name another directory: broker serve --data-dir DIR"
     )
 
 

@@ -26,7 +26,6 @@ from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.node.cluster import InCluster, Stores
 from broker.node.node import Node
-from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.call_health import CallOutcome
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable
@@ -63,11 +62,8 @@ class SharedParts:
 class SimServers:
     """The servers to which one process connects. It has one session at a time."""
 
-    def __init__(
-        self, shared: SharedParts, storage: Table, way: StorageWay, clock: Clock, protocol: int
-    ) -> None:
+    def __init__(self, shared: SharedParts, storage: Table, way: StorageWay, clock: Clock) -> None:
         """Reach ``storage`` by ``way``."""
-        self.protocol = protocol
         self.session: TreeCoordinator | None = None
         self._shared = shared
         self._storage = storage
@@ -107,7 +103,6 @@ class Machine:
         wall: its wall clock.
         way: its way to storage.
         storage: the storage at the end of this way, for its next process. A test may put a table before it.
-        protocol: the protocol version of its next process.
     """
 
     def __init__(self, number: int, shared: SharedParts, config: Config, wall: MachineWall) -> None:
@@ -120,7 +115,6 @@ class Machine:
         self.wall = wall
         self.way = StorageWay()
         self.storage: Table = shared.table
-        self.protocol = PROTOCOL
         self.process: SimulatedProcess | None = None
         self.node: Node | None = None
         self.servers: SimServers | None = None
@@ -205,9 +199,7 @@ class Machine:
 
     async def _serve(self, process: SimulatedProcess) -> None:
         clock = ProcessClock(self.wall)
-        self.servers = servers = SimServers(
-            self._shared, self.storage, self.way, clock, self.protocol
-        )
+        self.servers = servers = SimServers(self._shared, self.storage, self.way, clock)
         self._term = term = asyncio.Event()
 
         def ground(config: Config, clock: Clock, metrics: Metrics) -> SimGround:

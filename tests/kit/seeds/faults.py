@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator
 from broker.coordination import placement
 from broker.errors import BrokerError
 from broker.model import TopicId
-from broker.routing.nodeheaders import PROTOCOL
 from tests.kit.seeds import faults_below, faults_network
 from tests.kit.seeds.kinds import (
     KINDS,
@@ -69,16 +68,13 @@ async def pause(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 @fault(weight=0.5, lasts_s=8)
 async def rolling(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """All nodes are restarted one after the other, and use another protocol version from then on."""
-    before = cluster.machines[0].protocol
-    after = PROTOCOL - 1 if before == PROTOCOL else PROTOCOL
+    """All nodes are restarted one after the other."""
     for machine in list(cluster.machines):
-        machine.protocol = after
         if machine.is_up:
             machine.terminate()
             await asyncio.sleep(0.1)
             await machine.served(SERVED_S / 4)
-    yield {"from": before, "to": after}
+    yield {}
 
 
 @fault(weight=1, lasts_s=8)

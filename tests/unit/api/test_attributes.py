@@ -28,7 +28,7 @@ async def poll(broker: Broker, accept: str | None = "avro/message") -> list[Mess
     reply = await broker.call("POST", POLL, avro.encode_poll(Poll()), headers)
     assert reply.status == 200, reply
     assert reply.headers["Content-Type"] == (accept or "avro/binary")
-    decoder = messages.decoder(reply.headers["Content-Type"])
+    decoder = messages.PagesDecoder() if accept else PollDecoder()
     found = decoder.feed(reply.body)
     decoder.finish()
     return found

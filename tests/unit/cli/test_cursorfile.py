@@ -24,13 +24,6 @@ def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_file_of_an_earlier_version_has_only_the_id(tmp_path):
-    file = tmp_path / "states.cursor"
-    file.write_text(ID.hex() + "\n")
-    assert cursor.load(file) == FileCursor(None, ID)
-    cursor.check(file, FileCursor(None, ID), HERE)
-
-
 @pytest.mark.parametrize(
     "log",
     [

@@ -10,7 +10,7 @@ from collections import Counter, deque
 
 from broker.model import Message, row_id
 from broker.wire import avro
-from tests.kit.poll_replies import block
+from tests.kit.poll_replies import page_of
 from tests.kit.request_bodies import read_poll
 
 _TOPIC = re.compile(r"/v1/namespaces/(\w+)/topics/(\w+)/?(\w*)")
@@ -191,4 +191,4 @@ class Node:
             )
         if not page():
             return b"\x00"
-        return block(page()) + b"\x00"
+        return page_of(page()) + b"\x00"

@@ -8,13 +8,13 @@ from broker.client.retrier import Retrier
 from broker.client.room import Room
 from broker.errors import BodyTooLarge, TopicNotFound, Unavailable
 from broker.model import Message, Poll, TopicId, row_id
-from tests.kit.poll_replies import block
+from tests.kit.poll_replies import page_of
 
 TOPIC = TopicId("ns1", "t1")
 BUSY = Reply(503, {"broker-error": "overloaded"}, b"busy")
 GONE = Reply(404, {"broker-error": "topic_not_found"}, b"gone")
 MESSAGES = [Message(row_id(1000 + i, 0) + bytes(10), b"%d" % i) for i in range(3)]
-PAGES = [block([m]) for m in MESSAGES]
+PAGES = [page_of([m]) for m in MESSAGES]
 
 
 @pytest.fixture

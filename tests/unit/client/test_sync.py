@@ -27,7 +27,7 @@ from broker.client import (
 )
 from broker.model import Message
 from broker.wire import avro
-from tests.kit.poll_replies import block
+from tests.kit.poll_replies import page_of
 from tests.kit.request_bodies import read_poll
 from tests.unit.client import test_bulk
 
@@ -61,7 +61,7 @@ class Broker(BaseHTTPRequestHandler):
         if "/poll" in self.path:
             poll = read_poll(avro, body)
             page = [m for m in MESSAGES if poll.start is None or m.id > poll.start][: poll.limit]
-            answer = block(page) + b"\x00"
+            answer = page_of(page) + b"\x00"
         self.send_response(200)
         if "/publish" in self.path:
             self.send_header("Content-Type", avro.CONTENT_TYPE)

@@ -24,7 +24,7 @@ def message(number):
 
 
 def block(*numbers):
-    return poll_replies.block([message(number) for number in numbers])
+    return poll_replies.page_of([message(number) for number in numbers])
 
 
 def starts(transport):
@@ -57,10 +57,9 @@ async def test_a_tail_goes_on_after_the_last_message(make_client, transport):
 async def test_an_answer_that_is_cut_off_is_resumed_and_never_taken_for_the_end(
     make_client, transport
 ):
-    whole = block(0, 1, 2)
     answers = iter(
         [
-            [whole[:-10]],
+            [block(0, 1) + block(2)[:-10]],
             [block(2), Unavailable("lost")],
             Unavailable("down"),
             [block(3), b"\x00"],

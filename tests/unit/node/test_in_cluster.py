@@ -34,7 +34,6 @@ URL = "http://node:8080"
 class MemoryServers:
     """Storage and coordination in memory."""
 
-    protocol = PROTOCOL
     records_type = Records
 
     def __init__(self, loop: VirtualLoop) -> None:

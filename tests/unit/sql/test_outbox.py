@@ -432,7 +432,7 @@ def test_bad_messages_are_refused_where_they_are_written(world):
 
 
 async def test_a_row_that_the_client_refuses_holds_up_only_its_topic(world, caplog):
-    """An older release stored such a lifetime. The first topic in trouble is raised, and the other one is logged."""
+    """Another program stored such a lifetime. The first topic in trouble is raised, and the other one is logged."""
     rows, stop = world.outbox.rows, asyncio.Event()
     for topic in ("a", "b", "t"):
         world.write(topic, "x", ttl_s=60)

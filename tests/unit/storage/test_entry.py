@@ -36,8 +36,8 @@ from broker.storage.entry import (
 from broker.storage.page_entries import entries_in, joined
 from broker.wire import attributes
 
-ATTRIBUTED = Path(__file__).parents[2] / "data" / "storage" / "entries-format-2.txt"
-FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "entries-format-1.txt"
+ATTRIBUTED = Path(__file__).parents[2] / "data" / "storage" / "entries-with-attributes.txt"
+FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "entries.txt"
 
 ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 IDS = st.lists(ROWS, min_size=1, max_size=40, unique=True).map(sorted)
@@ -343,14 +343,14 @@ def attributed_samples():
     return [plain, tied, stored]
 
 
-def test_bytes_of_format_2_stay_readable_and_unchanged():
+def test_the_bytes_of_entries_with_attributes_stay_the_same():
     lines = [bytes.fromhex(line) for line in ATTRIBUTED.read_text().split()]
     assert [line[0] for line in lines] == [2] * len(lines)
     assert [encode(entry) for entry in attributed_samples()] == lines
     assert [parts(decode(line)) for line in lines] == [parts(e) for e in attributed_samples()]
 
 
-def test_bytes_of_format_1_stay_readable_and_unchanged():
+def test_the_bytes_of_entries_stay_the_same():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(entry) for entry in samples()] == lines[: len(samples())]
     assert [parts(decode(line)) for line in lines[:-1]] == [parts(entry) for entry in samples()]

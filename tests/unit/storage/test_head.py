@@ -20,7 +20,7 @@ from broker.storage.head import (
     taken,
 )
 
-FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "heads-format-1.txt"
+FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "heads.txt"
 TOKENS = st.binary(min_size=12, max_size=12)
 ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 COUNTS = st.integers(0, (1 << 64) - 1)
@@ -141,7 +141,7 @@ def samples():
     return [first_page(bytes(10), 1, "n1", bytes(12)), rich, rich._replace(state=PageState.GONE)]
 
 
-def test_bytes_of_format_1_stay_readable_and_unchanged():
+def test_the_bytes_of_heads_stay_the_same():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(head) for head in samples()] == lines
     assert [decode(line) for line in lines] == samples()

@@ -9,7 +9,7 @@ from broker.model import row_id
 from broker.storage.entry import checked
 from broker.storage.root import Root, RootState, decode, encode, linked, state_of
 
-FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "roots-format-1.txt"
+FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "roots.txt"
 ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 ROOTS = st.builds(
     Root,
@@ -82,7 +82,7 @@ def samples():
     return [Root(1, RootState.LIVE), rich]
 
 
-def test_bytes_of_format_1_stay_readable_and_unchanged():
+def test_the_bytes_of_roots_stay_the_same():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(root) for root in samples()] == lines
     assert [decode(line) for line in lines] == samples()

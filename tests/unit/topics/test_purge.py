@@ -11,7 +11,6 @@ from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
 from broker.topics.ranges import RangeQuery
 from broker.topics.record_changes import purge_through
-from broker.topics.registry import TopicRegistry, record_key
 from broker.topics.settings import TopicSettings
 from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing
 from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
@@ -165,18 +164,6 @@ async def test_purged_messages_of_a_topic_without_leader_are_swept(bench: Bench)
     await bench.topics.close()
     bench.restart()
     assert (await bench.sweeper.sweep()).rows == 12
-
-
-async def test_the_record_of_a_topic_without_a_purge_is_that_of_the_previous_release(
-    bench: Bench,
-) -> None:
-    await bench.create()
-    found = await bench.records.get(record_key(TOPIC))
-    assert found is not None
-    assert b"purged" not in found.value
-    old = b'{"deleted":false,"generation":1,"properties":{"ttl":"5"},"token":"t"}'
-    await bench.records.put_if(record_key(TOPIC), found.version, old)
-    assert (await TopicRegistry(bench.records).get(TOPIC)).purged_ms == 0
 
 
 # In a cluster.

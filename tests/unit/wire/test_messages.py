@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, OutcomeUnknown, TooManyMessages, Unavailable
 from broker.model import NO_HEADERS, Message, PublishRequest
 from broker.wire import attributes, messages, schemas
-from broker.wire.blocks import END, PollDecoder
+from broker.wire.blocks import END
 from broker.wire.messages import PagesDecoder
 from broker.wire.varint import encode_bytes, encode_long, read_long
 from tests.kit.poll_replies import block
@@ -221,8 +221,3 @@ def test_claims_of_a_reply_take_no_memory():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
-
-
-def test_the_reply_of_an_older_node_is_read_as_the_originals():
-    assert isinstance(messages.decoder("avro/binary"), PollDecoder)
-    assert isinstance(messages.decoder("avro/message"), PagesDecoder)

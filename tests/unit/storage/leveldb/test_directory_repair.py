@@ -108,8 +108,8 @@ async def test_a_store_of_another_format_is_reported_with_advice(directory: Path
     identity = json.loads((directory / "IDENTITY").read_text())
     (directory / "IDENTITY").write_text(json.dumps({**identity, "format": 1}))
     [problem] = (await verify_directory(directory)).problems
-    assert "the next start makes a new, empty store" in problem
-    with pytest.raises(StorageCorrupt, match="Move the directory away"):
+    assert "Start the release that wrote it" in problem
+    with pytest.raises(StorageCorrupt, match="Start the release that wrote it"):
         await repair(directory, directory / "copy")
 
 

@@ -148,17 +148,13 @@ def test_a_missing_database_is_not_created_again(store: Path) -> None:
         files.prepare(store)
 
 
-@pytest.mark.parametrize(
-    ("version", "advice"),
-    [
-        (files.FORMAT + 1, "written by a newer release.*Start the newer release"),
-        (1, "from before the first release.*Move the directory away or remove it"),
-    ],
-)
-def test_another_format_is_refused_with_advice(store: Path, version: int, advice: str) -> None:
+@pytest.mark.parametrize("version", [1, files.FORMAT - 1, files.FORMAT + 1])
+def test_another_format_is_refused_with_advice(store: Path, version: int) -> None:
     identity = {"format": version, "store_id": "x", "complete": True}
     (store / "IDENTITY").write_text(json.dumps(identity))
-    with pytest.raises(StorageCorrupt, match=f"format {version}, {advice}"):
+    with pytest.raises(
+        StorageCorrupt, match=f"format {version}; .*Start the release that wrote it"
+    ):
         files.prepare(store)
     assert (store / "CLEAN").exists()
 

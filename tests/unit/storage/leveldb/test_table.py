@@ -175,9 +175,9 @@ async def test_the_note_of_a_clean_close_is_removed_before_leveldb_opens(
     assert has_note == [False]
 
 
-async def test_a_store_of_the_old_format_is_refused_and_not_changed(tmp_path: Path) -> None:
+async def test_a_store_of_another_format_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "IDENTITY").write_text('{"format": 1, "store_id": "x", "complete": true}')
-    with pytest.raises(StorageCorrupt, match="Move the directory away or remove it"):
+    with pytest.raises(StorageCorrupt, match="Start the release that wrote it"):
         await open_table(tmp_path)
     assert not (tmp_path / "db").exists()
     assert files.FORMAT == 4
