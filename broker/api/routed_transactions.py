@@ -200,7 +200,12 @@ class RoutedTransactions:
             return answer
         if answer.reply.status != 200:
             raise error_of(answer.reply)
-        return read(answer.reply.body)
+        try:
+            return read(answer.reply.body)
+        except Exception as error:
+            raise OutcomeUnknown(
+                f"{answer.reply.url} answered, but not as a node does: {error}"
+            ) from error
 
 
 def error_of(reply: HttpAnswer) -> BrokerError:

@@ -168,8 +168,8 @@ class Client(Reader):
     async def topic(self, topic: TopicName) -> TopicInfo:
         """Return a topic's properties and generation. Raises TopicNotFound."""
         identifier = self._topic(topic)
-        return protocol.topic_info(
-            identifier, await self._calls.read(protocol.show_topic(identifier))
+        return await self._calls.ask(
+            protocol.show_topic(identifier), partial(protocol.topic_info, identifier)
         )
 
     async def set_topic(self, topic: TopicName, properties: Mapping[str, str]) -> None:
@@ -202,12 +202,12 @@ class Client(Reader):
             BadRequest: the moment lies in the future, or is not a moment.
         """
         request = protocol.purge(self._topic(topic), before)
-        return protocol.purged_ms(await self._calls.write(request))
+        return await self._calls.ask(request, protocol.purged_ms)
 
     async def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of the topics of a namespace, in the broker's order."""
         request = protocol.list_topics(namespace or self.settings.namespace)
-        return protocol.names(await self._calls.read(request))
+        return await self._calls.ask(request, protocol.names)
 
     async def namespaces(self) -> list[str]:
         """Return the names of the namespaces that have topics, sorted.
@@ -215,7 +215,7 @@ class Client(Reader):
         Raises:
             NotFound: the server is another kind of broker, which has no such list.
         """
-        return protocol.names(await self._calls.read(protocol.list_namespaces()))
+        return await self._calls.ask(protocol.list_namespaces(), protocol.names)
 
     async def leader(self, topic: TopicName) -> Leader:
         """Return the leader of a topic; a standalone broker leads all topics.
@@ -223,8 +223,7 @@ class Client(Reader):
         Raises:
             TopicNotFound: there is no such topic.
         """
-        found = await self.ask(admin.leader(self._topic(topic)))
-        return Leader(found["url"], found["node"], found["epoch"])
+        return await self._calls.ask(admin.leader(self._topic(topic)), protocol.named_leader)
 
     # --- Publishing -------------------------------------------------------------------------------
 
@@ -387,7 +386,7 @@ class Client(Reader):
         """
         wanted, once = PublishRequest(pointer, []), self._key(idempotency_key)
         request = protocol.publish(self._topic(topic), wanted, key=once, generation=generation)
-        return protocol.published(await self._calls.write(request))
+        return await self._calls.ask(request, protocol.published)
 
     def stage(self, topic: TopicName) -> Stage:
         """Return a stage of a topic. One writer stores messages in it; no consumer sees them yet.
@@ -425,7 +424,7 @@ class Client(Reader):
         request = protocol.publish_stages(
             self._topic(topic), stages, pointer=pointer, ttl_s=ttl_s, producer=producer
         )
-        return protocol.published(await self._calls.write(request))
+        return await self._calls.ask(request, protocol.published)
 
     async def rollback(self, topic: TopicName, published: Published) -> None:
         """Undo a transactional publish: from now on, consumers in transactions skip its messages.
@@ -525,8 +524,7 @@ class Client(Reader):
 
     async def ask(self, request: ClientRequest) -> dict[str, Any]:
         """Send a request of ``broker.client.admin`` and return the JSON object of its answer."""
-        reply = await (self._calls.read(request) if request.reading else self._calls.write(request))
-        return protocol.json_object(reply)
+        return await self._calls.ask(request, protocol.json_object)
 
     # --- Inside -----------------------------------------------------------------------------------
 

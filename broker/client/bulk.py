@@ -18,10 +18,13 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from broker.client import protocol
+from broker.client import outcomes, protocol
+from broker.client.calls import decoded
 from broker.client.dataframes import check_pyarrow, with_attributes
+from broker.client.protocol import ClientRequest
 from broker.client.tail import ANSWER_S, Backoff, TailSource
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
@@ -68,7 +71,7 @@ async def record_batches(
         try:
             async with (
                 source.stream(request, backoff.attempt_s(ANSWER_S)) as reply,
-                aclosing(_batches(arrow, reply)) as batches,
+                aclosing(_batches(arrow, request, reply)) as batches,
             ):
                 if span.generation is None:
                     span = span._replace(generation=protocol.generation(reply.headers))
@@ -82,18 +85,28 @@ async def record_batches(
             return
 
 
-async def _batches(arrow: Any, reply: StreamedReply) -> AsyncGenerator[RecordBatch]:
-    """Yield the batches of one reply. Raises Unavailable if it was cut off."""
+async def _batches(
+    arrow: Any, request: ClientRequest, reply: StreamedReply
+) -> AsyncGenerator[RecordBatch]:
+    """Yield the batches of one reply. Raises Unavailable if it was cut off, or is not by a broker."""
+    if reply.headers.get("content-type", protocol.ARROW) != protocol.ARROW:
+        raise outcomes.foreign(request, reply.status, reply.url)
     splitter, schema = MessageSplitter(), None
     async for chunk in reply.chunks:
-        for message in splitter.feed(chunk):
+        for message in decoded(request, reply, partial(splitter.feed, chunk)):
+            buffer = arrow.py_buffer(message)
             if schema is None:
-                schema = arrow.ipc.read_schema(arrow.py_buffer(message))
+                schema = decoded(request, reply, partial(arrow.ipc.read_schema, buffer))
                 continue
-            batch = arrow.ipc.read_record_batch(arrow.py_buffer(message), schema)
+            batch = decoded(request, reply, partial(_batch, arrow, buffer, schema))
             if batch.num_rows:
-                yield with_attributes(batch)
+                yield batch
     splitter.finish()
+
+
+def _batch(arrow: Any, buffer: Any, schema: Any) -> RecordBatch:
+    batch = arrow.ipc.read_record_batch(buffer, schema)
+    return with_attributes(batch) if batch.num_rows else batch
 
 
 class MessageSplitter:

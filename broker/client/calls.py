@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeVar
 
 from broker.client import outcomes
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.retrier import Retrier
 from broker.client.room import Room
 from broker.client.transport import StreamedReply, Transport
-from broker.errors import BodyTooLarge
+from broker.errors import BodyTooLarge, UnavailableError
 from broker.http.outbound import REPLY_BYTES_MAX
 from broker.model import Message, PublishRequest
 from broker.wire import messages
+
+T = TypeVar("T")
+
+ERROR_BYTES_MAX: Final = 1 << 20
+"""How much of an unsuccessful answer is read."""
 
 
 class Calls:
@@ -41,12 +48,21 @@ class Calls:
 
         return await self._retrier.run(request, attempt, ends=ends)
 
-    async def read(self, request: ClientRequest) -> Reply:
-        """Send a read, with retries where they are safe, and return its whole answer."""
+    async def ask(self, request: ClientRequest, read: Callable[[Reply], T]) -> T:
+        """Send a read or a write, with retries where they are safe, and return what ``read`` finds in its answer.
 
-        async def attempt(left_s: float) -> Reply:
-            async with self.stream(request, left_s) as reply:
-                return Reply(reply.status, reply.headers, await _whole(reply.chunks))
+        An answer in which ``read`` raises an error is not by a broker; see ``outcomes``.
+        """
+
+        async def attempt(left_s: float) -> T:
+            if request.reading:
+                async with self.stream(request, left_s) as reply:
+                    whole = Reply(
+                        reply.status, reply.headers, await _whole(reply.chunks), reply.url
+                    )
+            else:
+                whole = outcomes.checked(request, await self._transport.send(request, left_s))
+            return outcomes.understood(request, whole, read)
 
         return await self._retrier.run(request, attempt)
 
@@ -55,7 +71,7 @@ class Calls:
 
         async def attempt(left_s: float) -> list[Message]:
             async with self.stream(request, wait_s + left_s) as reply:
-                return [message async for page in pages(reply) for message in page]
+                return [message async for page in pages(request, reply) for message in page]
 
         return await self._retrier.run(request, attempt, waits_s=wait_s)
 
@@ -66,28 +82,44 @@ class Calls:
         """Send a read once, and yield its answer as a stream."""
         async with self._transport.stream(request, timeout_s) as reply:
             if not outcomes.is_success(reply.status):
-                body = await _whole(reply.chunks)
-                raise outcomes.error_of(request, Reply(reply.status, reply.headers, body))
+                body = await _whole(reply.chunks, ERROR_BYTES_MAX)
+                raise outcomes.error_of(
+                    request, Reply(reply.status, reply.headers, body, reply.url)
+                )
             yield reply
 
 
-async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:
-    """Yield the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
+async def pages(request: ClientRequest, reply: StreamedReply) -> AsyncGenerator[list[Message]]:
+    """Yield the messages of a poll as they arrive. Raises Unavailable if it was cut off, or is not by a broker."""
+    if reply.headers.get("content-type", messages.CONTENT_TYPE) != messages.CONTENT_TYPE:
+        raise outcomes.foreign(request, reply.status, reply.url)
     decoder = messages.PagesDecoder()
     async for chunk in reply.chunks:
-        found = decoder.feed(chunk)
+        found = decoded(request, reply, partial(decoder.feed, chunk))
         if found:
             yield found
-    decoder.finish()
+    decoded(request, reply, decoder.finish)
 
 
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    """Return an answer's body. Raises BodyTooLarge."""
+def decoded(request: ClientRequest, reply: StreamedReply, decode: Callable[[], T]) -> T:
+    """Return the result of a step of a decoder. Raises Unavailable."""
+    try:
+        return decode()
+    except UnavailableError:
+        raise  # It was cut off.
+    except Exception as error:
+        raise outcomes.foreign(request, reply.status, reply.url) from error
+
+
+async def _whole(chunks: AsyncIterator[bytes], bytes_max: int | None = None) -> bytes:
+    """Return an answer's body, of which only ``bytes_max`` bytes are wanted. Raises BodyTooLarge."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk
+        if bytes_max is not None and len(body) > bytes_max:
+            break
         if len(body) > REPLY_BYTES_MAX:
             raise BodyTooLarge(
                 f"The answer has more than {REPLY_BYTES_MAX:,} bytes. Ask for less at once."
             )
-    return bytes(body)
+    return bytes(body[:bytes_max])

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
-from broker.client.protocol import JSON, ClientRequest
+from broker.client.protocol import JSON, ClientRequest, Reply
 from broker.client.values import IdPlace, TopicName
 from broker.model import MessageId, TopicId, check_cursor
 
@@ -62,17 +62,15 @@ class CursorCalls:
         found: list[Cursor] = []
         behind: str | None = ""
         while behind is not None:
-            answer = protocol.json_object(
-                await self._calls.read(_list(self._topic_of(topic), behind))
-            )
-            found += [_cursor(one) for one in answer["cursors"]]
-            behind = answer["next"]
+            request = _list(self._topic_of(topic), behind)
+            page, behind = await self._calls.ask(request, _page)
+            found += page
         return found
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
         """Return a cursor with its lag. Raises NotFound."""
         request = _request("GET", self._topic_of(topic), name)
-        return _cursor(protocol.json_object(await self._calls.read(request)))
+        return await self._calls.ask(request, _told)
 
     async def put(
         self,
@@ -103,12 +101,12 @@ class CursorCalls:
         place = None if after is None else protocol.id_text(after, "after")
         body = json.dumps({"after": place, "expected": expected, "data": data}).encode()
         request = _request("PUT", self._topic_of(topic), name, body)
-        return _cursor(protocol.json_object(await self._calls.write(request)))
+        return await self._calls.ask(request, _told)
 
     async def delete(self, topic: TopicName, name: str) -> bool:
         """Delete a cursor at any version. Return whether it existed at the last attempt."""
         request = _request("DELETE", self._topic_of(topic), name)
-        return bool(protocol.json_object(await self._calls.write(request))["deleted"])
+        return await self._calls.ask(request, _deleted)
 
 
 def _request(method: str, topic: TopicId, name: str, body: bytes = b"") -> ClientRequest:
@@ -123,6 +121,19 @@ def _list(topic: TopicId, behind: str) -> ClientRequest:
     query = f"?{urlencode({'after': behind})}" if behind else ""
     path = f"{protocol.topic_path(topic)}/cursors{query}"
     return protocol.read("GET", path, {"Accept": JSON}, topic=topic)
+
+
+def _page(reply: Reply) -> tuple[list[Cursor], str | None]:
+    answer = protocol.json_object(reply)
+    return [_cursor(one) for one in answer["cursors"]], answer["next"]
+
+
+def _told(reply: Reply) -> Cursor:
+    return _cursor(protocol.json_object(reply))
+
+
+def _deleted(reply: Reply) -> bool:
+    return bool(protocol.json_object(reply)["deleted"])
 
 
 def _cursor(answer: Mapping[str, Any]) -> Cursor:

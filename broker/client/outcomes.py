@@ -4,17 +4,29 @@ This broker names the outcome in headers (``Broker-Error``, ``Broker-Outcome``, 
 The original broker has only a status and a text; two functions here read these. If neither explains an
 answer, the outcome is *unknown*: the client says that a request failed only if that is certain.
 
+Any other server may answer, too: a proxy, a portal that asks for a login, a service that took over the port. Such an
+answer means that the broker is away, whatever its status and its body are::
+
+    status                     a read             a write
+    200, with a body that      Unavailable:       OutcomeUnknown: repeated only if that is safe
+      no broker sends          repeated
+    1xx to 3xx, 425, 429,      Unavailable:       OutcomeUnknown
+      500 to 599               repeated           503, 408: as the broker's, from an address without a broker so far
+    other 4xx                  RequestError, as the original's: the request was refused
+
+The pause before a retry is never shorter than the answer's ``Retry-After``. The error names the address and the status.
+
 The client retries a request only if that is safe and useful: the broker refused it for now, or its outcome
 is unknown and the request is repeatable.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, TypeVar
 
 from broker.client.protocol import AVRO, JSON, ClientRequest, Reply
 from broker.errors import (
@@ -50,7 +62,10 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
+from broker.http.answer import json_of
 from broker.wire.transaction import THRIFT
+
+T = TypeVar("T")
 
 _BY_CODE: Final[dict[str, type[BrokerError]]] = {
     error.code: error
@@ -97,8 +112,14 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
     507: StorageFull,
 }
 
-NO_BROKER: Final = "A server answered with status 404, but without a broker's error message: another kind of server may listen there."
-NO_BROKERS_SUCCESS: Final = "A server answered with status 200, but with a body that no broker sends: another kind of server may listen there. It is unknown whether a broker carried out the request."
+_FOREIGN: Final = (
+    "another kind of server may listen there, or a proxy answered in the broker's place"
+)
+_FOR_NOW: Final = frozenset({408, 425, 429})
+"""Statuses from 400 to 499 that say nothing about the request itself."""
+MESSAGE_CHARACTERS_MAX: Final = 2_000
+RETRY_AFTER_S_MAX: Final = 300.0
+"""The longest ``Retry-After`` that the client follows."""
 
 UNREACHED: Final = "The broker could not be reached: "
 """The error message begins with this text if no broker received the request."""
@@ -121,7 +142,7 @@ _CONCERNS_EACH_ALIKE: Final = (
 
 def is_success(status: int) -> bool:
     """Return whether a status says that the broker did the request."""
-    return 200 <= status < 300
+    return status == 200
 
 
 def checked(request: ClientRequest, reply: Reply) -> Reply:
@@ -133,12 +154,32 @@ def checked(request: ClientRequest, reply: Reply) -> Reply:
     if not is_success(reply.status):
         raise error_of(request, reply)
     if reply.body and not request.reading and not _is_expected(request, reply):
-        raise OutcomeUnknown(NO_BROKERS_SUCCESS)
+        raise foreign(request, reply.status, reply.url)
     return reply
+
+
+def understood(request: ClientRequest, reply: Reply, read: Callable[[Reply], T]) -> T:
+    """Return what ``read`` finds in a success. If it raises any error, no broker has sent the answer."""
+    try:
+        return read(reply)
+    except Exception as error:
+        raise foreign(request, reply.status, reply.url) from error
+
+
+def foreign(request: ClientRequest, status: int, url: str) -> BrokerError:
+    """Return the error for an answer that no broker sends."""
+    told = (
+        f"{url or 'A server'} answered with status {status}, but not as a broker does: {_FOREIGN}."
+    )
+    if request.reading:
+        return Unavailable(told)
+    return OutcomeUnknown(f"{told} It is unknown whether a broker carried out the request.")
 
 
 def _is_expected(request: ClientRequest, reply: Reply) -> bool:
     """Return whether a body has the type that a request accepts, by default the original's."""
+    if reply.headers.get("content-encoding", "identity") != "identity":
+        return False
     kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
     expected = request.headers.get("Accept", AVRO)
     return kind == expected or (expected == THRIFT and kind == JSON)
@@ -146,14 +187,14 @@ def _is_expected(request: ClientRequest, reply: Reply) -> bool:
 
 def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
     """Return the error that an unsuccessful reply stands for."""
-    message = _message(reply) or f"The broker answered with status {reply.status}."
+    message = _message(reply)
     kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
     if kind is NotFound and reply.status == 405:
         kind = MethodNotAllowed
-    if kind is None and reply.status == 404 and _is_foreign(reply):
-        kind, message = NotFound, NO_BROKER
+    if kind is None and reply.status == 404 and not message:
+        kind = NotFound
     kind = kind or _kind_by_text(message) or _kind_by_status(request, reply.status)
-    error = kind(message)
+    error = kind(_told(reply, message))
     if isinstance(error, CursorMoved):
         error.cursor = _json(reply).get("cursor")
     outcome = reply.headers.get("broker-outcome")
@@ -161,37 +202,58 @@ def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
         error.outcome, error.retriable = "unknown", False
     elif outcome == "refused":
         error.outcome = "refused"
-    error.retry_after_s = _seconds(reply.headers.get("retry-after"))
+    error.retry_after_s = _seconds(reply.headers)
     return error
 
 
-def _is_foreign(reply: Reply) -> bool:
-    """Return whether an answer looks like a web server's. Both kinds of broker name the missing thing in plain text."""
-    return not reply.body.strip() or reply.headers.get("content-type", "").startswith("text/html")
+def _told(reply: Reply, message: str) -> str:
+    """Return the text of an error. A broker's own text is enough; of any other server, name it and its status."""
+    if message and ("broker-error" in reply.headers or 400 <= reply.status < 500):
+        return message
+    name = reply.url or ("The broker" if "broker-error" in reply.headers else "A server")
+    if message:
+        return f"{name} answered with status {reply.status}: {message}"
+    if "broker-error" in reply.headers:
+        return f"{name} answered with status {reply.status}."
+    return f"{name} answered with status {reply.status}, but without a broker's error message: {_FOREIGN}."
 
 
 def _message(reply: Reply) -> str:
-    text = reply.body.decode(errors="replace").strip()
-    if reply.headers.get("content-type", "").startswith("application/json"):
-        try:
-            return str(json.loads(text)["message"])
-        except (ValueError, KeyError, TypeError):
-            return text
-    return text
+    """Return the text in an unsuccessful answer; empty if it has none, or a page for people."""
+    kind = reply.headers.get("content-type", "").lower()
+    if kind.startswith("application/json"):
+        told = _json(reply).get("message")
+        if isinstance(told, str):
+            return told[:MESSAGE_CHARACTERS_MAX]
+    text = reply.body[: 4 * MESSAGE_CHARACTERS_MAX].decode(errors="replace").strip()
+    if kind.startswith("text/html") or text.startswith("<") or not text.isprintable():
+        lines = text.splitlines()
+        is_text = "broker-error" in reply.headers and all(line.isprintable() for line in lines)
+        return " ".join(lines)[:MESSAGE_CHARACTERS_MAX] if is_text else ""
+    return text[:MESSAGE_CHARACTERS_MAX]
 
 
 def _json(reply: Reply) -> Mapping[str, Any]:
     """Return an answer's JSON object; an empty one if the answer has none."""
     try:
-        parsed = json.loads(reply.body)
+        parsed = json_of(reply.body)
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _seconds(text: str | None) -> float | None:
-    # The header may also be a date; then the client uses its own delays.
-    return float(text) if text is not None and text.isdecimal() else None
+def _seconds(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds in a ``Retry-After``: a number, or a date behind that of the answer; None if unreadable."""
+    text = headers.get("retry-after", "")
+    try:
+        if text.isdecimal():
+            seconds = float(text)
+        else:
+            then, now = parsedate_to_datetime(text), parsedate_to_datetime(headers.get("date", ""))
+            seconds = (then - now).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), RETRY_AFTER_S_MAX)
 
 
 def _kind_by_text(message: str) -> type[BrokerError] | None:
@@ -209,9 +271,12 @@ def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
         return TopicNotFound if request.topic is not None else NotFound
     if status == 409:
         return TopicExists if request.method == "PUT" else PayloadsSealed
-    if 400 <= status < 500 and status not in _BY_STATUS:
+    known = _BY_STATUS.get(status)
+    if known is not None:
+        return known
+    if 400 <= status < 500 and status not in _FOR_NOW:
         return RequestError
-    return _BY_STATUS.get(status, BrokerError if request.reading else OutcomeUnknown)
+    return Unavailable if request.reading else OutcomeUnknown
 
 
 def never_sent(reason: object) -> BrokerError:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from broker.client.node_directory import HEADER, leader_of, number_of
+from broker.client.node_directory import HEADER, Leader, leader_of, number_of
 from broker.client.positions import generation_in, id_of, start_of
 from broker.client.values import (
     Browsed,
@@ -192,14 +192,16 @@ def purged_ms(reply: Reply) -> int:
 
 def topic_info(topic: TopicId, reply: Reply) -> TopicInfo:
     """Read the answer to ``show_topic``."""
-    properties: dict[str, str] = json.loads(reply.body)
+    properties = json_object(reply)
     generation, ttl_s = int(properties["generation"]), int(properties["ttl"])
     return TopicInfo(topic, generation, ttl_s, properties)
 
 
 def names(reply: Reply) -> list[str]:
     """Read the answer to ``list_topics`` and to ``list_namespaces``."""
-    listed: list[str] = json.loads(reply.body)
+    listed = answer.json_of(reply.body)
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise ValueError("no list of names")
     return listed
 
 
@@ -424,7 +426,7 @@ def id_text(identifier: IdPlace, name: str) -> str:
 
 def browse_page(reply: Reply) -> BrowsePage:
     """Read the answer to ``browse``."""
-    page = json.loads(reply.body)
+    page = json_object(reply)
     following = page.get("next")
     return BrowsePage(
         [_browsed(row) for row in page["messages"]],
@@ -560,9 +562,17 @@ def arrow(
 
 
 def json_object(reply: Reply) -> dict[str, Any]:
-    """Read an answer that is a JSON object."""
-    value: dict[str, Any] = json.loads(reply.body)
+    """Read an answer that is a JSON object. Raises TypeError, ValueError if it is none."""
+    value = answer.json_of(reply.body)
+    if not isinstance(value, dict):
+        raise TypeError("no JSON object")
     return value
+
+
+def named_leader(reply: Reply) -> Leader:
+    """Read the answer to ``admin.leader``."""
+    found = json_object(reply)
+    return Leader(found["url"], found["node"], found["epoch"])
 
 
 def events(
@@ -582,6 +592,6 @@ def events(
 
 def event_message(data: str) -> Message:
     """Read the ``data`` of one event of ``events``."""
-    row = json.loads(data)
+    row = answer.json_of(data.encode())
     payload = _text_or_base64(row) or b""
     return Message(bytes.fromhex(row["id"]), payload, _key(row), _headers(row))

@@ -158,7 +158,7 @@ class Reader:
         """
         bounds = protocol.browse_bounds(start, stop, limit, descending=descending, full=full)
         request = protocol.browse(self._topic(topic), bounds=bounds, snapshot=snapshot)
-        return protocol.browse_page(await self._calls.read(request))
+        return await self._calls.ask(request, protocol.browse_page)
 
     async def blockers(
         self,
@@ -190,11 +190,11 @@ class Reader:
         }
         given = {name: value for name, value in bounds.items() if value is not None}
         request = protocol.blockers(self._topic(topic), bounds=given, snapshot=snapshot)
-        return protocol.json_object(await self._calls.read(request))
+        return await self._calls.ask(request, protocol.json_object)
 
     async def stats(self, topic: TopicName) -> Stats:
         """Return a topic's figures: messages, bytes, first and last, rates."""
-        return protocol.json_object(await self._calls.read(protocol.stats(self._topic(topic))))
+        return await self._calls.ask(protocol.stats(self._topic(topic)), protocol.json_object)
 
     async def lag(self, topic: TopicName, after: IdPlace) -> int:
         """Return how many messages were published behind an id. This is the lag of a consumer at this id.
@@ -202,7 +202,7 @@ class Reader:
         Every message counts, also an expired one or one whose transaction was rolled back.
         """
         request = protocol.lag(self._topic(topic), after)
-        return protocol.lag_count(await self._calls.read(request))
+        return await self._calls.ask(request, protocol.lag_count)
 
     async def range(
         self,
@@ -232,7 +232,7 @@ class Reader:
             size=size,
             parts=parts,
         )
-        return protocol.range_found(await self._calls.read(request))
+        return await self._calls.ask(request, protocol.range_found)
 
     def read(
         self,

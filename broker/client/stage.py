@@ -33,8 +33,7 @@ class Stage:
         self._topic = topic
 
     async def __aenter__(self) -> Self:
-        reply = await self._calls.write(protocol.begin_stage(self._topic))
-        self.id = protocol.stage_begun(reply)
+        self.id = await self._calls.ask(protocol.begin_stage(self._topic), protocol.stage_begun)
         return self
 
     async def __aexit__(

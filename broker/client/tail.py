@@ -24,17 +24,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
-from broker.client import protocol
-from broker.client.calls import pages
+from broker.client import outcomes, protocol
+from broker.client.calls import decoded, pages
 from broker.client.protocol import ClientRequest
 from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import BrokerError, UnavailableError
+from broker.http.outbound import REPLY_BYTES_MAX
 from broker.model import Message, Poll, TopicId
 
 NOW: Final = "now"
@@ -42,6 +44,8 @@ NOW: Final = "now"
 
 SILENCE_S: Final = 30.0
 """A stream of events that is silent for so long counts as lost; a live broker sends comments."""
+
+EVENTS: Final = "text/event-stream"
 
 _LEADER: Final = b": leader "
 """The start of the comment that names a new leader."""
@@ -136,7 +140,7 @@ async def tail(
         try:
             async with (
                 source.stream(request, wait_s + backoff.attempt_s(ANSWER_S)) as reply,
-                aclosing(pages(reply)) as received,
+                aclosing(pages(request, reply)) as received,
             ):
                 if poll.generation is None:
                     poll = replace(poll, generation=protocol.generation(reply.headers))
@@ -176,7 +180,7 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
         try:
             async with (
                 source.stream(request, SILENCE_S) as reply,
-                aclosing(_event_blocks(reply.chunks)) as blocks,
+                aclosing(_event_blocks(request, reply)) as blocks,
             ):
                 generation = protocol.generation(reply.headers) or generation
                 # After a forwarded reply, ask the leader itself. If that is forwarded, too, it can't be reached: read on.
@@ -185,9 +189,10 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
                     continue
                 async for identifier, data, leader in blocks:
                     if data:
+                        message = decoded(request, reply, partial(protocol.event_message, data))
                         last, place = identifier, None
                         backoff.succeeded()
-                        yield protocol.event_message(data)
+                        yield message
                     elif identifier:
                         last, place = identifier, None
                     leaving = leaving or (leader != "" and reply.moved(leader))
@@ -200,19 +205,28 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
                 await source.retrier.pause(source.retrier.pause_s(UnavailableError(""), 1))
 
 
-async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str, str]]:
+async def _event_blocks(
+    request: ClientRequest, reply: StreamedReply
+) -> AsyncGenerator[tuple[str, str, str]]:
     """Yield the id and the data before each empty line, and the leader that a comment names.
 
-    An incomplete block at the end is dropped.
+    An incomplete block at the end is dropped. Raises Unavailable if the answer is not by a broker.
     """
+    kind = reply.headers.get("content-type", EVENTS)
+    if not kind.startswith(EVENTS):
+        raise outcomes.foreign(request, reply.status, reply.url)
     identifier, data, leader = b"", b"", b""
     pieces: list[bytes] = []  # The incomplete last line.
-    async for chunk in chunks:
+    waiting = 0
+    async for chunk in reply.chunks:
         *lines, rest = chunk.split(b"\n")
         if lines:
             lines[0] = b"".join([*pieces, lines[0]])
             pieces.clear()
         pieces.append(rest)
+        waiting = len(rest) if lines else waiting + len(rest)
+        if waiting > REPLY_BYTES_MAX:
+            raise outcomes.foreign(request, reply.status, reply.url)
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
@@ -221,5 +235,12 @@ async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[st
             elif line.startswith(_LEADER):
                 leader = line.removeprefix(_LEADER).strip()
             elif not line.strip():
-                yield identifier.decode(), data.decode(), leader.decode("ascii", "replace")
+                yield decoded(request, reply, partial(_block, identifier, data, leader))
                 identifier, data, leader = b"", b"", b""
+
+
+def _block(identifier: bytes, data: bytes, leader: bytes) -> tuple[str, str, str]:
+    """Return the text of a block. Raises ValueError if the id can't be sent back in a header."""
+    if not identifier.decode("ascii").isprintable():
+        raise ValueError("the id is no text")
+    return identifier.decode(), data.decode(), leader.decode("ascii", "replace")

@@ -238,7 +238,7 @@ class BufferedPublisher:
         )
 
         async def publishing() -> Published:
-            return protocol.published(await self._calls.write(request))
+            return await self._calls.ask(request, protocol.published)
 
         await self._undo.keep(topic, publishing())
 

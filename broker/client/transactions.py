@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
 from broker.client.protocol import JSON, ClientRequest, Reply
-from broker.errors import BadRequest, OutcomeUnknown
+from broker.errors import BadRequest
 from broker.model import Snapshot
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import THRIFT, decode_transaction
+
+T = TypeVar("T")
 
 _PATH: Final = "/v1/transactions"
 _CHANGING: Final = {"Content-Type": JSON, "Accept": JSON}
@@ -66,7 +67,7 @@ class TransactionService:
             asked["client"] = client
         headers = {"Accept": THRIFT, **({"Content-Type": JSON} if asked else {})}
         body = json.dumps(asked).encode() if asked else b""
-        return _snapshot(await self._write(_PATH, body, headers))
+        return await self._write(_PATH, body, headers, _snapshot)
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes] = ()) -> None:
         """Give the service the keys that the transaction changed, and check that it may be committed.
@@ -77,7 +78,7 @@ class TransactionService:
             ChangesTooLarge: there are too many keys, or they are too large.
         """
         keys = [base64.b64encode(key).decode() for key in changes]
-        await self._change(transaction_id, "can-commit", {"changes": keys})
+        await self._change(transaction_id, "can-commit", _nothing, {"changes": keys})
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction. The client sends this request only once.
@@ -91,14 +92,14 @@ class TransactionService:
             OutcomeUnknown: it may be committed; a fresh ``snapshot`` shows the outcome.
         """
         asked = {} if write_pointer is None else {"write_pointer": str(write_pointer)}
-        await self._change(transaction_id, "commit", asked, repeatable=False)
+        await self._change(transaction_id, "commit", _nothing, asked, repeatable=False)
 
     async def abort(self, transaction_id: int) -> None:
         """Abort a transaction whose changes are all certainly undone.
 
         The pointers of a short transaction become visible. A long one becomes invalid.
         """
-        await self._change(transaction_id, "abort")
+        await self._change(transaction_id, "abort", _nothing)
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid: consumers in transactions skip its messages for good.
@@ -106,18 +107,17 @@ class TransactionService:
         Returns:
             Whether it was in progress, according to the answer to the last attempt.
         """
-        reply = await self._change(transaction_id, "invalidate")
-        return bool(_object(reply).get("invalidated"))
+        return await self._change(transaction_id, "invalidate", _invalidated)
 
     async def checkpoint(self, transaction_id: int) -> Snapshot:
         """Return the transaction with a further write pointer. Raises TransactionNotInProgress."""
         path = f"{_of(transaction_id)}/checkpoint"
-        return _snapshot(await self._write(path, b"", {"Accept": THRIFT}))
+        return await self._write(path, b"", {"Accept": THRIFT}, _snapshot)
 
     async def snapshot(self) -> Snapshot:
         """Return the snapshot of a transaction that begins now, without starting one."""
         request = protocol.read("GET", f"{_PATH}/snapshot", {"Accept": THRIFT})
-        return _snapshot(await self._calls.read(request))
+        return await self._calls.ask(request, _snapshot)
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
         """Return the state of the service, as the JSON object of ``GET /v1/transactions``.
@@ -154,8 +154,8 @@ class TransactionService:
         asked: dict[str, object] = (
             {"before_ms": before_ms} if ids is None else {"ids": [str(each) for each in ids]}
         )
-        reply = await self._write(f"{_PATH}/truncate", json.dumps(asked).encode(), _CHANGING)
-        return int(_object(reply).get("removed", 0))
+        body = json.dumps(asked).encode()
+        return await self._write(f"{_PATH}/truncate", body, _CHANGING, _removed)
 
     async def reset(self) -> dict[str, Any]:
         """Forget all transactions: from now on all their messages are visible, committed or not.
@@ -166,7 +166,7 @@ class TransactionService:
         Raises:
             NotAllowed: the broker was not started with ``transactions_reset_allowed``.
         """
-        return _object(await self._write(f"{_PATH}/reset", b"", {"Accept": JSON}))
+        return await self._write(f"{_PATH}/reset", b"", {"Accept": JSON}, protocol.json_object)
 
     async def prune_plan(self, *, through: int | None = None) -> dict[str, Any]:
         """Return which invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.
@@ -181,7 +181,7 @@ class TransactionService:
 
         Unlike ``truncate`` it lets the broker choose them. Returns the plan, and the number ``removed``.
         """
-        return _object(await self._write(_prune(through), b"", {"Accept": JSON}))
+        return await self._write(_prune(through), b"", {"Accept": JSON}, protocol.json_object)
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -189,25 +189,31 @@ class TransactionService:
         self,
         transaction_id: int,
         action: str,
+        read: Callable[[Reply], T],
         asked: Mapping[str, object] | None = None,
         *,
         repeatable: bool = True,
-    ) -> Reply:
+    ) -> T:
         headers = _CHANGING if asked else {"Accept": JSON}
         body = json.dumps(asked).encode() if asked else b""
         path = f"{_of(transaction_id)}/{action}"
-        return await self._write(path, body, headers, repeatable=repeatable)
+        return await self._write(path, body, headers, read, repeatable=repeatable)
 
     async def _write(
-        self, path: str, body: bytes, headers: Mapping[str, str], *, repeatable: bool = True
-    ) -> Reply:
-        return await self._calls.write(
-            ClientRequest("POST", path, headers, body, repeatable=repeatable)
-        )
+        self,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        read: Callable[[Reply], T],
+        *,
+        repeatable: bool = True,
+    ) -> T:
+        request = ClientRequest("POST", path, headers, body, repeatable=repeatable)
+        return await self._calls.ask(request, read)
 
     async def _read(self, path: str) -> dict[str, Any]:
         request = protocol.read("GET", path, {"Accept": JSON})
-        return protocol.json_object(await self._calls.read(request))
+        return await self._calls.ask(request, protocol.json_object)
 
 
 def _prune(through: int | None) -> str:
@@ -220,25 +226,22 @@ def _of(transaction_id: int) -> str:
     return f"{_PATH}/{transaction_id}"
 
 
-def _object(reply: Reply) -> dict[str, Any]:
-    """Return an answer's JSON object. Raises OutcomeUnknown if it has none."""
-    with _unknown_if_unreadable():
-        return protocol.json_object(reply)
+def _nothing(reply: Reply) -> None:
+    """Check that the body is none, or an object, which says no more than the status."""
+    if reply.body:
+        protocol.json_object(reply)
+
+
+def _invalidated(reply: Reply) -> bool:
+    return bool(protocol.json_object(reply)["invalidated"])
+
+
+def _removed(reply: Reply) -> int:
+    return int(protocol.json_object(reply)["removed"])
 
 
 def _snapshot(reply: Reply) -> Snapshot:
-    """Return the snapshot in an answer, in either form. Raises OutcomeUnknown if it has none."""
-    with _unknown_if_unreadable():
-        if reply.headers.get("content-type", "").startswith(THRIFT):
-            return decode_transaction(reply.body)
-        return decode_snapshot(json.loads(reply.body))
-
-
-@contextmanager
-def _unknown_if_unreadable() -> Generator[None]:
-    try:
-        yield
-    except (ValueError, BadRequest) as error:
-        raise OutcomeUnknown(
-            f"The answer of the transaction service can't be read: {error}"
-        ) from error
+    """Return the snapshot in an answer, in either form."""
+    if reply.headers.get("content-type", "").startswith(THRIFT):
+        return decode_transaction(reply.body)
+    return decode_snapshot(protocol.json_object(reply))

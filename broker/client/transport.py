@@ -55,6 +55,8 @@ class StreamedReply(NamedTuple):
     chunks: AsyncIterator[bytes]
     forwarded: bool = False
     moved: Callable[[str], bool] = lambda _: False
+    url: str = ""
+    """The address that was asked."""
 
     @property
     def closing(self) -> bool:
@@ -255,7 +257,9 @@ class HttpTransport:
             return known is not None and known.url == place != url
 
         forwarded = self._nodes.place(topic, _now()) != url
-        return StreamedReply(streamed.status, streamed.headers, chunks(), forwarded, moved)
+        return StreamedReply(
+            streamed.status, streamed.headers, chunks(), forwarded, moved, connection.url
+        )
 
     def _check_why_cancelled(self, error: asyncio.CancelledError) -> None:
         """Raise Unavailable to a call that waits for a connection, if a close cancelled its wait."""

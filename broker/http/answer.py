@@ -16,10 +16,11 @@ If the reader of a streamed answer does not read, the connection takes at most o
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Mapping
 from copy import copy
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 STREAM_BUFFER_BYTES: Final = 256 * 1024
 """How many bytes of a streamed answer are taken from the socket before the reader asks for them."""
@@ -34,11 +35,24 @@ class NoAnswer(Exception):
 
 
 class HttpAnswer(NamedTuple):
-    """One whole HTTP answer. The names of ``headers`` are in lower case."""
+    """One whole HTTP answer. The names of ``headers`` are in lower case. ``url`` is the address that was asked."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    url: str = ""
+
+
+def json_of(body: bytes) -> Any:
+    """Return the JSON value in the body of an answer. Any server may have sent it.
+
+    Raises:
+        ValueError: it is no JSON, or it is nested too deeply.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 class PieceSource(Protocol):

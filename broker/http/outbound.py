@@ -324,7 +324,8 @@ class OutboundConnection(asyncio.Protocol):
         body, self._reply_body = self._reply_body, b""
         self._in_body = self._ends_at_close = False
         self._interim = 0
-        reply = HttpAnswer(self._status, headers, body if isinstance(body, bytes) else bytes(body))
+        whole = body if isinstance(body, bytes) else bytes(body)
+        reply = HttpAnswer(self._status, headers, whole, self.url)
         self.got(reply)
         answer = self._waiting.popleft()
         if isinstance(answer, Streamed):

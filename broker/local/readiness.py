@@ -6,12 +6,12 @@ This call also covers the master and the region servers; for these themselves a 
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
+from broker.http.answer import json_of
 from broker.local.plan import ListenAddress, ProcessKind
 from broker.local.servers import hbase, zookeeper
 from broker.local.servers.process import ASK_TIMEOUT_S
@@ -58,7 +58,7 @@ def own_view(host: str, port: int) -> dict[str, Any]:
     connection = HTTPConnection(host, port, timeout=ASK_TIMEOUT_S)
     try:
         connection.request("GET", "/v1/cluster/node?topics=yes")
-        view: dict[str, Any] = json.loads(connection.getresponse().read())
+        view: dict[str, Any] = json_of(connection.getresponse().read())
         return view
     finally:
         connection.close()

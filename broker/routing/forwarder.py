@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from broker.clock import Clock
-from broker.http.answer import HttpAnswer, NotSent
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent, json_of
 from broker.model import TopicId
 from broker.routing.deadlines import on_the_wire_ms
 from broker.routing.decisions import RepeatEffect
@@ -30,6 +29,9 @@ connections: one region of storage that hangs may block thousands of topics.
 """
 READS_OF_TOPIC_MAX: Final = STREAMS_MAX // 4
 """The most reads of one topic at one node; most of them wait. Further reads ask another node, or storage."""
+NODE: Final = "x-request-id"
+"""Each answer of a node has this header. Another kind of server that listens at a node's address must not decide the
+outcome of a request."""
 LANES_OF_ONE_MAX: Final = 1000
 """The most lanes of one connection, unless more have requests that are not resolved."""
 
@@ -52,7 +54,7 @@ class Elsewhere(NamedTuple):
     def of(cls, reply: HttpAnswer) -> Elsewhere:
         """Read the body of a 421. If it is unreadable, the leader is unknown."""
         try:
-            fields = json.loads(reply.body)
+            fields = json_of(reply.body)
             node, url, epoch = fields["node"], fields["url"], fields["epoch"]
         except (ValueError, TypeError, KeyError):
             return cls()
@@ -186,6 +188,12 @@ class Forwarder:
             relayed = await self._read(url, call, ask)
         else:
             relayed = Relayed(await self._exchange(url, call, ask, begins))
+        if NODE not in relayed.reply.headers:
+            relayed.close()
+            raise NoAnswer(
+                f"{url} answered with status {relayed.reply.status}, but not as a node does: "
+                "another kind of server may listen there"
+            )
         seen = relayed.reply.headers.get(LEADER)
         if seen is not None:
             self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)

@@ -7,7 +7,6 @@ and the answer. So the two clocks differ at least by the distance of that time f
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
@@ -16,6 +15,7 @@ from broker.clock import Clock
 from broker.coordination.claims import Written, read_clock
 from broker.coordination.ports import NodeInfo
 from broker.errors import BrokerError
+from broker.http.answer import json_of
 
 ASKED_MAX: Final = 8
 ANSWER_S_MAX: Final = 1.0
@@ -34,7 +34,7 @@ async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
     sent = read_clock(clock)
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
-            view = json.loads(await ask(node.url, ANSWER_S_MAX))
+            view = json_of(await ask(node.url, ANSWER_S_MAX))
     except (BrokerError, OSError, TimeoutError, ValueError):
         return None
     if not isinstance(view, dict) or view.get("node") != node.instance:

@@ -19,7 +19,6 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ from broker.config.sections import EVERY_ADDRESS, Config
 from broker.coordination.ports import INSTANCES_MAX, Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
 from broker.http.address import Address
-from broker.http.answer import NoAnswer, NotSent
+from broker.http.answer import NoAnswer, NotSent, json_of
 from broker.http.exchange import Admitted
 from broker.http.outbound import OutboundConnection, open_connection
 from broker.http.pool import Pool
@@ -339,10 +338,14 @@ class RemoteListeners:
         if status in {404, 503}:
             raise NotSent("it ends, or listens no more")
         if status != 200:
-            raise ListenerFailed(f"{url}: {told.get('message', status)}")
-        if not told.get("done") and told.get("reason"):
+            raise ListenerFailed(f"{url} answered with status {status}: {told.get('message', '')}")
+        if not isinstance(told.get("done"), bool):
+            raise ListenerFailed(
+                f"{url} answered with status 200, but not as a listening node does"
+            )
+        if not told["done"] and told.get("reason"):
             raise ListenerFailed(f"{url}: {told['reason']}")
-        return bool(told.get("done"))
+        return bool(told["done"])
 
     @staticmethod
     async def _ask(
@@ -364,5 +367,5 @@ class RemoteListeners:
             pool.put_back(connection)
         told: Any = {}
         with suppress(ValueError):
-            told = json.loads(reply.body)
+            told = json_of(reply.body)
         return reply.status, told if isinstance(told, dict) else {}

@@ -26,6 +26,7 @@ VIRTUAL = (
     "test_room.",
     "test_tail.",
     "test_deadlines.",
+    "test_foreign_answers.",
 )
 
 

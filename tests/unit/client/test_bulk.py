@@ -8,7 +8,7 @@ import pytest
 
 from broker.client.bulk import MessageSplitter
 from broker.client.protocol import Reply
-from broker.errors import BadRequest, NotInstalled, OutcomeUnknown, TopicNotFound, Unavailable
+from broker.errors import BadRequest, NotInstalled, TopicNotFound, Unavailable
 from broker.model import Snapshot, row_id
 from broker.wire.transaction import encode_transaction
 
@@ -156,7 +156,7 @@ async def test_a_transaction_reads_with_its_snapshot(make_client, transport):
 async def test_a_body_that_is_no_arrow_stream_is_an_error(make_client, transport, answer):
     transport.answer = lambda _: [answer]
     async with make_client() as client:
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(Unavailable, match="not as a broker does"):
             await numbers_of(client.read_arrow("ns1/t1", through=THROUGH))
 
 

@@ -19,7 +19,9 @@ FORBIDDEN = (
     "structlog",
     "uvloop",
 )
-ALLOWED = {f"broker.{part}" for part in ("client", "wire", "model", "errors", "clock", "http")}
+ALLOWED = {
+    f"broker.{part}" for part in ("client", "wire", "model", "errors", "clock", "http", "places")
+}
 
 
 def test_importing_the_client_imports_no_server_code():

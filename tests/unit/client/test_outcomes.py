@@ -34,13 +34,19 @@ POLL = protocol.poll(TOPIC, Poll())
         (PUBLISH, 418, {}, errors.RequestError),
         (PUBLISH, 500, {}, errors.OutcomeUnknown),
         (PUBLISH, 502, {}, errors.OutcomeUnknown),
-        (POLL, 500, {}, errors.BrokerError),
+        (POLL, 500, {}, errors.Unavailable),
+        (POLL, 302, {}, errors.Unavailable),
+        (POLL, 429, {}, errors.Unavailable),
+        (PUBLISH, 429, {}, errors.OutcomeUnknown),
+        (PUBLISH, 204, {}, errors.OutcomeUnknown),
     ],
 )
 def test_an_answer_becomes_an_error(request_, status, headers, expected):
-    error = outcomes.error_of(request_, Reply(status, headers, b"why"))
+    error = outcomes.error_of(request_, Reply(status, headers, b"why", "http://a:1"))
     assert type(error) is expected
-    assert error.message == "why"
+    is_by_a_broker = "broker-error" in headers or status in range(400, 500)
+    server = "http://a:1 answered with status"
+    assert error.message == ("why" if is_by_a_broker else f"{server} {status}: why")
 
 
 def test_the_text_of_an_original_server_decides_over_its_status():
@@ -56,7 +62,8 @@ def test_the_message_of_a_json_error_is_read_and_a_broken_one_is_shown_as_it_is(
     assert outcomes.error_of(PUBLISH, Reply(400, headers, b"[1]")).message == "[1]"
     for page in (Reply(404, {}, b" "), Reply(404, {"content-type": "text/html"}, b"<p>no</p>")):
         error = outcomes.error_of(PUBLISH, page)
-        assert (type(error), error.message) == (errors.NotFound, outcomes.NO_BROKER)
+        assert type(error) is errors.NotFound
+        assert "another kind of server" in error.message
     assert "418" in outcomes.error_of(PUBLISH, Reply(418, {}, b"")).message
 
 
@@ -107,6 +114,13 @@ def test_the_outcome_header_decides():
 def test_retry_after_is_read():
     error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "7"}, b""))
     assert error.retry_after_s == 7
+    dates = {
+        "retry-after": "Fri, 31 Dec 1999 23:59:59 GMT",
+        "date": "Fri, 31 Dec 1999 23:59:29 GMT",
+    }
+    assert outcomes.error_of(PUBLISH, Reply(429, dates, b"")).retry_after_s == 30
+    huge = outcomes.error_of(PUBLISH, Reply(429, {"retry-after": "9" * 5000}, b""))
+    assert huge.retry_after_s == outcomes.RETRY_AFTER_S_MAX
     for text in ("Fri, 31 Dec", "inf", "-1", ""):
         error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": text}, b""))
         assert error.retry_after_s is None

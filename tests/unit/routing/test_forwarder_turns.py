@@ -24,7 +24,7 @@ class Waiting:
     """The unfinished answer to a poll."""
 
     status = 200
-    headers: ClassVar[dict[str, str]] = {}
+    headers: ClassVar[dict[str, str]] = {"x-request-id": "1"}
     ended = False
 
     async def chunk(self, silence_s: float | None = None) -> bytes:
@@ -47,7 +47,7 @@ class OneNode:
             if f"/{WELL.topic}/" not in ask.path:
                 await pass_time(timeout_s)
                 raise NoAnswer("silence")
-            return HttpAnswer(200, {}, b"")
+            return HttpAnswer(200, {"x-request-id": "1"}, b"")
         finally:
             self.in_flight -= 1
 

@@ -28,7 +28,8 @@ TOPIC = TopicId("default", "t")
 NODES = [NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", 1) for n in range(4)]
 
 
-REFUSED = {"broker-error": NotLeader.code, "broker-outcome": "refused"}
+NODE = {"x-request-id": "1"}
+REFUSED = {"broker-error": NotLeader.code, "broker-outcome": "refused", **NODE}
 
 
 class Whole:
@@ -202,7 +203,7 @@ def test_a_read_that_needs_the_leader_follows_it(failures: list[type[Exception]]
         def answers() -> RelayedAnswer:
             if node.peers.asked[-1][0] == NODES[1].url:
                 raise NotSent("connection refused")
-            return Whole(200, {}, {})
+            return Whole(200, {}, NODE)
 
         async def leads_not() -> str:
             raise NotLeader("another node leads", node=1, url=NODES[1].url)
@@ -237,8 +238,8 @@ class Hanging(Peers):
             raise NoAnswer("silence")
         self.attempts.append((request, ask.headers["Broker-Attempt"]))
         if self.answers_writes:
-            return HttpAnswer(200, {}, b"")
-        refused = {"broker-error": NoLeader.code, "broker-outcome": "refused"}
+            return HttpAnswer(200, NODE, b"")
+        refused = {"broker-error": NoLeader.code, "broker-outcome": "refused", **NODE}
         return HttpAnswer(503, refused, b"")
 
 
@@ -302,5 +303,39 @@ def test_a_client_gets_no_421_if_the_topic_comes_to_this_node_and_leaves_again()
         assert answer == "read from storage"
         assert [url for url, _ in node.peers.asked] == [NODES[1].url, NODES[2].url]
         assert len(node.locally) == 2
+
+    simulate(main)
+
+
+class Stranger(Peers):
+    """A server of another kind that listens at a node's address."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+        self.writes = 0
+
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
+        self.writes += 1
+        return HttpAnswer(self.status, {"content-type": "text/html"}, b"<html>", url)
+
+
+@pytest.mark.parametrize("status", [200, 204, 302, 400, 404, 429, 500, 502])
+@pytest.mark.parametrize("kind", [RepeatEffect.KEYED, RepeatEffect.ONCE])
+def test_the_answer_of_a_stranger_at_a_nodes_address_is_none(
+    status: int, kind: RepeatEffect
+) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        peers = Stranger(status)
+        node = Node(loop, peers)
+        node.at = TopicPlacement(here=False, node=NODES[1])
+
+        async def nowhere(_: object) -> NoReturn:
+            raise AssertionError("this node does not lead")
+
+        call = Call(kind, "any", TOPIC, "POST", "/", {}, b"", loop.time() + 3.0)
+        with pytest.raises(OutcomeUnknown, match=f"status {status}"):
+            await node.routing.answer(call, nowhere)
+        assert peers.writes == 1 if kind is RepeatEffect.ONCE else peers.writes > 1
 
     simulate(main)
