@@ -1,7 +1,7 @@
 """Find the route of a method and a path, and the names in the path.
 
 There are few different paths and many requests. So the router caches its result for each path, and a known path costs
-one look-up. It clears the cache when the cache is full, so a client that sends ever new paths can't fill the memory.
+one look-up. A full cache forgets its oldest path, so a client that sends ever new paths can't fill the memory.
 
 The router splits a path at its slashes first, and then percent-decodes each segment, so ``%2F`` can't make a topic's
 name look like two segments. HEAD takes the route of GET. As in the original, several slashes in a row count as one, except at the beginning, and a
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -80,7 +81,7 @@ class Router:
         """Keep the routes by the shape of their paths."""
         self.routes: Sequence[Route] = tuple(routes)
         self._shapes: list[tuple[tuple[str, ...], dict[str, Route]]] = []
-        self._kept: dict[str, RouteMatch] = {}
+        self._kept: OrderedDict[str, RouteMatch] = OrderedDict()
         shapes: dict[tuple[str, ...], dict[str, Route]] = {}
         for route in self.routes:
             shape = tuple(route.template.split("/"))
@@ -105,7 +106,7 @@ class Router:
         if found is None:
             found = self._find(method, path)
             if len(self._kept) >= PATHS_KEPT_MAX:
-                self._kept.clear()
+                self._kept.popitem(last=False)
             if len(key) <= KEPT_PATH_CHARACTERS_MAX:
                 self._kept[key] = found
         return found

@@ -191,6 +191,9 @@ class LimitsConfig:
         "Idempotency keys of one topic kept in memory; the node reads older ones from disk.",
         least=1,
     )
+    idempotency_keys_bytes_max: int = key(
+        256 * _MIB, "Memory for the idempotency keys of all topics together.", least=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ def topic_settings(config: Config) -> TopicSettings:
         queued_bytes_max=limits.queued_bytes_max,
         idempotency_window_ms=int(topics.idempotency_window_s * 1000),
         idempotency_keys_max=limits.idempotency_keys_max,
+        idempotency_keys_bytes_max=limits.idempotency_keys_bytes_max,
         poll_messages_max=limits.poll_messages_max,
         cache_bytes_max=topics.cache_bytes_max,
         sweep_margin_ms=int(sweep.sweep_margin_s * 1000),

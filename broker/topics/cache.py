@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Generator, Iterator, Sequence
+from typing import Final, cast
 
 from broker.model import ROW_ID_MIN, RowId, row_before
+from broker.slices import soon
 from broker.storage.entry import Entry, merged
 from broker.storage.page_entries import joined
 
+SLOT_BYTES: Final = 256
+"""The memory of a slot beside its entries."""
 SLOT_BYTES_MAX: Final = 64 * 1024
 SLOT_ENTRIES_MAX: Final = 1024
 SLOTS_AT_ONCE: Final = 256
@@ -37,7 +40,7 @@ class Slot:
         self.first = entry.first
         self.entries = [entry]
         self.lasts = [entry.last]
-        self.bytes = entry.size
+        self.bytes = SLOT_BYTES + entry.size
 
     @property
     def last(self) -> RowId:
@@ -80,6 +83,10 @@ class Slot:
         self.entries = []
 
 
+_GONE: Final = cast("Slot", None)
+"""The place of an evicted slot, until the list is cut."""
+
+
 class CacheBudget:
     """The bytes that all caches of a node share, and the order in which slots are evicted."""
 
@@ -88,6 +95,7 @@ class CacheBudget:
         self.bytes_max = bytes_max
         self.bytes = 0
         self._slots: OrderedDict[Slot, None] = OrderedDict()
+        self._evicts = False
 
     def admit(self, slot: Slot) -> None:
         """Count a new slot, and evict the oldest slots while over the bound."""
@@ -97,16 +105,29 @@ class CacheBudget:
     def grow(self, size: int) -> None:
         """Count more bytes of an admitted slot."""
         self.bytes += size
+        if self.bytes > self.bytes_max and not self._evicts:
+            self._evicts = True
+            soon(self._evict())
+
+    def _evict(self) -> Generator[None, None, None]:
+        """Evict the oldest slots while over the bound. Each step evicts one: a large entry may displace very many."""
         while self.bytes > self.bytes_max and self._slots:
             slot, _ = self._slots.popitem(last=False)
             self.bytes -= slot.bytes
             slot.owner.forget_oldest(slot)
+            yield
+        self._evicts = False
 
-    def withdraw(self, slots: Sequence[Slot]) -> None:
-        """Stop counting slots that their topic drops itself."""
-        for slot in slots:
-            del self._slots[slot]
-            self.bytes -= slot.bytes
+    def withdraw(self, slots: list[Slot]) -> Generator[None, None, None]:
+        """Drop slots that their topic gave up, and stop counting them. Each step drops one."""
+        while slots:
+            slot = slots.pop()
+            if slot in self._slots:  # Else it was evicted meanwhile.
+                del self._slots[slot]
+                self.bytes -= slot.bytes
+                slot.release()
+                del slot
+                yield
 
 
 class TopicCache:
@@ -146,11 +167,16 @@ class TopicCache:
 
     def forget_oldest(self, slot: Slot) -> None:
         """Evict the oldest slot."""
+        if self._closed:
+            slot.release()
+            return
         assert self._slots[self._evicted] is slot, (
             "slots are evicted in the order in which they came"
         )
         self.after = slot.last
         slot.release()
+        # Freed one by one: the cut below would free them all at once.
+        self._slots[self._evicted], self._firsts[self._evicted] = _GONE, b""
         self._evicted += 1
         if self._evicted > 64 and self._evicted * 2 > len(self._slots):
             del self._slots[: self._evicted], self._firsts[: self._evicted]
@@ -159,10 +185,7 @@ class TopicCache:
     def close(self) -> None:
         """Forget everything, and accept no more entries: the hold has ended."""
         self._closed = True
-        slots = self._slots[self._evicted :]
-        self._budget.withdraw(slots)
-        for slot in slots:
-            slot.release()
+        soon(self._budget.withdraw(self._slots[self._evicted :]))
         self._slots, self._firsts, self._evicted = [], [], 0
         self.after = self.pointer
 

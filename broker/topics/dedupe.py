@@ -12,14 +12,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import RowId
 from broker.topics.effects import POINTER_BYTES, decode_pointer, refuse_other
 
 KEY_HASH_BYTES = 16
+KEY_BYTES: Final = 512
+"""The memory of one key with its answer."""
+EXPIRED_AT_ONCE: Final = 16
+"""The expired answers that one new answer removes. The sweeper removes the others, in slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,41 +62,93 @@ def check_same_request(theirs: bytes, mine: bytes, ids: str = "") -> None:
     refuse_other("The request of this Idempotency-Key", first, second, ids)
 
 
+class KeyBudget:
+    """The memory that the keys of all topics of a node share. The topic that was idle longest forgets its oldest keys."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Begin with no key."""
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self._memories: OrderedDict[AnsweredKeys, None] = OrderedDict()
+
+    def take(self, memory: AnsweredKeys) -> None:
+        """Count one more key of a memory."""
+        self.bytes += KEY_BYTES
+        self._memories[memory] = None
+        self._memories.move_to_end(memory)
+        while self.bytes > self.bytes_max and self._memories:
+            oldest = next(iter(self._memories))
+            if not oldest.forget_oldest():
+                del self._memories[oldest]
+
+    def give(self, keys: int = 1) -> None:
+        """Count fewer keys."""
+        self.bytes -= keys * KEY_BYTES
+
+    def leave(self, memory: AnsweredKeys) -> None:
+        """Forget a memory that takes no more keys."""
+        self._memories.pop(memory, None)
+
+
 class AnsweredKeys:
     """The keys answered under one hold, bounded in number."""
 
-    def __init__(self, *, claimed_ms: float, window_ms: int, keys_max: int) -> None:
+    def __init__(
+        self, *, claimed_ms: float, window_ms: int, keys_max: int, budget: KeyBudget | None = None
+    ) -> None:
         """Start with nothing known; ``claimed_ms`` is the monotonic time of the claim."""
         self._window_ms = window_ms
         self._keys_max = keys_max
+        self._budget = budget or KeyBudget(keys_max * KEY_BYTES)
         self._complete_since_ms = claimed_ms
+        self._closed = False
         self._answers: OrderedDict[bytes, tuple[float, KeyedOutcome]] = OrderedDict()
 
     def get(self, key: bytes, monotonic_ms: float) -> KeyedOutcome | None:
         """Return the remembered answer to a key, if its window has not passed."""
-        self._expire(monotonic_ms)
         found = self._answers.get(key)
-        return found[1] if found else None
+        return found[1] if found and found[0] >= monotonic_ms - self._window_ms else None
 
     def must_look_up(self, monotonic_ms: float) -> bool:
         """Return whether storage may have a key that ``get`` does not know, within its window."""
         return monotonic_ms - self._complete_since_ms <= self._window_ms
 
     def put(self, key: bytes, answer: KeyedOutcome, monotonic_ms: float) -> None:
-        """Remember an answer; forget the oldest if there are too many."""
-        self._expire(monotonic_ms)
+        """Remember an answer, and forget some whose window has passed; the oldest if there are too many."""
+        if self._closed:
+            return
+        for _ in islice(self.expire(monotonic_ms), EXPIRED_AT_ONCE):
+            pass
+        if self._answers.pop(key, None) is not None:
+            self._budget.give()
         self._answers[key] = (monotonic_ms, answer)
+        self._budget.take(self)
         if len(self._answers) > self._keys_max:
-            _, (at_ms, _) = self._answers.popitem(last=False)
-            self._complete_since_ms = max(self._complete_since_ms, at_ms)
+            self.forget_oldest()
+
+    def forget_oldest(self) -> bool:
+        """Forget the oldest answer, whose key is looked up from now on. Return False if there is none."""
+        if not self._answers:
+            return False
+        _, (at_ms, _) = self._answers.popitem(last=False)
+        self._budget.give()
+        self._complete_since_ms = max(self._complete_since_ms, at_ms)
+        return True
 
     def expire(self, monotonic_ms: float) -> Iterator[None]:
         """Forget the answers whose window has passed. Each step forgets one; others may come between."""
         horizon = monotonic_ms - self._window_ms
         while self._answers and next(iter(self._answers.values()))[0] < horizon:
             self._answers.popitem(last=False)
+            self._budget.give()
             yield
 
-    def _expire(self, monotonic_ms: float) -> None:
-        for _ in self.expire(monotonic_ms):
-            pass
+    def close(self) -> Generator[None, None, None]:
+        """Forget everything, and remember no more: the hold is done. Each step forgets one answer."""
+        self._closed = True
+        self._budget.leave(self)
+        answers, self._answers = self._answers, OrderedDict()
+        while answers:
+            answers.popitem()
+            self._budget.give()
+            yield

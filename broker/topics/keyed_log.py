@@ -13,7 +13,7 @@ from functools import partial
 
 from broker.model import ROW_ID_MIN, PublishRequest
 from broker.shield import begin, result_of
-from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside
+from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside, soon
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_request, key_hash
 from broker.topics.effects import POINTER_BYTES, encode_pointer, named, refuse_rolled_back
@@ -51,6 +51,10 @@ class KeyedLog:
         piece = Slice()
         for _ in self._answered.expire(self._around.clock.monotonic() * 1000):
             await piece.go_on()
+
+    def forget(self) -> None:
+        """Forget all answers: the hold is done, or another memory begins."""
+        soon(self._answered.close())
 
     def write(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue a request; a key in it is not looked up. Raises as LogWriter.submit does."""

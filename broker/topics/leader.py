@@ -240,12 +240,12 @@ class TopicLeader:
         """Stop leading: the hold is done, or about to be released."""
         if self.ended is not None:
             return
-        self.ended = copy(
-            error
-        )  # Without the traceback, which keeps frames with bodies of requests.
+        # Without the traceback, which keeps frames with the bodies of requests.
+        self.ended = copy(error)
         self._over.set_result(None)
         self.writer.close(error)
         self.payloads.close(error)
+        self.messages.forget()
         self.cache.close()
         self.hold.end()
         self._lost(self)

@@ -87,6 +87,7 @@ class StoredPayloads:
             self._retiring.add(known)
             await known.writer.idle()
             known.writer.retire()
+            known.forget()
             if not self._closed:
                 self._retiring.discard(known)
 
@@ -237,7 +238,7 @@ class StoredPayloads:
             return
         known = self._logs.get(number)
         if known is not None and known.writer is writer:
-            del self._logs[number]
+            self._logs.pop(number).forget()
         task = asyncio.ensure_future(_answer_unstored(writer, error))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
@@ -246,7 +247,7 @@ class StoredPayloads:
         surplus = len(self._logs) - self._around.settings.payload_logs_open_max
         for number in list(self._logs)[: max(surplus, 0)]:
             if number not in self._users and not self._logs[number].busy:
-                del self._logs[number]
+                self._logs.pop(number).forget()
 
     async def _confirm(self, number: int) -> None:
         """Prove, with a read that begins after the call, that this leader still leads.
@@ -274,6 +275,7 @@ class StoredPayloads:
         known = self._logs.pop(number, None)
         if known is not None:
             known.writer.retire()
+            known.forget()
         now_ms = self._around.clock.now_ms()
         await self._guarded(self._around.payload_logs.drop(self._hold, number, now_ms))
         return True
@@ -317,6 +319,8 @@ class StoredPayloads:
         self._closed = True
         for writer in self._writers():
             writer.close(error)
+        for log in self._logs.values():
+            log.forget()
 
     async def quiet(self) -> None:
         """Wait, after the end, until every write in flight has its outcome."""

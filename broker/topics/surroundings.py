@@ -13,7 +13,7 @@ from broker.metrics import Metrics
 from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
-from broker.topics.dedupe import AnsweredKeys
+from broker.topics.dedupe import AnsweredKeys, KeyBudget
 from broker.topics.ids import RowIds, first_timestamp_ms
 from broker.topics.settings import TopicSettings
 
@@ -40,6 +40,7 @@ class Surroundings:
         "clock",
         "instance",
         "is_clustered",
+        "keys",
         "logs",
         "metrics",
         "other_clocks",
@@ -83,6 +84,7 @@ class Surroundings:
         self.skewed = skewed or _ignored
         self.other_clocks = other_clocks or _no_clocks
         self.cache = CacheBudget(settings.cache_bytes_max)
+        self.keys = KeyBudget(settings.idempotency_keys_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
         self.browsing: AbstractAsyncContextManager[object] = (
             asyncio.Lock() if logs.table.is_alone else nullcontext()
@@ -107,6 +109,7 @@ class Surroundings:
             claimed_ms=self.clock.monotonic() * 1000,
             window_ms=self.settings.idempotency_window_ms,
             keys_max=self.settings.idempotency_keys_max,
+            budget=self.keys,
         )
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.model import RowId, row_before, row_id
 from broker.storage.entry import Entry, Shared, entries_of
 from broker.topics.cache import CacheBudget, TopicCache
+from tests.kit.serving import eventually
 
 START = row_id(1000, 0)
 SHARED = {
@@ -135,3 +138,34 @@ def test_the_cache_returns_no_entry_below_the_floor() -> None:
     cache.add(log.batch(("plain", 5), ("tx", 5)))
     cache.floor = log.all[5][0]
     assert [entry.first for entry in cache.entries(START, cache.pointer)] == [log.all[5][0]]
+
+
+async def test_a_closed_cache_is_dropped_in_bounded_steps() -> None:
+    budget = CacheBudget(1 << 30)
+    cache = TopicCache(budget, START)
+    for number in range(2_000):
+        cache.add(entries_of(1, [row_id(2_000 + number, 0)], [b"x"], SHARED["tx"]))
+    held = budget.bytes
+    cache.close()
+    assert not cache.covers(START, None), "a closed cache answers no reader"
+    assert held * 3 // 4 < budget.bytes < held, "some slots are dropped at once"
+    other = TopicCache(budget, START)
+    other.add(entries_of(1, [row_id(1, 0)], [b"x"], SHARED["tx"]))
+    await settled(lambda: budget.bytes == held // 2_000)
+
+
+async def test_a_large_entry_displaces_many_small_ones_in_bounded_steps() -> None:
+    budget = CacheBudget(2_000_000)
+    cache = TopicCache(budget, START)
+    for number in range(2_000):
+        cache.add(entries_of(1, [row_id(2_000 + number, 0)], [b"x"], SHARED["tx"]))
+    cache.add(entries_of(1, [row_id(9_000, 0)], [bytes(1_900_000)], SHARED["tx"]))
+    assert budget.bytes > budget.bytes_max
+    await settled(lambda: budget.bytes <= budget.bytes_max)
+    assert [payload for _, payload in read(cache, cache.after, cache.pointer)][-1:] == [
+        bytes(1_900_000)
+    ]
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    await eventually(condition, lambda: "not yet")

@@ -16,10 +16,19 @@ from broker.errors import (
     PayloadsSealed,
 )
 from broker.model import row_id
+from broker.slices import soon
 from broker.testing.mutants import in_force
-from broker.topics.dedupe import AnsweredKeys, KeyedOutcome, key_hash
+from broker.topics.dedupe import (
+    EXPIRED_AT_ONCE,
+    KEY_BYTES,
+    AnsweredKeys,
+    KeyBudget,
+    KeyedOutcome,
+    key_hash,
+)
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, settle
+from tests.kit.serving import eventually
 
 WINDOW_MS = 600_000
 K = PublishOptions(key="k")
@@ -290,3 +299,55 @@ async def test_without_its_guard_a_repeated_key_publishes_twice(bench: Bench) ->
         for _ in range(2):
             await bench.publish(b"a", options=K)
     assert await bench.payloads() == [b"a", b"a"]
+
+
+class Counted(KeyedOutcome):
+    """An answer that notes when it is freed."""
+
+    freed = 0
+
+    def __del__(self) -> None:
+        Counted.freed += 1
+
+
+def remembered(budget: KeyBudget, keys: int, now_ms: float = 0) -> AnsweredKeys:
+    memory = AnsweredKeys(claimed_ms=0, window_ms=WINDOW_MS, keys_max=10**6, budget=budget)
+    for number in range(keys):
+        memory.put(key_hash(str(number)), Counted(row_id(1, 0), row_id(1, 0), bytes(32)), now_ms)
+    return memory
+
+
+def test_keys_of_a_passed_window_are_forgotten_in_bounded_steps() -> None:
+    budget = KeyBudget(1 << 30)
+    memory = remembered(budget, 10_000)
+    Counted.freed = 0
+    late = WINDOW_MS + 1.0
+    assert memory.get(key_hash("7"), late) is None, "its window has passed"
+    assert Counted.freed == 0
+    memory.put(key_hash("7"), answer(1), late)
+    assert 0 < Counted.freed <= EXPIRED_AT_ONCE + 1
+    assert memory.get(key_hash("7"), late) == answer(1)
+    for _ in memory.expire(late):
+        pass
+    assert budget.bytes == KEY_BYTES
+
+
+async def test_the_keys_of_a_leader_that_ends_are_dropped_in_bounded_steps() -> None:
+    budget = KeyBudget(1 << 30)
+    memory = remembered(budget, 10_000)
+    Counted.freed = 0
+    soon(memory.close())
+    assert Counted.freed <= 256
+    assert memory.get(key_hash("7"), 0) is None
+    await eventually(lambda: Counted.freed == 10_000, lambda: Counted.freed)
+    assert budget.bytes == 0
+
+
+def test_all_topics_of_a_node_share_the_memory_of_keys() -> None:
+    budget = KeyBudget(300 * KEY_BYTES)
+    idle, busy = remembered(budget, 200), remembered(budget, 200)
+    assert budget.bytes == 300 * KEY_BYTES
+    known = [idle.get(key_hash(str(number)), 0) is not None for number in range(200)]
+    assert known == [False] * 100 + [True] * 100, "the idle topic forgets its oldest keys"
+    assert all(busy.get(key_hash(str(number)), 0) is not None for number in range(200))
+    assert idle.must_look_up(WINDOW_MS), "storage has the keys that are forgotten"
