@@ -6,8 +6,9 @@ with the original one. They raise the errors of ``broker.errors``.
 
 from broker.client.aio import Client
 from broker.client.cursors import Cursor, CursorLag
+from broker.client.handler import Reject, RetryLater
 from broker.client.node_directory import Leader
-from broker.client.place_keepers import PlaceStore
+from broker.client.place_store import PlaceStore
 from broker.client.range_read import Reading
 from broker.client.retrier import Trouble
 from broker.client.stage import Stage
@@ -102,7 +103,9 @@ __all__ = [
     "PlaceStore",
     "Published",
     "Reading",
+    "Reject",
     "RequestError",
+    "RetryLater",
     "Settings",
     "Snapshot",
     "Stage",

@@ -7,7 +7,8 @@ A letter has the message's payload, key and headers. Further headers say why it 
     dead-letter-tries       how often it was tried        dead-letter-time         when it was given up, RFC 3339
 
 The key and headers of a message may take 16 KiB together. If the further headers do not fit, the letter leaves out
-the message's own headers, and if need be its key. ``dead-letter-left-out`` names the missing parts.
+the message's own headers, and if need be its key. If the letter is too large for the broker, which bounds a message with
+its headers, it leaves out the payload. ``dead-letter-left-out`` names the missing parts; the message itself has them.
 
 A letter is published under an idempotency key made of the topic, the subscriber and the message. A subscriber may
 stop after it published the letter and before it wrote its place. If it restarts within the broker's window, it
@@ -24,11 +25,15 @@ from typing import Final
 from broker.client.values import NewMessage
 from broker.errors import BadRequest
 from broker.model import Message, TopicId
+from broker.user_code import text_of
 from broker.wire import attributes
 
 PREFIX: Final = "dead-letter-"
 REASON_BYTES_MAX: Final = 1024
 SUFFIX: Final = "-dead-letters"
+LEFT_OUT: Final = f"{PREFIX}left-out"
+RETRY_FOR: Final = f"{PREFIX}retry-for"
+"""The header of a message that was published again for one subscriber, with its name. The other ones pass it by."""
 
 
 def default_topic(topic: TopicId) -> TopicId:
@@ -36,44 +41,59 @@ def default_topic(topic: TopicId) -> TopicId:
     return TopicId(topic.namespace, topic.topic + SUFFIX)
 
 
-def key_of(topic: TopicId, subscriber: str, message: Message) -> str:
+def key_of(about: Mapping[str, str], message: Message) -> str:
     """Return the idempotency key of a letter; each topic, subscriber and message has another one."""
-    about = f"{topic.namespace}/{topic.topic}/{subscriber}/{message.id.hex()}"
-    return "dead-letter." + hashlib.sha256(about.encode()).hexdigest()
+    told = f"{about['topic']}/{about['subscriber']}/{message.id.hex()}"
+    return "dead-letter." + hashlib.sha256(told.encode()).hexdigest()
 
 
 def letter_of(
+    about: Mapping[str, str], message: Message, *, with_payload: bool = True
+) -> NewMessage:
+    """Return the dead letter of a message. ``about`` says why (``about``), by the names of headers without prefix."""
+    ours = {
+        PREFIX + name: value.encode("utf-8", "backslashreplace")[:REASON_BYTES_MAX]
+        for name, value in about.items()
+    }
+    own = {name: value for name, value in message.headers.items() if not name.startswith(PREFIX)}
+    parts: tuple[tuple[bytes | None, Mapping[str, bytes], tuple[str, ...]], ...] = (
+        (message.key, own, ()),
+        (message.key, {}, ("headers",)),
+        (None, {}, ("key", "headers")),
+    )
+    payload = message.payload if with_payload else b""
+    for key, headers, left_out in parts:
+        missing = left_out if with_payload else (*left_out, "payload")
+        told = {LEFT_OUT: ", ".join(missing).encode()} if missing else {}
+        every = {**headers, **ours, **told}
+        if _fits(key, every):
+            return NewMessage(payload, key, every)
+    raise AssertionError("the headers of a letter itself always fit")
+
+
+def about(
     topic: TopicId,
     subscriber: str,
     message: Message,
     error: BaseException,
-    *,
     tries: int,
     now_ms: int,
-) -> NewMessage:
-    """Return the dead letter of a message whose handler failed."""
-    about = {
-        "reason": f"{type(error).__name__}: {error}",
+) -> dict[str, str]:
+    """Return why a message is a dead letter."""
+    return {
+        "reason": text_of(error, REASON_BYTES_MAX),
         "id": message.id.hex(),
         "topic": f"{topic.namespace}/{topic.topic}",
         "subscriber": subscriber,
         "tries": str(tries),
         "time": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds"),
     }
-    ours = {
-        PREFIX + name: value.encode("utf-8", "backslashreplace")[:REASON_BYTES_MAX]
-        for name, value in about.items()
-    }
-    left_out = f"{PREFIX}left-out"
-    choices: tuple[tuple[bytes | None, Mapping[str, bytes]], ...] = (
-        (message.key, {**message.headers, **ours}),
-        (message.key, {**ours, left_out: b"headers"}),
-        (None, {**ours, left_out: b"key, headers"}),
-    )
-    for key, headers in choices[:-1]:
-        if _fits(key, headers):
-            return NewMessage(message.payload, key, headers)
-    return NewMessage(message.payload, *choices[-1])
+
+
+def is_for_another(message: Message, subscriber: str) -> bool:
+    """Return whether a message is the retry of another subscriber's dead letter."""
+    name = message.headers.get(RETRY_FOR)
+    return name is not None and name != subscriber.encode()
 
 
 def _fits(key: bytes | None, headers: Mapping[str, bytes]) -> bool:

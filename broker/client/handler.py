@@ -1,7 +1,10 @@
-"""Call a handler with messages: asynchronous or not, with retries, back-off and jitter.
+"""Call a handler with messages, asynchronous or not, within the context of the caller's store if there is one.
 
 A handler that is not asynchronous always runs in the same thread. So it may use objects that belong to one thread,
 such as a connection of sqlite3. The context around it (``Work``) runs in the same thread, unless it is asynchronous.
+
+A call ends in one of three ways: it is done, the handler failed, or the store around it failed. Neither kind of failure
+is raised: ``FailedCall`` carries it (see ``broker.user_code``).
 """
 
 from __future__ import annotations
@@ -9,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import random
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+from typing_extensions import override
 
-from broker.client.back_off import pause_s
+from broker import user_code
+from broker.errors import CursorMoved
 from broker.model import Message
+from broker.user_code import Ended, TookTooLong
 
 T = TypeVar("T")
 Handler = Callable[..., Any]
@@ -26,7 +31,24 @@ Handler = Callable[..., Any]
 Work = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 """A context around one call of the handler, such as a transaction of a database."""
 
+GRACE_S: Final = 1.0
+"""How long a cancelled handler may take to end before the subscriber lets its place go."""
+
 log: Final = logging.getLogger("broker.client.subscriber")
+
+
+class Reject(Exception):
+    """A handler raises it to refuse a message for good: it becomes a dead letter now, without a further try."""
+
+
+class RetryLater(Exception):
+    """A handler raises it to get the message again after ``delay_s`` seconds. This does not count as a try."""
+
+    def __init__(self, delay_s: float) -> None:
+        if not (math.isfinite(delay_s) and delay_s >= 0):
+            raise ValueError(f"delay_s is a number of seconds, at least 0, not {delay_s!r}.")
+        super().__init__(f"again in {delay_s:g} s")
+        self.delay_s = delay_s
 
 
 class Stopped(Exception):
@@ -34,16 +56,19 @@ class Stopped(Exception):
 
 
 class Interrupted(Stopped):
-    """The handler was interrupted, for example by Ctrl-C. Its message is not handled, and the subscriber stops."""
+    """The thread of the handler was interrupted, for example by Ctrl-C. Its message is not handled."""
 
 
-class GaveUp(Exception):
-    """A handler failed the maximum number of times; ``error`` is its last error."""
+class FailedCall(NamedTuple):
+    """A call that failed.
 
-    def __init__(self, error: BaseException, tries: int) -> None:
-        super().__init__(f"{tries} tries: {error}")
-        self.error = error
-        self.tries = tries
+    ``of_place`` is True if the caller's store failed, and not the handler. ``running`` is the call itself if it did not
+    end in its time and goes on.
+    """
+
+    error: BaseException
+    of_place: bool = False
+    running: asyncio.Task[Any] | None = None
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -55,140 +80,139 @@ def is_async(function: Callable[..., Any]) -> bool:
 class Calling:
     """Calls the handler and other functions of the caller: on the event loop, or in the handler's thread."""
 
-    def __init__(self, handler: Handler, executor: Executor) -> None:
-        """Run functions that are not asynchronous in ``executor``, which has one thread."""
+    def __init__(
+        self, handler: Handler, executor: Executor, *, in_store: bool, limit_s: float | None = None
+    ) -> None:
+        """Run functions that are not asynchronous in ``executor``, which has one thread.
+
+        ``in_store``: the handler gets the value of a ``Work``, too. ``limit_s`` is how long it may take. Raises
+        TypeError if it can't be called like this.
+        """
+        user_code.check_takes(handler, 2 if in_store else 1, "The handler")
         self._handler = handler
         self._executor = executor
+        self._limit_s = limit_s
         self._is_async = is_async(handler)
-
-    async def run(self, function: Callable[[], T | Awaitable[T]]) -> T:
-        """Call a function and return its result; run it in the thread if it is not asynchronous."""
-        if is_async(function):
-            return await cast("Awaitable[T]", function())
-        done = await asyncio.get_running_loop().run_in_executor(self._executor, function)
-        return await done if inspect.isawaitable(done) else done
-
-    async def hand(self, messages: Any, work: Callable[[], Work] | None) -> None:
-        """Call the handler once, within ``work()``. Raises their errors."""
-        if work is None:
-            await self._call_handler(messages)
-        else:
-            await self._call_within(messages, work())
-
-    async def skip(self, work: Callable[[], Work]) -> None:
-        """Enter and leave the context ``work()`` without a call of the handler."""
-        around = work()
-        if isinstance(around, AbstractAsyncContextManager):
-            async with around:
-                return
-
-        def enter_and_leave() -> None:
-            with around:
-                pass
-
-        await self.run(enter_and_leave)
-
-    async def _call_within(self, messages: Any, around: Work) -> None:
-        if isinstance(around, AbstractAsyncContextManager):
-            async with around as value:
-                await self._call_handler(messages, value)
-        elif self._is_async:
-            with around as value:
-                await self._handler(messages, value)
-        else:
-
-            def call_in_thread() -> None:
-                with around as value:
-                    done = self._handler(messages, value)
-                    if inspect.isawaitable(done):
-                        if inspect.iscoroutine(done):
-                            done.close()
-                        raise TypeError(
-                            "The handler returned an awaitable. Define it with async def."
-                        )
-
-            await self.run(call_in_thread)
-
-    async def _call_handler(self, *arguments: Any) -> None:
-        if self._is_async:
-            await self._handler(*arguments)
-        else:
-            await self.run(lambda: self._handler(*arguments))
-
-
-class Trying:
-    """Repeats a call until it succeeds or has failed ``tries_max`` times."""
-
-    def __init__(
-        self,
-        *,
-        tries_max: int,
-        delay_min_s: float,
-        delay_max_s: float,
-        sleep: Callable[[float], Awaitable[None]],
-        rng: random.Random | None = None,
-    ) -> None:
-        """``sleep`` may raise an error to end the retries."""
-        self.tries_max = tries_max
-        self._delay_min_s = delay_min_s
-        self._delay_max_s = delay_max_s
-        self._sleep = sleep
-        self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
+        self._began_s: float | None = None
+        """Since when the handler works, by the loop's clock."""
+        self._left = False
+        """True if the present call took too long, and its result does not count any more."""
 
     async def run(
         self,
-        call: Callable[[], Awaitable[None]],
-        failed: Callable[[BaseException, int], None],
-        final: tuple[type[Exception], ...] = (),
-    ) -> None:
-        """Repeat ``call`` until it succeeds, and report each failure to ``failed``. Errors of ``final`` are not retried.
-
-        Raises:
-            GaveUp: it failed ``tries_max`` times.
-        """
-        # Most calls succeed at once, and the retries below cost as much as a call.
-        first: Exception | None = None
-        try:
-            await call()
-        except Exception as error:  # noqa: BLE001 - tenacity gets it below.
-            first = error
-        if first is None:
-            return
-
-        async def attempt() -> None:
-            nonlocal first
-            if first is not None:
-                error, first = first, None
-                raise error
-            await call()
-
-        def may_retry(error: BaseException) -> bool:
-            return isinstance(error, Exception) and not isinstance(error, (Stopped, *final))
-
-        def after(state: RetryCallState) -> None:
-            failed(_error(state), state.attempt_number)
-
-        def give_up(state: RetryCallState) -> None:
-            raise GaveUp(_error(state), state.attempt_number)
-
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.tries_max),
-            wait=lambda state: pause_s(
-                state.attempt_number, self._delay_min_s, self._delay_max_s, self._rng
-            ),
-            retry=retry_if_exception(may_retry),
-            after=after,
-            retry_error_callback=give_up,
-            sleep=self._sleep,
+        function: Callable[..., T | Awaitable[T]],
+        *arguments: Any,
+        limit_s: float | None = None,
+    ) -> Ended[T]:
+        """Call a function: on the loop if it is asynchronous, or else in the thread. Raises Interrupted."""
+        if is_async(function):
+            return await user_code.run(function, *arguments, limit_s=limit_s)  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        ended: Ended[Any] = await loop.run_in_executor(
+            self._executor, lambda: user_code.call(function, *arguments)
         )
-        await retrying(attempt)
+        if inspect.isawaitable(ended.value):
+            awaitable = ended.value
+            return await user_code.run(lambda: awaitable, limit_s=limit_s)
+        return ended
+
+    async def hand(self, messages: Any, work: Callable[[], Work] | None) -> FailedCall | None:
+        """Call the handler once, within ``work()``. Return why that failed; None: it is done."""
+        if self._limit_s is None:
+            return await self._hand(messages, work)
+        calling = asyncio.create_task(self._hand(messages, work))
+        try:
+            while (left_s := self._left_s(self._limit_s)) > 0:
+                await asyncio.wait([calling], timeout=left_s)
+                if calling.done():
+                    return calling.result()
+        except asyncio.CancelledError:
+            calling.cancel()
+            await asyncio.wait([calling])
+            raise
+        self._left = True
+        return FailedCall(TookTooLong(f"it took longer than {self._limit_s:g} s"), running=calling)
+
+    def _left_s(self, limit_s: float) -> float:
+        """Return how long the handler may go on until it counts as stuck."""
+        began_s = self._began_s
+        if began_s is None:
+            return limit_s + GRACE_S
+        return began_s + limit_s + GRACE_S - asyncio.get_running_loop().time()
+
+    async def skip(self, work: Callable[[], Work]) -> FailedCall | None:
+        """Enter and leave the context ``work()`` without a call of the handler."""
+
+        async def nothing(_: Any) -> Ended[None]:
+            return Ended(None)
+
+        return await self._within(work, nothing)
+
+    async def _hand(self, messages: Any, work: Callable[[], Work] | None) -> FailedCall | None:
+        self._left = False
+        if work is not None:
+            return await self._within(work, lambda value: self._handle(messages, value))
+        error = (await self._handle(messages)).error
+        return None if error is None else FailedCall(error)
+
+    async def _handle(self, *arguments: Any) -> Ended[Any]:
+        """Call the handler itself."""
+        self._began_s = asyncio.get_running_loop().time()
+        try:
+            ended = await self.run(self._handler, *arguments, limit_s=self._limit_s)
+        finally:
+            self._began_s = None
+        if inspect.isgenerator(ended.value) or inspect.isasyncgen(ended.value):
+            return Ended(None, TypeError("The handler returned a generator, whose body never ran."))
+        if self._left:  # The store must not move the place any more: another subscriber may work.
+            return Ended(None, TookTooLong("it took too long"))
+        return ended
+
+    async def _within(
+        self, work: Callable[[], Work], handle: Callable[[Any], Awaitable[Ended[Any]]]
+    ) -> FailedCall | None:
+        """Call ``handle`` within ``work()``. The error that comes first decides which of both has failed."""
+        made: Ended[Work] = user_code.call(work) if self._is_async else await self.run(work)
+        if made.error is not None:
+            return FailedCall(made.error, of_place=True)
+        # In one task, since a context may have to be left in the task that entered it.
+        ended = await user_code.run(self._entered, made.result(), handle)
+        if isinstance(ended.error, Stopped):
+            raise ended.error
+        return ended.value if ended.error is None else FailedCall(ended.error, of_place=True)
+
+    async def _entered(
+        self, around: Work, handle: Callable[[Any], Awaitable[Ended[Any]]]
+    ) -> FailedCall | None:
+        failed: FailedCall | None = None
+        if not isinstance(around, AbstractAsyncContextManager):
+            around = _InThread(around, self)
+        try:
+            async with around as value:
+                ended = await handle(value)
+                if ended.error is not None:
+                    failed = FailedCall(ended.error)
+                    ended.result()
+        except BaseException as error:
+            if failed is None or (isinstance(error, CursorMoved) and error is not failed.error):
+                raise
+        return failed
 
 
-def _error(state: RetryCallState) -> BaseException:
-    outcome = state.outcome
-    error = None if outcome is None else outcome.exception()
-    assert error is not None, "this is called only after a failure"
-    return error
+class _InThread(AbstractAsyncContextManager[Any]):
+    """A context that is entered and left in the thread of the handler."""
+
+    def __init__(self, around: AbstractContextManager[Any], calling: Calling) -> None:
+        self._around = around
+        self._calling = calling
+
+    @override
+    async def __aenter__(self) -> Any:
+        return (await self._calling.run(self._around.__enter__)).result()
+
+    @override
+    async def __aexit__(self, *details: object) -> bool | None:
+        return (await self._calling.run(self._around.__exit__, *details)).result()
 
 
 def as_given(messages: Sequence[Message], *, in_batches: bool) -> Any:

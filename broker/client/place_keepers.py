@@ -1,7 +1,9 @@
-"""Where a subscriber keeps its place: in a named cursor of the broker, or in a store of the caller.
+"""The claim of a subscriber on its name: a named cursor of the broker, which one subscriber at a time holds.
 
-One subscriber at a time holds a named cursor, and moves it. The cursor's ``data`` names the holder. No two clocks are
-compared. A subscriber acts by the state of the cursor::
+It has the place, too, unless a store of the caller has that (``place_store``). Then its place only shows the lag.
+
+The cursor's ``data`` names the holder (``tries``). No two clocks are compared. A subscriber acts by the state of the
+cursor::
 
     not held               take it
     held by another        wait; if its version does not change for the holder's ``takeover_s``, take it
@@ -18,17 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 from broker.client.cursors import Cursor, CursorCalls
-from broker.client.handler import Calling, Work
 from broker.client.retrier import Retrier
+from broker.client.tries import HolderData, Place, read_data
 from broker.errors import BrokerError, CursorMoved, NotFound, OutcomeUnknown, UnavailableError
 from broker.model import MessageId, TopicId
 
@@ -40,89 +41,26 @@ class CursorLost(Exception):
     """This subscriber does not hold the cursor any more: another one took it, or an operator moved it."""
 
 
-@runtime_checkable
-class PlaceStore(Protocol):
-    """A store of the caller that keeps a subscriber's place, and changes it together with the handler's own writes.
-
-    Each method may be asynchronous or not. A method that is not asynchronous runs in the handler's thread.
-    """
-
-    def load(self) -> MessageId | Awaitable[MessageId | None] | None:
-        """Return the id of the last message that was handled; None if no message was handled."""
-
-    def work(self, after: MessageId) -> Work:
-        """Return a context manager around one call of the handler, such as a transaction of a database.
-
-        Its value is the second argument of the handler. If the context ends without an error, it stores ``after`` as
-        the place, together with the handler's writes. If it ends with an error, it stores neither. If it finds that
-        another program moved the place, it should raise CursorMoved; then the subscriber ends.
-        """
-
-
-class PlaceKeeper(Protocol):
-    """Keeps a subscriber's place."""
-
-    async def acquire(self) -> MessageId | None:
-        """Return the place as soon as this subscriber holds it. Raises Stopped."""
-
-    def check(self) -> None:
-        """Raise CursorLost if this subscriber knows that it does not hold the place any more."""
-
-    def work(self, after: MessageId) -> Callable[[], Work] | None:
-        """Return the factory of the context around a call of the handler, or None."""
-
-    async def save(self, after: MessageId | None) -> None:
-        """Write the place. Raises CursorLost, CursorMoved."""
-
-    async def release(self, after: MessageId | None) -> None:
-        """Write the place, and let other subscribers take it."""
-
-    def held(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context in which the place stays held."""
-
-
-class OwnKeeper:
-    """Keeps the place in the caller's store. The store writes the place itself, in its context around the handler."""
-
-    def __init__(self, store: PlaceStore, calling: Calling) -> None:
-        """Keep the place in ``store``; ``calling`` runs the store's functions."""
-        self._store = store
-        self._calling = calling
-
-    async def acquire(self) -> MessageId | None:
-        """Load the place."""
-        return await self._calling.run(self._store.load)
-
-    def check(self) -> None:
-        """Do nothing: the store itself raises CursorMoved."""
-
-    def work(self, after: MessageId) -> Callable[[], Work]:
-        """Return the factory of the store's context."""
-        return lambda: self._store.work(after)
-
-    async def save(self, after: MessageId | None) -> None:
-        """Do nothing: the store has written the place."""
-
-    async def release(self, after: MessageId | None) -> None:
-        """Do nothing: the store has written the place."""
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Do nothing: no subscriber holds a place in a caller's store."""
-        yield
-
-
 class CursorOptions(NamedTuple):
     """Which cursor a subscriber holds, and how.
 
     ``begin`` returns the place of a cursor that does not exist yet. A holder that does not write for ``takeover_s``
-    loses the cursor to the first subscriber that waits for it.
+    loses the cursor to the first subscriber that waits for it. ``messages`` is the largest number of messages that it
+    handles between two writes.
     """
 
     topic: TopicId
     name: str
     begin: Callable[[], Awaitable[MessageId | None]]
     takeover_s: float
+    messages: int
+
+
+class Taken(NamedTuple):
+    """A cursor that was taken: its place, and how many messages behind it may have ended the former holder's process."""
+
+    place: Place
+    suspects: int
 
 
 class CursorKeeper:
@@ -142,23 +80,24 @@ class CursorKeeper:
         self._pause = pause
         self._turn = asyncio.Lock()
         """Held during each write, so that one write at a time is in flight."""
-        self._data = ""
+        self._data = HolderData()
         self._version: str | None = None
-        self._after: MessageId | None = None
+        self._place = Place(None)
+        self._suspects = 0
         self._written_s = 0.0
         self._lost: Exception | None = None
         self._was_there = False
 
     # Taking it.
 
-    async def acquire(self) -> MessageId | None:
+    async def acquire(self) -> Taken:
         """Wait until no other subscriber holds the cursor, take it, and return its place.
 
         Raises:
             Stopped: the subscriber must stop.
             CursorMoved: the cursor existed and was deleted.
         """
-        self._data = _holder_data(self._wanted.takeover_s)
+        self._data = HolderData(_fresh_holder(), self._wanted.takeover_s, self._wanted.messages)
         seen, since_s, failures = "", 0.0, 0
         while True:
             asked_s = _now_s()
@@ -177,7 +116,8 @@ class CursorKeeper:
             assert cursor is not None, "a missing cursor may be taken"
             if cursor.version != seen:
                 seen, since_s = cursor.version, _now_s()
-            await self._pause(min(_takeover_s(cursor), self._wanted.takeover_s) / BEATS)
+            theirs_s = read_data(cursor.data).takeover_s
+            await self._pause(min(theirs_s, self._wanted.takeover_s) / BEATS)
 
     async def _read(self) -> Cursor | None:
         try:
@@ -195,24 +135,32 @@ class CursorKeeper:
         It may take a cursor that is missing, one that no subscriber holds, and one whose holder has been silent for
         its ``takeover_s``. It may also take a cursor with its own data: an earlier put of its own got no answer.
         """
-        if cursor is None or cursor.data == self._data:
+        if cursor is None:
             return True
-        takeover_s = _takeover_s(cursor)
-        return not takeover_s or still_s >= takeover_s
+        data = read_data(cursor.data)
+        if not data.takeover_s or data.holder == self._data.holder:
+            return True
+        return still_s >= data.takeover_s
 
-    async def _take(self, cursor: Cursor | None) -> MessageId | None:
+    async def _take(self, cursor: Cursor | None) -> Taken:
         wanted = self._wanted
+        before = HolderData() if cursor is None else read_data(cursor.data)
         after = await wanted.begin() if cursor is None else cursor.after
         expected = None if cursor is None else cursor.version
+        place = Place(after, before.tried)
+        if (
+            before.holder != self._data.holder
+        ):  # Otherwise an earlier put of this one got no answer.
+            self._suspects = before.messages if before.takeover_s else 0
         try:
             taken = await self._cursors.put(
-                wanted.topic, wanted.name, after, expected=expected, data=self._data
+                wanted.topic, wanted.name, after, expected=expected, data=self._text(place)
             )
         except CursorMoved as error:
             raise _Raced from error
         self._lost, self._was_there = None, True
-        self._note(taken)
-        return after
+        self._note(taken, place)
+        return Taken(place, self._suspects)
 
     # Holding it.
 
@@ -221,10 +169,7 @@ class CursorKeeper:
         if self._lost is not None:
             raise self._lost
 
-    def work(self, after: MessageId) -> None:
-        """Return None: the place is written after the handler returns."""
-
-    async def save(self, after: MessageId | None) -> None:
+    async def save(self, place: Place) -> None:
         """Write the place, and retry without a time limit.
 
         Raises:
@@ -237,14 +182,14 @@ class CursorKeeper:
         while True:
             try:
                 async with self._turn:
-                    await self._put(after, self._data)
+                    await self._put(place)
             except (UnavailableError, OutcomeUnknown) as error:
                 failures += 1
                 await self._wait_to_retry(error, failures)
             else:
                 return
 
-    async def release(self, after: MessageId | None) -> None:
+    async def release(self, place: Place) -> None:
         """Write the place, and mark the cursor as not held. Leave a lost cursor unchanged.
 
         Raises:
@@ -252,27 +197,28 @@ class CursorKeeper:
         """
         with contextlib.suppress(CursorLost):
             async with self._turn:
-                await self._put(after, "")
+                await self._put(place, held=False)
 
-    async def _put(self, after: MessageId | None, data: str) -> None:
+    async def _put(self, place: Place, *, held: bool = True) -> None:
         """Write the place. The caller holds ``_turn``."""
         self.check()
         wanted = self._wanted
+        data = self._text(place) if held else HolderData(tried=place.tried).text()
         while True:
             try:
                 put = await self._cursors.put(
-                    wanted.topic, wanted.name, after, expected=self._version, data=data
+                    wanted.topic, wanted.name, place.after, expected=self._version, data=data
                 )
             except CursorMoved as moved:
                 self._check_refusal(moved)
             else:
-                self._note(put)
+                self._note(put, place)
                 return
 
     def _check_refusal(self, moved: CursorMoved) -> None:
         """After a refused put: adopt the version of an own put that got no answer. Raises CursorLost, CursorMoved."""
         there = moved.cursor
-        if there is not None and there["data"] == self._data:
+        if there is not None and read_data(there["data"]).holder == self._data.holder:
             self._version = there["version"]
             return
         self._lost = self._deleted() if there is None else CursorLost(moved.message)
@@ -285,8 +231,11 @@ class CursorKeeper:
             "begin with a new one."
         )
 
-    def _note(self, cursor: Cursor) -> None:
-        self._version, self._after, self._written_s = cursor.version, cursor.after, _now_s()
+    def _text(self, place: Place) -> str:
+        return self._data._replace(tried=place.tried).text()
+
+    def _note(self, cursor: Cursor, place: Place) -> None:
+        self._version, self._place, self._written_s = cursor.version, place, _now_s()
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -308,7 +257,7 @@ class CursorKeeper:
                 continue
             try:
                 async with self._turn:
-                    await self._put(self._after, self._data)
+                    await self._put(self._place)
             except (CursorLost, CursorMoved):
                 return  # ``check`` and the next write raise the error.
             except BrokerError as error:
@@ -332,16 +281,6 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _holder_data(takeover_s: float) -> str:
-    """Return the data of this holder: a unique name, and how long it may be silent."""
-    holder = f"{socket.gethostname()[:128]} {os.getpid()} {secrets.token_hex(8)}"
-    return json.dumps({"holder": holder, "takeover_s": takeover_s})
-
-
-def _takeover_s(cursor: Cursor) -> float:
-    """Return how long a cursor's holder may be silent; 0 if no subscriber holds the cursor."""
-    try:
-        takeover_s = float(json.loads(cursor.data)["takeover_s"])
-    except (ValueError, TypeError, KeyError):
-        return 0.0
-    return takeover_s if 0 < takeover_s < float("inf") else 0.0
+def _fresh_holder() -> str:
+    """Return a name that no other holder has."""
+    return f"{socket.gethostname()[:128]} {os.getpid()} {secrets.token_hex(8)}"

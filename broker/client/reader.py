@@ -14,7 +14,7 @@ from broker.client import tail as tails
 from broker.client.calls import Calls
 from broker.client.cursors import CursorCalls
 from broker.client.handler import Handler
-from broker.client.place_keepers import PlaceStore
+from broker.client.place_store import PlaceStore
 from broker.client.positions import generation_in, id_of, start_of
 from broker.client.range_read import Reading, ReadOptions
 from broker.client.retrier import Retrier

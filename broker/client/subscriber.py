@@ -3,8 +3,8 @@
 ::
 
     take the place ──> poll behind it ──> handle ──> done ──> keep the place ──────┐
-         ^                ^                  │ failed: retry, after a pause        │
-         │                │                  │ failed tries_max times              │
+         ^                ^                  │ failed: again, after a pause        │
+         │                │                  │ rejected, or failed tries_max times │
          │                │                  v                                     │
          │                │             dead letter ──> keep the place ────────────┤
          │ lost           └────────────────────────────────────────────────────────┘
@@ -17,29 +17,27 @@ messages since the last write. Their number is bounded: it writes the place afte
 *Exactly once*: a store of the caller keeps the place, and changes it in the same transaction as the handler's own
 writes (``PlaceStore``).
 
-No message is skipped in silence, and none blocks the others for good. A message that failed ``tries_max`` times is
-published to a topic of dead letters; by default its name ends in ``-dead-letters``, and first use creates it.
-Of several subscribers with one name one works, and the others are standbys (see ``place_keepers``).
+No message is skipped in silence. A message whose handler fails is handled again until it succeeds (``handler_tries``). If the
+handler rejects it, or after ``tries_max`` tries if that is set, it is published to a topic of dead letters; by default
+its name ends in ``-dead-letters``, and first use creates it. Of several subscribers with one name one works, and the
+others are standbys (see ``place_keepers``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from broker import user_code
 from broker.client import dead_letters, positions
-from broker.client.handler import Calling, GaveUp, Handler, Stopped, Trying, Work, as_given, log
-from broker.client.place_keepers import (
-    CursorKeeper,
-    CursorLost,
-    CursorOptions,
-    OwnKeeper,
-    PlaceKeeper,
-    PlaceStore,
-)
+from broker.client.handler import Calling, Handler, Stopped, log
+from broker.client.handler_tries import GivenUp, Handling, StillRunning
+from broker.client.letter_box import LetterBox
+from broker.client.place_keepers import BEATS, CursorKeeper, CursorLost, CursorOptions, Taken
+from broker.client.place_store import OwnPlace, PlaceStore
 from broker.client.retrier import Retrier
 from broker.client.subscription import (
     EmptyPolls,
@@ -49,13 +47,7 @@ from broker.client.subscription import (
 )
 from broker.client.tail import NOW, Backoff
 from broker.clock import Clock, SystemClock
-from broker.errors import (
-    BrokerError,
-    CursorMoved,
-    IdempotencyKeyReused,
-    OutcomeUnknown,
-    UnavailableError,
-)
+from broker.errors import BrokerError, UnavailableError
 from broker.model import Message, MessageId, TopicId, check_cursor
 
 if TYPE_CHECKING:
@@ -94,24 +86,33 @@ class Subscriber:
         self._own_executor: Executor | None = None
         if executor is None:
             executor = self._own_executor = ThreadPoolExecutor(1, "broker-subscriber")
-        self._calling = Calling(handler, executor)
         self._clock = clock or SystemClock()
         self._stopping = asyncio.Event()
-        self._trying = Trying(
-            tries_max=options.tries_max,
-            delay_min_s=options.retry_delay_min_s,
-            delay_max_s=options.retry_delay_max_s,
-            sleep=self._pause,
-            rng=rng,
+        calling = Calling(
+            handler, executor, in_store=place is not None, limit_s=options.handler_timeout_s
         )
-        self._keeper: PlaceKeeper
-        if place is not None:
-            self._keeper = OwnKeeper(place, self._calling)
-        else:
-            wanted = CursorOptions(topic, self.name, self._begin, options.takeover_s)
-            self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
-        self._letters = dead_letters.default_topic(topic)
-        self._has_letters = False
+        self._own = None if place is None else OwnPlace(place, calling, self._pause_after)
+        self._handling = Handling(
+            self.name,
+            calling,
+            self._own,
+            options,
+            self.counts,
+            write=self._save,
+            pause=self._pause,
+            rng=rng or random.Random(),  # noqa: S311 - Jitter is no secret.
+        )
+        unwritten = options.place_messages_max + (options.batch_messages_max or 1)
+        wanted = CursorOptions(topic, self.name, self._begin, options.takeover_s, unwritten)
+        self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
+        named = options.dead_letters
+        self._letters = LetterBox(
+            client,
+            retrier,
+            dead_letters.default_topic(topic) if named is None else client._topic(named),  # noqa: SLF001
+            may_create=named is None or options.create_dead_letters,
+            unless_stopped=self._unless_stopped,
+        )
         self._working = self._began = False
 
     @property
@@ -128,14 +129,15 @@ class Subscriber:
 
         Raises:
             TopicNotFound: there is no such topic, or the named topic for dead letters does not exist.
-            CursorMoved: the cursor was deleted meanwhile; or the caller's store found that its place was moved.
+            CursorMoved: the cursor was deleted meanwhile.
             BrokerError: the broker refused a necessary request for good, such as a dead letter.
+            SystemExit, KeyboardInterrupt: the handler raised it; the place is written, and let go.
         """
         if self._began:
             raise RuntimeError("A subscriber runs once. Make another one.")
         self._began = True
         try:
-            await self._check_letters()
+            await self._letters.check()
             while not self._stopping.is_set():
                 await self._turn()
         except Stopped:
@@ -146,54 +148,84 @@ class Subscriber:
 
     async def _turn(self) -> None:
         """Take the place, and work until it is lost or the subscriber must stop. Raises Stopped."""
+        taken = await self._keeper.acquire()
+        progress = SubscriberProgress(taken.place, self._now_s(), taken.suspects)
         try:
-            after = await self._keeper.acquire()
-            await self._work(SubscriberProgress(after, self._now_s()))
+            async with self._keeper.held():
+                await self._held(progress, taken)
         except CursorLost as lost:
             self.counts.lost += 1
             log.warning("subscriber %s of %s lost its place: %s", self.name, self.topic, lost)
-        finally:
-            self._working = False
+        except StillRunning as late:
+            log.warning(
+                "subscriber %s of %s has let its place go: the handler goes on",
+                self.name,
+                self.topic,
+            )
+            await _ended(late.running)
 
     # The loop.
 
+    async def _held(self, progress: SubscriberProgress, taken: Taken) -> None:
+        """Work while this subscriber holds the place, and let it go at the end; a cancellation does not let it go."""
+        try:
+            if self._own is not None:
+                progress.after = await self._loaded(self._own, taken)
+            await self._work(progress)
+        except Stopped:
+            self._stopping.set()  # ``stop`` may not have been called: an interrupt of the handler stops it, too.
+        except BaseException as error:
+            if isinstance(error, Exception) or user_code.ends_program(error):
+                await self._release(progress, error)
+            raise
+        await self._keeper.release(progress.place)
+
+    async def _release(self, progress: SubscriberProgress, error: BaseException) -> None:
+        """Let the place go after an error. That error is raised, even if this fails, too."""
+        try:
+            await self._keeper.release(progress.place)
+        except BrokerError as second:
+            if second is not error:
+                error.add_note(
+                    f"The subscriber could not write its place, either: {second.message}"
+                )
+        if isinstance(error, CursorLost) and self._own is not None:
+            await self._pause(self.options.takeover_s / BEATS)  # Its store may not know of claims.
+
+    async def _loaded(self, own: OwnPlace, taken: Taken) -> MessageId | None:
+        """Return the place in the caller's store; if it has none, the place where a new name begins."""
+        loaded = await own.load()
+        if loaded is not None:
+            return loaded
+        # ``now`` is when the name was new. The cursor knows that, as long as no message was handled.
+        return taken.place.after if self.options.start == NOW else await self._begin()
+
     async def _work(self, progress: SubscriberProgress) -> None:
         self._working = True
-        async with self._keeper.held():
-            try:
-                while not self._stopping.is_set():
-                    await self._page(progress, await self._polled(progress))
-            except Stopped:
-                self._stopping.set()  # ``stop`` may not have been called: an interrupt of the handler stops it, too.
-            except CursorLost:
-                raise
-            except Exception as error:
-                await self._release(progress, error)
-                raise
-            await self._keeper.release(progress.after)
-
-    async def _release(self, progress: SubscriberProgress, error: Exception) -> None:
-        """Release the place after an error. That error is raised, even if the release fails, too."""
         try:
-            await self._keeper.release(progress.after)
-        except BrokerError as second:
-            error.add_note(f"The subscriber could not write its place, either: {second.message}")
+            while not self._stopping.is_set():
+                await self._page(progress, await self._polled(progress))
+        finally:
+            self._working = False
 
     async def _page(self, progress: SubscriberProgress, page: list[Message]) -> None:
-        size = self.options.batch_messages_max or 1
-        for start in range(0, len(page), size):
-            if self._stopping.is_set():
-                return
+        most, start = self.options.batch_messages_max or 1, 0
+        while start < len(page) and not self._stopping.is_set():
+            # A message of a batch that was given up comes alone, also to the next process.
+            tried = progress.tried
+            alone = tried is not None and (tried.id, tried.messages) == (page[start].id, 1)
+            batch = page[start : start + (1 if alone else most)]
             self._keeper.check()
-            await self._batch(progress, page[start : start + size])
+            await self._batch(progress, batch)
             await self._save_if_due(progress)
+            start += len(batch)
 
     async def _save_if_due(self, progress: SubscriberProgress) -> None:
         if progress.is_due(self.options, self._now_s()):
             await self._save(progress)
 
     async def _save(self, progress: SubscriberProgress) -> None:
-        await self._keeper.save(progress.after)
+        await self._keeper.save(progress.place)
         progress.written(self._now_s())
 
     async def _polled(self, progress: SubscriberProgress) -> list[Message]:
@@ -243,109 +275,42 @@ class Subscriber:
     # One batch.
 
     async def _batch(self, progress: SubscriberProgress, batch: list[Message]) -> None:
-        """Handle a batch. If it fails as a whole, handle its messages one by one; if one fails, make it a dead letter."""
-        try:
-            await self._handle(batch)
-        except GaveUp as failure:
-            if len(batch) == 1:
-                await self._give_up(progress, batch[0], failure)
+        """Handle a batch. If it is given up, handle its messages one by one; if one is given up, it is a dead letter."""
+        if mine := [each for each in batch if not dead_letters.is_for_another(each, self.name)]:
+            failed = await self._handling.handle(progress, mine)
+            if failed is not None and len(batch) == 1:
+                await self._give_up(progress, mine[0], failed)
                 return
-            for message in batch:
-                if self._stopping.is_set():
-                    return
-                self._keeper.check()
-                await self._batch(progress, [message])
-                await self._save_if_due(progress)
-            return
+            if failed is not None:
+                for message in batch:
+                    if self._stopping.is_set():
+                        return
+                    self._keeper.check()
+                    await self._batch(progress, [message])
+                    await self._save_if_due(progress)
+                return
         progress.handled(batch)
-        self.counts.handled += len(batch)
-
-    async def _handle(self, batch: list[Message]) -> None:
-        given = as_given(batch, in_batches=self.options.batch_messages_max is not None)
-        work = self._keeper.work(batch[-1].id)
-
-        def failed(error: BaseException, tries: int) -> None:
-            self.counts.failed += 1
-            log.warning(
-                "handler of subscriber %s failed at message %s of %s, try %d of %d",
-                self.name,
-                batch[0].id.hex(),
-                self.topic,
-                tries,
-                self.options.tries_max,
-                exc_info=error,
-            )
-
-        # Only a caller's store raises CursorMoved to say that its place was moved.
-        final = () if work is None else (CursorMoved,)
-        await self._trying.run(lambda: self._calling.hand(given, work), failed, final)
+        self.counts.handled += len(mine)
 
     async def _give_up(
-        self, progress: SubscriberProgress, message: Message, failure: GaveUp
+        self, progress: SubscriberProgress, message: Message, failed: GivenUp
     ) -> None:
-        """Publish a message as a dead letter, then go on behind it. Its idempotency key prevents a second letter after a crash."""
-        letter = dead_letters.letter_of(
-            self.topic,
-            self.name,
-            message,
-            failure.error,
-            tries=failure.tries,
-            now_ms=self._clock.now_ms(),
+        """Publish a message as a dead letter, then go on behind it."""
+        about = dead_letters.about(
+            self.topic, self.name, message, failed.error, failed.tries, self._clock.now_ms()
         )
-        await self._publish(letter, dead_letters.key_of(self.topic, self.name, message))
-        work = self._keeper.work(message.id)
-        if work is not None:
-            await self._skip(work)
+        await self._letters.put(message, about)
+        await self._handling.skip(message)
         progress.handled([message])
         self.counts.dead_letters += 1
         log.error(
-            "message %s of %s is a dead letter in %s",
+            "message %s of %s is a dead letter in %s: %s",
             message.id.hex(),
             self.topic,
-            self._letters,
-            exc_info=failure.error,
+            self._letters.topic,
+            about["reason"],
         )
         await self._save(progress)
-
-    async def _skip(self, work: Callable[[], Work]) -> None:
-        """Move the place in the caller's store past a message. Raises the error of the last try."""
-        try:
-            await self._trying.run(
-                lambda: self._calling.skip(work), _ignore_failure, (CursorMoved,)
-            )
-        except GaveUp as failure:
-            raise failure.error from None
-
-    async def _publish(self, letter: Any, key: str) -> None:
-        """Publish a dead letter, and retry without a time limit. Raises Stopped, BrokerError."""
-        backoff = Backoff(self._retrier, None)
-        while True:
-            try:
-                await self._create_letters()
-                await self._client.publish(self._letters, letter, idempotency_key=key)
-            except IdempotencyKeyReused:
-                return  # It was published before a crash, with another time in its headers.
-            except (UnavailableError, OutcomeUnknown) as error:
-                await self._unless_stopped(backoff.failed(error))
-            else:
-                return
-
-    # Topics and places.
-
-    async def _check_letters(self) -> None:
-        """Check before any message is handled that a named topic for dead letters exists."""
-        named = self.options.dead_letters
-        if named is None:
-            return
-        self._letters = self._client._topic(named)  # noqa: SLF001 - The same package.
-        if not self.options.create_dead_letters:
-            await self._client.topic(self._letters)
-            self._has_letters = True
-
-    async def _create_letters(self) -> None:
-        if not self._has_letters:
-            await self._client.create_topic(self._letters, if_exists="keep")
-            self._has_letters = True
 
     async def _begin(self) -> MessageId | None:
         """Return the place behind which a subscriber with a new name begins."""
@@ -356,6 +321,9 @@ class Subscriber:
         return positions.before(place) if isinstance(place, int) else place
 
     # Stopping.
+
+    async def _pause_after(self, failures: int) -> None:
+        await self._handling.pause(failures)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -384,5 +352,10 @@ class Subscriber:
                 await asyncio.wait([doing])
 
 
-def _ignore_failure(error: BaseException, tries: int) -> None:
-    """Ignore a failed try; the last one is raised."""
+async def _ended(running: asyncio.Task[object]) -> None:
+    """Wait until a call has ended, however it ends."""
+    try:
+        await asyncio.wait([running])
+    except asyncio.CancelledError:
+        running.cancel()
+        raise

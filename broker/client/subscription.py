@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from broker.client.tries import Place
 from broker.client.values import Start, TopicName
-from broker.model import Message, MessageId
+from broker.model import Message
+
+_MAY_BE_NONE: Final = ("tries_max", "batch_messages_max", "handler_timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +24,12 @@ class SubscriberOptions:
         page_messages_max: the maximum number of messages of one poll; so many are in memory.
         place_interval_s: the place is written after so many seconds, if it has changed.
         place_messages_max: the place is also written after so many messages; 1: after each message or batch.
-        tries_max: how often the handler is called with a message, or a batch, before the subscriber gives it up.
+        tries_max: how often the handler is called with a message, or a batch, before the subscriber gives it up. None:
+            it is called until it is done, or raises ``Reject``. The broker keeps the count, also when the process ends.
         retry_delay_min_s, retry_delay_max_s: the bounds of the pauses between tries, which double, with jitter.
+        handler_timeout_s: how long one call of the handler may take; longer is a failed try. None: without a limit. An
+            asynchronous handler is cancelled then. A handler that goes on in spite of that, such as a function that is
+            not asynchronous, loses the place to a standby.
         dead_letters: the topic for messages that were given up; None: the topic's name and ``-dead-letters``.
         create_dead_letters: whether to create the topic that ``dead_letters`` names if it is missing.
         takeover_s: how long the holder of a named cursor may be silent before another subscriber takes it.
@@ -36,9 +43,10 @@ class SubscriberOptions:
     page_messages_max: int = 100
     place_interval_s: float = 0.5
     place_messages_max: int = 100
-    tries_max: int = 5
+    tries_max: int | None = None
     retry_delay_min_s: float = 0.1
     retry_delay_max_s: float = 10.0
+    handler_timeout_s: float | None = None
     dead_letters: TopicName | None = None
     create_dead_letters: bool = False
     takeover_s: float = 10.0
@@ -51,15 +59,18 @@ class SubscriberOptions:
             ("page_messages_max", 1),
             ("place_messages_max", 1),
             ("tries_max", 1),
+            ("batch_messages_max", 1),
+            ("handler_timeout_s", 0.001),
             ("place_interval_s", 0),
             ("retry_delay_min_s", 0),
             ("retry_delay_max_s", 0),
             ("takeover_s", 0.01),
         ):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} is at least {least}, not {getattr(self, name)!r}.")
-        if self.batch_messages_max is not None and self.batch_messages_max < 1:
-            raise ValueError("batch_messages_max is at least 1, or None for one message at a time.")
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if not value >= least:
+                raise ValueError(f"{name} is at least {least}, not {value!r}.")
 
 
 @dataclass(slots=True)
@@ -73,13 +84,24 @@ class SubscriberCounts:
 
 
 class SubscriberProgress:
-    """How far a subscriber has come, and how much of that is written."""
+    """How far a subscriber has come, and how much of that is written.
 
-    def __init__(self, after: MessageId | None, now_s: float) -> None:
+    ``tried`` counts the tries at the next message. ``suspects`` is the number of next messages that may have ended the
+    process of the former holder.
+    """
+
+    def __init__(self, place: Place, now_s: float, suspects: int = 0) -> None:
         """Begin at a place that is written already."""
-        self.after = after
+        self.after = place.after
+        self.tried = self.tried_written = place.tried
+        self.suspects = suspects
         self._messages = 0
         self._written_s = now_s
+
+    @property
+    def place(self) -> Place:
+        """The place to write."""
+        return Place(self.after, self.tried)
 
     @property
     def is_written(self) -> bool:
@@ -88,7 +110,8 @@ class SubscriberProgress:
 
     def handled(self, messages: Sequence[Message]) -> None:
         """Record that messages were handled."""
-        self.after = messages[-1].id
+        self.after, self.tried = messages[-1].id, None
+        self.suspects -= len(messages)
         self._messages += len(messages)
 
     def is_due(self, options: SubscriberOptions, now_s: float) -> bool:
@@ -102,7 +125,7 @@ class SubscriberProgress:
 
     def written(self, now_s: float) -> None:
         """Record that the place is written."""
-        self._messages, self._written_s = 0, now_s
+        self._messages, self._written_s, self.tried_written = 0, now_s, self.tried
 
 
 EMPTY_PAUSE_S_MIN: Final = 0.005

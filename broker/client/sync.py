@@ -28,7 +28,7 @@ from broker.client.aio import Client
 from broker.client.facade import blocking, described
 from broker.client.handler import Handler
 from broker.client.later import Counts
-from broker.client.place_keepers import PlaceStore
+from broker.client.place_store import PlaceStore
 from broker.client.range_read import Reading
 from broker.client.retrier import OnTrouble
 from broker.client.stage import Stage

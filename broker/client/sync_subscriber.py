@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from typing_extensions import override
 
+from broker import user_code
 from broker.client.cursors import CursorCalls
 from broker.client.facade import blocking
 from broker.client.handler import Interrupted
@@ -60,7 +61,7 @@ class SyncSubscriber:
         self,
         subscriber: Subscriber,
         executor: CallersThread,
-        submit: Callable[[Coroutine[Any, Any, None]], Future[None]],
+        submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]],
     ) -> None:
         self._subscriber = subscriber
         self._executor = executor
@@ -87,16 +88,17 @@ class SyncSubscriber:
         """Handle messages, in this thread, until ``stop``. Ctrl-C stops it, too, and is raised at the end.
 
         Raises:
-            BrokerError: as ``Subscriber.run``.
+            BrokerError, SystemExit, KeyboardInterrupt: as ``Subscriber.run``.
         """
-        running = self._submit(self._subscriber.run())
+        # A SystemExit that the loop's thread raised would end that thread, and nothing else.
+        running = self._submit(user_code.run(self._subscriber.run))
         try:
             self._executor.work_until(running)
         except BaseException:
             self.stop()
             self._executor.work_until(running)
             raise
-        running.result()
+        running.result().result()
 
 
 class SyncWait(Protocol):

@@ -9,10 +9,13 @@ ID = row_id(1_764_000_000_123, 7) + bytes(10)
 ERROR = ValueError("no such thing")
 
 
-def letter(message: Message, error: BaseException = ERROR):
-    return dead_letters.letter_of(
-        TOPIC, "mailer", message, error, tries=5, now_ms=1_764_000_001_000
-    )
+def letter(message: Message, error: BaseException = ERROR, **options):
+    about = dead_letters.about(TOPIC, "mailer", message, error, 5, 1_764_000_001_000)
+    return dead_letters.letter_of(about, message, **options)
+
+
+def key(topic: TopicId, subscriber: str, message: Message):
+    return dead_letters.key_of(dead_letters.about(topic, subscriber, message, ERROR, 1, 0), message)
 
 
 def test_a_letter_keeps_the_message_and_says_why():
@@ -51,11 +54,11 @@ def test_a_letter_holds_an_error_of_any_length_and_text():
 
 def test_letters_of_different_messages_have_different_keys():
     message = Message(ID, b"payload")
-    key = dead_letters.key_of(TOPIC, "mailer", message)
-    assert key == dead_letters.key_of(TOPIC, "mailer", message._replace(payload=b"other"))
+    made = key(TOPIC, "mailer", message)
+    assert made == key(TOPIC, "mailer", message._replace(payload=b"other"))
     others = {
-        dead_letters.key_of(TopicId("ns", "t2"), "mailer", message),
-        dead_letters.key_of(TOPIC, "mailer2", message),
-        dead_letters.key_of(TOPIC, "mailer", message._replace(id=bytes(20))),
+        key(TopicId("ns", "t2"), "mailer", message),
+        key(TOPIC, "mailer2", message),
+        key(TOPIC, "mailer", message._replace(id=bytes(20))),
     }
-    assert len({key, *others}) == 4
+    assert len({made, *others}) == 4

@@ -20,7 +20,8 @@ FORBIDDEN = (
     "uvloop",
 )
 ALLOWED = {
-    f"broker.{part}" for part in ("client", "wire", "model", "errors", "clock", "http", "places")
+    f"broker.{part}"
+    for part in ("client", "wire", "model", "errors", "clock", "http", "places", "user_code")
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from broker.client import CursorMoved, SubscriberOptions
 from broker.client.subscription import SubscriberProgress
+from broker.client.tries import Place
 from broker.model import Message, row_id
 from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import (
@@ -65,7 +66,7 @@ async def test_the_place_is_written_while_a_failed_batch_is_handled_one_by_one(
 
 def test_when_a_place_is_due() -> None:
     options = SubscriberOptions(place_interval_s=1, place_messages_max=3)
-    progress = SubscriberProgress(None, 10.0)
+    progress = SubscriberProgress(Place(None), 10.0)
     assert progress.is_written
     assert not progress.is_due(options, 99)
     message = Message(row_id(1, 0) + bytes(10), b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -70,19 +71,78 @@ async def test_a_place_in_the_handlers_own_transaction_counts_each_message_once(
     assert ledger.entries == [*numbers(7), b"8", b"9"]
     assert [letter.payload for letter in await again.poll(LETTERS)] == [b"7"]
     assert ledger.after == (await again.poll(TOPIC))[-1].id
-    assert await again.cursors.list(TOPIC) == []
+    [cursor] = await again.cursors.list(TOPIC)  # It is the claim, and shows the lag.
+    assert (cursor.after, cursor.data, cursor.lag.messages) == (ledger.after, "", 0)
 
 
-async def test_a_store_that_was_moved_ends_the_subscriber(world: World) -> None:
-    client, ledger = world.client(), Ledger()
+async def test_a_store_that_was_moved_is_followed(world: World) -> None:
+    """Another program moves the place during a call of the handler, whose results do not count then."""
+    client, ledger, done = world.client(), Ledger(), asyncio.Event()
+    await client.publish(TOPIC, numbers(3))
+    ids = [message.id for message in await client.poll(TOPIC)]
 
     async def handler(message: Message, draft: list[bytes]) -> None:
-        ledger.after = b"another's"
+        draft.append(message.payload)
+        if message.payload == b"0":
+            ledger.after = ids[1]
+        if message.payload == b"2":
+            done.set()
 
-    await client.publish(TOPIC, b"m")
-    with pytest.raises(CursorMoved, match="another was here"):
-        await client.subscriber(TOPIC, "m", handler, place=ledger).run()
-    assert ledger.entries == []
+    subscriber = client.subscriber(TOPIC, "m", handler, place=ledger)
+    async with running(subscriber):
+        await done.wait()
+    assert (ledger.entries, subscriber.counts.lost) == ([b"2"], 1)
+    assert subscriber.counts.failed == 0
+
+
+async def test_of_two_consumers_with_a_store_one_works_and_the_other_takes_over(
+    world: World,
+) -> None:
+    ledger, begun, gate = Ledger(), asyncio.Event(), asyncio.Event()
+    seen: list[tuple[str, bytes]] = []
+
+    def handler_of(name: str) -> Any:
+        async def handler(message: Message, draft: list[bytes]) -> None:
+            seen.append((name, message.payload))
+            draft.append(message.payload)
+            if message.payload == b"9":
+                begun.set()
+                await gate.wait()
+
+        return handler
+
+    first, second = world.client(), world.client()
+    await first.publish(TOPIC, numbers(20))
+    one = first.subscriber(TOPIC, "m", handler_of("one"), place=ledger)
+    task = asyncio.create_task(one.run())
+    await pass_time(1)
+    async with running(second.subscriber(TOPIC, "m", handler_of("two"), place=ledger)):
+        await begun.wait()
+        await pass_time(60)
+        assert {name for name, _ in seen} == {"one"}
+        await crash(world, task, 0)
+        gate.set()
+        await pass_time(60)
+    assert ledger.entries == numbers(20)
+    assert [payload for name, payload in seen if name == "two"] == numbers(11, 9)
+
+
+@pytest.mark.parametrize("start", ["now", "id", None])
+async def test_where_a_subscriber_with_an_empty_store_begins(world: World, start: Any) -> None:
+    client, ledger = world.client(), Ledger()
+    await client.publish(TOPIC, [b"0", b"1"])
+    at = (await client.poll(TOPIC))[0].id if start == "id" else start
+
+    async def handler(message: Message, draft: list[bytes]) -> None:
+        draft.append(message.payload)
+
+    for published in (b"2", b"3"):
+        for payloads in ([], [published]):  # First it only begins.
+            if payloads:
+                await client.publish(TOPIC, payloads)
+            async with running(client.subscriber(TOPIC, "m", handler, place=ledger, start=at)):
+                await pass_time(10)
+    assert ledger.entries == {"now": [b"2", b"3"], "id": numbers(3, 1), None: numbers(4)}[start]
 
 
 async def test_a_busy_store_is_retried_after_a_dead_letter(world: World) -> None:

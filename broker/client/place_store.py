@@ -1,0 +1,117 @@
+"""A store of the caller that keeps a subscriber's place, and changes it together with the handler's own writes.
+
+Its errors say nothing about a message. So no error of it counts as a try: it is asked again without a time limit. After
+an error the outcome of its last write is unknown. Then the subscriber loads the place again, and acts by it::
+
+    behind the messages in work     the write was done: go on
+    before them                     it was not: handle them again
+    elsewhere                       another subscriber moved it: begin again as a standby
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, runtime_checkable
+
+from broker import user_code
+from broker.client.handler import Calling, FailedCall, Work
+from broker.client.place_keepers import CursorLost
+from broker.client.positions import id_of
+from broker.errors import CursorMoved
+from broker.model import MessageId
+
+log: Final = logging.getLogger("broker.client.subscriber")
+
+
+@runtime_checkable
+class PlaceStore(Protocol):
+    """A store of the caller that keeps a subscriber's place, and changes it together with the handler's own writes.
+
+    Each method may be asynchronous or not. A method that is not asynchronous runs in the handler's thread. After any
+    error of theirs the subscriber calls ``load``, and then ``work`` again, without a time limit.
+    """
+
+    def load(self) -> MessageId | Awaitable[MessageId | None] | None:
+        """Return the id of the last message that was handled; None if no message was handled."""
+
+    def work(self, after: MessageId) -> Work:
+        """Return a context manager around one call of the handler, such as a transaction of a database.
+
+        Its value is the second argument of the handler. If the context ends without an error, it stores ``after`` as
+        the place, together with the handler's writes. If it ends with an error, it stores neither. If it finds that
+        another program moved the place, it should raise CursorMoved; then the subscriber loads the place again.
+        """
+
+
+class OwnPlace:
+    """The place in a store of the caller."""
+
+    def __init__(
+        self, store: PlaceStore, calling: Calling, pause: Callable[[int], Awaitable[None]]
+    ) -> None:
+        """``pause`` waits after so many failures in a row. Raises TypeError if ``store`` is no PlaceStore."""
+        if not isinstance(store, PlaceStore):
+            raise TypeError(f"place has the methods load and work; {type(store).__name__} has not.")
+        self._store = store
+        self._calling = calling
+        self._pause = pause
+        self._loaded: MessageId | None = None
+
+    async def load(self) -> MessageId | None:
+        """Return the place. Raises Stopped; BadRequest or TypeError if the store returns anything else."""
+        failures = 0
+        while (ended := await self._calling.run(self._store.load)).error is not None:
+            _check(ended.error)
+            failures += 1
+            _tell("loaded", ended.error, failures)
+            del ended
+            await self._pause(failures)
+        place: object = ended.value
+        if isinstance(place, bytearray | memoryview):  # So some drivers return bytes.
+            place = bytes(place)
+        self._loaded = None if place is None else id_of(place, "the place of the store")  # type: ignore[arg-type]
+        return self._loaded
+
+    def work(self, after: MessageId) -> Callable[[], Work]:
+        """Return the factory of the store's context."""
+        return lambda: self._store.work(after)
+
+    def moved(self, after: MessageId) -> None:
+        """Record that the store has moved the place."""
+        self._loaded = after
+
+    async def is_moved(self, failure: FailedCall, after: MessageId, failures: int) -> bool:
+        """Return whether the store has moved the place behind ``after`` in spite of an error.
+
+        Raises:
+            CursorLost: it is at another place than this subscriber has left it.
+            Stopped: the subscriber must stop.
+        """
+        _check(failure.error)
+        if not isinstance(failure.error, CursorMoved):
+            _tell("stored", failure.error, failures)
+            await self._pause(failures)
+        before = self._loaded
+        now = await self.load()
+        if now == after:
+            return True
+        if now != before or isinstance(failure.error, CursorMoved):
+            raise CursorLost("The caller's store has another place.")
+        return False
+
+
+def _check(error: BaseException) -> None:
+    """Raise an error that ends the program."""
+    if user_code.ends_program(error):
+        raise error
+
+
+def _tell(done: str, error: BaseException, failures: int) -> None:
+    log.warning(
+        "the place can't be %s, try %d: %s",
+        done,
+        failures,
+        user_code.text_of(error),
+        exc_info=user_code.traceback_of(error),
+    )
