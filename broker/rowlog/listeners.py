@@ -1,35 +1,37 @@
 """Local listeners: async functions of this process, by subscription.
 
-A listener that returns True or None is done with the message. After False or an exception, the message has failed and
-is offered again later. A message may be offered again although it is done: delivery is at least once.
+A listener that returns True or None is done with the message. After False, or whatever else it raises or returns, the
+message has failed and is offered again later (see ``broker.user_code``). A message may be offered again although it is done: delivery is at least once.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from broker import user_code
 from broker.rowlog.rows import Message
 
 Listener = Callable[[Message], Awaitable[bool | None]]
 
 
 REASON_MAX: Final = 300
+"""How many bytes of the reason of a failed try are kept."""
 
 
 def reason_of(error: Exception) -> str:
-    """Return the text of a listener's error, which may be any: too long, no UTF-8, or an error itself."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - The text of the listener's error is code of its author, too.
-        text = "its text can't be had"
-    text = f"{type(error).__name__}: {text}"[:REASON_MAX]
-    return text.encode(errors="backslashreplace").decode()
+    """Return why a try failed, as text that can be stored."""
+    if isinstance(error, ListenerFailed):
+        return user_code.storable(str(error), REASON_MAX)  # Another node may have told it.
+    return user_code.text_of(error, REASON_MAX)
 
 
 class NoListener(Exception):
     """No listener takes messages of a subscription now. This is no failed try."""
+
+
+class ListenerFailed(Exception):
+    """A listener failed. The text is its reason."""
 
 
 class ListenerTimeout(Exception):
@@ -49,7 +51,7 @@ class Offers(Protocol):
     async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
         """Offer a message, and return whether it is done. ``timeout_s`` counts from the listener's call on.
 
-        Raises NoListener, ListenerTimeout, and the errors of the listener.
+        Raises NoListener, ListenerTimeout, ListenerFailed.
         """
 
 
@@ -61,7 +63,8 @@ class LocalListeners:
         self._listeners: dict[str, Listener] = {}
 
     def add(self, subscription: str, listener: Listener) -> None:
-        """Add a listener. A subscription has one at most: a second one replaces the first."""
+        """Add a listener. A subscription has one at most: a second one replaces the first. Raises TypeError."""
+        user_code.check_takes(listener, 1, "A listener")
         self._listeners[subscription] = listener
 
     def remove(self, subscription: str) -> None:
@@ -78,27 +81,20 @@ class LocalListeners:
         return subscription in self._listeners
 
     async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
-        """Call the listener. Raises NoListener, ListenerTimeout, TypeError, and the errors of the listener.
-
-        If the listener awaits a task that was cancelled, it raises CancelledError, and its caller is not cancelled.
-        That is an error as any other; as CancelledError it would end the processor.
-        """
+        """Call the listener. Raises NoListener, ListenerTimeout, ListenerFailed; and what of it ends the program."""
         listener = self._listeners.get(subscription)
         if listener is None:
             raise NoListener(f"subscription '{subscription}' has no listener in this process")
-        limit = asyncio.timeout(timeout_s)
-        try:
-            async with limit:
-                told = await listener(message)
-        except TimeoutError as error:
-            if limit.expired():
-                raise ListenerTimeout(timeout_s) from error
-            raise
-        except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise RuntimeError("the listener awaited a task that was cancelled") from cancelled
+        ended = await user_code.run(listener, message, limit_s=timeout_s)
+        if isinstance(ended.error, user_code.TookTooLong):
+            raise ListenerTimeout(timeout_s)
+        if user_code.ends_program(ended.error):
+            return bool(ended.result())
+        if ended.error is not None:
+            raise ListenerFailed(user_code.text_of(ended.error, REASON_MAX))
+        told = ended.value
         if told is not None and not isinstance(told, bool):
-            raise TypeError(f"a listener returns True, False or None, not {type(told).__name__}")
+            raise ListenerFailed(
+                f"TypeError: a listener returns True, False or None, not {type(told).__name__}"
+            )
         return told is not False

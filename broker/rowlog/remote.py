@@ -39,7 +39,13 @@ from broker.http.pool import Pool
 from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected_reply
 from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server
-from broker.rowlog.listeners import ListenerTimeout, LocalListeners, NoListener, reason_of
+from broker.rowlog.listeners import (
+    ListenerFailed,
+    ListenerTimeout,
+    LocalListeners,
+    NoListener,
+    reason_of,
+)
 from broker.rowlog.rows import Message
 
 log = logs.get_logger()
@@ -209,10 +215,6 @@ class _Ask(NamedTuple):
     path: str
     headers: Mapping[str, str]
     body: bytes
-
-
-class ListenerFailed(Exception):
-    """A remote listener failed. The text is its reason."""
 
 
 class RemoteListeners:
