@@ -108,7 +108,7 @@ def text_of(error: BaseException, bytes_max: int = TEXT_BYTES_MAX) -> str:
 
     An error of a user may have a lone surrogate in its text, a text of any length, or a ``__str__`` that fails.
     """
-    named = call(lambda: f"{type(error).__name__}: {error}")
+    named = call(lambda: f"{type(error).__name__}: {error}".removesuffix(": "))
     return storable(named.value or f"{type(error).__name__}, whose text can't be had", bytes_max)
 
 

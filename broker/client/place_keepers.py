@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from broker.client.cursors import Cursor, CursorCalls
 from broker.client.retrier import Retrier
-from broker.client.tries import HolderData, Place, read_data
+from broker.client.tries import HolderData, KeptPlace, Taken, read_data
 from broker.errors import BrokerError, CursorMoved, NotFound, OutcomeUnknown, UnavailableError
 from broker.model import MessageId, TopicId
 
@@ -56,13 +56,6 @@ class CursorOptions(NamedTuple):
     messages: int
 
 
-class Taken(NamedTuple):
-    """A cursor that was taken: its place, and how many messages behind it may have ended the former holder's process."""
-
-    place: Place
-    suspects: int
-
-
 class CursorKeeper:
     """A named cursor, held by one subscriber at a time."""
 
@@ -82,7 +75,7 @@ class CursorKeeper:
         """Held during each write, so that one write at a time is in flight."""
         self._data = HolderData()
         self._version: str | None = None
-        self._place = Place(None)
+        self._place = KeptPlace(None)
         self._suspects = 0
         self._written_s = 0.0
         self._lost: Exception | None = None
@@ -147,7 +140,7 @@ class CursorKeeper:
         before = HolderData() if cursor is None else read_data(cursor.data)
         after = await wanted.begin() if cursor is None else cursor.after
         expected = None if cursor is None else cursor.version
-        place = Place(after, before.tried)
+        place = KeptPlace(after, before.tried)
         if (
             before.holder != self._data.holder
         ):  # Otherwise an earlier put of this one got no answer.
@@ -160,7 +153,7 @@ class CursorKeeper:
             raise _Raced from error
         self._lost, self._was_there = None, True
         self._note(taken, place)
-        return Taken(place, self._suspects)
+        return Taken(place, taken.generation, self._suspects)
 
     # Holding it.
 
@@ -169,7 +162,7 @@ class CursorKeeper:
         if self._lost is not None:
             raise self._lost
 
-    async def save(self, place: Place) -> None:
+    async def save(self, place: KeptPlace) -> None:
         """Write the place, and retry without a time limit.
 
         Raises:
@@ -189,7 +182,7 @@ class CursorKeeper:
             else:
                 return
 
-    async def release(self, place: Place) -> None:
+    async def release(self, place: KeptPlace) -> None:
         """Write the place, and mark the cursor as not held. Leave a lost cursor unchanged.
 
         Raises:
@@ -199,7 +192,7 @@ class CursorKeeper:
             async with self._turn:
                 await self._put(place, held=False)
 
-    async def _put(self, place: Place, *, held: bool = True) -> None:
+    async def _put(self, place: KeptPlace, *, held: bool = True) -> None:
         """Write the place. The caller holds ``_turn``."""
         self.check()
         wanted = self._wanted
@@ -231,10 +224,10 @@ class CursorKeeper:
             "begin with a new one."
         )
 
-    def _text(self, place: Place) -> str:
+    def _text(self, place: KeptPlace) -> str:
         return self._data._replace(tried=place.tried).text()
 
-    def _note(self, cursor: Cursor, place: Place) -> None:
+    def _note(self, cursor: Cursor, place: KeptPlace) -> None:
         self._version, self._place, self._written_s = cursor.version, place, _now_s()
 
     @asynccontextmanager

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from broker import user_code
 from broker.client.handler import Calling, FailedCall, Work
 from broker.client.place_keepers import CursorLost
-from broker.client.positions import id_of
-from broker.errors import CursorMoved
-from broker.model import MessageId
+from broker.client.positions import generation_in, id_of
+from broker.client.values import IdPlace
+from broker.errors import CursorMoved, TopicRecreated
+from broker.model import MessageId, TopicId
 
 log: Final = logging.getLogger("broker.client.subscriber")
 
@@ -32,8 +33,11 @@ class PlaceStore(Protocol):
     error of theirs the subscriber calls ``load``, and then ``work`` again, without a time limit.
     """
 
-    def load(self) -> MessageId | Awaitable[MessageId | None] | None:
-        """Return the id of the last message that was handled; None if no message was handled."""
+    def load(self) -> IdPlace | Awaitable[IdPlace | None] | None:
+        """Return the id of the last message that was handled; None if no message was handled.
+
+        If it returns a ``Place`` with a generation, the subscriber refuses the place of another generation.
+        """
 
     def work(self, after: MessageId) -> Work:
         """Return a context manager around one call of the handler, such as a transaction of a database.
@@ -42,6 +46,14 @@ class PlaceStore(Protocol):
         the place, together with the handler's writes. If it ends with an error, it stores neither. If it finds that
         another program moved the place, it should raise CursorMoved; then the subscriber loads the place again.
         """
+
+
+@runtime_checkable
+class TopicPlaceStore(PlaceStore, Protocol):
+    """A store that keeps the topic and its generation beside the place."""
+
+    def begin(self, topic: TopicId, generation: int) -> None:
+        """Learn the topic to which the place belongs, before each first ``load`` of a process or after a takeover."""
 
 
 class OwnPlace:
@@ -56,9 +68,18 @@ class OwnPlace:
         self._store = store
         self._calling = calling
         self._pause = pause
+        self._topic: TopicId | None = None
+        self._generation = 0
         self._loaded: MessageId | None = None
 
-    async def load(self) -> MessageId | None:
+    async def begin(self, topic: TopicId, generation: int) -> MessageId | None:
+        """Return the place in a topic of this generation. Raises TopicRecreated if it is in another one."""
+        self._topic, self._generation = topic, generation
+        if isinstance(self._store, TopicPlaceStore):
+            self._store.begin(topic, generation)
+        return await self._load()
+
+    async def _load(self) -> MessageId | None:
         """Return the place. Raises Stopped; BadRequest or TypeError if the store returns anything else."""
         failures = 0
         while (ended := await self._calling.run(self._store.load)).error is not None:
@@ -67,10 +88,13 @@ class OwnPlace:
             _tell("loaded", ended.error, failures)
             del ended
             await self._pause(failures)
-        place: object = ended.value
+        place: Any = ended.value
         if isinstance(place, bytearray | memoryview):  # So some drivers return bytes.
             place = bytes(place)
-        self._loaded = None if place is None else id_of(place, "the place of the store")  # type: ignore[arg-type]
+        self._loaded = None if place is None else id_of(place, "the place of the store")
+        generation = generation_in(place)
+        if generation not in {None, self._generation}:
+            raise TopicRecreated.between(self._topic, generation or 0, self._generation)
         return self._loaded
 
     def work(self, after: MessageId) -> Callable[[], Work]:
@@ -93,7 +117,7 @@ class OwnPlace:
             _tell("stored", failure.error, failures)
             await self._pause(failures)
         before = self._loaded
-        now = await self.load()
+        now = await self._load()
         if now == after:
             return True
         if now != before or isinstance(failure.error, CursorMoved):

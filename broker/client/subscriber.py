@@ -36,7 +36,7 @@ from broker.client import dead_letters, positions
 from broker.client.handler import Calling, Handler, Stopped, log
 from broker.client.handler_tries import GivenUp, Handling, StillRunning
 from broker.client.letter_box import LetterBox
-from broker.client.place_keepers import BEATS, CursorKeeper, CursorLost, CursorOptions, Taken
+from broker.client.place_keepers import BEATS, CursorKeeper, CursorLost, CursorOptions
 from broker.client.place_store import OwnPlace, PlaceStore
 from broker.client.retrier import Retrier
 from broker.client.subscription import (
@@ -46,9 +46,11 @@ from broker.client.subscription import (
     SubscriberProgress,
 )
 from broker.client.tail import NOW, Backoff
+from broker.client.tries import Taken
 from broker.clock import Clock, SystemClock
-from broker.errors import BrokerError, UnavailableError
+from broker.errors import BrokerError, TopicRecreated, UnavailableError
 from broker.model import Message, MessageId, TopicId, check_cursor
+from broker.places import Place
 
 if TYPE_CHECKING:
     from broker.client.aio import Client
@@ -130,6 +132,7 @@ class Subscriber:
         Raises:
             TopicNotFound: there is no such topic, or the named topic for dead letters does not exist.
             CursorMoved: the cursor was deleted meanwhile.
+            TopicRecreated: the topic was deleted and created again, or the place is in another generation of it.
             BrokerError: the broker refused a necessary request for good, such as a dead letter.
             SystemExit, KeyboardInterrupt: the handler raised it; the place is written, and let go.
         """
@@ -149,7 +152,7 @@ class Subscriber:
     async def _turn(self) -> None:
         """Take the place, and work until it is lost or the subscriber must stop. Raises Stopped."""
         taken = await self._keeper.acquire()
-        progress = SubscriberProgress(taken.place, self._now_s(), taken.suspects)
+        progress = SubscriberProgress(taken, self._now_s())
         try:
             async with self._keeper.held():
                 await self._held(progress, taken)
@@ -194,7 +197,7 @@ class Subscriber:
 
     async def _loaded(self, own: OwnPlace, taken: Taken) -> MessageId | None:
         """Return the place in the caller's store; if it has none, the place where a new name begins."""
-        loaded = await own.load()
+        loaded = await own.begin(self.topic, taken.generation)
         if loaded is not None:
             return loaded
         # ``now`` is when the name was new. The cursor knows that, as long as no message was handled.
@@ -238,7 +241,7 @@ class Subscriber:
             self._keeper.check()
             try:
                 page = await self._unless_stopped(
-                    self._poll(progress.after, empty_polls if progress.is_written else None)
+                    self._poll(progress.read_from, empty_polls if progress.is_written else None)
                 )
             except UnavailableError as error:
                 await self._unless_stopped(backoff.failed(error))
@@ -249,7 +252,7 @@ class Subscriber:
             if not progress.is_written:
                 await self._save(progress)
 
-    async def _poll(self, after: MessageId | None, empty: EmptyPolls | None) -> list[Message]:
+    async def _poll(self, place: Place | None, empty: EmptyPolls | None) -> list[Message]:
         """Poll once. With ``empty`` None the broker does not wait."""
         options = self.options
         snapshot = await self._client.transactions.snapshot() if options.transactional else None
@@ -257,7 +260,7 @@ class Subscriber:
         asked_s = self._now_s()
         page = await self._client.poll(
             self.topic,
-            after,
+            place,
             inclusive=False,
             limit=options.page_messages_max,
             snapshot=snapshot,
@@ -317,7 +320,11 @@ class Subscriber:
         start = self.options.start
         if start == NOW:
             return positions.behind((await self._client.range(self.topic)).latest)
-        place = positions.start_of(start)
+        place, generation = positions.start_of(start), positions.generation_in(start)
+        if generation is not None:
+            present = (await self._client.topic(self.topic)).generation
+            if present != generation:
+                raise TopicRecreated.between(self.topic, generation, present)
         return positions.before(place) if isinstance(place, int) else place
 
     # Stopping.

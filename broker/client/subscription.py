@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from broker.client.tries import Place
+from broker.client.tries import KeptPlace, Taken
 from broker.client.values import Start, TopicName
 from broker.model import Message
+from broker.places import Place
 
 _MAY_BE_NONE: Final = ("tries_max", "batch_messages_max", "handler_timeout_s")
 
@@ -90,18 +91,24 @@ class SubscriberProgress:
     process of the former holder.
     """
 
-    def __init__(self, place: Place, now_s: float, suspects: int = 0) -> None:
+    def __init__(self, taken: Taken, now_s: float) -> None:
         """Begin at a place that is written already."""
-        self.after = place.after
-        self.tried = self.tried_written = place.tried
-        self.suspects = suspects
+        self.after, tried = taken.place
+        self.tried = self.tried_written = tried
+        self.suspects = taken.suspects
+        self._generation = taken.generation
         self._messages = 0
         self._written_s = now_s
 
     @property
-    def place(self) -> Place:
+    def place(self) -> KeptPlace:
         """The place to write."""
-        return Place(self.after, self.tried)
+        return KeptPlace(self.after, self.tried)
+
+    @property
+    def read_from(self) -> Place | None:
+        """The place to read behind; None: the beginning."""
+        return None if self.after is None else Place(self.after, self._generation)
 
     @property
     def is_written(self) -> bool:

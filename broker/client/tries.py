@@ -40,11 +40,22 @@ class TryCount(NamedTuple):
         return self.tries if same else 0
 
 
-class Place(NamedTuple):
+class KeptPlace(NamedTuple):
     """The place of a subscriber: the last handled message, and the tries at the next one."""
 
     after: MessageId | None
     tried: TryCount | None = None
+
+
+class Taken(NamedTuple):
+    """A cursor that was taken: its place, the topic's generation, and the number of suspects.
+
+    These are the messages behind the place that may have ended the former holder's process.
+    """
+
+    place: KeptPlace
+    generation: int
+    suspects: int
 
 
 class HolderData(NamedTuple):

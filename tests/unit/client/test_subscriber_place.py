@@ -8,10 +8,11 @@ import json
 
 import pytest
 
-from broker.client import CursorMoved, SubscriberOptions
+from broker.client import CursorMoved, SubscriberOptions, TopicRecreated
 from broker.client.subscription import SubscriberProgress
-from broker.client.tries import Place
+from broker.client.tries import KeptPlace, Taken
 from broker.model import Message, row_id
+from broker.places import Place
 from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import (
     TOPIC,
@@ -66,7 +67,7 @@ async def test_the_place_is_written_while_a_failed_batch_is_handled_one_by_one(
 
 def test_when_a_place_is_due() -> None:
     options = SubscriberOptions(place_interval_s=1, place_messages_max=3)
-    progress = SubscriberProgress(Place(None), 10.0)
+    progress = SubscriberProgress(Taken(KeptPlace(None), 1, 0), 10.0)
     assert progress.is_written
     assert not progress.is_due(options, 99)
     message = Message(row_id(1, 0) + bytes(10), b"")
@@ -243,8 +244,21 @@ async def test_a_cursor_that_is_deleted_ends_its_subscriber(
     else:
         await client.cursors.delete(TOPIC, "mailer")
     async with asyncio.timeout(60):
-        with pytest.raises(CursorMoved, match="deleted"):
+        with pytest.raises(TopicRecreated if with_topic else CursorMoved, match="deleted"):
             await task
+
+
+async def test_a_start_in_another_generation_is_refused(world: World) -> None:
+    client, handled = world.client(), Handled()
+    await client.publish(TOPIC, b"m")
+    start = Place((await client.poll(TOPIC))[0].id, 2)
+    with pytest.raises(TopicRecreated):
+        await client.subscriber(TOPIC, "mailer", handled, start=start).run()
+    async with running(
+        client.subscriber(TOPIC, "mailer", handled, start=start._replace(generation=1))
+    ):
+        await pass_time(1)
+    assert handled.payloads == []
 
 
 async def test_unknown_cursor_data_does_not_hold_the_cursor(world: World) -> None:

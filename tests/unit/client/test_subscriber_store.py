@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from broker.client import CursorMoved
-from broker.model import Message
+from broker.client import CursorMoved, TopicRecreated
+from broker.model import Message, TopicId
+from broker.places import Place
 from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import (
     LETTERS,
     TOPIC,
+    Handled,
     World,
     crash,
     numbers,
@@ -158,3 +160,24 @@ async def test_a_busy_store_is_retried_after_a_dead_letter(world: World) -> None
         await pass_time(100)
     assert (subscriber.counts.dead_letters, len(await client.poll(LETTERS))) == (1, 1)
     assert ledger.after == (await client.poll(TOPIC))[0].id
+
+
+async def test_a_place_of_another_generation_is_refused(world: World) -> None:
+    client, handled, begun = world.client(), Handled(), []
+
+    class Placed(Ledger):
+        def begin(self, topic: TopicId, generation: int) -> None:
+            begun.append((topic.topic, generation))
+
+        async def load(self) -> Any:
+            return None if self.after is None else Place(self.after, 1)
+
+    store = Placed()
+    await client.publish(TOPIC, b"m")
+    async with running(client.subscriber(TOPIC, "m", handled, place=store)):
+        await handled.until(1)
+    await client.delete_topic(TOPIC)
+    await client.create_topic(TOPIC)
+    with pytest.raises(TopicRecreated, match="generation 1"):
+        await client.subscriber(TOPIC, "m", handled, place=store).run()
+    assert begun == [("t", 1), ("t", 2)]
