@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
-import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from broker.cli.open_problems import add_damage_advice, cannot_serve
 from broker.cli.options import NotNow, json_option
 from broker.cli.output import write_json, write_table
 from broker.config import sources
-from broker.config.sections import Config, Key, LogFormat, iter_keys
+from broker.config.sections import Key, LogFormat, iter_keys
 from broker.coordination.ports import InstanceTaken
-from broker.errors import BrokerError, StorageCorrupt, UnavailableError, install_command
+from broker.errors import StorageCorrupt, UnavailableError, install_command
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-PRIVILEGED_BELOW: Final = 1024
 
 
 def _flag(known: Key) -> Callable[[Command], Command]:
@@ -104,82 +100,6 @@ def serve(file: Path | None, as_json: bool, **flags: str | None) -> None:
         raise click.ClickException(cannot_serve(error, config)) from error
     if reason is not None:
         raise click.ClickException(f"stopped: {reason}")
-
-
-def add_damage_advice(error: BrokerError, directory: Path) -> None:
-    """Add the next step to an error about a damaged data directory; the error of another format names its own."""
-    if advice := repair_advice(directory):
-        error.add_note(f"See the damage with: broker storage verify {directory}")
-        error.add_note(advice)
-
-
-def repair_advice(directory: Path) -> str:
-    """Return the advice to repair a data directory; empty if another release wrote it."""
-    from broker.storage.leveldb import files  # noqa: PLC0415 - Slow to import.
-
-    if files.other_format(directory) is not None:
-        return ""
-    return f"Restore a backup, or make a repaired copy with: broker storage repair {directory} COPY"
-
-
-def cannot_serve(error: OSError, config: Config) -> str:
-    """Return the message for a node that can't listen or open a file: the thing, the reason, and the next step."""
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return (
-            f"can't serve: too many open files; this process may open {limit}. "
-            "Raise the limit of open files before the start: ulimit -n 65536"
-        )
-    if error.filename is not None:
-        return _cannot_open(error, config.storage.data_dir)
-    return _cannot_listen(error, config.server.host, config.server.port)
-
-
-def _cannot_listen(error: OSError, host: str, port: int) -> str:
-    problem = f"can't serve on {host}:{port}"
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"{problem}: another program listens there, perhaps a broker. "
-            f"Choose another port: broker serve --port {port % 65_535 + 1}"
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return (
-            f"{problem}: this machine has no address {host}. "
-            "Name one of its own: --host 127.0.0.1, or --host 0.0.0.0 for all of them"
-        )
-    if isinstance(error, socket.gaierror):
-        return (
-            f"{problem}: no address is known for the name {host!r} ({error.strerror}). "
-            "Name an address of this machine: --host 127.0.0.1, or --host 0.0.0.0 for all of them"
-        )
-    if error.errno == errno.EACCES and port < PRIVILEGED_BELOW:
-        return (
-            f"{problem}: this user may not listen on ports below {PRIVILEGED_BELOW}. "
-            f"Choose a higher port: broker serve --port {port + 8000}"
-        )
-    return f"{problem}: {error.strerror or error}"
-
-
-def _cannot_open(error: OSError, data_dir: Path) -> str:
-    named = Path(os.fsdecode(error.filename))
-    if data_dir != named and data_dir not in named.parents and named not in data_dir.parents:
-        return f"can't serve: {named}: {error.strerror or error}"
-    problem = f"can't serve the data directory {data_dir}"
-    if error.errno in {errno.EEXIST, errno.ENOTDIR}:
-        file = next(path for path in (data_dir, *data_dir.parents) if path.exists())
-        return f"{problem}: {file} is a file. Name a directory: broker serve --data-dir DIR"
-    where = "" if named == data_dir else f" ({named})"
-    advice = _FILE_ADVICE.get(error.errno or 0, "")
-    return f"{problem}: {error.strerror or error}{where}{advice and '. '}{advice}"
-
-
-_FILE_ADVICE: Final = {
-    errno.EACCES: "Run the broker as the user that owns the directory, or name another: --data-dir DIR",
-    errno.EPERM: "Run the broker as the user that owns the directory, or name another: --data-dir DIR",
-    errno.EROFS: "Mount the file system for writing, or name another directory: --data-dir DIR",
-    errno.ENOSPC: "Free some space on this disk, or name another directory: --data-dir DIR",
-    errno.EDQUOT: "Free some space of this user's quota, or name another directory: --data-dir DIR",
-}
 
 
 @click.command()

@@ -15,9 +15,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from broker.cli.open_problems import add_damage_advice, cannot_open, repair_advice
 from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_line, write_properties, write_table
-from broker.cli.serve import add_damage_advice, configured_by, repair_advice, resolved
+from broker.cli.serve import configured_by, resolved
 from broker.config import sources
 from broker.errors import StorageCorrupt, UnavailableError, install_command
 
@@ -83,11 +84,11 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     """  # noqa: D301
     config = resolved(file, flags).config
     _check_one_store(directory, flags)
-    with _store_errors(), _progress("verifying") as tell:
-        report = asyncio.run(_verified(directory, config, tell))
     on_disk = directory is not None or not config.hbase.hbase_gateways
-    damaged = directory or config.storage.data_dir
-    advice = repair_advice(damaged) if on_disk and not report.is_sound else ""
+    read = directory or config.storage.data_dir
+    with _store_errors(read, "verify"), _progress("verifying") as tell:
+        report = asyncio.run(_verified(directory, config, tell))
+    advice = repair_advice(read) if on_disk and not report.is_sound else ""
     _show(report, advice, as_json=as_json)
 
 
@@ -208,7 +209,7 @@ def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
             return await shown(logs.resolver, log, pages_max=pages_max, entries_max=entries_max)
 
     _check_one_store(directory, flags)
-    with _store_errors(directory or config.storage.data_dir):
+    with _store_errors(directory or config.storage.data_dir, "show"):
         found = asyncio.run(looked())
     if found.root is None and not found.pages:
         what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
@@ -234,7 +235,7 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
     """  # noqa: D301
     from broker.storage.leveldb import directory_repair  # noqa: PLC0415 - Only these commands need LevelDB.
 
-    with _store_errors(), _progress("mending") as tell:
+    with _store_errors(copy, "write"), _progress("mending") as tell:
         try:
             report = asyncio.run(directory_repair.repair(directory, copy, tell))
         except FileExistsError as error:
@@ -259,7 +260,7 @@ def sweep(directory: Path, as_json: bool) -> None:
     from broker.node import node  # noqa: PLC0415
 
     config = _config(directory)
-    with logs.writing(config.logs), _store_errors(directory):
+    with logs.writing(config.logs), _store_errors(directory, "sweep"):
         report = asdict(asyncio.run(node.sweep_store(config)))
     if as_json:
         write_json(report)
@@ -291,10 +292,10 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
     from broker import logs  # noqa: PLC0415
     from broker.node import alone  # noqa: PLC0415
 
-    if directory.exists() and any(directory.iterdir()):
-        raise click.ClickException(f"{directory} is not empty")
     config = _config(directory)
-    with logs.writing(config.logs), _store_errors():
+    with logs.writing(config.logs), _store_errors(directory, "make"):
+        if directory.exists() and any(directory.iterdir()):
+            raise click.ClickException(f"{directory} is not empty")
         asyncio.run(_init(alone.open_store, config))
     if as_json:
         write_json({"directory": str(directory)})
@@ -337,16 +338,19 @@ def _config(directory: Path) -> Config:
 
 
 @contextmanager
-def _store_errors(directory: Path | None = None) -> Iterator[None]:
+def _store_errors(directory: Path, what: str) -> Iterator[None]:
     """Report a missing, a damaged and an unavailable store, without the advice on how to reach a broker."""
     try:
         yield
     except StorageCorrupt as error:
-        if directory is not None:
-            add_damage_advice(error, directory)
+        add_damage_advice(error, directory)
         raise
     except FileNotFoundError as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise click.ClickException(cannot_open(error, directory, what)) from error
     except UnavailableError as error:
         raise NotNow(error) from error
 

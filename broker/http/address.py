@@ -7,6 +7,16 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
+class CannotListen(OSError):
+    """A server can't listen at an address. ``cause`` is the system's error."""
+
+    def __init__(self, cause: OSError, host: str, port: int) -> None:
+        super().__init__(cause.errno, f"can't listen on {host}:{port}: {cause}")
+        self.cause = cause
+        self.host = host
+        self.port = port
+
+
 class Address(NamedTuple):
     """The parts of a broker's URL. ``prefix`` stands before the path of each request."""
 

@@ -26,6 +26,7 @@ from broker import logs
 from broker.clock import Clock
 from broker.config.sections import Config
 from broker.errors import BrokerError, Overloaded
+from broker.http.address import CannotListen
 from broker.http.body import BodyReader
 from broker.http.budget import DEFAULTS, Bounds, BudgetKind, Budgets
 from broker.http.drain import PATIENCE_S, Drain, stop_accepting
@@ -276,11 +277,14 @@ def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen at an address. A client that connects before the node has started waits. Raises OSError."""
+    """Listen at an address. A client that connects before the node has started waits. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     takes_ipv4 = host == "::" and socket.has_dualstack_ipv6()
-    listening = socket.create_server(
-        (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_ipv4
-    )
+    try:
+        listening = socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_ipv4
+        )
+    except OSError as error:
+        raise CannotListen(error, host, port) from error
     listening.setblocking(False)
     return listening

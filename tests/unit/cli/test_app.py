@@ -14,10 +14,17 @@ from broker import __version__, errors
 from broker.cli import app, problems
 from broker.cli.contexts import BrokerTarget
 from broker.cli.given_options import GivenOptions
+from broker.cli.open_problems import cannot_serve
 from broker.cli.problems import ADVICE, problem_of
-from broker.cli.serve import cannot_serve
-from broker.config.sections import Config, ServerConfig, StorageConfig, iter_keys
+from broker.config.sections import (
+    Config,
+    ServerConfig,
+    StorageConfig,
+    TransactionsConfig,
+    iter_keys,
+)
 from broker.config.sources import as_text
+from broker.http.address import CannotListen
 from broker.model import TopicId
 from broker.storage.leveldb.table import open_table
 from tests.unit.cli.running import run
@@ -350,19 +357,28 @@ def test_an_unusable_folder_is_named(capsys, tmp_path):
     file.touch()
     code, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(file))
     assert code == 1
-    assert f"can't serve the data directory {file}: {file} is a file. Name a directory" in err
+    assert f"can't serve the data directory {file}: {file} is a file. Name another directory" in err
     below = file / "below"
     _, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(below))
     assert f"can't serve the data directory {below}: {file} is a file" in err
+
+
+def listening(cause, port=80):
+    return CannotListen(cause, "10.9.8.7", port)
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (OSError(errno.EMFILE, "Too many open files", "/proc/x"), "ulimit -n"),
-        (OSError(errno.EADDRNOTAVAIL, "no"), "has no address 10.9.8.7. Name one of its own"),
-        (socket.gaierror(-2, "Name or service not known"), "no address is known for the name"),
-        (PermissionError(errno.EACCES, "Permission denied"), "ports below 1024"),
+        (listening(OSError(errno.EADDRINUSE, "no"), 81), "broker serve --thrift-port 82"),
+        (listening(OSError(errno.EADDRINUSE, "no")), "on 10.9.8.7:80: another program listens"),
+        (
+            listening(OSError(errno.EADDRNOTAVAIL, "no")),
+            "has no address 10.9.8.7. Name one of its own",
+        ),
+        (listening(socket.gaierror(-2, "not known")), "no address is known for the name"),
+        (listening(PermissionError(errno.EACCES, "no")), "ports below 1024"),
         (PermissionError(errno.EACCES, "Permission denied", "data/LOCK"), "owns the directory"),
         (OSError(errno.EROFS, "Read-only file system", "data/LOCK"), "for writing"),
         (OSError(errno.ENOSPC, "No space left on device", "data/IDENTITY.new"), "Free some space"),
@@ -371,9 +387,38 @@ def test_an_unusable_folder_is_named(capsys, tmp_path):
 )
 def test_a_node_that_does_not_start_names_the_thing_and_the_next_step(error, said):
     config = Config(
-        server=ServerConfig(host="10.9.8.7", port=80), storage=StorageConfig(data_dir=Path("data"))
+        server=ServerConfig(host="10.9.8.7", port=80),
+        storage=StorageConfig(data_dir=Path("data")),
+        transactions=TransactionsConfig(thrift_port=81),
     )
     assert said in cannot_serve(error, config)
+
+
+def test_a_store_in_a_file_is_no_unknown_outcome(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    asyncio.run(made_store(tmp_path / "data"))
+    for words in (
+        ("storage", "init", str(tmp_path / "file" / "below")),
+        ("storage", "init", str(tmp_path / "file")),
+        ("storage", "repair", str(tmp_path / "data"), str(tmp_path / "file" / "copy")),
+    ):
+        code, _, err = run(capsys, *words)
+        assert code == 1
+        assert f"{tmp_path / 'file'} is a file. Name another directory" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe", "is not text in UTF-8: see byte 0"),
+        (b"x = = 1", "is not TOML: "),
+    ],
+)
+def test_a_configuration_that_can_not_be_read_is_named(capsys, tmp_path, content, said):
+    file = tmp_path / "broker.toml"
+    file.write_bytes(content)
+    code, _, err = run(capsys, "serve", "--config", str(file))
+    assert (code, err.startswith(f"broker: {file} {said}")) == (2, True), err
 
 
 def test_damage_is_reported_with_the_commands_that_show_and_repair_it(capsys, tmp_path):
