@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from broker.cli.transfer.avro_container import blocks
 from broker.cli.transfer.growing_file import GrowingFile, check_reaches
 from broker.cli.transfer.message_records import message_of
 from broker.model import Message
@@ -56,11 +57,13 @@ class AvroFile(GrowingFile):
         done = 0
         with file.open("rb") as opened:
             try:
-                for record in fastavro.reader(opened):
-                    yield message_of(record)
-                    done += 1
-            except (ValueError, TypeError, KeyError, EOFError, LookupError) as error:
-                raise click.ClickException(f"{file}, after record {done:,}: {error!r}") from error
+                for block in blocks(opened):
+                    for record in fastavro.reader(io.BytesIO(block)):
+                        yield message_of(record)
+                        done += 1
+            except (ValueError, TypeError, EOFError, LookupError) as error:
+                reason = str(error) or type(error).__name__
+                raise click.ClickException(f"{file}, after record {done:,}: {reason}") from error
 
 
 def _record(message: Message) -> dict[str, Any]:

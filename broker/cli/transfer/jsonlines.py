@@ -29,6 +29,8 @@ from broker.model import NO_HEADERS, Message
 _KNOWN: Final = frozenset(
     ("id", "time", "timestamp_ms", "encoding", "payload", "value", "key", "headers")
 )
+LINE_BYTES_MAX: Final = 128 << 20
+"""A message has 64 MiB at most, and more in base64."""
 
 
 class JsonLines(GrowingFile):
@@ -53,7 +55,13 @@ class JsonLines(GrowingFile):
     def read(self, file: Path) -> Iterator[Message]:
         """Yield the messages of a file."""
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            number = 0
+            while line := lines.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise click.ClickException(
+                        f"{file}, line {number:,}: it has more than {LINE_BYTES_MAX:,} bytes"
+                    )
                 if line.strip():
                     try:
                         yield _message(json.loads(line))

@@ -16,9 +16,10 @@ import click
 
 from broker.cli.transfer import sidecars
 from broker.cli.transfer.message_records import message_of
+from broker.cli.transfer.parquet_pages import rows_at_once
 from broker.model import MESSAGE_ID_BYTES, Message
+from broker.wire.attributes import BYTES_MAX, HEADERS_MAX
 
-ROWS_AT_ONCE: Final = 1000
 _WHOLE: Final = "whole"
 
 
@@ -72,15 +73,48 @@ class ParquetFile:
         arrow = _pyarrow()
         done = 0
         try:
-            with arrow.parquet.ParquetFile(file) as opened:
+            with file.open("rb") as raw, arrow.parquet.ParquetFile(file) as opened:
                 there = opened.schema_arrow.names
                 names = [name for name in ("payload", "key", "headers") if name in there]
-                for batch in opened.iter_batches(ROWS_AT_ONCE, columns=names):
-                    for row in batch.to_pylist():
-                        yield message_of(row)
+                rows = rows_at_once(raw, opened.metadata, names)
+            shared = _dictionaries(opened.metadata)
+            with arrow.parquet.ParquetFile(file, read_dictionary=shared) as opened:
+                for batch in opened.iter_batches(rows, columns=names):
+                    for at in range(batch.num_rows):
+                        yield message_of({name: _value(name, batch[name][at]) for name in names})
                         done += 1
-        except (ValueError, TypeError, arrow.ArrowException) as error:
+        except (ValueError, TypeError, OSError, arrow.ArrowException) as error:
             raise click.ClickException(f"{file}, after row {done:,}: {error}") from error
+
+
+def _dictionaries(metadata: Any) -> list[str]:
+    """Return the columns to keep as Parquet has them: each value once, and for each row the number of its value."""
+    columns = {
+        (column.path_in_schema, column.physical_type)
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for column in map(group.column, range(group.num_columns))
+        if column.has_dictionary_page
+    }
+    return [path for path, kind in columns if kind == "BYTE_ARRAY"]
+
+
+def _value(name: str, scalar: Any) -> Any:
+    """Return the value of a row. Raises ValueError: it has more headers than a message may have."""
+    if name == "headers" and scalar.is_valid:
+        entries = scalar.values
+        if len(entries) > HEADERS_MAX:
+            raise ValueError(f"headers: {len(entries):,}; a message may have {HEADERS_MAX}")
+        size = sum(_size(part) for entry in entries for part in entry.values())
+        if size > BYTES_MAX:
+            raise ValueError(f"headers: {size:,} bytes; a message may have {BYTES_MAX:,}")
+    return scalar.as_py()
+
+
+def _size(scalar: Any) -> int:
+    """Return the size of a text or bytes, without a copy of it."""
+    if hasattr(scalar, "index"):
+        scalar = scalar.value  # Of a dictionary.
+    return len(scalar.as_buffer() or b"") if hasattr(scalar, "as_buffer") else 0
 
 
 def _schema(arrow: Any) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+
+BYTES_MAX: Final = 1 << 20
 
 
 def beside(file: Path, ending: str) -> Path:
@@ -29,10 +31,11 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if the file does not exist. Raises click.ClickException."""
     try:
-        found = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            found = json.loads(file.read(BYTES_MAX))  # What is longer is cut, and so no JSON.
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.ClickException(
             f"{path} is not JSON: {error}. Remove it, or find out which program wrote it."
         ) from error
