@@ -37,6 +37,7 @@ DOORS = {
         "broker/api/arrow.py",
         "broker/client/bulk.py",
         "broker/client/dataframes.py",
+        "broker/cli/transfer/avro_container.py",
         "broker/cli/transfer/parquetfile.py",
         "broker/spark/*",
         "broker/streams/passes.py",
