@@ -88,6 +88,8 @@ def check_urls(text: str) -> str:
         try:
             Address.of(one.strip().rstrip("/"))
         except ValueError as error:
+            if "@" in one:
+                raise  # It may have a password, and the error has advice.
             raise ValueError(f"{one.strip()!r} is not http://HOST:PORT") from error
     return text
 

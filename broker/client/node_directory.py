@@ -19,9 +19,10 @@ An epoch belongs to one node. So a reply with an older epoch is stale, and the c
 exception: after 30 s of nothing but older epochs, the client accepts them. Then the storage behind the
 addresses was replaced, and its epochs began anew.
 
-The client takes a leader's address from replies. Replies come only from nodes that the caller named or that
-such nodes named. The client sends the caller's headers (``Authorization``) to the leader; so an https node
-may name https nodes only. Behind a proxy or a load balancer these addresses may not be reachable, or the
+The client takes a leader's address from replies, and sends the caller's headers (``Authorization``) there. So an https
+node may name https nodes only. And if the caller gave headers, only the nodes that the caller named may name further
+ones. If such a further node names a node that is new to the client, the client asks one of the caller's nodes, whose
+reply names the leader, too. Behind a proxy or a load balancer these addresses may not be reachable, or the
 caller may not want to use them: with ``follow=False`` the client uses only the caller's addresses.
 """
 
@@ -93,17 +94,24 @@ class NodeDirectory:
     Args:
         given: the addresses that the caller named, at least one.
         follow: whether to send requests directly to leaders that replies name.
+        only_by_given: whether only the nodes in ``given`` may name an address that is new.
         rng: chooses the first address in the ring, and the jitter of back-offs.
     """
 
     def __init__(
-        self, given: Sequence[str], *, follow: bool = True, rng: random.Random | None = None
+        self,
+        given: Sequence[str],
+        *,
+        follow: bool = True,
+        only_by_given: bool = False,
+        rng: random.Random | None = None,
     ) -> None:
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
         self._given = len(given)
         self._ring = [url.rstrip("/") for url in given]
         self._at = self._rng.randrange(self._given)
         self._follow = follow
+        self._only_by_given = only_by_given
         self._leaders: dict[TopicId, _KnownLeader] = {}
         self._back_offs: dict[str, _BackOff] = {}
         self._ours: set[str] = set()
@@ -149,9 +157,13 @@ class NodeDirectory:
         leader = leader_of(header)
         if leader is None or (source.startswith("https:") and leader.url.startswith("http:")):
             return
+        if known is not None and _is_stale(known, leader, now):
+            return
+        if not self._may_name(source, leader.url):
+            self._leaders.pop(topic, None)
+            self._at = min(self._at, self._given - 1)
+            return
         if known is not None:
-            if _is_stale(known, leader, now):
-                return
             if leader.epoch is None:
                 leader = leader._replace(epoch=known.leader.epoch)
             elif known.leader.epoch is not None and leader.epoch > known.leader.epoch:
@@ -161,6 +173,10 @@ class NodeDirectory:
             del self._leaders[next(iter(self._leaders))]
         self._leaders[topic] = _KnownLeader(header, leader)
         self._learn(leader.url)
+
+    def _may_name(self, source: str, url: str) -> bool:
+        """Return whether the caller's headers may go to an address that the node at ``source`` names."""
+        return not self._only_by_given or url in self._ring or source in self._ring[: self._given]
 
     def _learn(self, url: str) -> None:
         if url in self._ring:

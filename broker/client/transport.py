@@ -23,7 +23,6 @@ from broker.client.protocol import ClientRequest, Reply
 from broker.client.values import Settings
 from broker.errors import Unavailable
 from broker.http import outbound
-from broker.http.address import Address
 from broker.http.answer import NotSent, Streamed
 from broker.http.outbound import header_lines
 from broker.http.pool import Pool
@@ -95,10 +94,10 @@ class HttpTransport:
         tls: ssl.SSLContext | None = None,
         nodes: NodeDirectory | None = None,
     ) -> None:
-        for url in settings.urls:
-            Address.of(url)
         self._settings = settings
-        self._nodes = nodes or NodeDirectory(settings.urls, follow=settings.follow_leaders)
+        self._nodes = nodes or NodeDirectory(
+            settings.urls, follow=settings.follow_leaders, only_by_given=bool(settings.headers)
+        )
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
         header_lines(self._headers)
         if tls is None and settings.ca_file:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from broker.client.node_directory import Leader
+from broker.http.address import Address
 from broker.model import NO_HEADERS, MessageId, TopicId
 from broker.places import Place
 
@@ -191,8 +192,8 @@ class Settings:
             message, or ``"raise"``.
 
     Raises:
-        ValueError: a number is not positive (pauses and ``idle_s_max`` may be 0), or ``later_on_full``
-            is none of the allowed words.
+        ValueError: a number is not positive (pauses and ``idle_s_max`` may be 0), ``later_on_full`` is none of the
+            allowed words, or ``url`` is not an address (credentials belong into ``headers``).
     """
 
     url: str = "http://127.0.0.1:8080"
@@ -225,6 +226,8 @@ class Settings:
             if not least <= value < math.inf:
                 raise ValueError(f"{part.name} can't be {value}.")
         check_on_full(self.later_on_full)
+        for url in self.urls:
+            Address.of(url)
 
     @property
     def urls(self) -> tuple[str, ...]:

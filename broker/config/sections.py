@@ -569,15 +569,18 @@ def _url_problems(config: Config) -> Iterator[str]:
     urls += [("cluster.peer_urls", url) for pair in cluster.peer_urls.items() for url in pair]
     for dotted, url in urls:
         if not _is_url(url):
-            yield f"{dotted}: {url!r} is not http://host:port"
+            shown = re.sub("//.*@", "//…@", url)  # It may have a password.
+            yield f"{dotted}: {shown!r} is not http://host:port"
 
 
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        has_port = parts.port != 0
     except ValueError:
         return False
+    has_host = bool(parts.hostname) and "@" not in parts.netloc
+    return parts.scheme in {"http", "https"} and has_host and has_port
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 class CannotListen(OSError):
@@ -28,15 +28,32 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Parse a URL. Raises ValueError if its scheme is not http or https."""
+        """Parse a URL.
+
+        Raises:
+            ValueError: its scheme is not http or https, it has no host, or parts that no request would carry: a user
+                with a password, a query, a fragment. The error shows no password.
+        """
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        if "@" in parts.netloc:
+            raise ValueError(
+                f"A broker's address has no user and password: give {_without_user(parts)}, and the credentials as a "
+                'header, for example headers=(("Authorization", "Basic …"),).'
+            )
+        if (
+            parts.scheme not in {"http", "https"}
+            or not parts.hostname
+            or parts.query
+            or parts.fragment
+        ):
             raise ValueError(f"A broker's address must look like http://host:port, not {url!r}.")
         tls = parts.scheme == "https"
         port = parts.port or (443 if tls else 80)
-        return cls(
-            parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc.rpartition("@")[2]
-        )
+        return cls(parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc)
+
+
+def _without_user(parts: SplitResult) -> str:
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def is_loopback(host: str) -> bool:

@@ -189,3 +189,22 @@ def test_learned_addresses_are_bounded_and_the_given_ones_stay():
     for url in set(tried) - {A}:
         known.lost(url, 0.0)
     assert known.place(T1, 0.0) == A
+
+
+def test_only_a_given_node_names_others_to_a_client_with_credentials():
+    known = NodeDirectory((A,), only_by_given=True)
+    known.heard(T1, A, header(B, 5), 0.0)
+    assert known.place(T1, 0.0) == B
+    known.heard(T1, B, header(C, 6), 0.0)
+    assert known.place(T1, 0.0) == A, "B may not name C: ask A, which names it"
+    known.heard(T1, A, header(C, 6), 0.0)
+    assert known.place(T1, 0.0) == C
+    known.heard(T1, C, header(B, 7), 0.0)
+    assert known.place(T1, 0.0) == B, "B was named by A before"
+
+
+def test_a_client_without_credentials_follows_any_node():
+    known = NodeDirectory((A,))
+    known.heard(T1, A, header(B, 5), 0.0)
+    known.heard(T1, B, header(C, 6), 0.0)
+    assert known.place(T1, 0.0) == C

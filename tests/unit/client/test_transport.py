@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.client import Client, Settings, protocol
+from broker.client import Client, Settings, SyncClient, protocol
 from broker.client.connection import ClientConnection
 from broker.client.node_directory import NodeDirectory
 from broker.client.transport import HttpTransport
@@ -493,3 +493,44 @@ async def test_an_https_address_is_trusted_by_the_given_certificates():
         async with Client(url, deadline_s=2) as client:
             with pytest.raises(Unavailable, match="certificate"):
                 await client.topics()
+
+
+async def test_credentials_are_not_sent_to_a_node_that_only_another_node_names(raw_broker):
+    """The given node names a second one, which names a third one."""
+    seen = []
+
+    async def listening(leader):
+        async def serve(reader, writer):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                seen.append((server.sockets[0].getsockname()[1], b"Authorization: Basic" in head))
+                line = (
+                    b""
+                    if leader is None
+                    else f"Broker-Leader: {leader};node=1;epoch=9\r\n".encode()
+                )
+                writer.write(b"HTTP/1.1 200 OK\r\n" + line + b"Content-Length: 0\r\n\r\n")
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    third, third_url = await listening(None)
+    second, second_url = await listening(third_url)
+    first = f"HTTP/1.1 200 OK\r\nBroker-Leader: {second_url};node=2;epoch=8\r\nContent-Length: 0\r\n\r\n"
+    raw_broker.answers.extend([first.encode()] * 9)
+    settings = Settings(url=raw_broker.url, headers=(("Authorization", "Basic x"),))
+    transport = HttpTransport(settings)
+    for _ in range(4):
+        await transport.send(PUBLISH, 5)
+    await transport.close()
+    second.close()
+    third.close()
+    assert seen
+    assert {url for url, _ in seen} == {int(second_url.rpartition(":")[2])}
+
+
+@pytest.mark.parametrize("url", ["http://user:word@h:1", "http://ok:1,https://user@h"])
+def test_credentials_in_the_address_are_refused_when_the_client_is_made(url):
+    with pytest.raises(ValueError, match="as a header"):
+        SyncClient(url)
