@@ -12,18 +12,22 @@ minute. Until then time goes on at the boot clock's rate, without the jump::
                                    ↑ the old offset counts until here
 
 While a jump is pending, and some minutes after it, the sweeper removes nothing: of all effects of a wrong clock,
-only a removal can't be undone.
+only a removal can't be undone. And a jump forward makes no time pass: a life or a window is over only when it has
+passed by the wall clock and by the boot clock (``patient_ms``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from collections import deque
+from typing import Final, Protocol
 
 JUMP_MS_MIN = 500
 """A change of the offset between two readings from which on it is a jump, and not slewing."""
 JUMP_BELIEVED_AFTER_MS = 60_000
+JUMPS_MAX: Final = 100
+"""How many jumps are remembered apart. Of more, the two oldest count as one."""
 
 
 class Clock(Protocol):
@@ -41,6 +45,32 @@ class Clock(Protocol):
     def steady_ms(self) -> float:
         """Return for how many ms the wall clock has been steady: without a jump, pending or followed."""
 
+    def patient_ms(self, life_ms: float) -> int:
+        """Return the wall clock, less its jumps forward in the last ``life_ms``.
+
+        If ``life_ms`` have passed by this time since a moment that was stamped with ``now_ms``, they have passed by
+        the boot clock too, as far as this process was there.
+        """
+
+
+class Jumps:
+    """The jumps that a wall clock made, by the offset wall - boot before each."""
+
+    def __init__(self) -> None:
+        """Begin without a jump."""
+        self._before: deque[tuple[float, float]] = deque()
+
+    def note(self, boot_ms: float, offset_ms: float) -> None:
+        """Note a jump, with the offset that counted until now."""
+        self._before.append((boot_ms, offset_ms))
+        if len(self._before) > JUMPS_MAX:
+            (_, first), (at_ms, second) = self._before.popleft(), self._before.popleft()
+            self._before.appendleft((at_ms, min(first, second)))
+
+    def least(self, offset_ms: float, since_ms: float) -> float:
+        """Return the least offset that counted after ``since_ms``, given the present one."""
+        return min([offset_ms, *(before for at, before in self._before if at >= since_ms)])
+
 
 class WallGuard:
     """Decides which wall time counts, from pairs of readings.
@@ -53,6 +83,7 @@ class WallGuard:
         self.offset_ms = wall_ms - boot_ms
         self.unsteady_at_ms = boot_ms
         """Boot time of the last sign of a jump, or of the start."""
+        self.jumps = Jumps()
         self._jumped_to_ms = 0.0
         self._jumped_at_ms: float | None = None
 
@@ -71,9 +102,15 @@ class WallGuard:
         if self._jumped_at_ms is None or abs(offset - self._jumped_to_ms) >= JUMP_MS_MIN:
             self._jumped_at_ms = boot_ms
         elif boot_ms - self._jumped_at_ms >= JUMP_BELIEVED_AFTER_MS:
+            self.jumps.note(boot_ms, self.offset_ms)
             self.offset_ms = offset
             self._jumped_at_ms = None
         self._jumped_to_ms = offset
+
+    def patient_ms(self, wall_ms: float, boot_ms: float, life_ms: float) -> int:
+        """Return the guarded time, less the jumps forward in the last ``life_ms``."""
+        self.now_ms(wall_ms, boot_ms)
+        return int(boot_ms + self.jumps.least(self.offset_ms, boot_ms - life_ms))
 
 
 class SystemClock:
@@ -87,6 +124,11 @@ class SystemClock:
         """Return the guarded wall clock, ms since 1970."""
         wall_s, boot_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251
         return self._guard.now_ms(wall_s * 1000, boot_s * 1000)
+
+    def patient_ms(self, life_ms: float) -> int:
+        """Return the guarded wall clock, less its jumps forward in the last ``life_ms``."""
+        wall_s, boot_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251
+        return self._guard.patient_ms(wall_s * 1000, boot_s * 1000, life_ms)
 
     def monotonic(self) -> float:
         """Return seconds of the boot clock: it also counts during a suspend, as other machines do."""

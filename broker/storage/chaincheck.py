@@ -279,7 +279,8 @@ class ChainCheck:
         due = []
         for mark in marks:
             life_ms = PRODUCER_LIFE_MS if mark.kind == PRODUCER else options.window_ms
-            is_young = timestamp_of(mark.first) >= options.now_ms - life_ms
+            # A mark with a time ahead of the clock may be removed a window after a claim.
+            is_young = options.now_ms - life_ms <= timestamp_of(mark.first) <= options.now_ms
             if is_young and mark.last <= self._marked:
                 due.append(mark)
         lost: list[Mark] = []

@@ -7,7 +7,7 @@ A mark is part of its entry, so it commits with its messages. The mark's own row
                                            head.marked rises to the mark's last id ◀───┘
 
 Until its row is put, ``find`` finds a mark in memory. A claim reads the entries above ``marked``, and puts the
-rows of their marks before ``marked`` rises. A row counts while it exists; no clock decides it.
+rows of their marks before ``marked`` rises. How long a mark counts is the leader's affair (topics/mark_window.py).
 
 There are two kinds. The mark of an idempotency key counts for its window. Of the marks of a producer's numbers
 only the newest counts, until the producer was silent for long. A producer's numbers rise with its ids. So a row

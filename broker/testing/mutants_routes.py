@@ -14,7 +14,7 @@ from broker.client import dead_letters
 from broker.coordination import instances
 from broker.coordination.claims import Written
 from broker.errors import NotFound
-from broker.model import MessageId, Topic
+from broker.model import MessageId, RowId, Topic, first_row_at
 from broker.routing import deadlines
 from broker.routing.lanes import LaneDecision, ReceivedLanes
 from broker.storage.log_reader import LogReader
@@ -22,6 +22,7 @@ from broker.topics.clock_comparison import ClockComparison
 from broker.topics.cursors import Cursors, StoredCursor
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed_log import KeyedLog
+from broker.topics.mark_window import MarkWindow
 from broker.topics.payload_reader import PayloadReader
 from broker.topics.producers import Producers
 from broker.topics.references import References
@@ -78,6 +79,13 @@ def _deadline(_: Any) -> Any:
 
 def _sweep_margin(_: Any) -> Any:
     return 0
+
+
+def _mark_window(_: Any) -> Any:
+    def mutant(window: MarkWindow, life_ms: float) -> RowId:
+        return first_row_at(int(window.clock.now_ms() - life_ms))
+
+    return mutant
 
 
 def _clock(_: Any) -> Any:
@@ -172,10 +180,22 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "_find_answer",
         _nothing,
     ),
+    "own-effect": Mutant(
+        "a repeated key is answered as done, whichever transaction has the messages, rolled back or not",
+        KeyedLog,
+        "_check_effect",
+        _nothing,
+    ),
+    "mark-window": Mutant(
+        "the window of a mark passes by the wall clock alone",
+        MarkWindow,
+        "passed_before",
+        _mark_window,
+    ),
     "producer-number": Mutant(
         "a leader looks up a producer's last number neither in memory nor in storage",
         Producers,
-        "_last_answer",
+        "_last",
         _nothing,
     ),
     "store-proof": Mutant(

@@ -22,6 +22,7 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from broker import slices
+from broker.clock import Jumps
 
 Result = TypeVar("Result")
 
@@ -107,6 +108,7 @@ class VirtualClock:
         self._loop = loop
         self._offset_ms = float(wall_ms)
         self._stepped_at_s = 0.0
+        self._jumps = Jumps()
 
     def now_ms(self) -> int:
         """Return the wall clock, ms since 1970."""
@@ -124,8 +126,14 @@ class VirtualClock:
         """Return the ms since the wall clock was last stepped."""
         return (self._loop.time() - self._stepped_at_s) * 1000
 
+    def patient_ms(self, life_ms: float) -> int:
+        """Return the wall clock, less its steps forward in the last ``life_ms``."""
+        boot_ms = self._loop.time() * 1000
+        return int(boot_ms + self._jumps.least(self._offset_ms, boot_ms - life_ms))
+
     def step(self, by_ms: int) -> None:
         """Set the wall clock forward or back, as an operator does."""
+        self._jumps.note(self._loop.time() * 1000, self._offset_ms)
         self._offset_ms += by_ms
         self._stepped_at_s = self._loop.time()
 

@@ -2,10 +2,10 @@
 
 A keyed request leaves a mark in the entry that stores its messages, so storage has the truth about each key. This
 memory in front of storage holds the keys that were answered since the claim. The leader looks up an unknown key in
-storage until a whole window has passed since the claim. It does so longer if this memory was full and forgot a
-key that is younger than the window: the bound limits the memory, never the window.
+storage as long as a mark of before the claim may count. It does so longer if this memory was full and forgot a
+key that still counts: the bound limits the memory, never the window.
 
-Pure: time is an argument.
+Pure: ``passed`` is the id below which no mark counts any more (mark_window.py).
 """
 
 from __future__ import annotations
@@ -93,35 +93,32 @@ class KeyBudget:
 class AnsweredKeys:
     """The keys answered under one hold, bounded in number."""
 
-    def __init__(
-        self, *, claimed_ms: float, window_ms: int, keys_max: int, budget: KeyBudget | None = None
-    ) -> None:
-        """Start with nothing known; ``claimed_ms`` is the monotonic time of the claim."""
-        self._window_ms = window_ms
+    def __init__(self, *, pointer: RowId, keys_max: int, budget: KeyBudget | None = None) -> None:
+        """Start with nothing known; ``pointer`` is the end of the log at the claim."""
         self._keys_max = keys_max
         self._budget = budget or KeyBudget(keys_max * KEY_BYTES)
-        self._complete_since_ms = claimed_ms
+        self._complete_after = pointer
         self._closed = False
-        self._answers: OrderedDict[bytes, tuple[float, KeyedOutcome]] = OrderedDict()
+        self._answers: OrderedDict[bytes, KeyedOutcome] = OrderedDict()
 
-    def get(self, key: bytes, monotonic_ms: float) -> KeyedOutcome | None:
-        """Return the remembered answer to a key, if its window has not passed."""
+    def get(self, key: bytes, passed: RowId) -> KeyedOutcome | None:
+        """Return the remembered answer to a key, if it still counts."""
         found = self._answers.get(key)
-        return found[1] if found and found[0] >= monotonic_ms - self._window_ms else None
+        return found if found is not None and found.first >= passed else None
 
-    def must_look_up(self, monotonic_ms: float) -> bool:
-        """Return whether storage may have a key that ``get`` does not know, within its window."""
-        return monotonic_ms - self._complete_since_ms <= self._window_ms
+    def must_look_up(self, passed: RowId) -> bool:
+        """Return whether storage may have a key that ``get`` does not know, and that counts."""
+        return passed <= self._complete_after
 
-    def put(self, key: bytes, answer: KeyedOutcome, monotonic_ms: float) -> None:
-        """Remember an answer, and forget some whose window has passed; the oldest if there are too many."""
+    def put(self, key: bytes, answer: KeyedOutcome, passed: RowId) -> None:
+        """Remember an answer, and forget some that count no more; the oldest if there are too many."""
         if self._closed:
             return
-        for _ in islice(self.expire(monotonic_ms), EXPIRED_AT_ONCE):
+        for _ in islice(self.expire(passed), EXPIRED_AT_ONCE):
             pass
         if self._answers.pop(key, None) is not None:
             self._budget.give()
-        self._answers[key] = (monotonic_ms, answer)
+        self._answers[key] = answer
         self._budget.take(self)
         if len(self._answers) > self._keys_max:
             self.forget_oldest()
@@ -130,15 +127,14 @@ class AnsweredKeys:
         """Forget the oldest answer, whose key is looked up from now on. Return False if there is none."""
         if not self._answers:
             return False
-        _, (at_ms, _) = self._answers.popitem(last=False)
+        _, oldest = self._answers.popitem(last=False)
         self._budget.give()
-        self._complete_since_ms = max(self._complete_since_ms, at_ms)
+        self._complete_after = max(self._complete_after, oldest.first)
         return True
 
-    def expire(self, monotonic_ms: float) -> Iterator[None]:
-        """Forget the answers whose window has passed. Each step forgets one; others may come between."""
-        horizon = monotonic_ms - self._window_ms
-        while self._answers and next(iter(self._answers.values()))[0] < horizon:
+    def expire(self, passed: RowId) -> Iterator[None]:
+        """Forget the answers that count no more. Each step forgets one; others may come between."""
+        while self._answers and next(iter(self._answers.values())).first < passed:
             self._answers.popitem(last=False)
             self._budget.give()
             yield

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from broker.model import ROW_ID_MIN, PublishRequest
+from broker.model import ROW_ID_MIN, PublishRequest, RowId
 from broker.shield import begin, result_of
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside, soon
 from broker.storage.marks import IDEMPOTENCY
@@ -29,8 +29,9 @@ class KeyedLog:
     def __init__(self, around: Surroundings, writer: LogWriter) -> None:
         """Begin with no key known."""
         self.writer = writer
-        self._around = around
-        self._answered = around.answered_keys()
+        pointer = writer.hold.pointer
+        self.window = around.mark_window(pointer)
+        self._answered = around.answered_keys(pointer)
         self._under_way: dict[bytes, tuple[bytes, asyncio.Task[PublishedIds]]] = {}
 
     @property
@@ -49,12 +50,19 @@ class KeyedLog:
     async def expire_keys(self) -> None:
         """Forget the answers whose window has passed, also if no further key comes. The sweeper calls this."""
         piece = Slice()
-        for _ in self._answered.expire(self._around.clock.monotonic() * 1000):
+        for _ in self._answered.expire(self._passed()):
             await piece.go_on()
 
     def forget(self) -> None:
         """Forget all answers: the hold is done, or another memory begins."""
         soon(self._answered.close())
+
+    def has_passed(self, first: RowId) -> bool:
+        """Return whether the key of a request whose first message has this id counts no more."""
+        return first < self._passed()
+
+    def _passed(self) -> RowId:
+        return self.window.passed_before(self.window.window_ms)
 
     def write(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue a request; a key in it is not looked up. Raises as LogWriter.submit does."""
@@ -108,7 +116,7 @@ class KeyedLog:
         if published.replayed:
             return published  # The effect is that of another request: this key left no mark.
         answer = KeyedOutcome(published.first, published.last, body_hash)
-        self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
+        self._answered.put(hashed, answer, self._passed())
         return published
 
     async def _check_effect(self, answer: KeyedOutcome, body_hash: bytes) -> None:
@@ -122,13 +130,14 @@ class KeyedLog:
             await refuse_rolled_back(hold, what, answer.pointer, first, last, ids)
 
     async def _find_answer(self, hashed: bytes, *, is_fresh: bool) -> KeyedOutcome | None:
-        monotonic_ms = self._around.clock.monotonic() * 1000
-        answer = self._answered.get(hashed, monotonic_ms)
-        if answer is not None or is_fresh or not self._answered.must_look_up(monotonic_ms):
+        passed = self._passed()
+        answer = self._answered.get(hashed, passed)
+        if answer is not None or is_fresh or not self._answered.must_look_up(passed):
             return answer
-        # A mark in storage counts, even if the clock jumped meanwhile.
         found = await self.writer.hold.marks.find(IDEMPOTENCY, hashed)
-        return KeyedOutcome(found[-1].first, found[-1].last, found[-1].body) if found else None
+        if not found or self.has_passed(found[-1].first):
+            return None
+        return KeyedOutcome(found[-1].first, found[-1].last, found[-1].body)
 
 
 async def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:

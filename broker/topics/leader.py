@@ -21,6 +21,7 @@ from broker.shield import to_its_end
 from broker.slices import Slice
 from broker.storage import sweep
 from broker.storage.hold import LogHold, PageInversion
+from broker.storage.marks import PRODUCER_LIFE_MS
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed_log import KeyedLog, request_hash
@@ -72,10 +73,15 @@ class TopicLeader:
             around, hold, committed=self._committed, lost=lambda _, error: self.end(error)
         )
         self.messages = KeyedLog(around, self.writer)
-        self.producers = Producers(hold)
+        self.producers = Producers(hold, self.producers_passed)
         self.payloads = StoredPayloads(around, self.messages, self.end)
         self._changing: set[asyncio.Task[None]] = set()
         self._refused_below: Callable[[], Awaitable[int]] | None = refused_below
+
+    def producers_passed(self, margin_ms: int = 0) -> RowId:
+        """Return the id below which no mark of a silent producer counts, a margin included."""
+        life_ms = self.topic.ttl_ms + PRODUCER_LIFE_MS + margin_ms
+        return self.messages.window.passed_before(life_ms)
 
     @property
     def epoch(self) -> int:

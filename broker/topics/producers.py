@@ -12,8 +12,8 @@ also has its write pointer, and the *run*: the numbers up to this one that had n
                               ^since    ^last
 
 Publishes of one producer are written one at a time, in the order in which they came: the leader checks the next
-number when the outcome of the publish before is known. Storage keeps the marks; only the sweeper forgets a producer
-that was silent for long (storage/marks.py). So storage still has a number that this memory has forgotten.
+number when the outcome of the publish before is known. Storage keeps the marks, and has a number that this memory has
+forgotten. A producer that was silent for long is forgotten (mark_window.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from broker.errors import AlreadyPublished
-from broker.model import ROW_ID_MIN, first_row_at, timestamp_of
+from broker.model import ROW_ID_MIN, RowId, first_row_at, timestamp_of
 from broker.shield import to_its_end
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
@@ -56,9 +56,10 @@ class _ProducerTurns:
 class Producers:
     """The last numbers of the producers of one topic, while one hold lasts."""
 
-    def __init__(self, hold: LogHold) -> None:
-        """Begin without a known producer."""
+    def __init__(self, hold: LogHold, passed: Callable[[], RowId]) -> None:
+        """Begin without a known producer. ``passed`` returns the id below which no producer's mark counts."""
         self._hold = hold
+        self._passed = passed
         self._known: OrderedDict[bytes, _Last] = OrderedDict()
         self._turns: dict[bytes, _ProducerTurns] = {}
         self._under_way: set[asyncio.Task[PublishedIds]] = set()
@@ -143,7 +144,7 @@ class Producers:
                 return None
             known = _Last(producer_run(mark), PublishedIds(mark.first, mark.last))
             self._remember(hashed, known)
-        return known
+        return None if known.ids.first < self._passed() else known
 
     def _remember(self, hashed: bytes, answer: _Last) -> None:
         self._known[hashed] = answer

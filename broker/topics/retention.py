@@ -15,7 +15,8 @@ The sweeper removes a message only a margin after it has expired. So a reader th
 finds it. The sweeper also reads a record again just before it acts on it, so a stale read removes nothing. *Purged*
 messages need no margin, because readers continue from the floor; their payload logs and marks stay. The sweeper works
 in slices, and other work has its turn between them. After a start, and after a jump of the clock, the sweeper rests: a
-wrong clock is harmless until something is removed. In a cluster each node sweeps the topics that it should lead,
+wrong clock is harmless until something is removed. And a life is over only by a clock without its jumps forward
+(``Clock.patient_ms``). In a cluster each node sweeps the topics that it should lead,
 including the remains of deleted ones.
 
 A payload log may be removed when its transaction can't publish any more and its published messages have expired. That
@@ -33,12 +34,12 @@ from functools import partial
 
 from broker.coordination.claims import Written, read_clock
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
-from broker.model import ROW_ID_MIN, RowId, Topic, TopicId, first_row_at
+from broker.model import ROW_ID_MIN, RowId, Topic, TopicId
 from broker.slices import Slice
 from broker.storage import sweep as sweeping
 from broker.storage.head import NO_END
 from broker.storage.keys import LogId
-from broker.storage.marks import PRODUCER_LIFE_MS, MarksBefore, forget_marks, sweep_marks
+from broker.storage.marks import MarksBefore, forget_marks, sweep_marks
 from broker.storage.root import Root, RootState
 from broker.storage.sweep import LifetimeEnds
 from broker.topics import stages
@@ -98,8 +99,8 @@ class Sweeper:
         self._ends: dict[TopicId, LifetimeEnds] = {}
         self._cleared: dict[TopicId, int] = {}
         """By topic: the generation below which this process has removed everything."""
-        self._marks_until_ms: dict[TopicId, int] = {}
-        """By topic: the time of the next sweep of its marks."""
+        self._marks_until_ms: dict[TopicId, float] = {}
+        """By topic: the time of the next sweep of its marks, by the boot clock."""
         self._stages_looked_at: dict[TopicId, tuple[int, int]] = {}
         """By topic: the generation, and the number from which on its stages were checked at the end of their life."""
 
@@ -113,6 +114,12 @@ class Sweeper:
         return PayloadLifetimes(
             settings.transaction_life_max_s * 1000, settings.stage_life_s * 1000, self._margin_ms
         )
+
+    def _now_ms(self, topic: Topic) -> int:
+        """Return the time by which this sweeper removes messages: a clock that jumped forward makes no life end."""
+        lives = self._lives
+        longest_ms = max(lives.transaction_ms, lives.stage_ms) + topic.ttl_ms + lives.margin_ms
+        return self._around.clock.patient_ms(longest_ms)
 
     async def sweep(self) -> SweepReport:
         """Sweep every topic that this node should lead. Stop after the present topic if the clock jumps."""
@@ -199,7 +206,7 @@ class Sweeper:
 
     async def _sweep_live(self, topic: Topic, report: SweepReport) -> None:
         clock = self._around.clock
-        steady_ms, now_ms = clock.steady_ms(), clock.now_ms()
+        steady_ms, now_ms = clock.steady_ms(), self._now_ms(topic)
         due = await self._due_payload_logs(topic, now_ms)
         leader = await self._leader_of(topic, now_ms, has_due=bool(due))
         if leader is None or leader.topic.generation != topic.generation:
@@ -207,7 +214,7 @@ class Sweeper:
         await leader.messages.expire_keys()
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
-        now_ms = clock.now_ms()  # The time above came before the comparison.
+        now_ms = self._now_ms(topic)  # The time above came before the comparison.
         if self._must_rest(steady_ms, clock.steady_ms()):
             raise Unavailable("The clock jumped.")
         await leader.raise_floor(floor_of(leader.topic, now_ms, self._margin_ms))
@@ -219,7 +226,7 @@ class Sweeper:
             report.rows += went
             await asyncio.sleep(0)  # Other work has its turn, also with a store that never waits.
         await self._end_lives(leader, now_ms)
-        await self._sweep_marks(leader, now_ms, report)
+        await self._sweep_marks(leader, report)
         for log, root in due:
             await self._sweep_payload_log(leader, log, root, report)
 
@@ -282,17 +289,15 @@ class Sweeper:
         await leader.guarded(sweeping.look_for_ends(leader.hold, known))
         await leader.guarded(sweeping.end_lives(leader.hold, known, now_ms - self._margin_ms))
 
-    async def _sweep_marks(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:
-        """Remove marks whose window has passed. This reads all marks, so not every sweep does it."""
-        topic = leader.topic.id
-        if now_ms < self._marks_until_ms.get(topic, 0):
+    async def _sweep_marks(self, leader: TopicLeader, report: SweepReport) -> None:
+        """Remove marks that count no more (mark_window.py). This reads all marks, so not every sweep does it."""
+        topic, boot_ms = leader.topic.id, self._around.clock.monotonic() * 1000
+        if boot_ms < self._marks_until_ms.get(topic, 0):
             return
-        window_ms = self._around.settings.idempotency_window_ms
+        window = leader.messages.window
         before = MarksBefore(
-            keys=first_row_at(now_ms - window_ms - self._margin_ms),
-            producers=first_row_at(
-                now_ms - leader.topic.ttl_ms - PRODUCER_LIFE_MS - self._margin_ms
-            ),
+            keys=window.passed_before(window.window_ms + self._margin_ms),
+            producers=leader.producers_passed(self._margin_ms),
         )
         after: bytes | None = b""
         while after is not None:
@@ -305,7 +310,7 @@ class Sweeper:
                 min(self._rows_max, MARKS_AT_ONCE),
             )
             report.rows += went
-        self._marks_until_ms[topic] = now_ms + window_ms // 2
+        self._marks_until_ms[topic] = boot_ms + window.window_ms // 2
 
     # Payload logs.
 
@@ -355,7 +360,7 @@ class Sweeper:
     async def _sweep_payload_log(
         self, leader: TopicLeader, log: LogId, root: Root, report: SweepReport
     ) -> None:
-        now_ms = self._around.clock.now_ms()
+        now_ms = self._now_ms(leader.topic)
         number = log.number
         assert number is not None
         if root.state is not RootState.DROPPED:

@@ -125,7 +125,7 @@ class StoredPayloads:
             return None
         find = self._around.payload_logs.find_mark
         mark = await find(log, root, IDEMPOTENCY, key_hash(options.key))
-        if mark is None:
+        if mark is None or self._messages.has_passed(mark.first):
             return None
         check_same_request(mark.body, await request_hash(request, options))
         await self.references.check_kept(number, root)

@@ -10,11 +10,13 @@ from broker.clock import Clock
 from broker.coordination.claims import Written
 from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
+from broker.model import RowId
 from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
 from broker.topics.ids import RowIds, first_timestamp_ms
+from broker.topics.mark_window import MarkWindow
 from broker.topics.settings import TopicSettings
 
 OtherClocks = Callable[[], Awaitable[Sequence[Written]]]
@@ -103,14 +105,14 @@ class Surroundings:
             instance=self.instance,
         )
 
-    def answered_keys(self) -> AnsweredKeys:
-        """Return an empty memory of keys that begins now."""
-        return AnsweredKeys(
-            claimed_ms=self.clock.monotonic() * 1000,
-            window_ms=self.settings.idempotency_window_ms,
-            keys_max=self.settings.idempotency_keys_max,
-            budget=self.keys,
-        )
+    def answered_keys(self, pointer: RowId) -> AnsweredKeys:
+        """Return an empty memory of keys, for a log that is claimed now, and ends at ``pointer``."""
+        keys_max = self.settings.idempotency_keys_max
+        return AnsweredKeys(pointer=pointer, keys_max=keys_max, budget=self.keys)
+
+    def mark_window(self, pointer: RowId) -> MarkWindow:
+        """Return the window of the marks of a log that is claimed now, and ends at ``pointer``."""
+        return MarkWindow(self.clock, pointer, self.settings.idempotency_window_ms)
 
 
 async def _no_clocks() -> Sequence[Written]:

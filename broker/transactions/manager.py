@@ -15,7 +15,7 @@ once in memory, and again at each replay. An answer is valid only once its edits
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from broker.errors import (
@@ -226,9 +226,19 @@ def checkpoint(
     return Decision((Checkpointed(transaction, pointer),), snapshot)
 
 
-def expire(state: ServiceState, now_ms: int) -> Decision[int]:
-    """Make all transactions invalid whose time-outs have passed. Answer how many."""
-    over = [each.id for each in state.in_progress.values() if now_ms > each.expires_ms]
+def expire(
+    state: ServiceState, now_ms: int, *, patient_ms: Callable[[float], int]
+) -> Decision[int]:
+    """Make all transactions invalid whose time-outs have passed. Answer how many.
+
+    ``patient_ms`` is that of the clock: a time-out has not passed because the clock jumped forward.
+    """
+
+    def has_passed(each: OpenTransaction) -> bool:
+        return patient_ms(each.expires_ms - each.id // POINTERS_PER_MS) > each.expires_ms
+
+    late = [each for each in state.in_progress.values() if now_ms > each.expires_ms]
+    over = [each.id for each in late if has_passed(each)]
     edits = tuple(
         Invalidated(tuple(over[at : at + TIMED_OUT_AT_ONCE]), True)
         for at in range(0, len(over), TIMED_OUT_AT_ONCE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker import logs
@@ -320,8 +321,10 @@ class Transactions:
         self._journal.forget(led)
 
     async def expire(self, led: LedState) -> int:
-        """Make transactions invalid whose time-outs have passed. Return how many."""
-        count = await led.carry_out(manager.expire, self._around.clock.now_ms())
+        """Make transactions invalid whose time-outs have passed by every clock. Return how many."""
+        clock = self._around.clock
+        expire = partial(manager.expire, patient_ms=clock.patient_ms)
+        count = await led.carry_out(expire, clock.now_ms())
         self.counts["timed_out"] += count
         if count:
             log.info("transactions timed out", count=count)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.clock import JUMP_BELIEVED_AFTER_MS, JUMP_MS_MIN, SystemClock, WallGuard
+from broker.clock import (
+    JUMP_BELIEVED_AFTER_MS,
+    JUMP_MS_MIN,
+    JUMPS_MAX,
+    Jumps,
+    SystemClock,
+    WallGuard,
+)
 
 T0 = 1_700_000_000_000.0
 HOUR_MS = 3_600_000
@@ -95,3 +102,25 @@ def test_the_systems_clock_advances_and_is_steady_since_its_start() -> None:
     assert clock.now_ms() >= before
     assert clock.monotonic() >= monotonic
     assert 0 <= clock.steady_ms() < 60_000
+
+
+def test_a_jump_forward_makes_no_time_pass() -> None:
+    guard = WallGuard(T0, 0)
+    guard.now_ms(T0 + 1000 + HOUR_MS, 1000)
+    believed = 1000 + JUMP_BELIEVED_AFTER_MS
+    assert guard.now_ms(T0 + believed + HOUR_MS, believed) == T0 + believed + HOUR_MS
+    for boot in (believed, believed + HOUR_MS):
+        assert guard.patient_ms(T0 + boot + HOUR_MS, boot, HOUR_MS) == T0 + boot
+    late = believed + HOUR_MS + 1
+    assert guard.patient_ms(T0 + late + HOUR_MS, late, HOUR_MS) == T0 + late + HOUR_MS
+
+
+def test_a_jump_back_counts_at_once_and_many_jumps_count_as_fewer() -> None:
+    jumps = Jumps()
+    assert jumps.least(-5, 0) == -5
+    for number in range(3 * JUMPS_MAX):
+        jumps.note(number, 1000 - number)
+    assert jumps.least(10**6, 0) == 1000 - (3 * JUMPS_MAX - 1)
+    assert jumps.least(10**6, 3 * JUMPS_MAX) == 10**6
+    jumps.note(10**6, -7)
+    assert jumps.least(0, 0) == -7

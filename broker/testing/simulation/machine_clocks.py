@@ -105,6 +105,10 @@ class ProcessClock:
         """Return the guarded wall clock, ms since 1970."""
         return self._guard.now_ms(self._wall.wall_ms(), self._wall.boot_ms())
 
+    def patient_ms(self, life_ms: float) -> int:
+        """Return the guarded wall clock, less its jumps forward in the last ``life_ms``."""
+        return self._guard.patient_ms(self._wall.wall_ms(), self._wall.boot_ms(), life_ms)
+
     def monotonic(self) -> float:
         """Return true seconds."""
         return self._wall.boot_ms() / 1000

@@ -62,7 +62,7 @@ class Manager:
         return self.do(manager.checkpoint(self.state, self.now_ms, transaction, SETTINGS))
 
     def expire(self, at_ms: int) -> int:
-        return self.do(manager.expire(self.state, at_ms))
+        return self.do(manager.expire(self.state, at_ms, patient_ms=lambda _: at_ms))
 
     @property
     def seen(self) -> Snapshot:

@@ -194,7 +194,9 @@ class Rules(RuleBasedStateMachine):
             for each in self.known.values()
             if each.fate == "open" and self.now_ms > each.expires_ms
         ]
-        assert self.do(manager.expire(self.state, self.now_ms)) == len(over)
+        assert self.do(
+            manager.expire(self.state, self.now_ms, patient_ms=lambda _: self.now_ms)
+        ) == len(over)
         for each in over:
             self.end(each, "invalid")
 

@@ -57,7 +57,7 @@ class World:
         elif fate == "invalidate":
             self.do(manager.invalidate(state, transaction))
         elif fate.startswith("time out"):
-            self.do(manager.expire(state, 1002))
+            self.do(manager.expire(state, 1002, patient_ms=lambda _: 1002))
         if fate.endswith("abort"):
             self.do(manager.abort(state, transaction))
 
