@@ -8,8 +8,11 @@ text to people escapes it here, as Python writes it in a string: ``\x1b``, ``\n`
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Final
+
+from typing_extensions import override
 
 _UNSAFE: Final = re.compile(
     "["
@@ -48,3 +51,34 @@ def _as_python(found: re.Match[str]) -> str:
 
 def _as_json(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]
+
+
+class _Shown:
+    """An argument of a log record, escaped in each of its forms."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    @override
+    def __str__(self) -> str:
+        return escaped(str(self._value))
+
+    @override
+    def __repr__(self) -> str:
+        return escaped(repr(self._value))
+
+
+def _escape_arguments(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            each if isinstance(each, int | float) else _Shown(each) for each in record.args
+        )
+    return True
+
+
+def escaping_logger(name: str) -> logging.Logger:
+    """Return the standard library's logger of a name; the arguments of its records come from others, and are escaped."""
+    logger = logging.getLogger(name)
+    if _escape_arguments not in logger.filters:
+        logger.addFilter(_escape_arguments)
+    return logger

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -22,6 +21,7 @@ from typing_extensions import override
 
 from broker import user_code
 from broker.errors import CursorMoved
+from broker.escapes import escaping_logger
 from broker.model import Message
 from broker.user_code import Ended, TookTooLong
 
@@ -34,7 +34,7 @@ Work = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 GRACE_S: Final = 1.0
 """How long a cancelled handler may take to end before the subscriber lets its place go."""
 
-log: Final = logging.getLogger("broker.client.subscriber")
+log: Final = escaping_logger("broker.client.subscriber")
 
 
 class Reject(Exception):

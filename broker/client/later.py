@@ -18,7 +18,6 @@ on its future. It logs the first of a series of losses.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +28,10 @@ from broker.client.publish_request import EncodedMessage
 from broker.client.room import Room
 from broker.client.values import OnFull, Published, check_on_full
 from broker.errors import BrokerError
+from broker.escapes import escaping_logger
 from broker.model import TopicId
 
-log: Final = logging.getLogger(__name__)
+log: Final = escaping_logger(__name__)
 
 Answer = asyncio.Future[Published]
 

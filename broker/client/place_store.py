@@ -10,7 +10,6 @@ an error the outcome of its last write is unknown. Then the subscriber loads the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -20,9 +19,10 @@ from broker.client.place_keepers import CursorLost
 from broker.client.positions import generation_in, id_of
 from broker.client.values import IdPlace
 from broker.errors import CursorMoved, TopicRecreated
+from broker.escapes import escaping_logger
 from broker.model import MessageId, TopicId
 
-log: Final = logging.getLogger("broker.client.subscriber")
+log: Final = escaping_logger("broker.client.subscriber")
 
 
 @runtime_checkable

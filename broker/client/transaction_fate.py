@@ -20,7 +20,6 @@ pointer, but they are invalid. So the snapshot is stale, or the service has lost
 from __future__ import annotations
 
 import enum
-import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
@@ -34,9 +33,10 @@ from tenacity import (
 
 from broker.client.back_off import pause_s
 from broker.client.transaction_aware import AnyTransactionService, resolved
+from broker.escapes import escaping_logger
 from broker.model import Snapshot
 
-log: Final = logging.getLogger(__name__)
+log: Final = escaping_logger(__name__)
 
 ASKED_MAX: Final = 4
 """The number of attempts to learn the outcome from a service that does not answer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -13,6 +12,7 @@ from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import TransactionFate, ask
 from broker.client.values import Browsed, Start
 from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound
+from broker.escapes import escaping_logger
 from broker.model import POINTERS_PER_MS, Snapshot
 from broker.sql.work import DATABASE_ERRORS, SqlWork
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from broker.client.aio import Client
     from broker.sql.record import RecordOwner, SqlRecord
 
-log: Final = logging.getLogger(__name__)
+log: Final = escaping_logger(__name__)
 
 ROUNDS_MAX: Final = 10
 """The maximum number of steps of recovery for one record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from broker.client import back_off
 from broker.client.acknowledgements import ids_of
 from broker.clock import Clock, SystemClock
 from broker.errors import BrokerError, OutcomeUnknown
+from broker.escapes import escaping_logger
 from broker.sql.work import DATABASE_ERRORS, SqlWork
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from broker.client import Client, Published
     from broker.sql.outbox import Outbox, OutboxBatch
 
-log: Final = logging.getLogger(__name__)
+log: Final = escaping_logger(__name__)
 
 KNOWN_MS: Final = 7 * 24 * 3600 * 1000
 """The shortest time for which the broker knows a producer's number; the topic's ttl comes on top."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +9,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
 from broker.client.transaction_aware import ParticipantFailed, Topical
+from broker.escapes import escaping_logger
 from broker.model import Snapshot
 from broker.sql.work import DATABASE_ERRORS, run
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from broker.sql.record import SqlRecord
 
-log: Final = logging.getLogger(__name__)
+log: Final = escaping_logger(__name__)
 
 
 class Participant:

@@ -170,3 +170,10 @@ def test_text_reaches_a_terminal_through_the_modules_that_escape_it() -> None:
         for match in TERMINAL.finditer(text(name))
     ]
     assert found == [], "write with broker.cli.output or chaos.verdict_text"
+
+
+def test_the_libraries_log_by_loggers_that_escape_the_texts_of_others() -> None:
+    sources = tracked(
+        "broker/client/*.py", "broker/sql/*.py", "broker/streams/*.py", "broker/spark/*.py"
+    )
+    assert [name for name in sources if "logging.getLogger(" in text(name)] == []

@@ -12,7 +12,17 @@ import pytest
 from tests.tidy.sources import ROOT, text, tracked
 
 LINTER = Path(sys.executable).with_name("lint-imports")
-CLIENT_RESTS_ON = {"places", "user_code", "wire", "model", "errors", "clock", "http", "client"}
+CLIENT_RESTS_ON = {
+    "places",
+    "user_code",
+    "wire",
+    "model",
+    "errors",
+    "escapes",
+    "clock",
+    "http",
+    "client",
+}
 REST_ON_CLIENT = {"spark", "sql", "streams", "rowlog", "cli"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.escapes import escaped, escaped_bytes, escaped_json, escaped_lines
+from broker.escapes import escaped, escaped_bytes, escaped_json, escaped_lines, escaping_logger
 
 OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys: controls, line ends, and turns of the direction."""
@@ -53,3 +53,11 @@ def test_escaped_json_is_the_same_value(text):
 @given(st.binary())
 def test_escaped_bytes_are_harmless_text(value):
     assert not OBEYED.search(escaped_bytes(value).decode())
+
+
+def test_the_arguments_of_a_librarys_record_are_escaped(caplog):
+    hostile = "\x1b[2J\nforged"
+    log = escaping_logger("test.escapes")
+    assert escaping_logger("test.escapes").filters == log.filters
+    log.warning("%s of %d (%.1f): %r", ValueError(hostile), 3, 1.5, hostile)
+    assert caplog.records[0].getMessage() == (r"\x1b[2J\nforged of 3 (1.5): '\x1b[2J\nforged'")

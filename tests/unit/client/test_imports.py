@@ -21,7 +21,17 @@ FORBIDDEN = (
 )
 ALLOWED = {
     f"broker.{part}"
-    for part in ("client", "wire", "model", "errors", "clock", "http", "places", "user_code")
+    for part in (
+        "client",
+        "wire",
+        "model",
+        "errors",
+        "escapes",
+        "clock",
+        "http",
+        "places",
+        "user_code",
+    )
 }
 
 
