@@ -63,7 +63,7 @@ class Dispatch:
         Raises:
             Forbidden: a browser sent it for a page whose origin is not allowed, or to another name.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
-            BadRequest: its Request-Timeout can't be read.
+            BadRequest: its Request-Timeout can't be read, or its body is compressed and may not be.
         """
         self._origins.check(headers)
         if method == "OPTIONS" and self._origins.is_preflight(headers):
@@ -75,6 +75,7 @@ class Dispatch:
         timeout_s = self._deadline_s
         if timeout is not None:
             timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
+        bodies.check_coding(headers, found.route.name)
         most = bodies.bytes_max(headers, found.route.body_bytes_max)
         return Admitted(found, found.names, timeout_s, most)
 

@@ -63,6 +63,8 @@ WHOLE: Final = 0x2144DF1C
 MARK_KEY_BYTES: Final = 16
 _MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s32s")
 MARK_BYTES: Final = _MARK.size
+MARK_HELD_BYTES: Final = 320
+"""The memory of a mark."""
 _RANGE = struct.Struct(f">{ROW_ID_BYTES}s{ROW_ID_BYTES}s")
 
 _MESSAGE_LEAD = encode_long(MESSAGE_ID_BYTES)
@@ -173,12 +175,12 @@ class Entry:
     @property
     def size(self) -> int:
         """About how many bytes it takes in memory."""
-        return len(self.items) + len(self.attributed) + 2 * self.count + 400
+        return self.content_bytes + 2 * self.count + 400 + MARK_HELD_BYTES * len(self.marks)
 
     @property
     def stored_bytes(self) -> int:
         """About how many bytes its cell has."""
-        return self.content_bytes + 2 * self.count + 64
+        return self.content_bytes + 2 * self.count + 64 + MARK_BYTES * len(self.marks)
 
     @property
     def content_bytes(self) -> int:

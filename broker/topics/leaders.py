@@ -39,7 +39,7 @@ from broker.shield import is_done_within
 from broker.slices import Slice
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
-from broker.topics.registry import TopicRegistry, check_generation, not_found
+from broker.topics.registry import RECORD_BYTES_MAX, TopicRegistry, check_generation, not_found
 from broker.topics.settings import PublishOptions
 from broker.topics.settlement import refused_below
 from broker.topics.surroundings import Surroundings
@@ -71,6 +71,7 @@ class Leaders:
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: asyncio.Task[None] | None = None
         self._forget_over = around.settings.topics_in_use_max
+        self._forget_bytes_over = RECORD_BYTES_MAX
 
     def state(self, topic: TopicId) -> TopicState:
         """Return the state of a topic, whether it exists or not."""
@@ -79,7 +80,10 @@ class Leaders:
             state = self.states[topic] = TopicState(
                 topic, self.around, lambda: self._read(topic), self.claims.clocks
             )
-            if len(self.states) > self._forget_over:
+            if (
+                len(self.states) > self._forget_over
+                or self.around.record_bytes > self._forget_bytes_over
+            ):
                 self._forget_soon()
         return state
 
@@ -341,10 +345,12 @@ class Leaders:
         for state in idle:
             is_unused = state.idle and not state.touched and state.leader is None
             if is_unused and self.states.get(state.id) is state:
+                state.topic = None
                 del self.states[state.id]
             await piece.go_on()
         # If so many topics are in use, the next search waits until a quarter more are in use.
         self._forget_over = max(self.around.settings.topics_in_use_max, len(self.states) * 5 // 4)
+        self._forget_bytes_over = max(RECORD_BYTES_MAX, self.around.record_bytes * 5 // 4)
 
     async def _release_all(self, states: Iterable[TopicState]) -> None:
         led = [state for state in states if state.leader is not None]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Final, NamedTuple
@@ -36,6 +37,10 @@ RECORD_PREFIX = b"topic/"
 _DELETED: Final = b'{"deleted":true,'
 _LIVE: Final = b'{"deleted":false,'
 PUT_TRIES_MAX = 8
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The memory for the properties of cached records, and again for those of topics in use."""
+PROPERTY_BYTES: Final = 128
+"""The memory of a property beside its name and value."""
 
 
 class TopicRecord(NamedTuple):
@@ -94,17 +99,23 @@ def record_key(topic: TopicId) -> bytes:
     return RECORD_PREFIX + topic_prefix(topic)
 
 
+def held_bytes(properties: Mapping[str, str]) -> int:
+    """Return about how many bytes a topic's properties take in memory."""
+    return sum(len(name) + len(value) + PROPERTY_BYTES for name, value in properties.items())
+
+
 class TopicRegistry:
     """Topic records over a record store, cached."""
 
     def __init__(self, records: RecordStore, *, cached_max: int = 100_000) -> None:
-        """Start with an empty cache. Over ``cached_max`` records it forgets the one that was cached first.
+        """Start with an empty cache. Over ``cached_max`` records, or RECORD_BYTES_MAX, it forgets the oldest ones.
 
         0 caches nothing.
         """
         self.records = records
         self._cached_max = cached_max
-        self._cached: dict[TopicId, TopicRecord] = {}
+        self._cached: OrderedDict[TopicId, TopicRecord] = OrderedDict()
+        self._cached_bytes = 0
         self._reads: dict[TopicId, object] = {}
         """The last read of each topic in progress, unless a put overlaps it: what such a read finds may be old."""
 
@@ -136,13 +147,22 @@ class TopicRegistry:
         return record, found.version
 
     def _forget(self, topic: TopicId) -> None:
-        self._cached.pop(topic, None)
+        self._drop(topic)
         self._reads.pop(topic, None)
 
+    def _drop(self, topic: TopicId) -> None:
+        record = self._cached.pop(topic, None)
+        if record is not None:
+            self._cached_bytes -= held_bytes(record.properties)
+
     def _remember(self, topic: TopicId, record: TopicRecord) -> None:
+        self._drop(topic)
         self._cached[topic] = record
-        if len(self._cached) > self._cached_max:
-            del self._cached[next(iter(self._cached))]
+        self._cached_bytes += held_bytes(record.properties)
+        while self._cached and (
+            len(self._cached) > self._cached_max or self._cached_bytes > RECORD_BYTES_MAX
+        ):
+            self._drop(next(iter(self._cached)))
 
     async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         """Write the record of the name's next generation. Raises TopicExists, OutcomeUnknown."""

@@ -49,6 +49,7 @@ class Surroundings:
         "owner",
         "payload_logs",
         "queue",
+        "record_bytes",
         "settings",
         "skewed",
         "tenure",
@@ -86,6 +87,8 @@ class Surroundings:
         self.skewed = skewed or _ignored
         self.other_clocks = other_clocks or _no_clocks
         self.cache = CacheBudget(settings.cache_bytes_max)
+        self.record_bytes = 0
+        """The memory of the records of the topics in use."""
         self.keys = KeyBudget(settings.idempotency_keys_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
         self.browsing: AbstractAsyncContextManager[object] = (

@@ -14,6 +14,7 @@ from broker.topics.cache import TopicCache
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.leader import TopicLeader
 from broker.topics.pages import PollPage
+from broker.topics.registry import held_bytes
 from broker.topics.stats import Rates
 from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
@@ -34,6 +35,7 @@ class TopicState:
 
     __slots__ = (
         "_rates",
+        "_topic",
         "around",
         "carried",
         "carried_generation",
@@ -46,7 +48,6 @@ class TopicState:
         "leader",
         "lock",
         "recorded",
-        "topic",
         "touched",
         "users",
         "waiting",
@@ -67,7 +68,7 @@ class TopicState:
         self.around = around
         self.recorded = recorded
         self.clocks = clocks
-        self.topic: Topic | None = None
+        self._topic: Topic | None = None
         self.leader: TopicLeader | None = None
         self.former: TopicLeader | None = None
         self.carried: list[Write] = []
@@ -84,6 +85,16 @@ class TopicState:
         self.users = 0
         self.touched = True
         self._rates: Rates | None = None
+
+    @property
+    def topic(self) -> Topic | None:
+        """The topic's record, if this node knows it. The node counts its memory."""
+        return self._topic
+
+    @topic.setter
+    def topic(self, topic: Topic | None) -> None:
+        self.around.record_bytes += _held(topic) - _held(self._topic)
+        self._topic = topic
 
     def rates(self, generation: int) -> Rates:
         """Return the rates of a generation. Those of another generation are forgotten."""
@@ -216,3 +227,7 @@ def _wake(waiting: deque[asyncio.Future[bool]]) -> None:
 def _tell(change: asyncio.Future[bool], came: bool) -> None:
     if not change.done():
         change.set_result(came)
+
+
+def _held(topic: Topic | None) -> int:
+    return 0 if topic is None else held_bytes(topic.properties)

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from broker.http.reply import EMPTY, Answer, ChunkedReply
 from broker.http.request import Request
 from broker.model import timestamp_of
 from broker.storage import records
-from tests.kit.serving import NAMESPACE, Broker, topic_path
+from tests.kit.serving import NAMESPACE, Broker, Http, topic_path
 
 
 async def test_create_show_update_delete(broker: Broker) -> None:
@@ -31,6 +32,17 @@ async def test_create_show_update_delete(broker: Broker) -> None:
         assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
     await broker.call("PUT", path, b'{"ttl": 7}')
     assert (await broker.call("GET", path)).json == {"generation": "2", "ttl": "7"}
+
+
+@pytest.mark.parametrize("target", [topic_path("x"), topic_path("t", "properties")])
+async def test_compressed_properties_are_refused(http: Http, target: str) -> None:
+    body = json.dumps({"ttl": 60, "note": "x" * 60_000}).encode()
+    packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    refused = await http("PUT", target, gzip.compress(body), packed)
+    assert (refused.status, refused.headers["Broker-Error"]) == (400, "bad_request")
+    assert b"Content-Encoding" in refused.body
+    plain = {"Content-Type": "application/json", "Content-Encoding": "identity"}
+    assert (await http("PUT", target, body, plain)).status == 200
 
 
 async def test_a_purge_removes_messages_published_before_a_moment(broker: Broker) -> None:

@@ -99,6 +99,15 @@ def test_an_entry_comes_back_as_it_was(given_, marks):
         assert [entry.id(place) for place in range(entry.count)] == entry.ids()
 
 
+@given(made(), st.lists(MARKS, max_size=50))
+def test_the_size_in_a_page_is_that_of_the_stored_entry(given_, marks):
+    _, _, found = given_
+    found[0].marks = tuple(marks)
+    for entry in found:
+        stored = len(encode(entry)) - 2 * entry.count
+        assert stored <= entry.stored_bytes <= stored + 2 * entry.count + 64 + entry.count
+
+
 @given(made(), st.data())
 def test_a_changed_byte_is_found(given_, data):
     value = bytearray(encode(given_[2][0]))

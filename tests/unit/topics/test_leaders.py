@@ -347,3 +347,18 @@ async def test_publishing_goes_on_after_the_clock_stepped_back_an_hour(bench: Be
         await bench.publish(b"b")
     assert bench.clock.monotonic() - before < 1
     assert (await bench.topics.stats(TOPIC)).ids_ahead_ms > 3_000_000
+
+
+async def test_topics_with_large_records_are_forgotten_by_their_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaders, "RECORD_BYTES_MAX", 500_000)
+    bench.restart()
+    for number in range(60):
+        topic = TopicId("n", f"t{number}")
+        await bench.create(topic, note="x" * 60_000)
+        await bench.publish(b"x", topic=topic)
+        await settle()
+        assert bench.around.record_bytes <= 30 * 60_500
+    held = sum(state.topic is not None for state in bench.topics.leaders.states.values())
+    assert bench.around.record_bytes // 60_000 == held

@@ -21,6 +21,7 @@ from broker.model import TopicId
 from broker.storage import records
 from broker.testing.memory import MemoryRecords
 from broker.testing.virtual_time import VirtualLoop, simulate
+from broker.topics import registry as registry_module
 from broker.topics.registry import TopicRegistry, record_key
 from tests.kit.bench import Gate
 
@@ -182,15 +183,29 @@ async def test_a_record_that_does_not_decode_is_corrupt() -> None:
         await TopicRegistry(records).get(TOPIC)
 
 
+class CountedReads(MemoryRecords):
+    reads = 0
+
+    @override
+    async def get(self, key: bytes) -> records.Record | None:
+        self.reads += 1
+        return await super().get(key)
+
+
+async def test_cached_records_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "RECORD_BYTES_MAX", 250_000)
+    counted = CountedReads()
+    registry = TopicRegistry(counted)
+    topics = [TopicId("n", f"t{number}") for number in range(8)]
+    for topic in topics:
+        await registry.create(topic, {"ttl": "60", "note": "x" * 60_000})
+    counted.reads = 0
+    for topic in reversed(topics):
+        assert (await registry.get(topic)).generation == 1
+    assert counted.reads == 4, "four of eight fit, and the newest were kept"
+
+
 async def test_the_cache_of_records_has_a_limit() -> None:
-    class CountedReads(MemoryRecords):
-        reads = 0
-
-        @override
-        async def get(self, key: bytes) -> records.Record | None:
-            self.reads += 1
-            return await super().get(key)
-
     counted = CountedReads()
     registry = TopicRegistry(counted, cached_max=3)
     topics = [TopicId("ns", f"t{number}") for number in range(10)]
