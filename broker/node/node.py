@@ -328,6 +328,10 @@ class Node:
         watch = self.metrics.watch
         watch("cache_bytes", "Recent messages in memory.", lambda: around.cache.bytes)
         watch("waiting_polls", "Polls and streams that wait.", lambda: topics.waiting_polls)
+        ahead = around.ids_ahead
+        watch(
+            "ids_ahead_topics", "Topics whose new ids are ahead of the clock.", lambda: len(ahead)
+        )
         watch("queued_bytes", "Publishes that wait for a commit.", lambda: around.queue.bytes)
         watch("connections", "Open connections.", lambda: server.connections)
         tephra = self._tephra

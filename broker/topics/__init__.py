@@ -6,9 +6,11 @@
     leaders.py  topic_state.py                   the topics in use on this node, and their leaders
     topic_claims.py  hand_over.py                beginning and ending to lead a topic
     leader.py                                    one topic while one hold lasts
-    writer.py  write.py  batches.py  ids.py      group commit
+    writer.py  write.py  batches.py              group commit
+    ids.py  ids_ahead.py                         ids that rise; telling that they are ahead of the clock
     overdue.py  admission.py                     refusing requests: too late, or not allowed by the topic
     keyed_log.py  dedupe.py  producers.py        publishing once, by keys and by producers' numbers
+    effects.py  mark_window.py                   whose effect a repetition finds; how long it counts
     stored_payloads.py  references.py            storing messages, and publishing them together
     stages.py  payload_reader.py                 numbers of stages; reading stored messages
     topic_reader.py  fetch.py  pages.py          consuming: the rules, the pages of a reply

@@ -16,6 +16,7 @@ from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
 from broker.topics.ids import RowIds, first_timestamp_ms
+from broker.topics.ids_ahead import IdsAhead
 from broker.topics.mark_window import MarkWindow
 from broker.topics.settings import TopicSettings
 
@@ -40,6 +41,7 @@ class Surroundings:
         "browsing",
         "cache",
         "clock",
+        "ids_ahead",
         "instance",
         "is_clustered",
         "keys",
@@ -91,6 +93,7 @@ class Surroundings:
         """The memory of the records of the topics in use."""
         self.keys = KeyBudget(settings.idempotency_keys_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
+        self.ids_ahead = IdsAhead()
         self.browsing: AbstractAsyncContextManager[object] = (
             asyncio.Lock() if logs.table.is_alone else nullcontext()
         )

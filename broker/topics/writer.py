@@ -168,6 +168,7 @@ class LogWriter:
         if self.closed:
             return
         self.closed = True
+        self._around.ids_ahead.forget(self.hold.log)
         if self._pause is not None:
             self._pause.cancel()
         self._lost(self, error)
@@ -222,8 +223,11 @@ class LogWriter:
         writes, rows, size = self._gather()
         if not writes:
             return
+        now_ms = self._clock.now_ms()
+        if not self._is_stored:
+            self._around.ids_ahead.note(self.hold.log, self.ids.ahead_ms(now_ms))
         try:
-            ids = self.ids.take(rows, self._clock.now_ms(), self._clock.monotonic() * 1000)
+            ids = self.ids.take(rows, now_ms, self._clock.monotonic() * 1000)
         except LeadExceeded as exceeded:
             self._queue.extendleft(reversed(writes))
             self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
