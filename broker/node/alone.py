@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from broker import logs
@@ -43,23 +46,32 @@ class Alone:
         self._clock = clock
         self._table: LevelDBTable | None = None
         self._logs: Logs | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._closing = threading.Event()
 
     async def open(self, url: str) -> None:
         """Open the store. Raises the errors of ``open_store``."""
         del url
         self._table = await open_store(self._config, self._metrics.synced)
         self._logs = Logs(self._table, self._clock)
-        self._watching = asyncio.create_task(self._watch(self._table))
+        # A daemon thread of its own: a disk that hangs must not hold up the end of the process.
+        watch = partial(self._watch, self._table, asyncio.get_running_loop())
+        threading.Thread(target=watch, name="data directory", daemon=True).start()
 
-    async def _watch(self, table: LevelDBTable) -> None:
+    def _watch(self, table: LevelDBTable, loop: asyncio.AbstractEventLoop) -> None:
         """Stop the node if its data directory is removed, replaced or unmounted."""
-        while (reason := await asyncio.to_thread(table.loss)) is None:
-            await self._clock.sleep(LOOK_EVERY_S)
+        while not self._closing.wait(LOOK_EVERY_S):
+            reason = table.loss()
+            if reason is not None and not self._closing.is_set():
+                with contextlib.suppress(RuntimeError):  # The loop is closed.
+                    loop.call_soon_threadsafe(self._lost, reason)
+                return
+
+    def _lost(self, reason: str) -> None:
         log.error("data directory lost", reason=reason)
-        self.stopped.set_result(
-            f"{reason}. Messages that were stored in it are lost with it, unless you put it back"
-        )
+        if not self.stopped.done():
+            self.stopped.set_result(
+                f"{reason}. Messages that were stored in it are lost with it, unless you put it back"
+            )
 
     @property
     def logs(self) -> Logs:
@@ -101,8 +113,7 @@ class Alone:
 
     async def close(self) -> None:
         """Close the store."""
-        if self._watching is not None:
-            self._watching.cancel()
+        self._closing.set()
         if self._table is not None:
             await self._table.close()
 
