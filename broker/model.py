@@ -37,8 +37,6 @@ TIMESTAMP_MAX_MS = (1 << 63) - 1
 ROW_ID_MIN: RowId = bytes(ROW_ID_BYTES)
 ROW_ID_MAX: RowId = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
 POINTER_MAX = (1 << 63) - 1
-_SECONDS = range(10**9, 10**10)
-"""Times from 2001 to 2286, as seconds since 1970."""
 POINTERS_PER_MS = 1_000_000
 """A write pointer divided by this is the time when its transaction began, in ms."""
 
@@ -150,19 +148,6 @@ def _next(row: RowId) -> RowId:
 def first_row_at(timestamp_ms: int) -> RowId:
     """Return the least row id of a millisecond, clamped to the range of ids."""
     return _ROW_ID.pack(min(max(timestamp_ms, 0), TIMESTAMP_MAX_MS), 0)
-
-
-def checked_time_ms(time_ms: int) -> int:
-    """Return a time in ms since 1970, if it is valid as a place in a topic.
-
-    A number that looks like seconds since 1970 is refused. As ms it would be a day in January to April 1970, before
-    all messages, and a reader would silently begin with the oldest message. Raises BadRequest.
-    """
-    if not 0 <= time_ms <= TIMESTAMP_MAX_MS:
-        raise BadRequest(f"{time_ms} is not a time in ms since 1970.")
-    if time_ms in _SECONDS:
-        raise BadRequest(f"{time_ms} looks like seconds since 1970. Give ms: {time_ms * 1000}.")
-    return time_ms
 
 
 def message_id_from_hex(text: str) -> MessageId:

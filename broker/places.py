@@ -11,10 +11,14 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from broker.errors import BadRequest
-from broker.model import MessageId, message_id_from_hex
+from broker.model import MESSAGE_ID_BYTES, MessageId, message_id_from_hex
+from broker.moments import moment_of
 
 GENERATION_HEADER: Final = "Broker-Generation"
 """In a reply: the topic's generation. In a request: the generation to which its places and stored messages belong."""
+
+
+_HEX_DIGITS: Final = 2 * MESSAGE_ID_BYTES
 
 
 class Place(NamedTuple):
@@ -44,3 +48,22 @@ def generation_of(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 10) or not int(text):
         raise BadRequest(f"A generation is a whole number from 1, not {text!r:.80}.")
     return int(text)
+
+
+def place_of(text: str) -> Place | int:
+    """Read a place in a topic: a message id, maybe with its generation, or a moment in ms since 1970.
+
+    40 hex digits are an id, a whole number is ms, and any other text must be a moment (see ``moments``). Raises
+    BadRequest.
+    """
+    if len(text) == _HEX_DIGITS or "@" in text:
+        return Place.of(text)
+    try:
+        return moment_of(text)
+    except ValueError as error:
+        if text.isdecimal():
+            raise BadRequest(str(error)) from None
+        raise BadRequest(
+            f"{text!a:.80} is neither a message id (40 hex digits), ms since 1970, nor a moment such as "
+            "2026-11-20T12:34:56.789Z."
+        ) from None

@@ -4,23 +4,18 @@
 
     id              40 hex digits: the message, in any generation of the topic
     id@generation   the message of this generation; if the topic has another one, the answer is topic_recreated
-    time            ms since 1970, or a moment of RFC 3339
+    time            ms since 1970, or a moment of RFC 3339, in UTC if it names no zone
 
 A reply names the generation of its messages in a header. A request may have the same header, for all its places.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-from broker.api.times import parse_moment
 from broker.errors import BadRequest
 from broker.http.reply import Headers
 from broker.http.request import Request
-from broker.model import MESSAGE_ID_BYTES, TIMESTAMP_MAX_MS, MessageId, checked_time_ms
-from broker.places import GENERATION_HEADER, Place
-
-_HEX_DIGITS: Final = 2 * MESSAGE_ID_BYTES
+from broker.model import MessageId
+from broker.places import GENERATION_HEADER, Place, place_of
 
 
 def in_generation(generation: int) -> Headers:
@@ -29,17 +24,9 @@ def in_generation(generation: int) -> Headers:
 
 
 def parse_place(name: str, text: str) -> Place | int:
-    """Return a place in a topic: a message id, maybe with its generation, or ms since 1970.
-
-    40 hex digits are an id, a whole number is ms, and any other text must be a moment. Raises BadRequest, with
-    the parameter's name.
-    """
+    """Return the place in a text, as ``place_of`` reads it. Raises BadRequest, with the parameter's name."""
     try:
-        if len(text) == _HEX_DIGITS or text[_HEX_DIGITS : _HEX_DIGITS + 1] == "@":
-            return Place.of(text)
-        if text.isascii() and text.isdecimal():
-            return checked_time_ms(int(text) if len(text) <= 19 else TIMESTAMP_MAX_MS + 1)
-        return max(0, parse_moment(text))
+        return place_of(text)
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from error
 

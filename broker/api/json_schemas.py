@@ -73,6 +73,12 @@ def decimals_up_to(most: int) -> str:
 
 
 CURSOR_NAME: Final[Spec] = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"}
+TTL_SENT: Final[Spec] = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
+        {"type": "string", "pattern": decimals_up_to(TTL_MAX_S) + "|^[1-9][0-9]{0,3}[smhd]$"},
+    ]
+}
 STAGE: Final[Spec] = {"type": "string", "pattern": decimals_up_to((1 << 63) - 1)}
 
 
@@ -185,13 +191,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         "type": "object",
         "description": "All properties. A missing property gets its default.",
         "properties": {
-            "ttl": {
-                "anyOf": [
-                    {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
-                    {"type": "string", "pattern": decimals_up_to(TTL_MAX_S)},
-                ],
-                "description": "How many seconds messages live.",
-            },
+            "ttl": {**TTL_SENT, "description": "How long messages live: seconds, or `1d`."},
             "transactions": {"enum": ["optional", "required", "refused"]},
         },
         "additionalProperties": {"type": ["string", "number", "boolean"]},

@@ -31,6 +31,7 @@ from broker.api.json_schemas import (
     STAGE,
     STRING,
     TOPIC_NAME,
+    TTL_SENT,
     Spec,
     of,
 )
@@ -42,7 +43,6 @@ from broker.config.sections import LimitsConfig
 from broker.http.reply import AVRO, AVRO_JSON, EVENTS, JSON, MESSAGES
 from broker.metrics import CONTENT_TYPE
 from broker.routing.deadlines import REQUEST_TIMEOUT_S_MAX
-from broker.wire.topics import TTL_MAX_S
 
 _LIMITS: Final = LimitsConfig()
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -69,8 +69,8 @@ _KEY = header(
 )
 _TTL = query(
     "ttl",
-    "How many seconds these messages live; at most the topic's `ttl`.",
-    {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
+    "How long these messages live, in seconds or with a unit (`1d`); at most the topic's `ttl`.",
+    TTL_SENT,
 )
 _PRODUCER = [
     header(

@@ -35,7 +35,6 @@ from broker.model import (
     NO_HEADERS,
     ROW_ID_BYTES,
     ROW_ID_MIN,
-    TIMESTAMP_MAX_MS,
     Message,
     MessageId,
     Poll,
@@ -43,9 +42,9 @@ from broker.model import (
     RollbackRange,
     RowId,
     Snapshot,
-    checked_time_ms,
     message_id_from_hex,
 )
+from broker.moments import checked_ms, whole_s
 from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
@@ -239,9 +238,14 @@ def _decode_base64(where: str, value: object) -> bytes:
 def _ttl_s(where: str, value: object) -> int | None:
     if value is None:
         return None
+    if isinstance(value, str):
+        try:
+            value = whole_s(value)
+        except ValueError as error:
+            raise BadRequest(f"{where}: {error}") from None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= TTL_MAX_S:
         raise BadRequest(
-            f"{where}: must be whole seconds from 1 to {TTL_MAX_S}, not {value!a:.80}."
+            f"{where}: must be whole seconds from 1 to {TTL_MAX_S}, or text such as 1d, not {value!a:.80}."
         )
     return value
 
@@ -326,15 +330,15 @@ def _start(value: object) -> Place | int | None:
         return None
     if isinstance(value, str):
         return parse_place("start", value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIMESTAMP_MAX_MS:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise BadRequest(
             "start: must be a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, "
             f"ms since 1970, or null, not {value!a:.80}."
         )
     try:
-        return checked_time_ms(value)
-    except BadRequest as error:
-        raise BadRequest(f"start: {error.message}") from None
+        return checked_ms(value)
+    except ValueError as error:
+        raise BadRequest(f"start: {error}") from None
 
 
 def encode_items(messages: Iterable[Message]) -> bytes:

@@ -14,12 +14,12 @@ from broker.api.json_schemas import (
     SHOWN_BYTES,
     SNAPSHOT,
     STRING,
+    TTL_SENT,
     Spec,
     array,
     nullable,
     record,
 )
-from broker.wire.topics import TTL_MAX_S
 
 _BASE64 = record(base64={"type": "string", "contentEncoding": "base64"})
 _NEW_MESSAGE: Final[Spec] = {
@@ -32,7 +32,7 @@ _NEW_MESSAGE: Final[Spec] = {
                 "value": SHOWN_BYTES,
                 "key": nullable(SHOWN_BYTES),
                 "headers": nullable({"type": "object", "additionalProperties": SHOWN_BYTES}),
-                "ttl": nullable({"type": "integer", "minimum": 1, "maximum": TTL_MAX_S}),
+                "ttl": nullable(TTL_SENT),
             },
             "required": ["value"],
             "additionalProperties": False,

@@ -27,8 +27,9 @@ from broker.http.reply import (
     Piece,
     Reply,
 )
-from broker.http.request import Request, seconds_in
+from broker.http.request import Request
 from broker.model import Message, Poll
+from broker.moments import span_s
 from broker.slices import Slice
 from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
@@ -104,7 +105,10 @@ class Polling:
     def _wait_s(self, request: Request) -> float:
         if not request.query_string or (text := request.query.get("wait")) is None:
             return 0.0
-        wait_s = seconds_in(text)
+        try:
+            wait_s = span_s(text)
+        except ValueError as error:
+            raise BadRequest(f"wait: {error}") from None
         if not 0 <= wait_s <= self._wait_max_s:
             raise BadRequest(f"wait must be 0 to {self._wait_max_s:g} seconds, not {text!r:.80}.")
         return wait_s

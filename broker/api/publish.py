@@ -19,7 +19,7 @@ from broker.http.reply import (
     Reply,
     media_type,
 )
-from broker.http.request import Request, whole_number
+from broker.http.request import Request, whole_seconds
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, check_key, check_producer
 from broker.places import GENERATION_HEADER
 from broker.topics.settings import Producer, PublishedIds, PublishOptions
@@ -129,17 +129,17 @@ def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
         )
     if key is not None:
         check_key(key)
-    ttl_s = whole_number(request.query, "ttl", least=1, most=TTL_MAX_S, default=0)
+    ttl_s = whole_seconds(request.query, "ttl", most=TTL_MAX_S)
     if repeat is None:
         return PublishOptions(
-            ttl_s=ttl_s or None,
+            ttl_s=ttl_s,
             key=key,
             deadline=request.deadline,
             producer=producer,
             generation=request.generation,
         )
     return PublishOptions(
-        ttl_s=ttl_s or None,
+        ttl_s=ttl_s,
         key=key if repeat.key is None else NODE_KEY + repeat.key,
         deadline=request.deadline,
         is_fresh=repeat.is_fresh,

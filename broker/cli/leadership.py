@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from broker.cli.cluster_text import ProgressLine, write_status
-from broker.cli.options import TOPIC, connect, to_broker, topic_argument
+from broker.cli.options import TOPIC, SpanType, connect, to_broker, topic_argument
 from broker.cli.output import write_json, write_line, write_table
 from broker.client import SyncClient, admin
 from broker.errors import Overloaded
@@ -28,7 +28,7 @@ def _wait_options(command: Command) -> Command:
     bound = click.option(
         "--wait-max",
         "wait_s_max",
-        type=click.FloatRange(min=0.1),
+        type=SpanType(0.1),
         default=120.0,
         show_default=True,
         help="Wait at most so many seconds; then the exit code is 4.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import click
@@ -13,23 +13,21 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from typing_extensions import override
 
+from broker import places
 from broker.cli import completion, contexts
 from broker.cli.given_options import given
 from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
-from broker.client.positions import moment_ms
 from broker.clock import SystemClock
 from broker.config.sources import check_environment
 from broker.errors import BadName, BadRequest, UnavailableError
 from broker.escapes import escaped
-from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic, checked_time_ms
+from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
+from broker.moments import span_ms, span_s, whole_s
 from broker.places import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])")
-_MS_DIGITS: Final = 19  # More do not fit in an int64.
 _ID: Final = re.compile(rf"[0-9a-fA-F]{{{2 * MESSAGE_ID_BYTES}}}")
 
 
@@ -78,7 +76,7 @@ def to_broker(command: Command) -> Command:
     deadline = click.option(
         "--deadline",
         "deadline_s",
-        type=click.FloatRange(min=0.1),
+        type=SpanType(0.1),
         default=30.0,
         show_default=True,
         help="Seconds that a request may take, with its retries.",
@@ -277,37 +275,28 @@ def _message_id(text: str) -> MessageId:
 def place_of(text: str, now_ms: int) -> PlaceGiven:
     """Read a place in a topic.
 
-    The text has one of these forms: ``1h`` (also s, m, d, w), that is an hour ago; ``now``; a message id of
-    40 hex digits, perhaps with ``@`` and its topic's generation; digits, that is ms since 1970; else a date or time of
-    RFC 3339, in UTC if it names no zone.
+    The text has one of these forms: ``1h``, a span of time (see ``moments``), that is an hour ago; ``now``; or any place
+    that the broker itself reads: a message id, perhaps with ``@`` and its topic's generation; ms since 1970; a date or time
+    of RFC 3339, in UTC if it names no zone.
 
     Raises:
         ValueError: it is none of these.
     """
     if text == "now":
         return now_ms
-    if _ID.fullmatch(text):
-        return bytes.fromhex(text)
-    if "@" in text:
-        try:
-            return Place.of(text)
-        except BadRequest as error:
-            raise ValueError(error.message) from None
-    if text.isdecimal() and len(text) < _MS_DIGITS:
-        try:
-            return checked_time_ms(int(text))
-        except BadRequest as error:
-            raise ValueError(error.message) from None
-    if match := _DURATION.fullmatch(text):
-        return max(0, now_ms - _duration_ms(match))
+    if text[-1:].isalpha() and text[:1].isdecimal():
+        with suppress(ValueError):
+            return max(0, now_ms - round(span_ms(text)))
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        place = places.place_of(text)
+    except BadRequest as error:
+        if (text.isdecimal() and len(text) < 20) or "@" in text:
+            raise ValueError(error.message) from None
         raise ValueError(
             f"{text!r} is neither a duration (30m, 1h, 2d), a time (2026-01-31T12:00:00Z), "
             "ms since 1970, nor a message id of 40 hex digits"
         ) from None
-    return moment_ms(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    return place.id if isinstance(place, Place) and place.generation is None else place
 
 
 def ttl_option(help_text: str) -> Callable[[Command], Command]:
@@ -317,23 +306,31 @@ def ttl_option(help_text: str) -> Callable[[Command], Command]:
 
 def _seconds(text: str) -> int:
     try:
-        return duration_s(text)
+        return whole_s(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
 
-def duration_s(text: str) -> int:
-    """Read a duration, such as 90 (seconds), 30m, 12h, 1d, 2w. Raises ValueError."""
-    if text.isdecimal() and len(text) < _MS_DIGITS:
-        duration_ms = int(text) * 1000
-    elif match := _DURATION.fullmatch(text):
-        duration_ms = _duration_ms(match)
-    else:
-        raise ValueError(f"{text!r} is not a duration: write seconds (90), or 30m, 12h, 1d, 2w")
-    if not duration_ms or duration_ms % 1000:
-        raise ValueError(f"{text!r} is not a whole number of seconds, at least 1")
-    return duration_ms // 1000
+class SpanType(click.ParamType[float]):
+    """A span of time in seconds: a number of seconds, or text with a unit, such as 500ms or 2m."""
 
+    name = "duration"
 
-def _duration_ms(match: re.Match[str]) -> int:
-    return round(float(match[1]) * _UNITS_MS[match[2]])
+    def __init__(self, min_s: float = 0.0, max_s: float = float("inf")) -> None:
+        """Accept spans from ``min_s`` to ``max_s``."""
+        self._min_s = min_s
+        self._max_s = max_s
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds. Raises click.BadParameter."""
+        try:
+            seconds = float(value) if isinstance(value, int | float) else span_s(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self._min_s <= seconds <= self._max_s:
+            most = "" if self._max_s == float("inf") else f" and at most {self._max_s:g} s"
+            self.fail(f"{value} is not at least {self._min_s:g} s{most}", param, ctx)
+        return seconds

@@ -17,7 +17,7 @@ from broker.cli.line_layout import (
     layout_options,
     write_message,
 )
-from broker.cli.options import PlaceGiven, connect, to_broker, topic_argument
+from broker.cli.options import PlaceGiven, SpanType, connect, to_broker, topic_argument
 from broker.cli.span import (
     Span,
     last_option,
@@ -37,7 +37,7 @@ from broker.model import Message, MessageId, TopicId
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0, 60),
+    type=SpanType(0, 60),
     help="If there is no message, wait so many seconds for one.",
 )
 @layout_options

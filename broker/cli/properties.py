@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from broker.cli.options import name_and_value
+from broker.moments import whole_s
 from broker.wire.topics import GENERATION, PURGED, TRANSACTIONS, TTL
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -39,10 +40,20 @@ def properties_of(pairs: Sequence[str], *, any_property: bool) -> dict[str, str]
     for pair in pairs:
         name, value = name_and_value(pair)
         _check_name(name, any_property=any_property)
+        if name == TTL:
+            value = _seconds(value)
         if name in properties:
             raise click.BadParameter(f"{name} is given twice")
         properties[name] = value
     return properties
+
+
+def _seconds(text: str) -> str:
+    """Return a ttl in seconds. Raises click.BadParameter."""
+    try:
+        return str(whole_s(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{TTL}: {error}") from error
 
 
 def _check_name(name: str, *, any_property: bool) -> None:

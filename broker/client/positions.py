@@ -12,7 +12,8 @@ rounded up. A datetime without a time zone is refused: it would be another momen
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime
 from typing import Final, SupportsIndex
 
 from broker.client.values import IdPlace, Start, shown
@@ -23,14 +24,12 @@ from broker.model import (
     ROW_ID_MAX,
     ROW_ID_MIN,
     MessageId,
-    checked_time_ms,
     first_row_at,
     row_before,
 )
+from broker.moments import checked_ms, datetime_ms
 from broker.places import Place
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MS: Final = timedelta(milliseconds=1)
 _KINDS: Final = (
     "a message id (20 bytes, or their 40 hex digits), a datetime with a time zone, "
     "or a whole number of ms since 1970"
@@ -60,20 +59,11 @@ def start_of(place: Start, name: str = "start") -> MessageId | int | None:
                 f"{error.message} A moment is given as a datetime with a time zone, or in ms since 1970."
             ) from None
     if isinstance(place, datetime):
-        if place.utcoffset() is None:
-            raise BadRequest(
-                f"{name}: {place!r} has no time zone, so it would be another moment on another machine. Give "
-                "it one: moment.astimezone() for local time, moment.replace(tzinfo=UTC) for UTC."
-            )
-        return moment_ms(place)
+        return _checked(lambda: datetime_ms(place), name)
     if isinstance(place, bool) or not isinstance(place, SupportsIndex):
         raise TypeError(f"{name}: give {_KINDS}, not {shown(place)}.")
-    return _checked_ms(place.__index__(), name)
-
-
-def moment_ms(moment: datetime) -> int:
-    """Return a moment with a time zone in ms since 1970, rounded up; 0 for a moment before 1970."""
-    return max(0, -int((_EPOCH - moment) // _MS))
+    number = place.__index__()
+    return _checked(lambda: checked_ms(number), name)
 
 
 def generation_in(*places: object) -> int | None:
@@ -129,8 +119,8 @@ def before(place: MessageId | Place | int) -> MessageId:
     return row + ROW_ID_MIN if row == ROW_ID_MIN else row_before(row) + ROW_ID_MAX
 
 
-def _checked_ms(time_ms: int, name: str) -> int:
+def _checked(read: Callable[[], int], name: str) -> int:
     try:
-        return checked_time_ms(time_ms)
-    except BadRequest as error:
-        raise BadRequest(f"{name}: {error.message}") from None
+        return read()
+    except ValueError as error:
+        raise BadRequest(f"{name}: {error}") from None

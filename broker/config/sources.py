@@ -26,9 +26,12 @@ from types import MappingProxyType
 from typing import Any
 
 from broker.config.sections import Config, ConfigError, Key, iter_keys, value_of
+from broker.moments import span_ms
 
 DEFAULT = "default"
 _PREFIX = "BROKER_"
+_UNIT_OF_NAME = re.compile(r"_(s|ms)(?:_max)?$")
+"""Keys with such names are spans of time; their text may have another unit: ``drain_s = "2m"``."""
 _NONE = ("", "none")
 _BOOLEANS = {"true": True, "false": False}
 OTHER_VARIABLES = frozenset(
@@ -118,7 +121,24 @@ def parse(known: Key, text: str) -> Any:
     try:
         return wanted(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not {_description(wanted)}") from None
+        span = _span(known, text, wanted)
+        if span is None:
+            raise ValueError(f"{text!r} is not {_description(wanted)}") from None
+        return span
+
+
+def _span(known: Key, text: str, wanted: type) -> float | None:
+    """Return a span of time with a unit, in the unit that ends the key's name; None if it is none, or not in whole units."""
+    unit = _UNIT_OF_NAME.search(known.name)
+    if unit is None or wanted not in (int, float):
+        return None
+    try:
+        value = span_ms(text) / (1000 if unit[1] == "s" else 1)
+    except ValueError:
+        return None
+    if wanted is float:
+        return value
+    return int(value) if value == int(value) else None
 
 
 def _plain_type(annotation: Any) -> tuple[Any, bool]:

@@ -7,20 +7,18 @@ only when a handler reads it.
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind, Hold
 from broker.model import MessageId, TopicId
+from broker.moments import whole_s
 from broker.places import GENERATION_HEADER, Place, generation_of
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
-_SECONDS: Final = re.compile(r"([0-9]{1,10}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
 
 
 class PathNames:
@@ -207,12 +205,20 @@ def whole_number(
     return number
 
 
-def seconds_in(text: str) -> float:
-    """Return the seconds in a query or a header; NaN if ``text`` is no decimal number.
-
-    ``float`` alone also takes underscores, spaces and digits of other scripts.
-    """
-    return float(text) if _SECONDS.fullmatch(text) else math.nan
+def whole_seconds(
+    query: Mapping[str, str], name: str, *, most: int, default: int | None = None
+) -> int | None:
+    """Return the whole seconds, at least 1, of a span in the query; ``default`` if it is absent. Raises BadRequest."""
+    text = query.get(name)
+    if text is None:
+        return default
+    try:
+        seconds = whole_s(text)
+    except ValueError as error:
+        raise BadRequest(f"{name}: {error}") from None
+    if seconds > most:
+        raise BadRequest(f"{name} must be at most {most} seconds, not {text!a:.80}.")
+    return seconds
 
 
 def one_of(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ import math
 from typing import Final
 
 from broker.errors import BadRequest, Overloaded
-from broker.http.request import seconds_in
+from broker.moments import span_s
 
 REQUEST_TIMEOUT: Final = "Request-Timeout"
 REQUEST_TIMEOUT_S_MAX: Final = 300.0
@@ -28,7 +28,10 @@ REQUEST_TIMEOUT_S_MAX: Final = 300.0
 
 def parse_timeout_s(text: str) -> float:
     """Return the seconds that the header ``Request-Timeout`` gives. Raises BadRequest."""
-    seconds = seconds_in(text)
+    try:
+        seconds = span_s(text)
+    except ValueError as error:
+        raise BadRequest(f"{REQUEST_TIMEOUT}: {error}") from None
     if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:
         raise BadRequest(
             f"{REQUEST_TIMEOUT} must be seconds, more than 0 and at most "

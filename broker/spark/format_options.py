@@ -17,6 +17,7 @@ from broker.client.protocol import topic_id
 from broker.client.values import Settings
 from broker.errors import BadRequest
 from broker.model import Snapshot
+from broker.moments import moment_of, span_s
 from broker.places import Place
 from broker.spark.offsets import ONE_MS, SourceOffset
 from broker.wire.transaction import decode_transaction
@@ -66,8 +67,6 @@ _SETTINGS: Final = {
     for field in fields(Settings)
     if field.name not in {"url", "headers"}
 }
-_UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
-_DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|min|m|h|)")
 
 
 class SinkProducer(NamedTuple):
@@ -294,10 +293,7 @@ _PARSERS: Final[Mapping[type, Callable[[str], Any]]] = {
 
 
 def _duration_s(text: str) -> float:
-    found = _DURATION.fullmatch(text.lower())
-    if found is None:
-        raise ValueError("give a duration, such as 500ms, 30s, 15m or 1h.")
-    return int(found[1]) * _UNITS_MS[found[2]] / 1000
+    return span_s(text.lower(), bare="ms")
 
 
 def _interval_s(text: str) -> float:
@@ -308,9 +304,7 @@ def _interval_s(text: str) -> float:
 
 
 def _time(text: str) -> SourceOffset:
-    if not re.fullmatch(r"\d{1,18}", text):
-        raise ValueError("give milliseconds since 1970 (UTC).")
-    return SourceOffset.at_time(int(text) * ONE_MS)
+    return SourceOffset.at_time(moment_of(text) * ONE_MS)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:

@@ -29,6 +29,7 @@ ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSto
 SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",  # A text without a zone is the same moment in every session.
 }
 LETTERS: Final = "letters"
 POLL_S: Final = 1

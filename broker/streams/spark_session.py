@@ -23,7 +23,6 @@ LOCAL: Final = "local"
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "FATAL",  # This process itself reports why a job died.
 }
 

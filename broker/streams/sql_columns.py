@@ -22,9 +22,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, MapType, StructType
 
+from broker.moments import MOMENT_MAX_MS, SECONDS
 from broker.streams import graph
 from broker.streams.serdes import Bytes, Json, Text
-from broker.streams.stateless_steps import TIME_MS_MAX, TIME_MS_MIN
+from broker.streams.stateless_steps import TIME_MS_MIN
 from broker.streams.windows import SessionWindow, Sliding, Windows
 
 KEPT: Final = ("_beat", "_at", "_time", "_key", "_window")
@@ -178,9 +179,16 @@ def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
             )
         case "select_timestamp":
             given_time = sf.expr(sql)
-            if opened.select(given_time.alias("t")).schema["t"].dataType.typeName() != "timestamp":
-                is_time = given_time.between(TIME_MS_MIN, TIME_MS_MAX)
-                given_time = sf.when(is_time, sf.timestamp_millis(given_time))
+            kind = opened.select(given_time.alias("t")).schema["t"].dataType.typeName()
+            if kind in ("timestamp_ntz", "date"):
+                raise ValueError(
+                    f"{step.name}: a {kind.upper()} has no time zone, so it is no moment. Give a TIMESTAMP, for example "
+                    "to_utc_timestamp(t, 'Europe/Berlin'), or ms since 1970."
+                )
+            if kind != "timestamp":
+                is_time = given_time.between(TIME_MS_MIN, MOMENT_MAX_MS)
+                is_seconds = given_time.between(SECONDS.start, SECONDS.stop - 1)
+                given_time = sf.when(is_time & ~is_seconds, sf.timestamp_millis(given_time))
             time = sf.when(beat, sf.col("_time")).otherwise(given_time)
             timed = opened.withColumn("_time", time).select(*KEPT, value.alias(_VALUE))
             lost = ~beat & sf.col("_time").isNull()

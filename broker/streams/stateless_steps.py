@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from broker.moments import MOMENT_MAX_MS, checked_ms, datetime_ms
 from broker.streams.failures import Failures
 from broker.streams.stream_records import Letter, StreamRecord
 from broker.streams.windows import Window
 
 TIME_MS_MIN: Final = -62_135_596_800_000
-TIME_MS_MAX: Final = 253_402_300_799_999
-"""The first and the last ms of the years 1 to 9999."""
+"""The first ms of the year 1. The last one of the year 9999 is ``moments.MOMENT_MAX_MS``."""
 _PLACE: Final = struct.Struct(">I")
 
 Taken = Iterator[StreamRecord | Letter]
@@ -141,13 +141,13 @@ def time_ms_of(time: Any) -> int:
     9999. Such a time can't be a timestamp of Spark, and Spark would stop the job.
     """
     if isinstance(time, datetime):
-        if time.tzinfo is None:
-            raise ValueError("a datetime without a time zone is ambiguous: give it tzinfo")
+        if time.utcoffset() is None:
+            datetime_ms(time)  # It raises the error of every door.
         return round(time.timestamp() * 1000)
     if isinstance(time, int | float) and not isinstance(time, bool):
-        if not TIME_MS_MIN <= time <= TIME_MS_MAX:
+        if not TIME_MS_MIN <= time <= MOMENT_MAX_MS:
             raise ValueError(f"the time {time} is outside the years 1 to 9999: give ms since 1970")
-        return int(time)
+        return int(time) if time < 0 else checked_ms(int(time))
     raise TypeError(f"a {type(time).__name__} is no time: give ms since 1970, or a datetime")
 
 

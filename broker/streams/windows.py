@@ -7,30 +7,26 @@ Times are in ms since 1970.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from typing_extensions import override
 
-Duration = str | timedelta
-"""A time span: ``"500ms"``, ``"10s"``, ``"5m"``, ``"2h"``, ``"1d"``, or a timedelta."""
+from broker.moments import span_ms
 
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|h|d)")
+Duration = str | timedelta
+"""A time span: ``"500ms"``, ``"10s"``, ``"5m"``, ``"2h"``, ``"1d"``, ``"1w"``, or a timedelta."""
 
 
 def duration_ms(duration: Duration) -> int:
-    """Return a time span in ms. Raises ValueError if it is none; the text shows valid ones."""
+    """Return a time span in whole ms. Raises ValueError if it is none; the text shows valid ones."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
-    found = _DURATION.fullmatch(str(duration).strip())
-    if found is None:
-        raise ValueError(
-            f"{duration!r} is no time span: give a number with ms, s, m, h or d, such as 10s."
-        )
-    return int(found[1]) * _UNITS_MS[found[2]]
+    spanned_ms = span_ms(str(duration))
+    if spanned_ms % 1:
+        raise ValueError(f"{duration!r} is not a whole number of ms.")
+    return int(spanned_ms)
 
 
 class Window(NamedTuple):

@@ -7,7 +7,7 @@
     listing   ["a-b","a1","a","aa"]                              in the order of "name:"
 
 A request replaces all properties: a missing one gets its default. Numbers and booleans become strings, as they were
-written. All properties together may have 64 KiB, because nodes keep them in memory for every topic. The broker keeps
+written. A ``ttl`` with a unit, such as ``1d``, becomes seconds. All properties together may have 64 KiB, because nodes keep them in memory for every topic. The broker keeps
 and returns properties that it does not know. ``generation`` belongs to the broker: in a request it must be a number, and
 is ignored. So is ``purged_ms``. The answer has it after a purge: no message from before this moment is left.
 """
@@ -21,6 +21,7 @@ from typing import Final
 
 from broker.errors import BadRequest, BodyTooLarge
 from broker.model import Topic, TopicId, TransactionUse
+from broker.moments import whole_s
 from broker.wire.jsontext import parse
 
 TTL = "ttl"
@@ -80,9 +81,10 @@ def encode_names(names: Iterable[str]) -> bytes:
     return json.dumps(ordered, separators=(",", ":")).encode("ascii")
 
 
-def _check_ttl(properties: Mapping[str, str], topic: TopicId) -> None:
+def _check_ttl(properties: dict[str, str], topic: TopicId) -> None:
     if TTL not in properties:
         raise BadRequest(f"The {TTL} property is missing for topic {topic.entity}")
+    properties[TTL] = _seconds(properties[TTL])
     ttl_s = int32(properties[TTL])
     if ttl_s is None:
         raise BadRequest(
@@ -90,6 +92,16 @@ def _check_ttl(properties: Mapping[str, str], topic: TopicId) -> None:
         )
     if ttl_s <= 0:
         raise BadRequest(f"The {TTL} property must be greater than zero for topic {topic.entity}")
+
+
+def _seconds(text: str) -> str:
+    """Return the seconds of a span with a unit (``1d``) as text; any other text as it is."""
+    if text[-1:].isdecimal():
+        return text
+    try:
+        return str(whole_s(text))
+    except ValueError:
+        return text  # The check of the number refuses it, in the words of the original.
 
 
 def _check_generation(text: str, topic: TopicId) -> None:

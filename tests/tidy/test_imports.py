@@ -13,6 +13,7 @@ from tests.tidy.sources import ROOT, text, tracked
 
 LINTER = Path(sys.executable).with_name("lint-imports")
 CLIENT_RESTS_ON = {
+    "moments",
     "places",
     "user_code",
     "wire",

@@ -12,7 +12,14 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.cli.options import NotNow, client_settings, json_option, name_and_value, to_broker
+from broker.cli.options import (
+    NotNow,
+    SpanType,
+    client_settings,
+    json_option,
+    name_and_value,
+    to_broker,
+)
 from broker.cli.output import write_json, write_line, write_lines, write_table
 from broker.cli.streams import job_table
 from broker.cli.streams.control import Control, folder_of, state_of
@@ -159,7 +166,7 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=SpanType(0),
     default=60.0,
     show_default=True,
     help="Wait at most so many seconds for its end.",

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from broker.cli.options import client_settings, teller, to_broker
+from broker.cli.options import SpanType, client_settings, teller, to_broker
 from broker.cli.output import write_json
 from broker.cli.top import screen
 from broker.cli.top.cluster_snapshot import ClusterSnapshot, take
@@ -42,7 +42,7 @@ class TopOptions(NamedTuple):
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.2),
+    type=SpanType(0.2),
     default=2.0,
     show_default=True,
     help="Seconds between two snapshots.",

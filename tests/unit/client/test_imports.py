@@ -29,6 +29,7 @@ ALLOWED = {
         "escapes",
         "clock",
         "http",
+        "moments",
         "places",
         "user_code",
     )

@@ -7,7 +7,6 @@ def test_on_this_machine_no_port_is_open_to_others() -> None:
     found = settings_of("local[*]", 3, {})
     assert found["spark.driver.bindAddress"] == "127.0.0.1"
     assert found["spark.sql.shuffle.partitions"] == "3"
-    assert found["spark.sql.session.timeZone"] == "UTC"
 
 
 def test_on_other_machines_sparks_own_defaults_stay() -> None:

@@ -41,7 +41,8 @@ def test_a_session_alone_ends_a_gap_behind_its_record() -> None:
     ("duration", "ms"),
     [
         ("500ms", 500),
-        (" 10 s ", 10_000),
+        ("10s", 10_000),
+        ("1.5s", 1_500),
         ("5m", 300_000),
         ("2h", 7_200_000),
         ("1d", 86_400_000),
@@ -52,9 +53,9 @@ def test_durations(duration: str | timedelta, ms: int) -> None:
     assert duration_ms(duration) == ms
 
 
-@pytest.mark.parametrize("wrong", ["", "10", "1.5s", "-1s", "s", "10 weeks", 10, None], ids=repr)
+@pytest.mark.parametrize("wrong", ["", "10", "1.5ms", "-1s", "s", "10 weeks", 10, None], ids=repr)
 def test_an_invalid_duration_is_refused_with_advice(wrong) -> None:
-    with pytest.raises(ValueError, match="give a number with ms, s, m, h or d"):
+    with pytest.raises(ValueError, match=r"duration|whole number"):
         duration_ms(wrong)
 
 
