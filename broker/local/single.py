@@ -37,6 +37,7 @@ class BrokerProcess(Child):
         flags: further flags of ``broker serve``.
         environment: environment variables in addition to those of this process.
         mutant: the guard that it lacks, see broker/testing/mutants.py; "" for none.
+        own_settings: ignore the settings of this process's environment.
     """
 
     name = "the broker"
@@ -48,6 +49,7 @@ class BrokerProcess(Child):
         *,
         environment: dict[str, str] | None = None,
         mutant: str = "",
+        own_settings: bool = False,
     ) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
@@ -55,7 +57,12 @@ class BrokerProcess(Child):
         self.url = f"http://127.0.0.1:{self.port}"
         where = ("--port", str(self.port), "--data-dir", str(data_dir))
         self._command = [sys.executable, *command_line(mutant), "serve", *where, *flags]
-        self._environment = {**os.environ, **(environment or {})}
+        around = {
+            name: value
+            for name, value in os.environ.items()
+            if not (own_settings and name.startswith("BROKER_"))
+        }
+        self._environment = {**around, **(environment or {})}
 
     @override
     def start(self) -> None:

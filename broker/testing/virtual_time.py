@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
@@ -31,7 +32,7 @@ EPOCH_MS = 1_600_000_000_000
 
 
 class Hang(Exception):
-    """All tasks wait, and there is no timer that could wake one."""
+    """All tasks wait, and there is no timer that could wake one; or virtual time has come to its bound."""
 
 
 class _NoSelector:
@@ -58,6 +59,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Begin at 0 s."""
         super().__init__()
         self._now_s = 0.0
+        self.end_s = math.inf
+        """The bound of virtual time: the loop raises Hang instead of going on behind it."""
         self._clock_resolution = 1e-6
         self._selector = _NoSelector(self)
 
@@ -67,7 +70,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass. Raises Hang at the bound."""
+        if self._now_s + seconds > self.end_s:
+            raise Hang(f"it is not over after {self.end_s:g} s of virtual time")
         self._now_s += max(seconds, 0.0)
 
     def _process_events(self, event_list: list[Any]) -> None:

@@ -21,10 +21,14 @@ time. The same seed gives the same run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
+from unittest import mock
 
 from broker.client import Client
 from broker.client.values import TopicName
@@ -38,17 +42,27 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 SETTLED_S: Final = 60.0
+LASTS_S_MAX: Final = 7_200.0
+ADVICE: Final = (
+    "Use cluster.client() in place of a SyncClient, and replace the parts of the application that use threads or "
+    "sockets; or test against a real broker, with the fixture broker_client."
+)
 
 Member = int | str
 
 
 def simulated(
-    seed: int = 1,
+    seed: int = 1, *, lasts_s_max: float = LASTS_S_MAX
 ) -> Callable[[Callable[Parameters, Coroutine[Any, Any, Result]]], Callable[Parameters, Result]]:
     """Make an asynchronous test an ordinary function, which runs it in a simulated world of its own.
 
+    Args:
+        seed: The seed of the world. Runs with the same seed are the same.
+        lasts_s_max: How much virtual time the test may take, seconds. Nodes have timers, so time alone would never end.
+
     Raises:
-        Hang: the test waits for an event that can never come.
+        Hang: the test waits for an event that can never come, or takes more virtual time. The text has the place.
+        OutsideWorld: the test starts a thread or connects a socket. Both would go on in real time.
     """
 
     def decorate(
@@ -59,11 +73,41 @@ def simulated(
             async def main(_: SimLoop, __: Trace) -> Result:
                 return await test(*args, **kwargs)
 
-            return in_world(seed, main)
+            with _closed_world():
+                return in_world(seed, main, lasts_s_max=lasts_s_max)
 
         return run
 
     return decorate
+
+
+@contextlib.contextmanager
+def _closed_world() -> Iterator[None]:
+    """Refuse what would leave the simulation. Threads that run already are not disturbed."""
+    mine = threading.get_ident()
+
+    def refused(real: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == mine:
+                raise OutsideWorld(f"{what} leaves the simulated world. {ADVICE}")
+            return real(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as patches:
+        for owner, name, what in (
+            (threading.Thread, "start", "A thread"),
+            (socket.socket, "connect", "A real connection"),
+            (socket.socket, "connect_ex", "A real connection"),
+        ):
+            call = refused(getattr(owner, name), what)
+            patches.enter_context(mock.patch.object(owner, name, call))
+        yield
+
+
+class OutsideWorld(RuntimeError):
+    """A simulated test did something in real time: started a thread, or connected a socket."""
 
 
 class Cluster:
