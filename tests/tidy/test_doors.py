@@ -42,6 +42,7 @@ DOORS = {
         "broker/spark/*",
         "broker/streams/passes.py",
     ],
+    "pytest": ["broker/testing/pytest_plugin.py"],
     "pyspark": ["broker/spark/*", "broker/streams/*"],
     "rich": ["broker/cli/*"],
     "sqlalchemy": ["broker/sql/*"],

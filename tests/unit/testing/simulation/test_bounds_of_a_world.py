@@ -16,7 +16,7 @@ import pytest
 from broker.client import SyncClient
 from broker.testing import Cluster, simulated
 from broker.testing.simulation.public import OutsideWorld
-from broker.testing.virtual_time import Hang
+from broker.testing.virtual_time import Hang, pass_time
 
 pytestmark = pytest.mark.simulation
 
@@ -40,7 +40,7 @@ async def deaf() -> None:
 
 @simulated(seed=1, lasts_s_max=60)
 async def asleep() -> None:
-    await asyncio.sleep(61)
+    await pass_time(61)
 
 
 def test_a_test_that_waits_for_ever_beside_nodes_that_live_ends_with_its_place() -> None:
