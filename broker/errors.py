@@ -7,7 +7,8 @@
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
     │   ├── TopicNotFound  TopicExists  TopicRecreated  NotFound  MethodNotAllowed
     │   ├── PayloadsSealed  AlreadyPublished  IdempotencyKeyReused  CursorMoved  TooManyCursors
-    │   ├── TransactionTooOld  TransactionNotInProgress  TransactionConflict  ChangesTooLarge
+    │   ├── TransactionTooOld  TransactionNotInProgress (TransactionFenced)
+    │   ├── TransactionConflict  ChangesTooLarge
     │   └── Forbidden  NotAllowed  NotInstalled
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
@@ -150,6 +151,12 @@ class TransactionNotInProgress(RequestError):
 
     code = "transaction_not_in_progress"
     http_status = 409
+
+
+class TransactionFenced(TransactionNotInProgress):
+    """Another program has begun a transaction under the same name since, so this program may not use the name."""
+
+    code = "transaction_fenced"
 
 
 class TransactionConflict(RequestError):

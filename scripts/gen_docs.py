@@ -248,7 +248,7 @@ def errors_page() -> str:
 def answered_errors() -> list[type[BrokerError]]:
     """Return the errors that a request can get: the leaves of the tree of classes, and its root."""
     own = [error for error in registry() if error.__module__ == BrokerError.__module__]
-    leaves = [error for error in own if not set(error.__subclasses__()) & set(own)]
+    leaves = [error for error in own if not _is_group(error, own)]
     return [*leaves, BrokerError]
 
 
@@ -259,6 +259,12 @@ def _section(section: str, keys: Iterator[Key]) -> str:
         f"| `{known.name}` | `{known.flag}` | {_code(as_text(known.default))} | {known.doc} |\n"
         for known in keys
     )
+
+
+def _is_group(error: type[BrokerError], own: list[type[BrokerError]]) -> bool:
+    """Return whether only subclasses of an error are answered: then one of them has its code, or it is the root."""
+    within = [child for child in error.__subclasses__() if child in own]
+    return any(child.code == error.code for child in within) or (error is BrokerError)
 
 
 def _error_row(error: type[BrokerError]) -> str:

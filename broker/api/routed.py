@@ -27,6 +27,7 @@ import orjson
 from broker.api.leadership import epoch_of
 from broker.api.publish import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
+from broker.api.transactions import NAME_EPOCH
 from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, ChunkedReply, Reply
@@ -94,6 +95,7 @@ PASSED_BACK: Final = {
         "Broker-Error",
         "Broker-Outcome",
         "Broker-Blocked-By",
+        NAME_EPOCH,
         FIRST_ID,
         LAST_ID,
         COUNT,

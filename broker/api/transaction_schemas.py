@@ -38,6 +38,7 @@ _TRANSACTION = record(
     started_ms=INTEGER,
     expires_ms=INTEGER,
     client=STRING,
+    name=STRING,
     checkpoints=array(LONG),
 )
 
@@ -52,7 +53,11 @@ TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
         "description": "The snapshot of a transaction. A snapshot without a transaction has the id 0.",
     },
     "TransactionSent": _optional(
-        type=_TYPE, timeout_s=nullable({"type": "number", "exclusiveMinimum": 0}), client=STRING
+        type=_TYPE,
+        timeout_s=nullable({"type": "number", "exclusiveMinimum": 0}),
+        client=STRING,
+        name={"type": "string", "minLength": 1},
+        epoch=nullable(_POINTER),
     ),
     "ChangesSent": record(changes=array({"type": "string", "contentEncoding": "base64"})),
     "CommitSent": _optional(write_pointer=nullable(_POINTER)),
@@ -94,7 +99,7 @@ TRANSACTION_OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "Begin a transaction.",
         "requestBody": body((JSON, of("TransactionSent")), required=False),
         **_ANSWERED,
-        "errors": ("507",),
+        "errors": ("409", "507"),
     },
     "list_transactions": {
         "summary": "List the transactions in progress, the oldest first.",

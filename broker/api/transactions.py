@@ -21,6 +21,8 @@ from broker.wire.snapshotjson import encode_steps
 from broker.wire.transaction import THRIFT, encode_transaction
 
 TEPHRA_SNAPSHOT: Final = "application/x-tephra-snapshot"
+NAME_EPOCH: Final = "Broker-Name-Epoch"
+"""The header of a start under a name: the epoch of the program that owns the name."""
 LISTED_MAX: Final = 10_000
 LISTED_DEFAULT: Final = 100
 _STEP_KEYS: Final = 1_000
@@ -35,19 +37,33 @@ class TransactionsApi:
 
     async def start(self, request: Request) -> Answer:
         """Begin a transaction."""
-        sent = await _sent(request, ("type", "timeout_s", "client"))
+        sent = await _sent(request, ("type", "timeout_s", "client", "name", "epoch"))
         kind = sent.get("type", "short")
         if kind not in ("short", "long"):
             raise BadRequest(f"type: must be short or long, not {kind!r:.80}.")
-        timeout_s, client = sent.get("timeout_s"), sent.get("client", "")
+        timeout_s, epoch = sent.get("timeout_s"), sent.get("epoch")
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | None):
             raise BadRequest(f"timeout_s: must be a number of seconds, not {timeout_s!r:.80}.")
-        if not isinstance(client, str) or not _is_unicode(client):
-            raise BadRequest("client: must be a string of valid Unicode text.")
+        client, name = _text("client", sent.get("client", "")), _text("name", sent.get("name", ""))
+        if "name" in sent and not name:
+            raise BadRequest("name: must not be empty.")
+        if epoch is not None:
+            epoch = _pointer("epoch", epoch)
+            if not name:
+                raise BadRequest("epoch: give it only with a name.")
         begun = await self._service.start(
-            long=kind == "long", timeout_s=timeout_s, client=client, deadline=request.deadline
+            long=kind == "long",
+            timeout_s=timeout_s,
+            client=client,
+            name=name,
+            epoch=epoch,
+            deadline=request.deadline,
         )
-        return await snapshot_reply(request, begun)
+        reply = await snapshot_reply(request, begun)
+        if not name:
+            return reply
+        own = begun.transaction_id if epoch is None else epoch
+        return reply.with_headers((NAME_EPOCH, str(own)))
 
     async def can_commit(self, request: Request) -> Answer:
         """Take the keys that a transaction changed, and answer whether it may commit."""
@@ -133,12 +149,13 @@ async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     return json_reply(await in_slices(encode_steps(snapshot)))
 
 
-def _is_unicode(text: str) -> bool:
+def _text(field: str, value: object) -> str:
     try:
-        text.encode()
+        if isinstance(value, str) and value.encode() is not None:
+            return value
     except UnicodeEncodeError:
-        return False
-    return True
+        pass
+    raise BadRequest(f"{field}: must be a string of valid Unicode text.")
 
 
 def _accepts(request: Request, content_type: str) -> bool:

@@ -22,7 +22,7 @@ def write_list(found: Json) -> None:
             each["type"],
             time_text(each["started_ms"]),
             time_text(each["expires_ms"]),
-            each["client"] or "",
+            each["name"] or each["client"] or "",
             str(len(each["checkpoints"]) or ""),
         )
         for each in found["in_progress"]
@@ -43,7 +43,7 @@ def write_list(found: Json) -> None:
 def properties(found: Json) -> dict[str, object]:
     """Return one transaction as names and values."""
     out: dict[str, object] = {"transaction": found["id"], "state": found["state"].replace("_", " ")}
-    for name in ("type", "client"):
+    for name in ("type", "client", "name"):
         if found.get(name):
             out[name] = found[name]
     for name in ("started", "expires"):

@@ -105,6 +105,7 @@ class Client(Reader):
         self._lanes: dict[TopicName, Lane] = {}
         self._later_lanes: dict[TopicId, Lane] = {}
         self._later: Later | None = None
+        self._name_epochs: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -445,12 +446,13 @@ class Client(Reader):
         """
         return TransactionPublisher(self, pointer, snapshot)
 
-    def transaction(
+    def transaction(  # noqa: PLR0913 - All by name.
         self,
         *,
         long: bool = False,
         timeout_s: float | None = None,
         label: str = "",
+        name: str = "",
         aware: Sequence[TransactionAware] = (),
         service: AnyTransactionService | None = None,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
@@ -467,6 +469,9 @@ class Client(Reader):
             timeout_s: after how many seconds it becomes invalid. By default the service decides: 30 seconds, or
                 a day for a long transaction.
             label: a text that ``broker tx list`` shows.
+            name: the name under which the program runs its transactions, one at a time. The start under a name makes
+                the transaction invalid that is in progress under it, so a restarted program ends what it left open,
+                and consumers do not wait for the time-out. An older client that still uses the name is fenced.
             aware: the participants other than the publisher, in the order of their calls.
             service: the transaction service, if it is not the broker's.
             buffer_bytes_max: how many bytes of messages it holds in memory; it stores further messages in the broker.
@@ -474,6 +479,7 @@ class Client(Reader):
         Raises:
             TransactionConflict, TransactionNotInProgress: at the end of the block: it is not committed.
             OutcomeUnknown: a publish, or the commit, has an unknown outcome; ``tx.state`` has the details.
+            TransactionFenced: at the beginning of the block: another client uses the name since.
             BrokerError: at the beginning of the block: no transaction could be started.
         """
         publisher = BufferedPublisher(
@@ -485,6 +491,7 @@ class Client(Reader):
             long=long,
             timeout_s=timeout_s,
             client=label,
+            name=name,
         )
         return Transaction(self, publisher, context, aware)
 
@@ -518,7 +525,7 @@ class Client(Reader):
     @property
     def transactions(self) -> TransactionService:
         """The single calls of the broker's transaction service. ``transaction`` makes them in the right order."""
-        return TransactionService(self._calls)
+        return TransactionService(self._calls, self._name_epochs)
 
     # --- The cluster ------------------------------------------------------------------------------
 

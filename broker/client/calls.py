@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
 from broker.client import outcomes
+from broker.client.blocked_polls import BLOCKED_BY, BlockedPolls
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.retrier import Retrier
 from broker.client.room import Room
@@ -30,6 +32,7 @@ class Calls:
         self._transport = transport
         self._retrier = retrier
         self._room = room
+        self._blocked = BlockedPolls()
 
     async def write_messages(
         self, wanted: PublishRequest, make: Callable[[PublishRequest], ClientRequest]
@@ -86,6 +89,9 @@ class Calls:
                 raise outcomes.error_of(
                     request, Reply(reply.status, reply.headers, body, reply.url)
                 )
+            if request.topic is not None and request.path.partition("?")[0].endswith("/poll"):
+                now_s = asyncio.get_running_loop().time()
+                self._blocked.note(request.topic, reply.headers.get(BLOCKED_BY), now_s)
             yield reply
 
 

@@ -246,12 +246,13 @@ class SyncClient:
         """Return a publisher for another program's transaction, under its pointer; see ``Client.transaction_publisher``."""
         return SyncTransactionPublisher(self, pointer, snapshot)
 
-    def transaction(
+    def transaction(  # noqa: PLR0913 - All by name.
         self,
         *,
         long: bool = False,
         timeout_s: float | None = None,
         label: str = "",
+        name: str = "",
         aware: Sequence[TransactionAware] = (),
         service: AnyTransactionService | None = None,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
@@ -267,6 +268,7 @@ class SyncClient:
             long=long,
             timeout_s=timeout_s,
             label=label,
+            name=name,
             buffer_bytes_max=buffer_bytes_max,
         )
 

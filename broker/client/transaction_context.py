@@ -57,7 +57,7 @@ class TransactionContext:
         service: a transaction service, ours (``client.transactions``) or another one.
         awares: the participants, in the order of their calls.
         last: a participant that comes after all others, also after those that are added later.
-        long: as for ``TransactionService.start``, as are ``timeout_s`` and ``client``.
+        long: as for ``TransactionService.start``, as are ``timeout_s``, ``client`` and ``name``.
         pause: waits so many seconds between attempts.
 
     Attributes:
@@ -76,6 +76,7 @@ class TransactionContext:
         long: bool = False,
         timeout_s: float | None = None,
         client: str = "",
+        name: str = "",
         pause: Pause = asyncio.sleep,
     ) -> None:
         self.transaction: Snapshot | None = None
@@ -86,6 +87,8 @@ class TransactionContext:
         self._awares: list[TransactionAware] = []
         self._last = last
         self._wanted: dict[str, Any] = {"long": long, "timeout_s": timeout_s, "client": client}
+        if name:  # Other services have no names.
+            self._wanted["name"] = name
         self._pause = pause
         self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
         self._interrupted: asyncio.CancelledError | None = None

@@ -30,6 +30,7 @@ from broker.wire.transaction import THRIFT, decode_transaction
 T = TypeVar("T")
 
 _PATH: Final = "/v1/transactions"
+NAME_EPOCH: Final = "broker-name-epoch"
 _CHANGING: Final = {"Content-Type": JSON, "Accept": JSON}
 
 
@@ -40,11 +41,18 @@ class TransactionService:
     OutcomeUnknown if the call may have been done.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, epochs: dict[str, str] | None = None) -> None:
         self._calls = calls
+        self._epochs = {} if epochs is None else epochs
+        """The epoch of each name that this client owns."""
 
     async def start(
-        self, *, long: bool = False, timeout_s: float | None = None, client: str = ""
+        self,
+        *,
+        long: bool = False,
+        timeout_s: float | None = None,
+        client: str = "",
+        name: str = "",
     ) -> Snapshot:
         """Start a transaction.
 
@@ -53,21 +61,33 @@ class TransactionService:
                 may miss a conflict.
             timeout_s: after how many seconds it becomes invalid; by default 30 seconds, or a day for a long one.
             client: a text that names its owner for people, in the list of transactions.
+            name: the name under which it runs; see ``Client.transaction``.
 
         Returns:
             The transaction: its id, and its snapshot.
 
         Raises:
             BadRequest: the time-out is not positive, or longer than the service allows.
+            TransactionFenced: another client has begun a transaction under the name since this one did.
         """
         asked: dict[str, object] = {"type": "long"} if long else {}
         if timeout_s is not None:
             asked["timeout_s"] = timeout_s
         if client:
             asked["client"] = client
+        if name:
+            asked["name"] = name
+            if name in self._epochs:
+                asked["epoch"] = self._epochs[name]
         headers = {"Accept": THRIFT, **({"Content-Type": JSON} if asked else {})}
         body = json.dumps(asked).encode() if asked else b""
-        return await self._write(_PATH, body, headers, _snapshot)
+
+        def read(reply: Reply) -> Snapshot:
+            if name and NAME_EPOCH in reply.headers:
+                self._epochs[name] = reply.headers[NAME_EPOCH]
+            return _snapshot(reply)
+
+        return await self._write(_PATH, body, headers, read)
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes] = ()) -> None:
         """Give the service the keys that the transaction changed, and check that it may be committed.

@@ -80,6 +80,14 @@ class TruncatedBefore(NamedTuple):
     pointer: int
 
 
+class Named(NamedTuple):
+    """A transaction in progress has a name. ``epoch`` is the pointer of the first transaction of the name's owner."""
+
+    name: str
+    epoch: int
+    transaction: int
+
+
 Edit = (
     Reset
     | Started
@@ -90,6 +98,7 @@ Edit = (
     | Invalidated
     | Truncated
     | TruncatedBefore
+    | Named
 )
 
 KINDS: Final[tuple[type[Edit], ...]] = (
@@ -102,6 +111,7 @@ KINDS: Final[tuple[type[Edit], ...]] = (
     Invalidated,
     Truncated,
     TruncatedBefore,
+    Named,
 )
 """The kinds of edit. The index is the number in the journal. It never changes; new kinds are added at the end."""
 _NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
@@ -198,6 +208,13 @@ def _truncated_before(body: bytes, at: int) -> _Decoded:
     return TruncatedBefore(pointer), at
 
 
+def _named(body: bytes, at: int) -> _Decoded:
+    name, at = read_bytes(body, at)
+    epoch, at = read_long(body, at)
+    transaction, at = read_long(body, at)
+    return Named(name.decode(), epoch, transaction), at
+
+
 _DECODERS: Final[tuple[Callable[[bytes, int], _Decoded], ...]] = (
     _reset,
     _started,
@@ -208,6 +225,7 @@ _DECODERS: Final[tuple[Callable[[bytes, int], _Decoded], ...]] = (
     _invalidated,
     _truncated,
     _truncated_before,
+    _named,
 )
 
 

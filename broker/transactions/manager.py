@@ -23,6 +23,7 @@ from broker.errors import (
     ChangesTooLarge,
     Overloaded,
     TransactionConflict,
+    TransactionFenced,
     TransactionNotInProgress,
 )
 from broker.model import POINTER_MAX, POINTERS_PER_MS, Snapshot
@@ -33,13 +34,14 @@ from broker.transactions.edits import (
     Committing,
     Edit,
     Invalidated,
+    Named,
     Reset,
     Started,
     Truncated,
     TruncatedBefore,
 )
 from broker.transactions.service_settings import TransactionSettings
-from broker.transactions.service_state import OpenTransaction, ServiceState, size_of
+from broker.transactions.service_state import NameOwner, OpenTransaction, ServiceState, size_of
 
 Result = TypeVar("Result")
 
@@ -68,7 +70,7 @@ def begin(state: ServiceState, now_ms: int) -> Decision[None]:
     return Decision((Reset(next_pointer(state, now_ms)),), None)
 
 
-def start(
+def start(  # noqa: PLR0913 - All by name.
     state: ServiceState,
     now_ms: int,
     settings: TransactionSettings,
@@ -76,10 +78,16 @@ def start(
     long: bool = False,
     timeout_s: float | None = None,
     client: str = "",
+    name: str = "",
+    epoch: int | None = None,
 ) -> Decision[Snapshot]:
-    """Begin a transaction.
+    """Begin a transaction. With a name, first make the transaction invalid that is in progress under this name.
+
+    A program that sends no epoch becomes the owner of the name. Its epoch is the pointer of this transaction. It sends
+    the epoch with its later starts, which are refused once another program owns the name.
 
     Raises:
+        TransactionFenced: another program owns the name, or the service has forgotten the name.
         BadRequest: the time-out is not above 0, or too long; the client's name is too long.
         Overloaded: too many are in progress.
     """
@@ -92,15 +100,41 @@ def start(
             f"timeout_s: the time-out of a {kind} transaction must be above 0 and at most {max_s:g} seconds, "
             f"not {timeout_s!r:.80}."
         )
-    if len(client) > settings.client_characters_max:
-        raise BadRequest(
-            f"client: a client's name may have at most {settings.client_characters_max} characters."
-        )
-    _check_room(state, settings, long=long)
+    for field, text in (("client", client), ("name", name)):
+        if len(text) > settings.client_characters_max:
+            raise BadRequest(
+                f"{field}: may have at most {settings.client_characters_max} characters."
+            )
     pointer = next_pointer(state, now_ms)
     expires_ms = now_ms + max(int(timeout_s * 1000), 1)
-    return Decision(
-        (Started(pointer, long, now_ms, expires_ms, client),), state.snapshot(pointer, long=long)
+    started = Started(pointer, long, now_ms, expires_ms, client)
+    if not name:
+        _check_room(state, settings, long=long)
+        return Decision((started,), state.snapshot(pointer, long=long))
+    owner = state.names.get(name)
+    _check_owner(name, owner, epoch)
+    named = Named(name, pointer if epoch is None else epoch, pointer)
+    former = None if owner is None else state.in_progress.get(owner.transaction)
+    if former is None or (long and not former.long):
+        _check_room(state, settings, long=long)
+    if former is None:
+        return Decision((started, named), state.snapshot(pointer, long=long))
+    ending = Invalidated((former.id,), False)
+    snapshot = state.snapshot_without(former, pointer, long=long)
+    return Decision((ending, started, named), snapshot)
+
+
+def _check_owner(name: str, owner: NameOwner | None, epoch: int | None) -> None:
+    if epoch is None or (owner is not None and owner.epoch == epoch):
+        return
+    why = (
+        "the service has forgotten the name, because it was not used for long"
+        if owner is None
+        else "another program has begun a transaction under it since"
+    )
+    raise TransactionFenced(
+        f"This program may not use the name {name!a:.80} any more: {why}. Its own transactions are over. To take the "
+        "name over again, begin with a new client."
     )
 
 
@@ -274,7 +308,8 @@ def _in_progress(state: ServiceState, transaction: int) -> OpenTransaction:
         return found
     if state.is_invalid(transaction):
         raise TransactionNotInProgress(
-            f"Transaction {transaction} is not in progress: it is invalid. It timed out, or it was invalidated."
+            f"Transaction {transaction} is not in progress: it is invalid. It timed out, it was invalidated, or "
+            "another transaction began under its name."
         )
     raise TransactionNotInProgress(f"Transaction {transaction} is not in progress.")
 

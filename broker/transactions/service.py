@@ -63,19 +63,28 @@ class Transactions:
         long: bool = False,
         timeout_s: float | None = None,
         client: str = "",
+        name: str = "",
+        epoch: int | None = None,
         deadline: float | None = None,
     ) -> Snapshot:
-        """Begin a transaction. Return its snapshot.
+        """Begin a transaction. Return its snapshot. ``name`` and ``epoch``: see manager.start.
 
         Raises:
-            BadRequest: see manager.start.
+            BadRequest, TransactionFenced: see manager.start.
             NotLeader, NoLeader, Overloaded, Unavailable: no transaction began.
             OutcomeUnknown: a transaction may have begun; it ends by its time-out.
         """
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
             return manager.start(
-                state, now_ms, self.settings, long=long, timeout_s=timeout_s, client=client
+                state,
+                now_ms,
+                self.settings,
+                long=long,
+                timeout_s=timeout_s,
+                client=client,
+                name=name,
+                epoch=epoch,
             )
 
         return await self._execute("started", decide, deadline)
@@ -349,6 +358,7 @@ def details_of(each: OpenTransaction) -> dict[str, Any]:
         "started_ms": each.started_ms,
         "expires_ms": each.expires_ms,
         "client": each.client,
+        "name": each.name,
         "checkpoints": [str(pointer) for pointer in each.checkpoints],
     }
 

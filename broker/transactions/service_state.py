@@ -29,6 +29,7 @@ from broker.transactions.edits import (
     Committing,
     Edit,
     Invalidated,
+    Named,
     Reset,
     Started,
     Truncated,
@@ -37,6 +38,8 @@ from broker.transactions.edits import (
 
 KEY_OVERHEAD_BYTES: Final = 100
 """About how many bytes a key of a change set takes in memory beside its own."""
+NAMES_MAX: Final = 10_000
+"""How many names the service remembers. It is a constant: each node must restore the same state from the journal."""
 FORGOTTEN_AT_ONCE: Final = 10_000
 """An edit forgets no more change sets after so many keys: it must not block the event loop."""
 
@@ -56,6 +59,7 @@ class OpenTransaction:
         "first_short",
         "id",
         "long",
+        "name",
         "read_pointer",
         "seen",
         "started_ms",
@@ -70,6 +74,7 @@ class OpenTransaction:
         self.started_ms = started.started_ms
         self.expires_ms = started.expires_ms
         self.client = started.client
+        self.name = ""
         self.read_pointer = read_pointer
         self.seen = seen
         self.first_short = first_short
@@ -87,6 +92,13 @@ class InvalidTransaction(NamedTuple):
 
     long: bool
     checkpoints: tuple[int, ...]
+
+
+class NameOwner(NamedTuple):
+    """The program that owns a name, by its ``epoch``, and its last transaction."""
+
+    epoch: int
+    transaction: int
 
 
 class ServiceState:
@@ -113,6 +125,8 @@ class ServiceState:
         """The last commit pointer of each key in ``committed``."""
         self.change_bytes = 0
         """The memory of all change sets."""
+        self.names: dict[str, NameOwner] = {}
+        """The owners of names, the least recently used name first."""
 
     # Queries.
 
@@ -129,6 +143,22 @@ class ServiceState:
             invalids=self.invalids,
             in_progress=self.pointers[:],
             first_short_in_progress=self.first_short,
+            long=long,
+        )
+
+    def snapshot_without(self, ended: OpenTransaction, pointer: int, *, long: bool) -> Snapshot:
+        """Return the snapshot of a transaction that begins with ``pointer`` right after another one became invalid."""
+        gone = set(ended.pointers)
+        invalids = self.invalids[:]
+        for each in ended.pointers:
+            insort(invalids, each)
+        shorts = (each for each in self.shorts if each != ended.id)
+        return Snapshot(
+            transaction_id=pointer,
+            read_pointer=self.read_pointer if ended.long else max(self.read_pointer, ended.id),
+            invalids=invalids,
+            in_progress=array("q", [each for each in self.pointers if each not in gone]),
+            first_short_in_progress=next(shorts, POINTER_MAX),
             long=long,
         )
 
@@ -236,6 +266,19 @@ class ServiceState:
         """Remove all pointers below one from the invalid ones."""
         self._remove_invalid(self.invalids[: bisect_left(self.invalids, edit.pointer)])
 
+    def name(self, edit: Named) -> None:
+        """Give a name to a transaction. The least recently used name without a transaction in progress is forgotten."""
+        self.in_progress[edit.transaction].name = edit.name
+        self.names.pop(edit.name, None)
+        self.names[edit.name] = NameOwner(edit.epoch, edit.transaction)
+        if len(self.names) > NAMES_MAX:
+            unused = (
+                name
+                for name, owner in self.names.items()
+                if owner.transaction not in self.in_progress
+            )
+            self.names.pop(next(unused, ""), None)
+
     def _end(self, transaction: int) -> OpenTransaction:
         found = self.in_progress.pop(transaction)
         for pointer in found.pointers:
@@ -295,4 +338,5 @@ _APPLY: Final[dict[type[Edit], Callable[[ServiceState, Any], None]]] = {
     Invalidated: ServiceState.invalidate,
     Truncated: ServiceState.truncate,
     TruncatedBefore: ServiceState.truncate_before,
+    Named: ServiceState.name,
 }

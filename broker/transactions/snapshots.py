@@ -30,6 +30,7 @@ from broker.transactions.edits import (
 )
 from broker.transactions.service_state import (
     InvalidTransaction,
+    NameOwner,
     OpenTransaction,
     ServiceState,
     size_of,
@@ -56,6 +57,7 @@ class Frozen(NamedTuple):
     invalids: array[int]
     ended: tuple[tuple[int, InvalidTransaction], ...]
     committed: tuple[tuple[int, tuple[bytes, ...]], ...]
+    names: tuple[tuple[str, NameOwner], ...] = ()
 
 
 def frozen(state: ServiceState) -> Frozen:
@@ -68,6 +70,7 @@ def frozen(state: ServiceState) -> Frozen:
         state.invalids,
         tuple(state.ended.items()),
         tuple(state.committed),
+        tuple(state.names.items()),
     )
 
 
@@ -99,6 +102,7 @@ def encode_parts(state: Frozen) -> Iterator[bytes]:
         yield _part(_INVALIDS, [encode_numbers(_deltas(numbers))])
     yield from _parts(_ENDED, map(_encode_ended, state.ended))
     yield from _parts(_COMMITTED, map(_encode_committed, state.committed))
+    yield from _parts(_NAMES, map(_encode_name, state.names))
 
 
 def _parts(section: int, items: Iterable[bytes]) -> Iterator[bytes]:
@@ -144,6 +148,11 @@ def _encode_ended(each: tuple[int, InvalidTransaction]) -> bytes:
 
 def _encode_committed(each: tuple[int, tuple[bytes, ...]]) -> bytes:
     return encode_long(each[0]) + encode_keys(each[1])
+
+
+def _encode_name(each: tuple[str, NameOwner]) -> bytes:
+    name, owner = each
+    return encode_bytes(name.encode()) + encode_long(owner.epoch) + encode_long(owner.transaction)
 
 
 def _deltas(numbers: array[int]) -> Iterator[int]:
@@ -224,13 +233,22 @@ def _take_committed(state: ServiceState, body: bytes, at: int) -> int:
     return at
 
 
-_POINTERS, _IN_PROGRESS, _INVALIDS, _ENDED, _COMMITTED = range(5)
+def _take_name(state: ServiceState, body: bytes, at: int) -> int:
+    name, at = read_bytes(body, at)
+    epoch, at = read_long(body, at)
+    transaction, at = read_long(body, at)
+    state.names[name.decode()] = NameOwner(epoch, transaction)
+    return at
+
+
+_POINTERS, _IN_PROGRESS, _INVALIDS, _ENDED, _COMMITTED, _NAMES = range(6)
 _TAKE: Final[tuple[Callable[[ServiceState, bytes, int], int], ...]] = (
     _take_pointers,
     _take_transaction,
     _take_invalids,
     _take_ended,
     _take_committed,
+    _take_name,
 )
 
 
@@ -241,4 +259,7 @@ def complete(state: ServiceState, number: int) -> ServiceState:
     state.pointers = array("q", sorted(pointer for each in found for pointer in each.pointers))
     state.shorts = array("q", [each.id for each in found if not each.long])
     state.change_bytes += sum(size_of(each.changes or ()) for each in found)
+    for name, owner in state.names.items():
+        if owner.transaction in state.in_progress:
+            state.in_progress[owner.transaction].name = name
     return state

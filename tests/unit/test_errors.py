@@ -48,7 +48,7 @@ def test_the_set_of_error_codes_is_as_promised() -> None:
         "bad_request bad_name topic_not_found topic_exists not_found payloads_sealed "
         "transaction_too_old idempotency_key_reused body_too_large too_many_messages overloaded "
         "no_leader outcome_unknown clock_skew storage_full storage_corrupt forbidden not_leader "
-        "not_allowed not_installed transaction_not_in_progress transaction_conflict changes_too_large "
+        "not_allowed not_installed transaction_fenced transaction_not_in_progress transaction_conflict changes_too_large "
         "cursor_moved too_many_cursors topic_recreated"
     )
     assert {error.code for error in ERRORS} == {*promised.split(), "internal"}

@@ -64,6 +64,7 @@ class Rules(RuleBasedStateMachine):
         self.steps = itertools.count(1)
         self.known: dict[int, Known] = {}
         self.given: list[int] = []
+        self.named: dict[str, int] = {}
         self.truncated: set[int] = set()
         self.forgotten: set[int] = set()
         """The steps of commits with which no transaction can conflict any more."""
@@ -93,6 +94,40 @@ class Rules(RuleBasedStateMachine):
         expires_ms = self.now_ms + timeout_ms
         made = Known(snapshot, long, expires_ms, [pointer], began_at=next(self.steps))
         self.known[pointer] = made
+        return pointer
+
+    @rule(
+        target=transactions,
+        name=st.sampled_from(["a", "b"]),
+        long=st.booleans(),
+        timeout_ms=st.integers(1, 50),
+    )
+    def start_under_a_name(self, name: str, long: bool, timeout_ms: int) -> int:
+        """The former transaction under the name becomes invalid; the snapshot is the one after that."""
+        former = self.known.get(self.named.get(name, 0))
+        snapshot = self.do(
+            manager.start(
+                self.state,
+                self.now_ms,
+                SETTINGS,
+                long=long,
+                timeout_s=timeout_ms / 1000,
+                name=name,
+            )
+        )
+        if former is not None and former.fate == "open":
+            self.end(former, "invalid")
+        pointer: int = snapshot.transaction_id
+        now = self.state.snapshot()
+        assert (list(now.invalids), now.read_pointer) == (
+            list(snapshot.invalids),
+            snapshot.read_pointer,
+        )
+        assert list(now.in_progress) == [*snapshot.in_progress, pointer]
+        self.gave(pointer)
+        expires_ms = self.now_ms + timeout_ms
+        made = Known(snapshot, long, expires_ms, [pointer], began_at=next(self.steps))
+        self.known[pointer], self.named[name] = made, pointer
         return pointer
 
     @rule(milliseconds=st.integers(-20, 40))
@@ -261,7 +296,7 @@ class Rules(RuleBasedStateMachine):
 
 def comparable(state: ServiceState) -> dict[str, Any]:
     """Return all parts of a state as values."""
-    parts = dict(vars(state))
+    parts = {**vars(state), "names": list(state.names.items())}
     parts["in_progress"] = {
         pointer: {name: getattr(each, name) for name in each.__slots__}
         for pointer, each in state.in_progress.items()

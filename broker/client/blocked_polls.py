@@ -1,0 +1,66 @@
+"""Tell when polls wait for an open transaction: once it has lasted, and then from time to time."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from broker.model import POINTERS_PER_MS, TIMESTAMP_MAX_MS, TopicId
+
+BLOCKED_BY: Final = "broker-blocked-by"
+TOLD_AFTER_S: Final = 1.0
+"""Shorter waits are usual: most transactions are open for some milliseconds."""
+TOLD_AGAIN_S: Final = 30.0
+TOPICS_MAX: Final = 1_000
+
+log: Final = logging.getLogger(__name__)
+
+
+class BlockedWait(NamedTuple):
+    """A topic's polls wait for a write pointer since a time of the loop. ``told_s``: the next time to tell it."""
+
+    pointer: str
+    since_s: float
+    told_s: float
+
+
+class BlockedPolls:
+    """The waits of one client, by topic."""
+
+    def __init__(self) -> None:
+        self._waits: dict[TopicId, BlockedWait] = {}
+
+    def note(self, topic: TopicId, pointer: str | None, now_s: float) -> None:
+        """Note the answer of a poll: ``pointer`` holds it back, or None does."""
+        if pointer is None:
+            self._waits.pop(topic, None)
+            return
+        known = self._waits.get(topic)
+        if known is None or known.pointer != pointer:
+            if len(self._waits) >= TOPICS_MAX:
+                del self._waits[next(iter(self._waits))]
+            known = BlockedWait(pointer, now_s, now_s + TOLD_AFTER_S)
+        elif now_s >= known.told_s:
+            log.warning(
+                "polls of %s/%s wait for transaction %s, which began at %s: since %.0f s. See: broker tx blockers %s/%s",
+                *topic,
+                pointer,
+                _began_at(pointer),
+                now_s - known.since_s,
+                *topic,
+            )
+            known = known._replace(told_s=now_s + TOLD_AGAIN_S)
+        self._waits[topic] = known
+
+
+def _began_at(pointer: str) -> str:
+    """Return the moment in a write pointer, in RFC 3339; unknown if it has none."""
+    began_ms = int(pointer) // POINTERS_PER_MS if pointer.isdecimal() and len(pointer) < 20 else 0
+    if not 0 < began_ms <= TIMESTAMP_MAX_MS:
+        return "an unknown moment"
+    try:
+        moment = datetime.fromtimestamp(began_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return "an unknown moment"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
