@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from broker.escapes import escaping_logger
 from broker.model import POINTERS_PER_MS, TIMESTAMP_MAX_MS, TopicId
 
 BLOCKED_BY: Final = "broker-blocked-by"
@@ -14,7 +14,7 @@ TOLD_AFTER_S: Final = 1.0
 TOLD_AGAIN_S: Final = 30.0
 TOPICS_MAX: Final = 1_000
 
-log: Final = logging.getLogger(__name__)
+log: Final = escaping_logger(__name__)
 
 
 class BlockedWait(NamedTuple):
