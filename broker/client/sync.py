@@ -1,6 +1,6 @@
 """The client for code without asyncio: the same calls, blocking.
 
-A ``SyncClient`` runs a ``Client`` on an event loop in a thread of its own, which the first call starts.
+A ``SyncClient`` runs a ``Client`` on an event loop in a thread of its own, which the first call starts (see ``bridge``).
 So many threads may use it at once, and their publishes share requests. It may be pickled: only its settings are
 pickled, and the copy makes its own connections. It may also be used after a fork.
 
@@ -13,18 +13,18 @@ Its methods, and those of its transactions, are generated from those of ``Client
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import os
 import ssl
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from typing_extensions import override
 
 from broker.client.aio import Client
+from broker.client.bridge import Bridge, Caller
 from broker.client.facade import blocking, described
 from broker.client.handler import Handler
 from broker.client.later import Counts
@@ -34,7 +34,7 @@ from broker.client.retrier import OnTrouble
 from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
-from broker.client.sync_subscriber import CallersThread, SyncCursorCalls, SyncSubscriber
+from broker.client.sync_subscriber import SyncCursorCalls, SyncSubscriber
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_buffer import BUFFER_BYTES_MAX
 from broker.client.transaction_retry import ATTEMPTS_MAX, repeat_blocking
@@ -49,51 +49,12 @@ from broker.model import Message, Snapshot
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ENDING_S: Final = 1.0
-"""How long calls may take to end after the client is closed."""
 
+class _Running(NamedTuple):
+    """The bridge to the loop, and the client that runs there."""
 
-class _LoopThread:
-    """An event loop in a daemon thread, and a client that runs on it."""
-
-    def __init__(
-        self, settings: Settings, tls: ssl.SSLContext | None, on_trouble: OnTrouble | None
-    ) -> None:
-        self.process_id = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="broker-client", daemon=True)
-        self._thread.start()
-        try:
-            self.client = self.submit(_make(settings, tls, on_trouble)).result()
-        except BaseException:  # For example, an address is not valid.
-            self.stop()
-            raise
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.run_until_complete(_end_others())
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _end_others() -> None:
-    """Wait until every other task of the loop has ended: another thread may wait for its result.
-
-    The calls of a closed client end by themselves, within a few turns of the loop. Later ones are cancelled.
-    """
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        _, late = await asyncio.wait(others, timeout=ENDING_S)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=ENDING_S)
+    bridge: Bridge
+    client: Client
 
 
 async def _make(
@@ -165,7 +126,7 @@ class SyncClient:
         self._tls = tls
         self._on_trouble = on_trouble
         self._start = threading.Lock()
-        self._running: _LoopThread | None = None
+        self._running: _Running | None = None
         self._closed = False
         self._counts = Counts()
 
@@ -181,12 +142,15 @@ class SyncClient:
 
     def close(self, *, flush_s: float = 5.0) -> None:
         """Close the client, as ``Client.close`` does. A second call does nothing."""
+        running = self._running
+        if running is not None:
+            running.bridge.check_may_wait()
         with self._start:
             self._closed = True
             running, self._running = self._running, None
-        if running is not None and running.process_id == os.getpid():
-            running.submit(running.client.close(flush_s=flush_s)).result()
-            running.stop()
+        if running is not None and running.bridge.process_id == os.getpid():
+            running.bridge.wait(running.client.close(flush_s=flush_s))
+            running.bridge.end()
             self._counts = running.client.later.counts
 
     create_topic = blocking(Client.create_topic)
@@ -227,16 +191,20 @@ class SyncClient:
         """Queue a message to be published in the background; blocks only while the queue is full.
 
         The future is done when the broker has acknowledged or refused the message. Before the program ends,
-        close the client or call ``flush``: messages that are still queued then are lost.
+        close the client or call ``flush``: messages that are still queued then are lost. A done-callback of the
+        future runs in the client's own thread: there this call is the only one that may be made, and does not block.
         """
-        answer = self._wait(self._client.publish_later(topic, message, on_full=on_full))
-        return self._thread.submit(_awaited(answer))
+        bridge, client = self._parts
+        queued = client.publish_later(topic, message, on_full=on_full)
+        if bridge.is_here:  # A done-callback, which must not wait.
+            return bridge.submit(_settled(queued))
+        return bridge.submit(bridge.wait(queued))
 
     @property
     def later_counts(self) -> Counts:
         """The counts of the messages given to ``publish_later``, by outcome; also after a close."""
         running = self._running
-        if running is None or running.process_id != os.getpid():
+        if running is None or running.bridge.process_id != os.getpid():
             return self._counts
         return running.client.later.counts
 
@@ -293,15 +261,14 @@ class SyncClient:
         **single: Any,
     ) -> SyncSubscriber:
         """Return a subscriber that calls the handler in the thread that calls its ``run``; see ``Client.subscriber``."""
-        executor = CallersThread()
+        caller = Caller()
 
         async def make() -> Subscriber:
             return self._client.subscriber(
-                topic, name, handler, place=place, options=options, executor=executor, **single
+                topic, name, handler, place=place, options=options, executor=caller, **single
             )
 
-        thread = self._thread
-        return SyncSubscriber(self._wait(make()), executor, thread.submit)
+        return SyncSubscriber(self._wait(make()), caller, self._bridge)
 
     @property
     def cursors(self) -> SyncCursorCalls:
@@ -320,38 +287,49 @@ class SyncClient:
     # --- Inside -----------------------------------------------------------------------------------
 
     @property
-    def _thread(self) -> _LoopThread:
-        """The loop thread, started on first use. A forked child process starts its own."""
+    def _parts(self) -> _Running:
+        """The bridge and its client, made on first use. A forked child process makes its own."""
         running = self._running
-        if running is not None and running.process_id == os.getpid():
+        if running is not None and running.bridge.process_id == os.getpid():
             return running
         with self._start:
             if self._closed:
                 raise RuntimeError("This client is closed.")
-            if self._running is None or self._running.process_id != os.getpid():
-                self._running = _LoopThread(self.settings, self._tls, self._on_trouble)
-            return self._running
+            running = self._running
+            if running is None or running.bridge.process_id != os.getpid():
+                running = self._running = self._made()
+            return running
+
+    def _made(self) -> _Running:
+        bridge = Bridge()
+        try:
+            client = bridge.wait(_make(self.settings, self._tls, self._on_trouble))
+        except BaseException:  # For example, an address is not valid.
+            bridge.end()
+            raise
+        return _Running(bridge, client)
+
+    @property
+    def _bridge(self) -> Bridge:
+        return self._parts.bridge
 
     @property
     def _client(self) -> Client:
-        return self._thread.client
+        return self._parts.client
 
     def _wait(self, work: Awaitable[T]) -> T:
         """Run a call on the loop and wait for it; an interrupt of the wait cancels it."""
-        future = self._thread.submit(_awaited(work))
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self._bridge.wait(work)
 
     def _iterate(self, source: AsyncGenerator[T]) -> Generator[T]:
+        bridge = self._bridge
         try:
-            while (item := self._wait(anext(source, None))) is not None:
+            while (item := bridge.wait(anext(source, None))) is not None:
                 yield item
         except GeneratorExit:  # After any other error, raised by the source, the source has ended.
-            if not self._closed:
-                self._wait(source.aclose())
+            bridge.ask(
+                source.aclose()
+            )  # Python may collect this iterator in any thread, so this must not wait.
             raise
 
 
@@ -398,8 +376,8 @@ class SyncReading:
     to_polars = blocking(Reading.to_polars)
 
 
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+async def _settled(queued: Awaitable[Awaitable[T]]) -> T:
+    return await (await queued)
 
 
 def _copy_of(settings: Settings) -> SyncClient:

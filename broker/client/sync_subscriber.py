@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, Protocol, TypeVar
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
 
-from typing_extensions import override
-
-from broker import user_code
+from broker.client.bridge import Bridge, Caller
 from broker.client.cursors import CursorCalls
 from broker.client.facade import blocking
-from broker.client.handler import Interrupted
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberCounts
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class CallersThread(Executor):
-    """Runs submitted calls in the thread that calls ``work_until``."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-    @override
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue a call."""
-        future: Future[T] = Future()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = fn(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - The future has it.
-                future.set_exception(error)
-            except BaseException as error:
-                future.set_exception(Interrupted(repr(error)))
-                raise
-            else:
-                future.set_result(result)
-
-        self._jobs.put(job)
-        return future
-
-    def work_until(self, done: Future[Any]) -> None:
-        """Run submitted calls until ``done``. Raises the exception that interrupts this thread."""
-        done.add_done_callback(lambda _: self._jobs.put(None))
-        while (job := self._jobs.get()) is not None:
-            job()
 
 
 class SyncSubscriber:
@@ -60,12 +20,12 @@ class SyncSubscriber:
     def __init__(
         self,
         subscriber: Subscriber,
-        executor: CallersThread,
-        submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]],
+        caller: Caller,
+        bridge: Bridge,
     ) -> None:
         self._subscriber = subscriber
-        self._executor = executor
-        self._submit = submit
+        self._caller = caller
+        self._bridge = bridge
 
     @property
     def counts(self) -> SubscriberCounts:
@@ -79,7 +39,7 @@ class SyncSubscriber:
 
     def stop(self) -> None:
         """Make ``run`` finish the current message, write the place, and return. Any thread or handler may call it."""
-        self._submit(self._stop())
+        self._bridge.ask(self._stop())
 
     async def _stop(self) -> None:
         self._subscriber.stop()
@@ -90,15 +50,8 @@ class SyncSubscriber:
         Raises:
             BrokerError, SystemExit, KeyboardInterrupt: as ``Subscriber.run``.
         """
-        # A SystemExit that the loop's thread raised would end that thread, and nothing else.
-        running = self._submit(user_code.run(self._subscriber.run))
-        try:
-            self._executor.work_until(running)
-        except BaseException:
-            self.stop()
-            self._executor.work_until(running)
-            raise
-        running.result().result()
+        self._bridge.check_may_wait()
+        self._caller.serve(self._bridge.submit(self._subscriber.run()), self.stop)
 
 
 class SyncWait(Protocol):

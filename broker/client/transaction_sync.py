@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import queue
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from broker.client.bridge import Caller
 from broker.client.facade import blocking
 from broker.client.transaction_aware import (
     AnyTransactionService,
@@ -43,11 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Call = Callable[[], BaseException | None]
-"""Makes the requested call; returns the exception that interrupted it, or None."""
-
-_CALLER: Final[ContextVar[queue.SimpleQueue[Call | None]]] = ContextVar("caller")
-"""The queue from which the thread that waits for this task takes calls."""
+_CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+"""Makes calls in the thread that waits for this task."""
 
 
 class SyncTransaction:
@@ -63,7 +60,7 @@ class SyncTransaction:
         service: AnyTransactionService | None,
         **options: Any,
     ) -> None:
-        self._submit = client._thread.submit  # noqa: SLF001 - The same package.
+        self._bridge = client._bridge  # noqa: SLF001 - The same package.
         self._serving: dict[int, Any] = {}
         self._client: Transaction = client._client.transaction(  # noqa: SLF001
             aware=[self._served(each) for each in aware],
@@ -123,33 +120,21 @@ class SyncTransaction:
 
     def _wait(self, work: Awaitable[T]) -> T:
         """Wait for a call on the loop; meanwhile make the calls that it requests in this thread."""
-        calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        caller = Caller()
         tasks: list[asyncio.Task[Any]] = []
 
         async def run() -> T:
-            _CALLER.set(calls)
+            _CALLER.set(caller)
             if task := asyncio.current_task():
                 tasks.append(task)
-            try:
-                return await work
-            finally:
-                calls.put(None)
+            return await work
 
-        future = self._submit(run())
-        interrupt: BaseException | None = None
-        while True:
-            try:
-                call = calls.get()
-                if call is None:
-                    break
-                interrupt = call() or interrupt
-            except KeyboardInterrupt as error:
-                interrupt = interrupt or error
-                for task in tasks:
-                    task.get_loop().call_soon_threadsafe(task.cancel)
-        if interrupt is not None:
-            raise interrupt
-        return future.result()
+        def cancel() -> None:
+            for task in tasks:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+        self._bridge.check_may_wait()
+        return caller.serve(self._bridge.submit(run()), cancel)
 
 
 class _Served:
@@ -173,31 +158,8 @@ class _ServedDecider(_Served):
 
 async def _call_on_thread(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Let the waiting thread make a call. If the result is awaitable, await it here, on the loop."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)
-
-    def job() -> BaseException | None:
-        try:
-            result = call(*arguments, **named)
-        except Exception as error:  # noqa: BLE001 - The caller on the loop raises it.
-            loop.call_soon_threadsafe(settle, None, error)
-        except BaseException as error:  # noqa: BLE001 - An interrupt; for the loop it is a cancelled call.
-            loop.call_soon_threadsafe(answer.cancel)
-            return error
-        else:
-            loop.call_soon_threadsafe(settle, result, None)
-        return None
-
-    _CALLER.get().put(job)
-    return await resolved(await answer)
+    made = _CALLER.get().submit(call, *arguments, **named)
+    return await resolved(await asyncio.wrap_future(made))
 
 
 class SyncTransactionPublisher:

@@ -23,7 +23,7 @@ from broker.client import (
     TailOptions,
     TransactionPublisher,
     Unavailable,
-    sync,
+    bridge,
 )
 from broker.model import Message
 from broker.wire import avro
@@ -220,7 +220,7 @@ def test_a_close_ends_a_call_whose_answer_is_arriving(server, url):
 
 
 def test_a_close_cancels_a_call_that_does_not_end(url, monkeypatch):
-    monkeypatch.setattr(sync, "ENDING_S", 0.01)
+    monkeypatch.setattr(bridge, "ENDING_S", 0.01)
     began = threading.Event()
 
     class Endless:

@@ -1,0 +1,177 @@
+"""The bridge between the threads of a program and the loop of a blocking client, at the client's methods."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from broker.client import Published, SyncClient, TailOptions, Trouble
+from broker.client.bridge import Bridge
+from tests.unit.client.test_sync import MESSAGES, Caller, server, url
+
+__all__ = ["server", "url"]
+PAGES = TailOptions(page_messages_max=2)
+
+
+def run_program(program: str, *arguments: str) -> str:
+    """Run a program to its end; return what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+PROGRAM = """
+import sys
+from broker.client import SyncClient, TailOptions
+client = SyncClient(sys.argv[1])
+tail = client.tail("ns1/t1", options=TailOptions(page_messages_max=2))
+print(next(tail).payload)
+"""
+
+
+def test_a_program_with_an_open_tail_ends(url):
+    assert run_program(PROGRAM, url) == "b'0'\n"
+
+
+def test_a_program_ends_while_another_thread_waits(url):
+    waiting = (
+        "import threading\n"
+        "threading.Thread(target=lambda: list(client.tail('ns1/t1')), daemon=True).start()\n"
+    )
+    assert run_program(PROGRAM + waiting, url).startswith("b'0'\n")
+
+
+def test_a_client_that_is_used_after_the_end_says_so(url):
+    kept = (
+        "class Late:\n"
+        "    def __init__(self, client): self.client = client\n"
+        "    def __del__(self):\n"
+        "        try: self.client.publish('ns1/t1', b'x')\n"
+        "        except RuntimeError as error: print(error)\n"
+        "late = Late(client)\n"
+        "late.itself = late\n"
+    )
+    assert "closed" in run_program(PROGRAM + kept, url)
+
+
+def test_an_iterator_that_is_collected_in_the_loops_thread_is_closed(url):
+    with SyncClient(url) as client:
+        tail = client.tail("ns1/t1", options=PAGES)
+        assert next(tail) == MESSAGES[0]
+        kept = [tail]
+        del tail
+        done: Future[None] = Future()
+
+        def collect(_):
+            kept.clear()
+            gc.collect()
+            done.set_result(None)
+
+        client.publish_later("ns1/t1", b"x").add_done_callback(collect)
+        client.flush()
+        done.result(20)
+        assert client.publish("ns1/t1", b"x") == Published()
+
+
+def test_a_done_callback_may_publish_later_but_not_wait(url):
+    told: list[BaseException] = []
+    again: Future[Future[Published]] = Future()
+
+    def published(_):
+        try:
+            client.publish("ns1/t1", b"y")
+        except RuntimeError as error:
+            told.append(error)
+        again.set_result(client.publish_later("ns1/t1", b"z"))
+
+    with SyncClient(url) as client:
+        client.publish_later("ns1/t1", b"x").add_done_callback(published)
+        assert again.result(20).result(20) == Published()
+    assert "client's own thread" in str(told[0])
+
+
+def test_trouble_is_told_where_the_client_can_not_wait():
+    told: Future[str] = Future()
+
+    def on_trouble(_: Trouble):
+        if not told.done():
+            with pytest.raises(RuntimeError, match="own thread") as caught:
+                client.close()
+            told.set_result(str(caught.value))
+
+    with SyncClient("http://127.0.0.1:1", deadline_s=60, on_trouble=on_trouble) as client:
+        client.publish_later("ns1/t1", b"x")
+        assert told.result(20)
+        client.close(flush_s=0)
+
+
+def test_a_subscriber_may_be_stopped_after_the_close(url):
+    client = SyncClient(url)
+    subscriber = client.subscriber("ns1/t1", "me", print)
+    client.close()
+    subscriber.stop()
+    with pytest.raises(RuntimeError, match="closed"):
+        subscriber.run()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_an_exit_on_the_loop_reaches_its_caller_and_the_loop_goes_on(error):
+    async def exits():
+        raise error
+
+    async def works():
+        return 7
+
+    bridge = Bridge()
+    try:
+        with pytest.raises(type(error)):
+            bridge.wait(exits())
+        assert bridge.wait(works()) == 7
+    finally:
+        bridge.end()
+
+
+def test_calls_while_the_bridge_ends_are_done_or_refused():
+    async def works():
+        await asyncio.sleep(0)
+        return 7
+
+    bridge = Bridge()
+    begun = threading.Barrier(5)
+    answers: list[int] = []
+
+    def call():
+        begun.wait()
+        try:
+            while True:
+                answers.append(bridge.wait(works()))
+        except RuntimeError as error:
+            assert "closed" in str(error)  # noqa: PT017 - Many may end.
+
+    callers = [Caller(call) for _ in range(4)]
+    begun.wait()
+    bridge.end()
+    for caller in callers:
+        assert caller.error() is None
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration(3), asyncio.CancelledError("own"), GeneratorExit()]
+)
+def test_a_participant_may_raise_anything(url, error):
+    class Plain:
+        def start(self, **_):
+            raise error
+
+    with SyncClient(url) as client, pytest.raises((type(error), RuntimeError)):
+        client.transaction(service=Plain()).__enter__()
