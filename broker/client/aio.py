@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from broker.client import admin, protocol
 from broker.client.calls import Calls
@@ -62,6 +62,7 @@ from broker.client.values import (
     Producer,
     Publishable,
     Published,
+    SettingOptions,
     Settings,
     TopicInfo,
     TopicName,
@@ -95,7 +96,7 @@ class Client(Reader):
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
         on_trouble: OnTrouble | None = None,
-        **options: Any,
+        **options: Unpack[SettingOptions],
     ) -> None:
         wanted = (settings or Settings()).changed(url, options)
         self._transport = transport or HttpTransport(wanted, tls)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import override
 
 from broker.client import bulk, protocol
 from broker.client import tail as tails
@@ -19,6 +20,7 @@ from broker.client.positions import generation_in, id_of, start_of
 from broker.client.range_read import Reading, ReadOptions
 from broker.client.retrier import Retrier
 from broker.client.subscriber import Subscriber
+from broker.client.subscriber_factory import SubscriberFactory
 from broker.client.subscription import SubscriberOptions
 from broker.client.values import BrowsePage, IdPlace, Settings, Start, Stats, TopicName, TopicRange
 from broker.model import Message, Poll, Snapshot, TopicId
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from broker.client.bulk import RecordBatch
 
 
-class Reader:
+class Reader(SubscriberFactory[Subscriber]):
     """Reads topics. ``Client`` inherits these methods, and adds those that publish.
 
     Args:
@@ -303,36 +305,16 @@ class Reader:
 
     # --- Keeping a place ---------------------------------------------------------------------------
 
-    def subscriber(
+    @override
+    def _subscriber(
         self,
         topic: TopicName,
         name: str,
         handler: Handler,
-        *,
-        place: PlaceStore | None = None,
-        options: SubscriberOptions | None = None,
+        place: PlaceStore | None,
+        options: SubscriberOptions,
         executor: Executor | None = None,
-        **single: Any,
     ) -> Subscriber:
-        """Return a subscriber. Its ``run`` passes each message of a topic to ``handler`` (see ``subscriber``).
-
-        Args:
-            topic: the topic.
-            name: the name of its place, 1 to 128 letters, digits and any of ``_ - .``. Of several subscribers with
-                one name one works, and the others are standbys.
-            handler: a function, asynchronous or not. It is called with one message, or with a list if the option
-                ``batch_messages_max`` is set. A message is handled when the handler returns. If the handler raises
-                an error, it is called again.
-            place: a store of the caller that keeps the place, in the handler's own transaction; None: a named cursor
-                of the broker.
-            options: the options of the subscriber.
-            executor: runs a handler that is not asynchronous, in one thread; by default a thread of the subscriber.
-            **single: single options by name; they override ``options``.
-
-        Raises:
-            BadName: the name is not valid.
-            TypeError, ValueError: an option does not exist, or its value is not valid.
-        """
         return Subscriber(
             cast("Client", self),
             self._retrier,
@@ -341,7 +323,7 @@ class Reader:
             handler,
             executor=executor,
             place=place,
-            options=replace(options or SubscriberOptions(), **single),
+            options=options,
         )
 
     @property

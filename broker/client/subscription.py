@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from broker import typed_options
 from broker.client.tries import KeptPlace, Taken
 from broker.client.values import Start, TopicName
 from broker.model import Message
@@ -55,7 +56,8 @@ class SubscriberOptions:
     wait_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a number is out of range."""
+        """Raise TypeError for a value of another type, ValueError for a number that is out of range."""
+        typed_options.check_types(self)
         for name, least in (
             ("page_messages_max", 1),
             ("place_messages_max", 1),

@@ -19,7 +19,7 @@ import ssl
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 
 from typing_extensions import override
 
@@ -33,6 +33,7 @@ from broker.client.range_read import Reading
 from broker.client.retrier import OnTrouble
 from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
+from broker.client.subscriber_factory import SubscriberFactory
 from broker.client.subscription import SubscriberOptions
 from broker.client.sync_subscriber import SyncCursorCalls, SyncSubscriber
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
@@ -43,7 +44,7 @@ from broker.client.transaction_sync import (
     SyncTransactionPublisher,
     SyncTransactionService,
 )
-from broker.client.values import OnFull, Publishable, Published, Settings, TopicName
+from broker.client.values import OnFull, Publishable, Published, SettingOptions, Settings, TopicName
 from broker.model import Message, Snapshot
 
 P = ParamSpec("P")
@@ -99,7 +100,7 @@ def _reading(
     return described(call, method)
 
 
-class SyncClient:
+class SyncClient(SubscriberFactory[SyncSubscriber]):
     """Publishes to a broker and reads from it, blocking. Threads may share it.
 
     Args:
@@ -120,7 +121,7 @@ class SyncClient:
         settings: Settings | None = None,
         tls: ssl.SSLContext | None = None,
         on_trouble: OnTrouble | None = None,
-        **options: Any,
+        **options: Unpack[SettingOptions],
     ) -> None:
         self.settings = (settings or Settings()).changed(url, options)
         self._tls = tls
@@ -250,23 +251,19 @@ class SyncClient:
         """Run ``work`` in a transaction, and again after a conflict; see ``Client.in_transaction``."""
         return repeat_blocking(begin or self.transaction, work, attempts_max)
 
-    def subscriber(
+    @override
+    def _subscriber(
         self,
         topic: TopicName,
         name: str,
         handler: Handler,
-        *,
-        place: PlaceStore | None = None,
-        options: SubscriberOptions | None = None,
-        **single: Any,
+        place: PlaceStore | None,
+        options: SubscriberOptions,
     ) -> SyncSubscriber:
-        """Return a subscriber that calls the handler in the thread that calls its ``run``; see ``Client.subscriber``."""
         caller = Caller()
 
         async def make() -> Subscriber:
-            return self._client.subscriber(
-                topic, name, handler, place=place, options=options, executor=caller, **single
-            )
+            return self._client._subscriber(topic, name, handler, place, options, caller)  # noqa: SLF001 - The same package.
 
         return SyncSubscriber(self._wait(make()), caller, self._bridge)
 

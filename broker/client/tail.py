@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
+from broker import typed_options
 from broker.client import outcomes, protocol
 from broker.client.calls import decoded, pages
 from broker.client.protocol import ClientRequest
@@ -72,6 +73,10 @@ class TailOptions:
     idle_delay_s: float = 0.5
     follow: bool = True
     give_up_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for a value of another type."""
+        typed_options.check_types(self)
 
 
 class TailSource(NamedTuple):

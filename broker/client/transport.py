@@ -24,7 +24,6 @@ from broker.client.values import Settings
 from broker.errors import Unavailable
 from broker.http import outbound
 from broker.http.answer import NotSent, Streamed
-from broker.http.outbound import header_lines
 from broker.http.pool import Pool
 from broker.model import TopicId
 
@@ -82,11 +81,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Sends requests over HTTP/1.1. Create, use and close it in one event loop.
-
-    Raises:
-        ValueError: an address or a header in the settings is not valid.
-    """
+    """Sends requests over HTTP/1.1. Create, use and close it in one event loop."""
 
     def __init__(
         self,
@@ -99,7 +94,6 @@ class HttpTransport:
             settings.urls, follow=settings.follow_leaders, only_by_given=bool(settings.headers)
         )
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
-        header_lines(self._headers)
         if tls is None and settings.ca_file:
             tls = ssl.create_default_context(cafile=settings.ca_file)
         self._reading_headers = {"Accept-Encoding": "identity", **self._headers}

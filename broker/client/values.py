@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
+from broker import typed_options
 from broker.client.node_directory import Leader
 from broker.http.address import Address
+from broker.http.outbound import header_lines
 from broker.model import NO_HEADERS, MessageId, TopicId
 from broker.places import Place
 
@@ -192,8 +194,9 @@ class Settings:
             message, or ``"raise"``.
 
     Raises:
-        ValueError: a number is not positive (pauses and ``idle_s_max`` may be 0), ``later_on_full`` is none of the
-            allowed words, or ``url`` is not an address (credentials belong into ``headers``).
+        TypeError: a value has another type.
+        ValueError: an address or a header is not valid (credentials belong into ``headers``), a number is not positive
+            (pauses and ``idle_s_max`` may be 0), or ``later_on_full`` is none of the allowed words.
     """
 
     url: str = "http://127.0.0.1:8080"
@@ -218,6 +221,10 @@ class Settings:
     later_on_full: OnFull = "wait"
 
     def __post_init__(self) -> None:
+        typed_options.check_types(self)
+        for url in self.urls:
+            Address.of(url)
+        header_lines(dict(self.headers))
         for part in fields(self):
             value = getattr(self, part.name)
             if not isinstance(value, int | float) or isinstance(value, bool):
@@ -226,8 +233,6 @@ class Settings:
             if not least <= value < math.inf:
                 raise ValueError(f"{part.name} can't be {value}.")
         check_on_full(self.later_on_full)
-        for url in self.urls:
-            Address.of(url)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -235,10 +240,38 @@ class Settings:
         return tuple(url.strip().rstrip("/") for url in self.url.split(","))
 
     def changed(self, url: str | Sequence[str] | None, options: Mapping[str, Any]) -> Settings:
-        """Return a copy of these settings with the given single settings, and with the given addresses."""
-        if url is None:
-            return replace(self, **options)
-        return replace(self, url=url if isinstance(url, str) else ",".join(url), **options)
+        """Return a copy of these settings with the given single settings, and with the given addresses.
+
+        Raises:
+            TypeError: there is no such setting; or, as ValueError, as for ``Settings``.
+        """
+        if url is not None:
+            options = {**options, "url": url if isinstance(url, str) else ",".join(url)}
+        return typed_options.changed(self, options)
+
+
+class SettingOptions(TypedDict, total=False):
+    """Single settings by name, for calls; ``Settings`` describes them."""
+
+    follow_leaders: bool
+    namespace: str
+    headers: tuple[tuple[str, str], ...]
+    ca_file: str
+    deadline_s: float
+    connect_timeout_s: float
+    retry_delay_min_s: float
+    retry_delay_max_s: float
+    coalesce: bool
+    batch_messages_max: int
+    batch_bytes_max: int
+    requests_in_flight_max: int
+    connections_per_topic: int
+    idempotent: bool
+    connections_max: int
+    idle_s_max: float
+    later_messages_max: int
+    later_bytes_max: int
+    later_on_full: OnFull
 
 
 def shown(value: object) -> str:

@@ -27,11 +27,15 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
+<<<<<<< HEAD
 from typing import Any, Final, ParamSpec, Self, TypeVar
 from unittest import mock
+=======
+from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
+>>>>>>> 7fc029ab (client: check options when they are given, and name the nearest one)
 
 from broker.client import Client
-from broker.client.values import TopicName
+from broker.client.values import SettingOptions, TopicName
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import CLIENTS
@@ -141,7 +145,7 @@ class Cluster:
         """The addresses of the nodes, for applications that make their own client."""
         return self._cluster.nodes
 
-    def client(self, **settings: Any) -> Client:
+    def client(self, **settings: Unpack[SettingOptions]) -> Client:
         """Return a client that knows all nodes. The cluster closes it. ``settings`` are client settings by name."""
         client = self._cluster.client(f"client-{len(self._clients)}", **settings)
         self._clients.append(client)

@@ -31,6 +31,7 @@ ALLOWED = {
         "http",
         "moments",
         "places",
+        "typed_options",
         "user_code",
     )
 }

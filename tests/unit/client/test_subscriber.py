@@ -225,7 +225,9 @@ async def test_a_subscriber_runs_once(world: World) -> None:
 
 async def test_an_executor_of_the_caller_stays_usable(world: World) -> None:
     with ThreadPoolExecutor(1) as executor:
-        subscriber = world.client().subscriber(TOPIC, "mailer", Handled(), executor=executor)
+        subscriber = world.client()._subscriber(
+            TOPIC, "mailer", Handled(), None, SubscriberOptions(), executor
+        )
         async with running(subscriber):
             await pass_time(1)
         assert executor.submit(lambda: "works").result() == "works"

