@@ -5,7 +5,7 @@ thread to make a call, because handlers and participants belong to the thread th
 
     a thread of the program                         the loop's thread
     wait(work) ───────────────────────────────────▶ runs the work
-    Caller.serve(…) makes a call  ◀──────────────── submit(call)
+    CallersThread.serve(…) makes a call  ◀──────────────── submit(call)
                └─ its value, or its error ────────▶ goes on
 
 * The loop's own thread never waits for the loop. Code of the program runs there, too: done-callbacks, ``on_trouble``,
@@ -121,7 +121,7 @@ class Bridge:
         self._loop.run_until_complete(_end_others())
 
 
-class Caller(Executor):
+class CallersThread(Executor):
     """Makes submitted calls in the thread that is in ``serve``."""
 
     def __init__(self) -> None:

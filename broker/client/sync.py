@@ -24,7 +24,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpac
 from typing_extensions import override
 
 from broker.client.aio import Client
-from broker.client.bridge import Bridge, Caller
+from broker.client.bridge import Bridge, CallersThread
 from broker.client.facade import blocking, described
 from broker.client.handler import Handler
 from broker.client.later import Counts
@@ -260,7 +260,7 @@ class SyncClient(SubscriberFactory[SyncSubscriber]):
         place: PlaceStore | None,
         options: SubscriberOptions,
     ) -> SyncSubscriber:
-        caller = Caller()
+        caller = CallersThread()
 
         async def make() -> Subscriber:
             return self._client._subscriber(topic, name, handler, place, options, caller)  # noqa: SLF001 - The same package.

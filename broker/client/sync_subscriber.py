@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
-from broker.client.bridge import Bridge, Caller
+from broker.client.bridge import Bridge, CallersThread
 from broker.client.cursors import CursorCalls
 from broker.client.facade import blocking
 from broker.client.subscriber import Subscriber
@@ -20,7 +20,7 @@ class SyncSubscriber:
     def __init__(
         self,
         subscriber: Subscriber,
-        caller: Caller,
+        caller: CallersThread,
         bridge: Bridge,
     ) -> None:
         self._subscriber = subscriber

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from broker.client.bridge import Caller
+from broker.client.bridge import CallersThread
 from broker.client.facade import blocking
 from broker.client.transaction_aware import (
     AnyTransactionService,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+_CALLER: Final[ContextVar[CallersThread]] = ContextVar("caller")
 """Makes calls in the thread that waits for this task."""
 
 
@@ -120,7 +120,7 @@ class SyncTransaction:
 
     def _wait(self, work: Awaitable[T]) -> T:
         """Wait for a call on the loop; meanwhile make the calls that it requests in this thread."""
-        caller = Caller()
+        caller = CallersThread()
         tasks: list[asyncio.Task[Any]] = []
 
         async def run() -> T:

@@ -143,7 +143,6 @@ def test_an_exit_on_the_loop_reaches_its_caller_and_the_loop_goes_on(error):
 
 def test_calls_while_the_bridge_ends_are_done_or_refused():
     async def works():
-        await asyncio.sleep(0)
         return 7
 
     bridge = Bridge()
