@@ -27,12 +27,8 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-<<<<<<< HEAD
-from typing import Any, Final, ParamSpec, Self, TypeVar
-from unittest import mock
-=======
 from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
->>>>>>> 7fc029ab (client: check options when they are given, and name the nearest one)
+from unittest import mock
 
 from broker.client import Client
 from broker.client.values import SettingOptions, TopicName
