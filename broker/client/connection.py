@@ -23,12 +23,17 @@ outcome, those of the original never do. So once an answer from an address showe
 503 from there that does not name the outcome is a proxy's, and the outcome of a write is unknown.
 
 A crash, a cut network, a time-out or a cancelled call leaves an outcome unknown.
+
+A frozen process, or a failed machine, does not close its connections. So while a request that may be repeated has no
+answer, the client asks other nodes which node should lead the topic. If they name another one, it gives up the
+connection. The storage decides whether the silent leader can still write, so an early guess only costs a repetition.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from typing_extensions import override
@@ -45,6 +50,13 @@ OURS: Final = "x-request-id"
 
 HEADS_KEPT_MAX: Final = 256
 
+WRITE_LOOK_S: Final = 0.4
+"""How long a write may have no answer before the client asks other nodes for the leader, and how often it asks."""
+READ_LOOK_S: Final = 5.0
+"""The same for a read, which may wait for messages."""
+
+Moved = Callable[[TopicId, str], Awaitable[bool]]
+
 LIMIT_SHARE: Final = 0.9
 """A node may take this share of the time for which the client waits."""
 REQUEST_TIMEOUT_S_MAX: Final = 300.0
@@ -59,6 +71,8 @@ class ClientConnection(outbound.OutboundConnection):
         headers: sent with every request.
         nodes: records what the answers say about the cluster.
         idle_s_max: a connection that was idle for longer is not used again.
+        moved: returns whether another node than the one at this address should lead a topic by now, as far as others
+            know; None: there is no other node to ask.
         with_limit: whether to tell the node how long a request may take. A node then refuses a request that waits
             too long for a leader; otherwise this client would give it up as unknown.
 
@@ -73,9 +87,11 @@ class ClientConnection(outbound.OutboundConnection):
         nodes: NodeDirectory,
         idle_s_max: float,
         *,
+        moved: Moved | None = None,
         with_limit: bool = False,
     ) -> None:
         super().__init__(url, headers)
+        self._moved = moved
         self._with_limit = with_limit
         self._limit = b""
         self.ours = False
@@ -104,7 +120,8 @@ class ClientConnection(outbound.OutboundConnection):
             limit_s = min(REQUEST_TIMEOUT_S_MAX, max(0.001, LIMIT_SHARE * timeout_s))
             self._limit = b"Request-Timeout: %.3g\r\n" % limit_s
         try:
-            reply = await self.exchange(request, timeout_s)
+            with self._watched(request, WRITE_LOOK_S):
+                reply = await self.exchange(request, timeout_s)
         except asyncio.CancelledError:
             self._closed_here = True  # The later requests on it did not fail by the node's fault.
             raise
@@ -122,7 +139,8 @@ class ClientConnection(outbound.OutboundConnection):
     async def read(self, request: ClientRequest, timeout_s: float) -> Streamed:
         """Send one read and return its answer, with any status, as soon as it begins. Raises Unavailable."""
         try:
-            streamed = await self.stream(request, timeout_s)
+            with self._watched(request, READ_LOOK_S):
+                streamed = await self.stream(request, timeout_s)
         except NotSent as error:
             self._lost()
             raise outcomes.never_sent(error) from error
@@ -136,6 +154,30 @@ class ClientConnection(outbound.OutboundConnection):
             )
         self._note(request, streamed.status, streamed.headers)
         return streamed
+
+    @contextmanager
+    def _watched(self, request: ClientRequest, look_s: float) -> Generator[None]:
+        """Give up the connection while the block waits, if another node should lead the topic by now."""
+        moved, topic = self._moved, request.topic
+        if moved is None or topic is None or not request.repeatable:
+            yield
+            return
+        looking: list[asyncio.Task[None]] = []
+
+        async def look() -> None:
+            while not await moved(topic, self.url):  # noqa: ASYNC110 - It is asked for, not told.
+                await asyncio.sleep(look_s)
+            self.give_up("another node should lead the topic by now")
+
+        timer = self._loop.call_later(
+            look_s, lambda: looking.append(self._loop.create_task(look()))
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for task in looking:
+                task.cancel()
 
     async def chunk(self, streamed: Streamed, request: ClientRequest, silence_s: float) -> bytes:
         """Return the next bytes of the answer to a read; empty at the end.

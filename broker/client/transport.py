@@ -16,12 +16,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from broker.client import outcomes
+from broker.client import outcomes, protocol
 from broker.client.connection import ClientConnection
 from broker.client.node_directory import NodeDirectory
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.values import Settings
-from broker.errors import Unavailable
+from broker.errors import BrokerError, Unavailable
 from broker.http import outbound
 from broker.http.answer import NotSent, Streamed
 from broker.http.pool import Pool
@@ -35,6 +35,10 @@ OTHERS_CONNECT_SHARE: Final = 0.25
 deadline. Some attempts of a call may take only half of the deadline; with this share they still reach two nodes."""
 
 DEADLINE_S: Final = Settings().deadline_s
+
+LOOK_S_MAX: Final = 1.0
+"""How long a node may take to name a topic's leader."""
+LEADER_BYTES_MAX: Final = 64 * 1024
 
 CLOSED: Final = "the client was closed"
 NO_CONNECTION: Final = "no connection was available in time"
@@ -113,9 +117,14 @@ class HttpTransport:
         self._check_open()
         settings = self._settings
         # A standalone broker never waits for a leader, and handles a request without a limit faster.
-        with_limit = settings.deadline_s != DEADLINE_S or self._nodes.several
+        several = self._nodes.several
         connection = ClientConnection(
-            url, headers, self._nodes, settings.idle_s_max, with_limit=with_limit
+            url,
+            headers,
+            self._nodes,
+            settings.idle_s_max,
+            moved=self._has_moved if several else None,
+            with_limit=several or settings.deadline_s != DEADLINE_S,
         )
         opening = asyncio.ensure_future(outbound.open_connection(connection, timeout_s, self._tls))
         self._opening.add(opening)
@@ -253,6 +262,44 @@ class HttpTransport:
         return StreamedReply(
             streamed.status, streamed.headers, chunks(), forwarded, moved, connection.url
         )
+
+    async def _has_moved(self, topic: TopicId, silent: str) -> bool:
+        """Ask another node for a topic's leader. Return whether it names another one than the silent node."""
+        tried = [silent]
+        while (url := self._nodes.place(topic, _now(), tried)) is not None:
+            tried.append(url)
+            leader = await self._leader_by(url, topic)
+            if leader is not None:
+                if leader == silent:
+                    return False
+                self._nodes.heard(topic, url, leader, _now())
+                return True
+        return False
+
+    async def _leader_by(self, url: str, topic: TopicId) -> str | None:
+        """Return the address of the node that should lead a topic, as the node at ``url`` knows it."""
+        request = protocol.read("GET", f"{protocol.topic_path(topic)}/leader", topic=topic)
+        if not await self._reads.enter(LOOK_S_MAX):
+            return None
+        try:
+            began = self._begin(request, _now() + LOOK_S_MAX, url, LOOK_S_MAX)
+            connection, streamed = await began
+            try:
+                body = b""
+                while chunk := await connection.chunk(streamed, request, LOOK_S_MAX):
+                    body += chunk
+                    if len(body) > LEADER_BYTES_MAX:
+                        return None
+                reply = Reply(streamed.status, streamed.headers, body, url)
+                named: object = protocol.named_leader(outcomes.checked(request, reply)).url
+                return named if isinstance(named, str) else None
+            finally:
+                streamed.close()
+                self._reads.put_back(connection)
+        except (BrokerError, ValueError, TypeError, KeyError):
+            return None  # It is no node, or knows no leader.
+        finally:
+            self._reads.leave()
 
     def _check_why_cancelled(self, error: asyncio.CancelledError) -> None:
         """Raise Unavailable to a call that waits for a connection, if a close cancelled its wait."""
