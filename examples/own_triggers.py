@@ -15,17 +15,13 @@ TOPIC = "examples/triggers"
 NAME = "reactions"
 
 
-class Crash(BaseException):
-    """A crash of the program. It is no error of the handler, which the subscriber would retry."""
-
-
 def handle(client: SyncClient, dies_at: bytes | None = None) -> None:
     """React to every event after the last finished one, until there are no more."""
 
     def react(event: Message) -> None:
         print(f"react to {event.payload.decode()}")
         if event.payload == dies_at:
-            raise Crash
+            raise SystemExit  # It ends the program; any other error would be a failed try.
         if event.payload == b"order 3":
             subscriber.stop()
 
@@ -39,7 +35,7 @@ with SyncClient(os.environ.get("BROKER_URL")) as client:
 
     try:
         handle(client, dies_at=b"order 2")
-    except Crash:
+    except SystemExit:
         print("the handler died, and starts again")
     handle(client)
     print(f"events behind: {client.cursors.get(TOPIC, NAME).lag.messages}")

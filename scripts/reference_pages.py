@@ -24,6 +24,7 @@ from broker.client import (
 )
 from broker.client.cursors import CursorCalls
 from broker.client.later import Later
+from broker.client.letter_calls import DeadLetterCalls
 from broker.config.sections import iter_keys
 from chaos.cli import cli as verifier
 
@@ -52,6 +53,7 @@ _KEYS: Final = {key.flag: key.section for key in iter_keys()}
 _GROUPS: Final[tuple[tuple[str, str, type], ...]] = (
     ("Methods of the client", "", Client),
     ("Named cursors", "`client.cursors` has these methods.", CursorCalls),
+    ("Dead letters", "`client.dead_letters` has these methods.", DeadLetterCalls),
     ("Transactions", "`client.transaction()` returns an object with these methods.", Transaction),
     (
         "The transaction service",

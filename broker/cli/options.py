@@ -263,10 +263,11 @@ def _place(text: str) -> PlaceGiven:
 
 def id_option(*names: str, help_text: str) -> Callable[[Command], Command]:
     """Return an option whose value is a message id."""
-    return click.option(*names, type=_message_id, metavar="ID", help=help_text)
+    return click.option(*names, type=id_type, metavar="ID", help=help_text)
 
 
-def _message_id(text: str) -> MessageId:
+def id_type(text: str) -> MessageId:
+    """Read a message id, as click's type of a parameter. Raises click.BadParameter."""
     if not _ID.fullmatch(text):
         raise click.BadParameter(f"{text!r} is not a message id of 40 hex digits")
     return bytes.fromhex(text)

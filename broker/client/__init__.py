@@ -7,6 +7,7 @@ with the original one. They raise the errors of ``broker.errors``.
 from broker.client.aio import Client
 from broker.client.cursors import Cursor, CursorLag
 from broker.client.handler import Reject, RetryLater
+from broker.client.letter_calls import DeadLetterCalls, OpenLetter
 from broker.client.node_directory import Leader
 from broker.client.place_store import PlaceStore
 from broker.client.range_read import Reading
@@ -15,7 +16,7 @@ from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
 from broker.client.sync import SyncClient, SyncReading, SyncStage
-from broker.client.sync_subscriber import SyncSubscriber
+from broker.client.sync_subscriber import SyncDeadLetterCalls, SyncSubscriber
 from broker.client.tail import TailOptions
 from broker.client.transaction_aware import (
     AnyTransactionService,
@@ -88,6 +89,7 @@ __all__ = [
     "Cursor",
     "CursorLag",
     "CursorMoved",
+    "DeadLetterCalls",
     "DecidingAware",
     "Forbidden",
     "IdempotencyKeyReused",
@@ -96,6 +98,7 @@ __all__ = [
     "NewMessage",
     "NotAllowed",
     "NotFound",
+    "OpenLetter",
     "OutcomeUnknown",
     "Overloaded",
     "ParticipantFailed",
@@ -114,6 +117,7 @@ __all__ = [
     "Subscriber",
     "SubscriberOptions",
     "SyncClient",
+    "SyncDeadLetterCalls",
     "SyncReading",
     "SyncStage",
     "SyncSubscriber",

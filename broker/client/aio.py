@@ -39,6 +39,7 @@ from broker.client import admin, protocol
 from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later
+from broker.client.letter_calls import DeadLetterCalls
 from broker.client.node_directory import Leader
 from broker.client.properties import settable
 from broker.client.protocol import ClientRequest
@@ -522,6 +523,11 @@ class Client(Reader):
             TransactionConflict: the last attempt had a conflict, too.
         """
         return await repeat(begin or self.transaction, work, attempts_max)
+
+    @property
+    def dead_letters(self) -> DeadLetterCalls:
+        """The calls of dead letters: the messages that a subscriber gave up."""
+        return DeadLetterCalls(self)
 
     @property
     def transactions(self) -> TransactionService:

@@ -35,7 +35,7 @@ from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
 from broker.client.subscriber_factory import SubscriberFactory
 from broker.client.subscription import SubscriberOptions
-from broker.client.sync_subscriber import SyncCursorCalls, SyncSubscriber
+from broker.client.sync_subscriber import SyncCursorCalls, SyncDeadLetterCalls, SyncSubscriber
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_buffer import BUFFER_BYTES_MAX
 from broker.client.transaction_retry import ATTEMPTS_MAX, repeat_blocking
@@ -271,6 +271,11 @@ class SyncClient(SubscriberFactory[SyncSubscriber]):
     def cursors(self) -> SyncCursorCalls:
         """The calls of named cursors; see ``Client.cursors``."""
         return SyncCursorCalls(self._client.cursors, self._wait)
+
+    @property
+    def dead_letters(self) -> SyncDeadLetterCalls:
+        """The calls of dead letters; see ``Client.dead_letters``."""
+        return SyncDeadLetterCalls(self._client.dead_letters, self._wait)
 
     @property
     def transactions(self) -> SyncTransactionService:

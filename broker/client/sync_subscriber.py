@@ -1,4 +1,4 @@
-"""Named cursors and the subscriber for code without asyncio. The handler runs in the thread that calls ``run``."""
+"""Named cursors, dead letters and the subscriber for code without asyncio. The handler runs in the thread that calls ``run``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from broker.client.bridge import Bridge, CallersThread
 from broker.client.cursors import CursorCalls
 from broker.client.facade import blocking
+from broker.client.letter_calls import DeadLetterCalls
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberCounts
 
@@ -72,3 +73,16 @@ class SyncCursorCalls:
     get = blocking(CursorCalls.get)
     put = blocking(CursorCalls.put)
     delete = blocking(CursorCalls.delete)
+
+
+class SyncDeadLetterCalls:
+    """The calls of dead letters, blocking; see ``DeadLetterCalls``."""
+
+    def __init__(self, calls: DeadLetterCalls, wait: SyncWait) -> None:
+        self._client = calls
+        self._wait = wait
+
+    list = blocking(DeadLetterCalls.list)
+    get = blocking(DeadLetterCalls.get)
+    retry = blocking(DeadLetterCalls.retry)
+    drop = blocking(DeadLetterCalls.drop)

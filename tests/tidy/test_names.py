@@ -23,6 +23,7 @@ MIRRORS = {
     "cluster": "a cluster: its operations, its command, a node in it; a cluster of processes, and a simulated one",
     "commands": "the commands of each group",
     "cursors": "of a topic, their operations, their calls, their commands",
+    "dead_letters": "what a letter tells, and their commands",
     "leadership": "its operations and its commands",
     "letters": "dead letters of a rowlog, and their commands",
     "log": "the log, and the workload of logs",

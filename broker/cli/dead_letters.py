@@ -1,0 +1,256 @@
+"""``broker dead-letters``: show the messages that a subscriber gave up; retry and drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import click
+
+from broker.cli.options import (
+    TOPIC,
+    confirm,
+    connect,
+    id_type,
+    to_broker,
+    topic_argument,
+    yes_option,
+)
+from broker.cli.output import message_json, write_json, write_line, write_properties, write_table
+from broker.client import OpenLetter, SyncClient
+from broker.client.dead_letters import default_topic
+from broker.model import MessageId, TopicId
+
+_SHOWN_MAX: Final = 1000
+"""How many bytes of a payload are shown."""
+_OWN: Final = {
+    f"dead-letter-{name}"
+    for name in ("id", "topic", "subscriber", "tries", "reason", "time", "left-out")
+}
+
+_letters_option = click.option(
+    "--letters",
+    type=TOPIC,
+    metavar="NS/TOPIC",
+    help="The topic of the letters [NS/TOPIC-dead-letters].",
+)
+_subscriber_option = click.option("--subscriber", metavar="NAME", help="Only letters of this one.")
+_all_option = click.option("--all", "every", is_flag=True, help="All open letters of the topic.")
+
+
+class _Letters(NamedTuple):
+    """Which letters a command is about."""
+
+    topic: TopicId
+    letters: TopicId | None
+    subscriber: str | None
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Show, retry and drop dead letters: the messages that a subscriber gave up.
+
+    \b
+    broker dead-letters list shop/orders
+    broker dead-letters retry shop/orders --all --subscriber mailer
+    """  # noqa: D301
+
+
+def _json(letter: OpenLetter) -> dict[str, Any]:
+    told = letter._asdict()
+    return {
+        "id": letter.id.hex(),
+        **told,
+        "message_id": letter.message_id.hex(),
+        "message": message_json(letter.message),
+    }
+
+
+@dead_letters.command(name="list")
+@topic_argument
+@_letters_option
+@_subscriber_option
+@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True)
+@to_broker
+def list_(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    letters: TopicId | None,
+    subscriber: str | None,
+    limit: int,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """List the open dead letters of a topic, the oldest first.
+
+    \b
+    broker dead-letters list shop/orders --subscriber mailer
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        found = client.dead_letters.list(topic, letters=letters, subscriber=subscriber, limit=limit)
+    if as_json:
+        write_json([_json(letter) for letter in found])
+    elif found:
+        rows = [
+            (each.id.hex(), each.time, each.subscriber, each.tries, each.reason) for each in found
+        ]
+        write_table(("ID", "GIVEN UP", "SUBSCRIBER", "TRIES", "REASON"), rows)
+
+
+@dead_letters.command()
+@topic_argument
+@click.argument("letter", type=id_type, metavar="ID")
+@_letters_option
+@to_broker
+def show(
+    *,
+    topic: TopicId,
+    letter: MessageId,
+    letters: TopicId | None,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Show a dead letter: why it was given up, and its message.
+
+    \b
+    broker dead-letters show shop/orders 0000019a0b0c0d0e00000000000000000000000a
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        found = client.dead_letters.get(topic, letter, letters=letters)
+    if as_json:
+        write_json(_json(found))
+        return
+    told = _json(found)
+    message = told.pop("message")
+    payload = found.message.payload
+    text = payload[:_SHOWN_MAX].decode("utf-8", "backslashreplace")
+    write_properties(
+        {
+            **told,
+            "left_out": told["left_out"] or "-",
+            "key": "-" if message["key"] is None else message["key"],
+            **{name: value for name, value in message["headers"].items() if name not in _OWN},
+            "payload": text + ("…" if len(payload) > _SHOWN_MAX else ""),
+        }
+    )
+
+
+@dead_letters.command()
+@topic_argument
+@click.argument("ids", nargs=-1, type=id_type, metavar="[ID]...")
+@_all_option
+@_subscriber_option
+@_letters_option
+@to_broker
+def retry(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    ids: tuple[MessageId, ...],
+    every: bool,
+    subscriber: str | None,
+    letters: TopicId | None,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Publish the messages of dead letters again, for the subscriber that gave them up.
+
+    Each comes behind all present messages of the topic. Subscribers with other names pass it by; other readers see it.
+
+    \b
+    broker dead-letters retry shop/orders 0000019a0b0c0d0e00000000000000000000000a
+    broker dead-letters retry shop/orders --all --subscriber mailer
+    """  # noqa: D301
+    _check_chosen(ids, every=every)
+    with connect(url, deadline_s) as client:
+        calls = client.dead_letters
+        chosen = _chosen(client, _Letters(topic, letters, subscriber), ids, every=every)
+        _settle(
+            chosen,
+            lambda each: calls.retry(topic, each, letters=letters),
+            "retried",
+            as_json=as_json,
+        )
+
+
+@dead_letters.command()
+@topic_argument
+@click.argument("ids", nargs=-1, type=id_type, metavar="[ID]...")
+@_all_option
+@_subscriber_option
+@_letters_option
+@yes_option
+@to_broker
+def drop(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    ids: tuple[MessageId, ...],
+    every: bool,
+    subscriber: str | None,
+    letters: TopicId | None,
+    yes: bool,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Drop dead letters: no command lists them any more. Their topic has them until they expire.
+
+    \b
+    broker dead-letters drop shop/orders 0000019a0b0c0d0e00000000000000000000000a --yes
+    """  # noqa: D301
+    _check_chosen(ids, every=every)
+    count = "all" if every else str(len(ids))
+    confirm(
+        f"Drop {count} dead letters of {topic.namespace}/{topic.topic}?", yes=yes, as_json=as_json
+    )
+    with connect(url, deadline_s) as client:
+        calls = client.dead_letters
+        chosen = _chosen(client, _Letters(topic, letters, subscriber), ids, every=every)
+        _settle(
+            chosen,
+            lambda each: calls.drop(topic, each, letters=letters),
+            "dropped",
+            as_json=as_json,
+        )
+
+
+def _chosen(
+    client: SyncClient, of: _Letters, ids: tuple[MessageId, ...], *, every: bool
+) -> Iterator[OpenLetter]:
+    """Yield the letters that a command names. ``--all`` is those that are open when the command begins."""
+    calls, end = client.dead_letters, None
+    for each in ids:
+        yield calls.get(of.topic, each, letters=of.letters)
+    seen: set[MessageId] = set()
+    while every and (page := calls.list(of.topic, letters=of.letters, subscriber=of.subscriber)):
+        # A message may fail again during the command.
+        end = end or client.range(of.letters or default_topic(of.topic)).latest
+        new = [each for each in page if each.id not in seen and each.id <= end]
+        if not new:
+            return
+        seen.update(each.id for each in new)
+        yield from new
+
+
+def _check_chosen(ids: tuple[MessageId, ...], *, every: bool) -> None:
+    if bool(ids) == every:
+        raise click.UsageError("Give the ids of dead letters, or --all.")
+
+
+def _settle(
+    chosen: Iterator[OpenLetter],
+    settle: Callable[[OpenLetter], object],
+    done: str,
+    *,
+    as_json: bool,
+) -> None:
+    settled: list[str] = []
+    for letter in chosen:
+        settle(letter)
+        settled.append(letter.id.hex())
+        if not as_json:
+            write_line(f"{settled[-1]} {done}")
+    if as_json:
+        write_json({done: settled})
