@@ -75,7 +75,7 @@ class _Bookmark(NamedTuple):
         cursorfile.save(self.file, self.log, message.id)
 
 
-def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) -> _Bookmark:
+def _bookmark(client: SyncClient, topic: TopicId, file: Path) -> _Bookmark:
     """Read a cursor file. Raises click.ClickException if it belongs to another topic or broker."""
     name = f"{topic.namespace}/{topic.topic}"
     log = cursorfile.CursorLog(name, client.topic(topic).generation, client.settings.urls)
@@ -160,9 +160,13 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     follows = _follows(follow, until)
     sink = _TailSink(topic, command, chosen(layout, ids=ids, as_json=as_json))
     with connect(url, deadline_s) as client:
-        mark = _bookmark(client, topic, cursor, as_json=as_json) if cursor is not None else None
+        mark = _bookmark(client, topic, cursor) if cursor is not None else None
         start = _start(client, topic, span, mark)
-        options = TailOptions(follow=follows, give_up_after_s=None if follows else deadline_s)
+        options = TailOptions(
+            follow=follows,
+            give_up_after_s=None if follows else deadline_s,
+            generation=None if mark is None else mark.log.generation,
+        )
         for message in islice(_messages(client, topic, start, span, options), limit):
             sink.take(message)
             if mark is not None:

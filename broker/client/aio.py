@@ -242,6 +242,7 @@ class Client(Reader):
         idempotency_key: str | None = None,
         producer: Producer | None = None,
         coalesce: bool | None = None,
+        generation: int | None = None,
     ) -> Published:
         """Publish one message, or several as one request that is stored whole or not at all.
 
@@ -262,6 +263,8 @@ class Client(Reader):
                 publish before the next.
             coalesce: whether a single message may share a request with others; by default the client's
                 setting.
+            generation: the generation of the topic to publish to, from ``topic`` or an earlier publish; None: the present
+                one.
 
         Returns:
             The acknowledgement. With a pointer it can be given to ``rollback``.
@@ -269,6 +272,7 @@ class Client(Reader):
         Raises:
             AlreadyPublished: the same key or number was published with another pointer, or was rolled back; nothing was
                 stored now.
+            TopicRecreated: the topic has another generation than the given one; nothing was stored.
             BadRequest: raised before sending: the idempotency key is not 1 to 255 visible ASCII characters, or
                 there are too many headers, or they are too large.
             BrokerError: the error of the answer; ``outcome`` says whether the messages may be stored anyway.
@@ -281,6 +285,7 @@ class Client(Reader):
                 and ttl_s is None
                 and idempotency_key is None
                 and producer is None
+                and generation is None
             ):
                 if key is None and not headers and not isinstance(messages, NewMessage):
                     return await self._publish_together(topic, payload_bytes(messages))
@@ -290,7 +295,12 @@ class Client(Reader):
         wanted = request_of(messages, pointer=pointer, key=key, headers=headers)
         once = self._key(idempotency_key) if producer is None else idempotency_key
         make = partial(
-            protocol.publish, self._topic(topic), ttl_s=ttl_s, key=once, producer=producer
+            protocol.publish,
+            self._topic(topic),
+            ttl_s=ttl_s,
+            key=once,
+            producer=producer,
+            generation=generation,
         )
         return protocol.published(await self._calls.write_messages(wanted, make))
 

@@ -64,6 +64,7 @@ class TailOptions:
         page_messages_max: how many messages one poll may return.
         idle_delay_s: the pause after an empty answer that came at once.
         follow: with False, the tail ends when it has read all messages.
+        generation: the generation of the topic to read; by default the one that it has at the first answer.
         give_up_after_s: raise the error if there was no answer for so long, in addition to ``wait_s``; by default the
             tail never gives up.
     """
@@ -72,6 +73,7 @@ class TailOptions:
     page_messages_max: int = 1000
     idle_delay_s: float = 0.5
     follow: bool = True
+    generation: int | None = None
     give_up_after_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -137,7 +139,8 @@ async def tail(
     backoff = Backoff(source.retrier, options.give_up_after_s)
     loop = asyncio.get_running_loop()
     wait_s = options.wait_s if options.follow else 0
-    poll = replace(poll, limit=options.page_messages_max)
+    generation = options.generation if poll.generation is None else poll.generation
+    poll = replace(poll, limit=options.page_messages_max, generation=generation)
     node_stops = False
     while True:
         asked, empty = loop.time(), True

@@ -11,7 +11,7 @@ from broker.client.transaction_aware import AnyTransactionService, ParticipantFa
 from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import TransactionFate, ask
 from broker.client.values import Browsed, Start
-from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound
+from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound, TopicRecreated
 from broker.escapes import escaping_logger
 from broker.model import POINTERS_PER_MS, Snapshot
 from broker.sql.work import DATABASE_ERRORS, SqlWork
@@ -154,7 +154,7 @@ class Recovery:
         for topic, _ in await self._work(self._record.published, decision.number):
             try:
                 row = await self._row(topic, pointers)
-            except (TopicNotFound, NotFound):
+            except (TopicNotFound, TopicRecreated, NotFound):
                 continue  # The topic was deleted; or it is a broker of another kind, which never prunes.
             if row is not None:
                 return row.tx_state == "rolled_back"

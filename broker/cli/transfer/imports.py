@@ -24,8 +24,9 @@ from broker.cli.transfer.formats import Format
 from broker.cli.transfer.message_records import size_of
 from broker.cli.transfer.progress import messages_bar
 from broker.client import NewMessage, Published, SyncClient
-from broker.errors import BadRequest, BrokerError
+from broker.errors import BadRequest, BrokerError, TopicRecreated
 from broker.model import Message, MessageId, TopicId
+from broker.places import Place
 from broker.wire import attributes
 
 CHUNK_MESSAGES_MAX: Final = 1000
@@ -170,7 +171,13 @@ class Import:
                 self._given.topic,
                 [new_of(one) for one in chunk],
                 producer=(self._state["producer"], number),
+                generation=self._state["generation"],
             )
+        except TopicRecreated as error:
+            raise DoneInPart(
+                f"{error.message} {self._state['done']:,} messages were published to the former topic. Remove "
+                f"{self._given.state} to import the file into the new one."
+            ) from error
         except BrokerError as error:
             error.add_note(
                 f"{self._state['done']:,} of {self._contents.messages:,} messages are published. The same "
@@ -198,7 +205,8 @@ class Import:
         found: list[Message] = []
         while len(found) < count:
             start, left = found[-1].id if found else first, count - len(found)
-            page = self._client.poll(self._given.topic, start, inclusive=not found, limit=left)
+            place = Place(start, self._state["generation"])
+            page = self._client.poll(self._given.topic, place, inclusive=not found, limit=left)
             if not page:
                 break
             found += page

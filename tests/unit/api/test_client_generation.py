@@ -54,6 +54,17 @@ READS: dict[str, Callable[[Client, Message], AsyncGenerator[Any]]] = {
 }
 
 
+async def test_a_publish_or_a_tail_may_name_its_generation(broker: Broker, client: Client) -> None:
+    assert (await client.publish(TOPIC, b"m", generation=1)).generation == 1
+    await recreate(broker)
+    with pytest.raises(TopicRecreated):
+        await client.publish(TOPIC, b"m", generation=1)
+    with pytest.raises(TopicRecreated):
+        await anext(client.tail(TOPIC, options=TailOptions(generation=1)))
+    message = await anext(client.tail(TOPIC, options=TailOptions(generation=2)))
+    assert message.payload == b"new"
+
+
 @pytest.mark.parametrize("way", READS)
 async def test_a_reader_ends_at_the_end_of_its_generation(
     broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch, way: str

@@ -58,7 +58,17 @@ def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, sai
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"\xff", b"[]", b"x" * 40, b'{"topic": "a/b", "brokers": 1}', b"7"]
+    "content",
+    [
+        b"",
+        b"{}",
+        b"\xff",
+        b"[]",
+        b"x" * 40,
+        b"0" * 40 + b"\n",
+        b'{"topic": "a/b", "brokers": 1}',
+        b"7",
+    ],
 )
 def test_a_file_that_is_no_cursor_is_refused(tmp_path, content):
     file = tmp_path / "states.cursor"
