@@ -175,10 +175,16 @@ class Leaders:
         if leader is not None:
             return leader
         self.must_be_here(topic)
+        bound = asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0))
         try:
-            with state.used():
-                async with self._claiming(state, deadline):
-                    return state.leader or await self._claim_or_pass_on(state, deadline)
+            async with bound:
+                with state.used():
+                    async with self._claiming(state, deadline):
+                        return state.leader or await self._claim_or_pass_on(state, deadline)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise NoLeader(f"No node leads topic '{topic}' just now.") from None
         except TopicNotFound:
             self._forget_unknown(state)
             raise
@@ -208,7 +214,7 @@ class Leaders:
     async def _claim_or_pass_on(self, state: TopicState, deadline: float) -> TopicLeader:
         try:
             return await self._claim_and_take_over(state, deadline)
-        except BrokerError:
+        except (BrokerError, asyncio.CancelledError):
             if state.carried:
                 # The carried requests have later deadlines than this request.
                 self._run_in_background(self._pass_on_carried(state))
@@ -273,12 +279,9 @@ class Leaders:
         """Carry over the requests that a former leader did not store. After the wait, no cancellation interrupts it."""
         writes = await former.settled()
         again = Fenced("Not done: another node leads the topic now.")
-        for write in writes:
-            if not write.may_be_carried:
-                fail([write], again)
-            else:
-                state.carried.append(write)
-        state.carried_generation = former.topic.generation
+        fail([write for write in writes if not write.may_be_carried], again)
+        carried = [write for write in writes if write.may_be_carried]
+        state.carry(carried, former.topic.generation)
         state.former = None
 
     async def _back_off(self, state: TopicState, deadline: float) -> None:

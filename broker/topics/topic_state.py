@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from broker.errors import BrokerError, TopicNotFound, TopicRecreated
+from broker.errors import BrokerError, Overloaded, TopicNotFound, TopicRecreated
 from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.leader import TopicLeader
+from broker.topics.overdue import Overdue
 from broker.topics.pages import PollPage
 from broker.topics.registry import held_bytes
 from broker.topics.stats import Rates
@@ -20,6 +22,7 @@ from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
 from broker.topics.topic_reader import TopicReading
 from broker.topics.write import Write
+from broker.topics.writer import fail
 
 WOKEN_AT_ONCE: Final = 32
 """A change wakes so many readers in a round of the event loop: each then reads and answers without a pause."""
@@ -34,6 +37,7 @@ class TopicState:
     """
 
     __slots__ = (
+        "_overdue",
         "_rates",
         "_topic",
         "around",
@@ -73,6 +77,7 @@ class TopicState:
         self.former: TopicLeader | None = None
         self.carried: list[Write] = []
         self.carried_generation = 0
+        self._overdue: Overdue | None = None
         self.claims_lost = 0
         """The number of consecutive leaders that lost their claim before any commit."""
         self.claiming = asyncio.Lock()
@@ -114,6 +119,22 @@ class TopicState:
             or self.claiming.locked()
             or (self.leader is not None and self.leader.busy)
         )
+
+    def carry(self, writes: Sequence[Write], generation: int) -> None:
+        """Keep requests for the next leader. Each is refused when its deadline passes."""
+        self.carried += writes
+        self.carried_generation = generation
+        if self._overdue is None:
+            self._overdue = Overdue(self.around.clock, self._refuse_late)
+        self._overdue.watch(min((write.deadline for write in writes), default=math.inf))
+
+    def _refuse_late(self) -> float:
+        """Refuse carried requests past their deadline; return the earliest deadline of the others."""
+        now = self.around.clock.monotonic()
+        late = [write for write in self.carried if write.deadline <= now]
+        self.carried = [write for write in self.carried if write.deadline > now]
+        fail(late, Overloaded("The deadline passed before another leader took the topic over."))
+        return min((write.deadline for write in self.carried), default=math.inf)
 
     @contextmanager
     def used(self) -> Iterator[None]:

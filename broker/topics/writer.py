@@ -278,8 +278,15 @@ class LogWriter:
         return writes, rows, size
 
     def _refuse_late(self) -> float:
-        """Refuse queued requests past their deadline; return the earliest deadline of the others."""
+        """Refuse requests past their deadline that are queued, or wait for the next leader.
+
+        Return the earliest deadline of the others.
+        """
         now = self._clock.monotonic()
+        unstored = [each for writes in self._not_stored.values() for each in writes]
+        for write in unstored:
+            if write.deadline <= now and not write.future.done():
+                _refuse(write)
         waiting, self._queue = self._queue, deque()
         for write in waiting:
             if write.is_done or (write.deadline <= now and _refuse(write)):
@@ -287,7 +294,8 @@ class LogWriter:
             else:
                 self._queue.append(write)
         self._wake_if_idle()
-        return min((w.deadline for w in self._queue if w.deadline > now), default=math.inf)
+        left = (w.deadline for w in (*self._queue, *unstored) if w.deadline > now)
+        return min(left, default=math.inf)
 
     async def _batch_aside(self, writes: list[Write], ids: list[RowId]) -> Batch:
         """Build a large batch in a thread. No other batch is formed meanwhile, so batches go out in the order of ids."""
@@ -319,6 +327,7 @@ class LogWriter:
         except Fenced as error:
             # The batch was certainly not stored, so the next leader may store it, in the same order.
             self._not_stored[number] = writes
+            self._overdue.watch(min(write.deadline for write in writes))
             self.close(error)
         except BrokerError as error:
             fail(writes, error)

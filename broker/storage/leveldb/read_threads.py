@@ -37,7 +37,7 @@ class Readers:
     def __init__(self, deadline_s: float) -> None:
         """Start the threads. Must be called on the event loop."""
         self._deadline_s = deadline_s
-        self._pending = Pending(deadline_s, self._hung)
+        self._pending = Pending(deadline_s, self._hung, each=True)
         self._queue: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._closed = False
         self._threads = [
@@ -64,7 +64,7 @@ class Readers:
         return result
 
     def _hung(self) -> BaseException:
-        return Unavailable(f"no read has ended for {self._deadline_s:g} s")
+        return Unavailable(f"a read has not ended for {self._deadline_s:g} s")
 
     def _run(self) -> None:
         while (read := self._queue.get()) is not None:

@@ -22,7 +22,7 @@ async def test_the_caller_gets_an_error_and_the_thread_goes_on() -> None:
 
 async def test_a_read_that_hangs_fails_after_its_deadline() -> None:
     readers, may_end = Readers(deadline_s=0.5), threading.Event()
-    with pytest.raises(Unavailable, match="no read has ended"):
+    with pytest.raises(Unavailable, match="a read has not ended"):
         await readers.read(lambda: may_end.wait(20))
     may_end.set()
     assert await readers.read(lambda: 7) == 7
@@ -30,3 +30,17 @@ async def test_a_read_that_hangs_fails_after_its_deadline() -> None:
     assert await asyncio.to_thread(readers.join)
     with pytest.raises(Unavailable, match="closed"):
         await readers.read(lambda: 7)
+
+
+async def test_a_read_that_hangs_fails_although_others_are_answered() -> None:
+    readers, may_end = Readers(deadline_s=0.5), threading.Event()
+    hangs = asyncio.ensure_future(readers.read(lambda: may_end.wait(20)))
+    answered = 0
+    while not hangs.done():
+        answered += await readers.read(lambda: 1)
+    with pytest.raises(Unavailable, match="a read has not ended"):
+        await hangs
+    assert answered > 10
+    may_end.set()
+    readers.close()
+    assert await asyncio.to_thread(readers.join)
