@@ -11,10 +11,12 @@ of the copy then shows the losses: a chain without a page, or a page with fewer 
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +25,15 @@ from broker.errors import BrokerError, StorageCorrupt, Unavailable
 from broker.storage import walk
 from broker.storage.check import WINDOW_MS, verify
 from broker.storage.keys import prefix_end
-from broker.storage.leveldb import files, snapshot
+from broker.storage.leveldb import files, snapshot, stand_in
 from broker.storage.leveldb.database import Database, Options, repair_database, translated
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.table import LevelDBTable, table_of
 from broker.storage.log import Logs
 from broker.storage.report import CheckReport, StoreProblem, Tell
 from broker.storage.table import Space
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 _OTHER_KEYS = (
     (b"", b"L"),
@@ -104,8 +108,9 @@ async def opened_copy(directory: Path) -> AsyncIterator[LevelDBTable]:
 
 
 class _Snapshot(NamedTuple):
-    """A copy of a store's database. ``was_closed``: the store was closed cleanly and is unchanged since."""
+    """A copy of the database of the store ``of``. ``was_closed``: the store was closed cleanly and is unchanged since."""
 
+    of: Path
     directory: Path
     was_closed: bool
     damage: StorageCorrupt | None
@@ -113,9 +118,20 @@ class _Snapshot(NamedTuple):
 
 @contextmanager
 def _snapshot(directory: Path) -> Iterator[_Snapshot]:
-    """Make a snapshot beside a store. After that a process may open or close the store."""
-    with tempfile.TemporaryDirectory(prefix=files.SNAPSHOT, dir=directory) as beside:
-        yield _make_snapshot(directory, Path(beside))
+    """Make a snapshot beside a store. After that a process may open or close the store.
+
+    On a full or read-only disk the snapshot lies elsewhere, and the store stays locked until the end.
+    """
+    with ExitStack() as stack:
+        try:
+            beside = tempfile.TemporaryDirectory(prefix=files.SNAPSHOT, dir=directory)
+            seen = _make_snapshot(directory, Path(stack.enter_context(beside)))
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            stack.enter_context(closing(_locked(directory)))
+            seen = _copy_elsewhere(directory, stack)
+        yield seen
 
 
 def _make_snapshot(directory: Path, beside: Path) -> _Snapshot:
@@ -129,23 +145,44 @@ def _make_snapshot(directory: Path, beside: Path) -> _Snapshot:
         lock.close()
 
 
+def _locked(directory: Path) -> files.DirectoryLock:
+    """Lock a store that is only read. Raises Unavailable, OSError."""
+    try:
+        return files.DirectoryLock(directory)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return files.DirectoryLock(directory, reads_only=True)
+
+
+def _copy_elsewhere(directory: Path, stack: ExitStack) -> _Snapshot:
+    damage = _damage(directory)
+    folder = stand_in.make(directory / files.DATABASE)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return _Snapshot(directory, folder, damage is None and files.was_closed(directory), damage)
+
+
 def _copy_of_served(directory: Path, beside: Path) -> _Snapshot:
     try:
         snapshot.copy_served(directory, beside)
     except StorageCorrupt as error:
-        return _Snapshot(beside, was_closed=False, damage=error)
-    return _Snapshot(beside, was_closed=False, damage=None)
+        return _Snapshot(directory, beside, was_closed=False, damage=error)
+    return _Snapshot(directory, beside, was_closed=False, damage=None)
 
 
 def _copy_of_closed(directory: Path, beside: Path) -> _Snapshot:
-    damage = None
+    damage = _damage(directory)
+    if (directory / files.DATABASE).is_dir():
+        snapshot.copy_closed(directory, beside)
+    return _Snapshot(directory, beside, damage is None and files.was_closed(directory), damage)
+
+
+def _damage(directory: Path) -> StorageCorrupt | None:
     try:
         files.examine(directory)
     except StorageCorrupt as error:
-        damage = error
-    if (directory / files.DATABASE).is_dir():
-        snapshot.copy_closed(directory, beside)
-    return _Snapshot(beside, damage is None and files.was_closed(directory), damage)
+        return error
+    return None
 
 
 @asynccontextmanager
@@ -156,8 +193,8 @@ async def _opened(seen: _Snapshot) -> AsyncIterator[tuple[LevelDBTable, Database
             Database, copy / files.DATABASE, options, create=False, was_clean=seen.was_closed
         )
     except BrokerError as error:
-        # The snapshot is gone when the user reads this; it lies beside the store.
-        error.message = error.message.replace(str(copy), str(copy.parent))
+        # The snapshot is gone when the user reads this.
+        error.message = error.message.replace(str(copy), str(seen.of))
         raise
     table = table_of(copy, files.DirectoryLock(copy), database, options)
     try:
@@ -180,7 +217,7 @@ async def repair(
     other = files.other_format(directory)
     if other is not None:
         raise StorageCorrupt(other)
-    lock = files.DirectoryLock(directory)
+    lock = _locked(directory)
     try:
         await asyncio.to_thread(_mend, directory, copy)
     finally:

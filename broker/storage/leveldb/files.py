@@ -101,9 +101,10 @@ def _private_file(path: str, flags: int) -> int:
 class DirectoryLock:
     """The right to open a store, held until closed."""
 
-    def __init__(self, directory: Path) -> None:
-        """Take the lock. Raises Unavailable if another process has it."""
-        self._fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+    def __init__(self, directory: Path, *, reads_only: bool = False) -> None:
+        """Take the lock; if ``reads_only``, also on a read-only disk. Raises Unavailable if another process has it."""
+        mode = os.O_RDONLY if reads_only else os.O_RDWR | os.O_CREAT
+        self._fd = os.open(directory / _LOCK, mode | os.O_CLOEXEC, _PRIVATE_FILE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -113,7 +114,7 @@ class DirectoryLock:
                 f"the store in {directory} is in use by another process (pid {holder}). "
                 "End that process, or name another directory"
             ) from error
-        with contextlib.suppress(OSError):  # On a full disk the lock names no process.
+        with contextlib.suppress(OSError):  # On a full or read-only disk the lock names no process.
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         self._directory = directory.absolute()

@@ -1,8 +1,12 @@
 """Checking a store does not change it, and repairing it makes a copy."""
 
+import errno
 import json
+import os
 import random
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import plyvel
 import pytest
@@ -10,7 +14,7 @@ import pytest
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.entry import checked
 from broker.storage.keys import LogId, page_key, root_key
-from broker.storage.leveldb import files
+from broker.storage.leveldb import files, stand_in
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.directory_repair import opened_copy, repair, verify_directory
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key
@@ -185,3 +189,27 @@ async def test_files_that_changed_after_the_last_close_are_reported(directory: P
     report = await verify_directory(directory)
     assert any("at the last close it had" in line for line in report.problems)
     assert report.topics > 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+async def test_a_store_on_a_full_or_read_only_disk_is_verified_elsewhere(
+    directory: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    memory = tmp_path_factory.mktemp("memory")
+    made = tempfile.mkdtemp
+
+    def mkdtemp(suffix: Any = None, prefix: Any = None, dir: Any = None) -> str:  # noqa: A002 - The name of tempfile's.
+        if Path(dir) == directory:
+            raise OSError(number, os.strerror(number), str(directory))
+        return made(suffix, prefix, dir)
+
+    expected = await verify_directory(directory)
+    there = contents(directory)
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(stand_in, "IN_MEMORY", memory)
+    assert await verify_directory(directory) == expected
+    assert contents(directory) == there
+    assert list(memory.iterdir()) == []
