@@ -53,5 +53,5 @@ def _advice(name: str, names: Sequence[str]) -> str:
     hint = f"did you mean {near[0]}? There are" if near else "there are"
     told = f"{shown_name}: there is no such field; {hint} {', '.join(names)}."
     if "messages" in names:
-        told += " To publish a JSON value as one message, send it as text/plain, or put its text as a string into messages."
+        told += ' To publish a JSON value as one message, put {"json": …} into messages, or send it as text/plain.'
     return told

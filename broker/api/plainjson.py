@@ -2,7 +2,7 @@
 
 ::
 
-    publish    {"messages": ["café", {"base64": "/w=="}, {"value": "x", "key": "k", "ttl": 60,
+    publish    {"messages": ["café", {"base64": "/w=="}, {"json": {"id": 7}}, {"value": "x", "key": "k", "ttl": 60,
                 "headers": {"trace": "7f"}}], "write_pointer": "17"}
     answer     {"first_id": "…", "last_id": "…", "count": 3, "replayed": false, "write_pointer": "17"}
     rollback   the answer of the publish
@@ -49,6 +49,7 @@ from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
 from broker.wire.json_numbers import read_long
+from broker.wire.json_values import encode_json
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
 from broker.wire.read_steps import Steps, Take, free
@@ -61,7 +62,9 @@ ROLLBACK_BYTES_MAX: Final = 64 * 1024
 
 _PUBLISH = ("messages", "write_pointer")
 _MESSAGE = ("value", "key", "headers", "ttl")
-_PUBLISH_OR_MESSAGE = (*_PUBLISH, *_MESSAGE, "base64")
+_ALONE = ("base64", "json")
+"""The field of a message, or of a value, that has no other field beside it."""
+_PUBLISH_OR_MESSAGE = (*_PUBLISH, *_MESSAGE, *_ALONE)
 _POLL = ("start", "inclusive", "limit", "snapshot")
 _ROLLBACK = ("write_pointer", "first_id", "last_id")
 _ANSWER = (*_ROLLBACK, "count", "replayed")
@@ -98,7 +101,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_one_message(value: Mapping[str, Any]) -> bool:
-    return "messages" not in value and ("value" in value or "base64" in value)
+    return "messages" not in value and not value.keys().isdisjoint(("value", *_ALONE))
 
 
 class _Messages:
@@ -171,16 +174,27 @@ def _message(message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
     Raises:
         BadRequest: a field is wrong. The error begins with the place in the message, like ``.headers.a: …``.
     """
-    if "base64" in message:
-        return _bytes_of("", message), b"", None
+    if not message.keys().isdisjoint(_ALONE):
+        return _payload_of("", message), b"", None
     fields.refuse_unknown(message, _MESSAGE, ": ")
     if "value" not in message:
-        raise BadRequest(f".value: is missing; it must be {_A_VALUE}.")
-    payload = _bytes_of(".value", message["value"])
+        raise BadRequest(f'.value: is missing; it must be {_A_VALUE}, or {{"json": …}}.')
+    payload = _payload_of(".value", message["value"])
     key, headers = message.get("key"), message.get("headers")
     key = None if key is None else _bytes_of(".key", key)
     encoded = b"" if key is None and headers is None else _attributes(key, headers)
     return payload, encoded, _ttl_s(".ttl", message.get("ttl"))
+
+
+def _payload_of(where: str, value: object) -> bytes:
+    """Return the payload of a value: text, ``{"base64": …}``, or the compact text of ``{"json": …}``."""
+    if not isinstance(value, dict) or "json" not in value:
+        return _bytes_of(where, value)
+    if len(value) > 1:
+        raise BadRequest(
+            f'{where}: no other field may stand beside json. Put them one level up: {{"value": {{"json": …}}, …}}.'
+        )
+    return encode_json(value["json"], f"{where}.json")
 
 
 def _attributes(key: bytes | None, headers: object) -> bytes:
@@ -222,7 +236,7 @@ def _bytes_of(where: str, value: object) -> bytes:
     if value is None:
         raise BadRequest(f"{where}: must be {_A_VALUE}, not null.")
     raise BadRequest(
-        f"{where}: must be {_A_VALUE}. To send a JSON value, send its text as a string, or as a body of text/plain."
+        f'{where}: must be {_A_VALUE}. To send a JSON value as a message, send {{"json": …}}, or a body of text/plain.'
     )
 
 

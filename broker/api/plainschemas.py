@@ -22,14 +22,19 @@ from broker.api.json_schemas import (
 )
 
 _BASE64 = record(base64={"type": "string", "contentEncoding": "base64"})
+_JSON_VALUE: Final[Spec] = {
+    **record(json={}),
+    "description": "Any JSON value. The message is its compact text in UTF-8.",
+}
 _NEW_MESSAGE: Final[Spec] = {
     "anyOf": [
         STRING,
         _BASE64,
+        _JSON_VALUE,
         {
             "type": "object",
             "properties": {
-                "value": SHOWN_BYTES,
+                "value": {"anyOf": [SHOWN_BYTES, _JSON_VALUE]},
                 "key": nullable(SHOWN_BYTES),
                 "headers": nullable({"type": "object", "additionalProperties": SHOWN_BYTES}),
                 "ttl": nullable(TTL_SENT),

@@ -15,6 +15,7 @@ from broker.http.address import Address
 from broker.http.outbound import header_lines
 from broker.model import NO_HEADERS, MessageId, TopicId
 from broker.places import Place
+from broker.wire.json_values import encode_json
 
 TopicName = str | TopicId | tuple[str, str]
 """How callers name a topic: ``"namespace/topic"``, ``"topic"`` in the client's own namespace, or
@@ -35,6 +36,17 @@ class NewMessage(NamedTuple):
     key: Payload | None = None
     headers: Mapping[str, Payload] = NO_HEADERS
     ttl_s: int | None = None
+
+    @classmethod
+    def of_json(
+        cls,
+        value: object,
+        key: Payload | None = None,
+        headers: Mapping[str, Payload] = NO_HEADERS,
+        ttl_s: int | None = None,
+    ) -> NewMessage:
+        """Return a message whose payload is a JSON value, as compact text in UTF-8. Raises BadRequest if it is none."""
+        return cls(encode_json(value), key, headers, ttl_s)
 
 
 Publishable = Payload | NewMessage

@@ -5,7 +5,7 @@
     {"id": "…", "time": "…", "timestamp_ms": 0, "encoding": "text", "payload": "alice", "key": null, "headers": {}}
 
 If a payload is not UTF-8, it is in base64, and ``encoding`` says so. If a key or a header is not UTF-8, it is an
-object with ``base64``. ``read`` also accepts ``value`` instead of ``payload``: text or such an object, as in JSON
+object with ``base64``. ``read`` also accepts ``value`` instead of ``payload``: text, such an object, or ``{"json": …}``, as in JSON
 that is published over HTTP. The other fields are optional.
 """
 
@@ -24,7 +24,9 @@ import click
 from broker.cli.output import message_json
 from broker.cli.transfer.growing_file import GrowingFile, check_reaches
 from broker.cli.transfer.message_records import NO_ID
+from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message
+from broker.wire.json_values import encode_json
 
 _KNOWN: Final = frozenset(
     ("id", "time", "timestamp_ms", "encoding", "payload", "value", "key", "headers")
@@ -100,11 +102,21 @@ def _message(record: object) -> Message:
 
 def _payload(record: dict[str, Any]) -> bytes:
     if "value" in record:
-        return _bytes("value", record["value"])
+        value = record["value"]
+        if isinstance(value, dict) and set(value) == {"json"}:
+            return _json(value["json"])
+        return _bytes("value", value)
     payload, encoding = record["payload"], record.get("encoding", "text")
     if encoding not in ("text", "base64"):
         raise ValueError(f"encoding: must be text or base64, not {encoding!r}")
     return _bytes("payload", payload if encoding == "text" else {"base64": payload})
+
+
+def _json(value: object) -> bytes:
+    try:
+        return encode_json(value, "value.json")
+    except BadRequest as error:
+        raise ValueError(error.message) from error
 
 
 def _bytes(name: str, value: object) -> bytes:
