@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
+from broker import user_code
 from broker.client.publish_request import EncodedMessage
 from broker.model import Snapshot, TopicId
 
@@ -106,6 +107,10 @@ class ParticipantFailed(RuntimeError):
     """A participant reported that it could not persist its changes. The cause, if any, has the reason."""
 
 
+class ParticipantEnded(RuntimeError):
+    """A participant raised what is no Exception. The cause has it."""
+
+
 class Undoable:
     """Makes a participant of two callables: ``do`` persists, ``undo`` undoes that.
 
@@ -160,6 +165,23 @@ class Undoable:
             undone = await resolved(self._undo()) is not False and undone
             self._done -= 1
         return undone
+
+
+async def asked(method: Callable[..., Awaitable[T] | T], *arguments: Any) -> T:
+    """Call a method of a participant, plain or asynchronous.
+
+    Raises:
+        ParticipantEnded: it raised a CancelledError of its own, or anything else that is no Exception.
+        Exception, SystemExit, KeyboardInterrupt: as it raised them.
+    """
+    made = user_code.call(method, *arguments)
+    value: Any = made.value
+    if inspect.isawaitable(value):
+        made = await user_code.run(lambda: value)
+    error = made.error
+    if error is None or isinstance(error, Exception) or user_code.ends_program(error):
+        return cast("T", made.result())
+    raise ParticipantEnded(f"A participant raised {user_code.text_of(error)}.") from error
 
 
 async def resolved(value: Awaitable[T] | T) -> T:

@@ -37,6 +37,7 @@ from broker.client.transaction_aware import (
     ParticipantFailed,
     Topical,
     TransactionAware,
+    asked,
     resolved,
 )
 from broker.client.transaction_commit import Commit
@@ -47,7 +48,7 @@ from broker.model import Snapshot
 State = Literal["new", "in_progress", "committed", "aborted", "invalid", "unknown", "decided"]
 """``decided``: the deciding participant has committed, and the service not yet; recovery does the rest."""
 
-_FAILURE: Final = (Exception, asyncio.CancelledError)
+_FAILURE: Final = (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 
 
 class TransactionContext:
@@ -104,7 +105,7 @@ class TransactionContext:
             ValueError: there is a deciding participant already.
         """
         if self._append(aware) and self.state == "in_progress":
-            await resolved(aware.start_tx(self._present()))
+            await asked(aware.start_tx, self._present())
 
     def remove(self, aware: TransactionAware) -> None:
         """Remove a participant. Raises ValueError during a transaction, or if it was not added."""
@@ -144,7 +145,7 @@ class TransactionContext:
         self.state = "in_progress"
         try:
             for aware in self.participants:
-                await resolved(aware.start_tx(started))
+                await asked(aware.start_tx, started)
         except _FAILURE as error:
             await self._abort_service(error)
             raise
@@ -198,7 +199,7 @@ class TransactionContext:
             renewed = await resolved(self._service.checkpoint(transaction.transaction_id))
             self.transaction = renewed
             for aware in self.participants:
-                await resolved(aware.update_tx(renewed))
+                await asked(aware.update_tx, renewed)
         except _FAILURE as error:
             await self._undo(error)
             raise
@@ -219,7 +220,7 @@ class TransactionContext:
     async def _collect_and_persist(self, transaction: Snapshot) -> None:
         changes: set[bytes] = set()
         for aware in self.participants:
-            changes.update(await resolved(aware.changes()))
+            changes.update(await asked(aware.changes))
         if changes and self.decider is not None:
             raise ValueError(
                 "A transaction that a SQL database decides can't have keys of changes: the service would find a "
@@ -230,7 +231,7 @@ class TransactionContext:
 
     async def _persist(self) -> None:
         for aware in self.participants:
-            if not await resolved(aware.commit_tx()):
+            if not await asked(aware.commit_tx):
                 raise ParticipantFailed(f"{aware.name} could not persist its changes.")
 
     async def _decide(
@@ -240,12 +241,12 @@ class TransactionContext:
         if decider is None:
             return
         try:
-            await resolved(decider.decide_tx(transaction, list(published())))
+            await asked(decider.decide_tx, transaction, list(published()))
         except ParticipantFailed:
             raise
         except _FAILURE as error:
             self.state = "unknown"
-            if isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, Exception):
                 raise
             raise OutcomeUnknown(
                 f"It is unknown whether transaction {transaction.transaction_id} is committed: {error}. Nothing was "
@@ -268,7 +269,7 @@ class TransactionContext:
         errors: list[BaseException] = []
         for aware in self.participants:
             try:
-                await resolved(aware.post_commit())
+                await asked(aware.post_commit)
             except _FAILURE as error:
                 error.add_note(f"Raised by {aware.name} after the transaction was committed.")
                 errors.append(error)
@@ -285,7 +286,7 @@ class TransactionContext:
         undone = True
         for aware in self.participants:
             try:
-                complete = await resolved(aware.rollback_tx())
+                complete = await asked(aware.rollback_tx)
             except _FAILURE as error:
                 complete = False
                 errors.append(error)
@@ -358,12 +359,15 @@ class TransactionContext:
 
 
 def _with_notes(errors: Sequence[BaseException]) -> BaseException:
-    """Return the first cancellation, or else the first error. The first error gets the others as its notes."""
+    """Return the first cancellation or end of the program, or else the first error.
+
+    The first error gets the others as its notes.
+    """
     first, *others = errors
     for other in others:
         notes = "".join(f" {note}" for note in getattr(other, "__notes__", ()))
         first.add_note(f"Then: {type(other).__name__}: {other}{notes}")
-    raised = next((each for each in errors if isinstance(each, asyncio.CancelledError)), first)
+    raised = next((each for each in errors if not isinstance(each, Exception)), first)
     if raised is not first:
         raised.__cause__ = first
     return raised

@@ -576,3 +576,76 @@ async def test_a_pair_of_callables_takes_part(fails):
     assert done == ["do", "undo"]
     left = fails.startswith("undo")
     assert (context.state, context.left) == (("invalid", ["ledger"]) if left else ("aborted", []))
+
+
+class OwnEnd(BaseException):
+    """An end of user code that is no Exception."""
+
+
+async def cancels_itself():
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await a_turn()
+
+
+def raising(error):
+    async def end():
+        raise error
+
+    return end
+
+
+ENDS = {
+    "CancelledError": raising(asyncio.CancelledError()),
+    "GeneratorExit": raising(GeneratorExit()),
+    "BaseException": raising(OwnEnd()),
+    "cancels its own task": cancels_itself,
+    "SystemExit": raising(SystemExit(3)),
+    "KeyboardInterrupt": raising(KeyboardInterrupt()),
+}
+
+
+class Ending(AsyncParticipant):
+    """A participant whose call ends in another way than by an Exception."""
+
+    def __init__(self, call, end, trace):
+        super().__init__("ending", {}, trace)
+        self.ends_in, self.end = call, end
+
+    async def commit_tx(self):
+        await (self.end() if self.ends_in == "commit_tx" else a_turn())
+        return await super().commit_tx()
+
+    async def post_commit(self):
+        await (self.end() if self.ends_in == "post_commit" else a_turn())
+
+    async def rollback_tx(self):
+        await (self.end() if self.ends_in == "rollback_tx" else a_turn())
+        return await super().rollback_tx()
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+@pytest.mark.parametrize(
+    ("call", "state"),
+    [("commit_tx", "aborted"), ("post_commit", "committed"), ("rollback_tx", "invalid")],
+)
+async def test_any_end_of_a_participant_is_its_failure(call, state, end):
+    """The others are asked as after any error, and only a real cancellation is one."""
+    trace = []
+    others = [Participant(name, {}, trace) for name in ("a", "b")]
+    context = TransactionContext(
+        Scripted({}, trace), [others[0], Ending(call, end, trace), others[1]]
+    )
+    await context.start()
+    raised = None
+    try:
+        await (context.abort() if call == "rollback_tx" else context.finish())
+    except BaseException as error:  # noqa: BLE001 - It may be the end of the program.
+        raised = error
+    assert raised is not None
+    ends = isinstance(raised.__cause__ or raised, SystemExit | KeyboardInterrupt)
+    assert isinstance(raised, RuntimeError | OutcomeUnknown) or ends
+    assert context.state == state
+    last = "post_commit" if call == "post_commit" else "rollback_tx"
+    assert f"b.{last}" in trace
