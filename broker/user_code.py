@@ -43,6 +43,27 @@ class Ended(NamedTuple, Generic[T]):
         finally:
             del self, error  # Without this, the error's traceback would hold the error.
 
+    def checked(self) -> T:
+        """Return the value, or raise the error in a form that can be raised anywhere.
+
+        Raises:
+            Exception, SystemExit, KeyboardInterrupt: as the code raised them.
+            EndedOddly: it raised anything else, such as a CancelledError of its own. The cause has it.
+        """
+        error = self.error
+        if error is None or ends_program(error):
+            return self.result()
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            return self.result()
+        try:
+            raise EndedOddly(f"It raised {text_of(error)}.") from error
+        finally:
+            del self, error
+
+
+class EndedOddly(RuntimeError):
+    """User code raised what is no error of a call, such as a CancelledError of its own. The cause has it."""
+
 
 class TookTooLong(TimeoutError):
     """A call of user code lasted longer than its limit, and was cancelled."""

@@ -10,12 +10,16 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
+from broker import user_code
 from broker.client import back_off, outcomes
 from broker.client.protocol import ClientRequest
 from broker.client.values import Settings
 from broker.errors import BrokerError
+from broker.escapes import escaping_logger
 
 T = TypeVar("T")
+
+log: Final = escaping_logger(__name__)
 
 SLOW_S: Final = 0.7
 """A client reports an attempt as trouble after so long without an answer."""
@@ -33,7 +37,7 @@ class Trouble(NamedTuple):
 
 
 OnTrouble = Callable[[Trouble], None]
-"""Called with trouble that the client will retry. It must neither block nor raise."""
+"""Called with trouble that the client will retry. It must not block. An error of it is logged, and changes nothing else."""
 
 
 class Retrier:
@@ -115,8 +119,13 @@ class Retrier:
 
         A closed client retries nothing, so it reports nothing: it ended its connections itself.
         """
-        if self._on_trouble is not None and not self.closed:
-            self._on_trouble(Trouble(error, left_s))
+        if self._on_trouble is None or self.closed:
+            return
+        failed = user_code.call(self._on_trouble, Trouble(error, left_s)).error
+        if failed is not None:
+            log.warning("on_trouble failed: %s", user_code.text_of(failed))
+            if user_code.ends_program(failed):
+                raise failed
 
     @contextmanager
     def watched(self, deadline: float, waits_s: float) -> Generator[None]:

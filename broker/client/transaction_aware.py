@@ -107,10 +107,6 @@ class ParticipantFailed(RuntimeError):
     """A participant reported that it could not persist its changes. The cause, if any, has the reason."""
 
 
-class ParticipantEnded(RuntimeError):
-    """A participant raised what is no Exception. The cause has it."""
-
-
 class Undoable:
     """Makes a participant of two callables: ``do`` persists, ``undo`` undoes that.
 
@@ -168,20 +164,12 @@ class Undoable:
 
 
 async def asked(method: Callable[..., Awaitable[T] | T], *arguments: Any) -> T:
-    """Call a method of a participant, plain or asynchronous.
-
-    Raises:
-        ParticipantEnded: it raised a CancelledError of its own, or anything else that is no Exception.
-        Exception, SystemExit, KeyboardInterrupt: as it raised them.
-    """
+    """Call a method of a participant, plain or asynchronous. Raises its errors, see ``Ended.checked``."""
     made = user_code.call(method, *arguments)
     value: Any = made.value
     if inspect.isawaitable(value):
         made = await user_code.run(lambda: value)
-    error = made.error
-    if error is None or isinstance(error, Exception) or user_code.ends_program(error):
-        return cast("T", made.result())
-    raise ParticipantEnded(f"A participant raised {user_code.text_of(error)}.") from error
+    return cast("T", made.checked())
 
 
 async def resolved(value: Awaitable[T] | T) -> T:

@@ -14,6 +14,8 @@ from sqlalchemy import Connection, Engine, LargeBinary
 from sqlalchemy.dialects.mysql import LONGBLOB
 from sqlalchemy.exc import SQLAlchemyError
 
+from broker import user_code
+
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -44,15 +46,21 @@ class SqlWork:
     async def __call__(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a function in a SQL transaction. When this returns, the function has ended, also after a cancellation."""
+        """Run a function in a SQL transaction. When this returns, the function has ended, also after a cancellation.
+
+        Raises the errors of the database, see ``Ended.checked``: a driver may raise a CancelledError of its own, too.
+        """
         engine = self._engine
         async with self._turn:
             if isinstance(engine, Engine):
-                return await _await_thread(
-                    asyncio.to_thread(lambda: run(engine, work, *args, **kwargs))
+                ended = await _await_thread(
+                    asyncio.to_thread(user_code.call, lambda: run(engine, work, *args, **kwargs))
                 )
-            async with engine.begin() as connection:
-                return await connection.run_sync(lambda plain: work(plain, *args, **kwargs))
+            else:
+                ended = await user_code.run(
+                    _run_async, engine, lambda plain: work(plain, *args, **kwargs)
+                )
+        return ended.checked()
 
 
 def run(
@@ -64,6 +72,11 @@ def run(
     """Run a function in a SQL transaction, blocking."""
     with engine.begin() as connection:
         return work(connection, *args, **kwargs)
+
+
+async def _run_async(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
+    async with engine.begin() as connection:
+        return await connection.run_sync(work)
 
 
 async def _await_thread(working: Coroutine[Any, Any, T]) -> T:

@@ -83,6 +83,15 @@ async def test_a_close_ends_the_waiting_at_once():
     assert len(tried) == 2
 
 
+@pytest.mark.parametrize("error", [ValueError("\ud800"), GeneratorExit(), asyncio.CancelledError()])
+async def test_an_error_of_on_trouble_changes_nothing(error):
+    def on_trouble(_):
+        raise error
+
+    attempt, _ = scripted(Overloaded("busy"), "done")
+    assert await Retrier(QUICK, on_trouble=on_trouble).run(KEYED, attempt) == "done"
+
+
 async def test_each_failed_attempt_is_reported_with_the_time_left():
     told = []
     busy = Overloaded("busy")

@@ -27,7 +27,7 @@ OUTBOX = Outbox(METADATA)
 TOPIC = "guards/t"
 
 
-class Killed(BaseException):
+class Killed(SystemExit):
     """Ends a program here."""
 
 
