@@ -227,8 +227,8 @@ def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
 def repair(directory: Path, copy: Path, as_json: bool) -> None:
     """Make a repaired copy of a damaged data directory; the original stays as it is.
 
-    LevelDB keeps all data that it can read. Then this command verifies the copy and reports the lost data.
-    Read the report before you serve the copy. Exits 0 if the copy has no problem, 1 if it has one.
+    LevelDB keeps all data that it can read. The report lists the ids of messages that are gone, and the problems
+    that are left. Read it before you serve the copy. Exits 0 if the copy has no problem, 1 if it has one.
 
     \b
     broker storage repair data mended && broker serve --data-dir mended

@@ -36,6 +36,8 @@ def write_report(report: CheckReport) -> None:
     """Write the counts of a check, and its problems, one on each line."""
     counted = [name for name in COUNTED if name != "wrong"]
     write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
+    for line in report.lost:
+        write_line(f"lost: {line}")
     for line in report.problems:
         write_line(f"problem: {line}")
     if report.wrong > len(report.problems):

@@ -40,6 +40,8 @@ class CheckReport:
     """The first problems, at most PROBLEMS_MAX."""
     wrong: int = 0
     """How many problems there are in all."""
+    lost: list[str] = field(default_factory=list)
+    """After a repair: the ranges of messages that are gone."""
 
     @property
     def is_sound(self) -> bool:
@@ -57,6 +59,7 @@ class CheckReport:
         for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.problems += other.problems[: PROBLEMS_MAX - len(self.problems)]
+        self.lost += other.lost
 
 
 COUNTED: Final = (

@@ -28,5 +28,6 @@ a log have keys of the same length. So the cells of consecutive pages are one ra
     checksum.py          the checksum of both
     snapshot.py          copies for inspection, also of a store that a broker serves
     directory_repair.py  checks of a store, and repaired copies
+    page_mend.py         stubs for the entries that a repaired copy lacks
     layout.py            the keys above
 """

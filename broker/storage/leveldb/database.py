@@ -111,6 +111,11 @@ class Database:
                 max_open_files=self._options.open_files_max,
             )
 
+    @property
+    def path(self) -> Path:
+        """Return the database's directory."""
+        return self._path
+
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """Keep the database open for the time of a read."""

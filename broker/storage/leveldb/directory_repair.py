@@ -4,8 +4,9 @@ A check changes nothing. LevelDB writes when it opens a database, so it opens a 
 (snapshot.py). The table port can't find rows that no record and no head lead to; this module finds them by their
 keys.
 
-A repair never changes the original. It copies the whole store, and lets LevelDB keep the readable data. The check
-of the copy then shows the losses: a chain without a page, or a page with fewer entries than its head counts.
+A repair never changes the original. It copies the whole store, and lets LevelDB keep the readable data. Stubs take the
+place of entries that are gone (page_mend.py), and the report lists their ids. The check of the copy shows other losses:
+a chain without a page, a topic without a record.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from broker.storage.keys import prefix_end
 from broker.storage.leveldb import files, snapshot, stand_in
 from broker.storage.leveldb.database import Database, Options, repair_database, translated
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
+from broker.storage.leveldb.page_mend import LostRange, mend_pages
 from broker.storage.leveldb.table import LevelDBTable, table_of
 from broker.storage.log import Logs
 from broker.storage.report import CheckReport, StoreProblem, Tell
@@ -35,6 +37,8 @@ from broker.storage.table import Space
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
+_DAMAGED = "damaged"
+"""Beside the copy's database, for the time of the repair: the database before it."""
 _OTHER_KEYS = (
     (b"", b"L"),
     (b"N", b"O"),
@@ -219,15 +223,19 @@ async def repair(
         raise StorageCorrupt(other)
     lock = _locked(directory)
     try:
-        await asyncio.to_thread(_mend, directory, copy)
+        lost = await asyncio.to_thread(_mend, directory, copy)
     finally:
         lock.close()
-    return await verify_directory(copy, tell, window_ms=window_ms)
+    report = await verify_directory(copy, tell, window_ms=window_ms)
+    report.lost = [each.line() for each in lost]
+    return report
 
 
-def _mend(directory: Path, copy: Path) -> None:
+def _mend(directory: Path, copy: Path) -> list[LostRange]:
     copy.mkdir(mode=files.PRIVATE, parents=True)
     snapshot.copy_all(directory, copy)
+    damaged = copy / _DAMAGED
+    shutil.copytree(copy / files.DATABASE, damaged)
     repair_database(copy / files.DATABASE)
     database = Database(copy / files.DATABASE, Options(), create=False, was_clean=False)
     try:
@@ -237,9 +245,11 @@ def _mend(directory: Path, copy: Path) -> None:
         batch.put(FORMAT_KEY, files.format_row(identity))
         with translated(copy / files.DATABASE):
             batch.write()
+        lost = mend_pages(database, damaged)
     finally:
         database.close()
     files.write_identity(copy, identity)
+    return lost
 
 
 def _strays(database: Database) -> Iterator[StoreProblem]:

@@ -1,0 +1,205 @@
+"""Mend the pages of a repaired copy: LevelDB dropped the blocks that it could not read, and with them entries.
+
+A head counts its page's entries. If some are missing, a reader may wait for them, and the copy never verifies. So a stub
+takes their place: readers pass it, as they pass a message whose own lifetime is over. LevelDB drops a whole block, and
+the keys in a block follow each other. The original's keys, read without a check, mostly show which ones are gone. If they
+can't be read, one stub stands for all of them, in the widest gap between the entries that are left.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import plyvel
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, RowId, row_after, row_before, timestamp_of
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage.columns import LIFE, REFERENCE, is_rolled_column, last_of, pointer_of
+from broker.storage.entry import STORED, STUB, Entry
+from broker.storage.head import Head, PageState
+from broker.storage.leveldb.database import Database, translated
+from broker.storage.leveldb.layout import cells_prefix, head_key
+from broker.storage.table import Space
+
+_HEADS_AT_ONCE: Final = 256
+_PLAIN_KIND: Final = 0x30
+_KIND_AT: Final = 1 + ROW_ID_BYTES
+_TAIL_BYTES: Final = {Space.MESSAGES: 4 + ROW_ID_BYTES, Space.PAYLOADS: 12 + ROW_ID_BYTES}
+"""The bytes of a page's row behind its topic: the generation, a payload log's number, the page."""
+
+
+class LostRange(NamedTuple):
+    """Messages that are gone: their ids lie in ``[first, last]``."""
+
+    topic: str
+    first: RowId
+    last: RowId
+
+    def line(self) -> str:
+        """Return the range as one line."""
+        return f"{self.topic}: the messages from {self.first.hex()} to {self.last.hex()}"
+
+
+class _Found(NamedTuple):
+    """An entry of the copy, by its last id."""
+
+    last: RowId
+    entry: Entry
+
+
+def mend_pages(database: Database, damaged: Path) -> list[LostRange]:
+    """Put stubs for the entries that a repaired database lacks. Return the ranges of ids that are gone.
+
+    ``damaged`` is a copy of the database before its repair. It is used up.
+
+    Raises:
+        StorageCorrupt, Unavailable: LevelDB can't read or write the copy.
+    """
+    raw = _RawKeys(damaged)
+    lost: list[LostRange] = []
+    try:
+        for space in (Space.MESSAGES, Space.PAYLOADS):
+            for row, head in _pages(database, space):
+                lost += _mend(database, raw, space, row, head)
+    finally:
+        raw.close()
+    return lost
+
+
+def _pages(database: Database, space: Space) -> Iterator[tuple[bytes, Head]]:
+    """Yield the pages that have entries, with their heads."""
+    lead = head_key(space, b"")
+    at = lead
+    while found := database.pairs(at, lead + b"\xff" * 80, pairs_max=_HEADS_AT_ONCE)[0]:
+        for key, value in found:
+            row = key[len(lead) :]
+            tail = row.split(b":", 2)[-1]
+            if len(tail) != _TAIL_BYTES[space] or tail.startswith(bytes(4)):
+                continue
+            try:
+                head = heads.decode(value)
+            except (StorageCorrupt, ValueError):
+                continue  # The check of the copy reports it.
+            if head.state is not PageState.GONE and head.cells:
+                yield row, head
+        at = found[-1][0] + b"\0"
+
+
+class _RawKeys:
+    """The keys of a damaged database, read without a check of their blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._db = plyvel.DB(str(path), paranoid_checks=False)
+        except (plyvel.Error, OSError):
+            self._db = None
+
+    def of(self, prefix: bytes) -> list[bytes]:
+        """Return the keys with a prefix, as far as they can be read."""
+        if self._db is None:
+            return []
+        try:
+            with self._db.iterator(prefix=prefix, include_value=False) as found:
+                return list(found)
+        except plyvel.Error:
+            return []
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _mend(
+    database: Database, raw: _RawKeys, space: Space, row: bytes, head: Head
+) -> list[LostRange]:
+    prefix = cells_prefix(space, row)
+    columns = [key[len(prefix) :] for key in database.keys_of(prefix)]
+    there = [column for column in columns if not is_rolled_column(column)]
+    missing = head.cells - len(there)
+    if missing <= 0 and there and last_of(there[-1]) == head.pointer:
+        return []
+    found = [
+        _Found(last_of(column), entries.decode(value))
+        for column in there
+        if (value := database.get(prefix + column)) is not None
+    ]
+    page = row[-ROW_ID_BYTES:]
+    known = set(there)
+    gone = [
+        column
+        for key in raw.of(prefix)
+        if (column := key[len(prefix) :]) not in known and not is_rolled_column(column)
+    ]
+    is_stored = space is Space.PAYLOADS
+    if len(gone) == missing:
+        stubs = _stubs_of(gone, found, page, is_stored=is_stored)
+    else:
+        stubs = [_stub_of_gap(found, page, head, is_stored=is_stored)]
+    with translated(database.path):
+        batch = database.batch()
+        for stub in stubs:
+            batch.put(prefix + stub.column, entries.encode(stub))
+        cells = len(there) + len(stubs)
+        batch.put(head_key(space, row), heads.encode(head._replace(cells=cells)))
+        batch.write()
+    topic = b":".join(row.split(b":", 2)[:2]).decode(errors="backslashreplace")
+    return _joined(topic, stubs, found)
+
+
+def _stubs_of(
+    gone: Sequence[bytes], found: Sequence[_Found], page: RowId, *, is_stored: bool
+) -> list[Entry]:
+    """Return a stub for each column that is gone."""
+    lasts = sorted([*(last_of(column) for column in gone), *(each.last for each in found)])
+    before = dict(zip(lasts, [row_before(page), *lasts], strict=False))
+    stubs = []
+    for column in gone:
+        last, flags = last_of(column), column[_KIND_AT] - _PLAIN_KIND
+        epoch = max((each.entry.epoch for each in found if each.last < last), default=0)
+        first = row_after(before[last])
+        stubs.append(
+            _stub(flags & ~REFERENCE, epoch, first, last, pointer_of(column), is_stored=is_stored)
+        )
+    return stubs
+
+
+def _stub_of_gap(found: Sequence[_Found], page: RowId, head: Head, *, is_stored: bool) -> Entry:
+    """Return one stub in the widest gap: behind the last entry, if that is not at the pointer."""
+    edges = [(row_before(page), 0), *((each.last, each.entry.epoch) for each in found)]
+    if edges[-1][0] < head.pointer:
+        last, epoch = edges[-1]
+        return _stub(0, epoch, row_after(last), head.pointer, None, is_stored=is_stored)
+    gaps = [
+        (row_after(last), epoch, row_before(each.entry.first))
+        for (last, epoch), each in zip(edges, found, strict=False)
+        if last < row_before(each.entry.first)
+    ]
+    first, epoch, last = max(gaps, key=lambda gap: timestamp_of(gap[2]) - timestamp_of(gap[0]))
+    return _stub(0, epoch, first, last, None, is_stored=is_stored)
+
+
+def _stub(
+    flags: int, epoch: int, first: RowId, last: RowId, pointer: int | None, *, is_stored: bool
+) -> Entry:
+    """Return an entry without messages: their lifetime was over at once."""
+    flags |= LIFE | STUB | (STORED if is_stored else 0)
+    return Entry(flags, epoch, first, last, 1, (), b"", pointer=pointer, lifetime_ms=0)
+
+
+def _joined(topic: str, stubs: Sequence[Entry], found: Sequence[_Found]) -> list[LostRange]:
+    """Return the ranges of ids of stubs, joined if no entry lies between them."""
+    ranges: list[LostRange] = []
+    for stub in stubs:
+        before = ranges[-1] if ranges else None
+        if before is not None and not any(before.last < each.last < stub.last for each in found):
+            ranges[-1] = before._replace(last=stub.last)
+        else:
+            ranges.append(LostRange(topic, stub.first, stub.last))
+    return ranges
