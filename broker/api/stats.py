@@ -27,7 +27,7 @@ class Stats:
 
     async def stats(self, request: Request) -> Answer:
         """Answer the figures of a topic's contents."""
-        stats = await self._topics.stats(request.topic, request.generation)
+        stats = await self._topics.stats(request.topic, request.generation, request.hold)
         return json_reply(
             {
                 "namespace": stats.topic.namespace,

@@ -117,7 +117,8 @@ class Outgoing:
             await answer.chunks.aclose()
 
     async def _send_reply(self, reply: Reply) -> None:
-        self._hold.take(BudgetKind.REPLY_BYTES, len(reply.body))
+        size = len(reply.body)
+        self._hold.take(BudgetKind.REPLY_BYTES, size)
         if len(reply.body) >= GZIP_BYTES_MIN and accepts_gzip(self._headers):
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
             body = await _compress(packer, reply.body, zlib.Z_FINISH)
@@ -133,7 +134,7 @@ class Outgoing:
             await self._write(head + before, piece)
             head = before = b""
         await self._write(head + after)
-        self._hold.give(BudgetKind.REPLY_BYTES)
+        self._hold.give(BudgetKind.REPLY_BYTES, size)
 
     async def _send_stream(self, stream: ChunkedReply) -> None:
         if self._method == "HEAD":
@@ -155,7 +156,8 @@ class Outgoing:
                 await self._write(head + b"%x\r\n" % len(piece), piece, b"\r\n")
             else:
                 await self._write(head, piece)
-            self._hold.give(BudgetKind.REPLY_BYTES)
+            # Only what was taken here: the maker of the stream counts what it holds itself.
+            self._hold.give(BudgetKind.REPLY_BYTES, len(piece))
             head = b""
         await self._write(head + (LAST_CHUNK if self._takes_chunks else b""))
 

@@ -179,7 +179,8 @@ class LogReader:
         self, page: RowId, head: Head, cells_max: int, bytes_max: int
     ) -> list[Entry]:
         """Return entries of a page that exists, and go on to the next page where its head says so."""
-        cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
+        async with self._resolver.room.taken(head.size):
+            cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
         if self.gathers:
             found = gathered(cells.cells, is_checked=self._is_checked)
         else:
@@ -282,7 +283,8 @@ class LogReader:
             return []
         if self._left is None:
             self._left = await self._columns_left(self._page, self._head)
-        found = await self._take_last(self._page, self._left, cells_max, bytes_max)
+        async with self._resolver.room.taken(self._head.size):
+            found = await self._take_last(self._page, self._left, cells_max, bytes_max)
         if found is None:
             # The read was stale, or the page was packed meanwhile and has other columns.
             self._left = None

@@ -16,6 +16,7 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.head import TOKEN_BYTES, ChangeVerdict, Head, judged
+from broker.storage.read_room import ReadRoom
 from broker.storage.sealed import SealedPages
 from broker.storage.table import HEAD, Cell, NotWritten, Space, Table, TableError, WriteUnknown
 
@@ -98,6 +99,7 @@ class Resolver:
         self.call_s = call_s
         self._nonce = nonce
         self.sealed = SealedPages()
+        self.room = ReadRoom()
 
     def tokens(self) -> Tokens:
         """Return tokens for a new hold, or for one change."""

@@ -102,6 +102,8 @@ async def _find(
             await piece.next()
             entries = await reader.next(min(AT_ONCE_BYTES, around.settings.page_bytes_max))
         hold.take(budget.BudgetKind.ROWS, len(entries))
+        hold.give(budget.BudgetKind.REPLY_BYTES)
+        hold.take(budget.BudgetKind.REPLY_BYTES, sum(each.content_bytes for each in entries))
         for entry in entries:
             looked += 1
             await piece.go_on()

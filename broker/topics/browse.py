@@ -221,8 +221,15 @@ class _Browser:
                     else await reader.next(self._bytes_max, cells_max)
                 )
             self._hold.take(budget.BudgetKind.ROWS, len(found))
-            for entry in found:
-                yield entry
+            read = sum(entry.content_bytes for entry in found)
+            self._hold.take(budget.BudgetKind.REPLY_BYTES, read)
+            try:
+                found.reverse()
+                while found:
+                    yield found.pop()  # Without a name here, so that each is freed before the next read.
+            finally:
+                found.clear()
+                self._hold.give(budget.BudgetKind.REPLY_BYTES, read)
 
     def _places(self, entry: Entry, first: RowId, last: RowId) -> range:
         """Return the places of an entry's messages in ``[first, last]``, in the requested order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.clock import Clock
+from broker.http.budget import BudgetKind, Hold
 from broker.model import (
     ROW_ID_MIN,
     MessageId,
@@ -16,6 +17,7 @@ from broker.model import (
 from broker.slices import Slice
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
+from broker.storage.log_reader import LogReader
 from broker.topics.fetch import lives, oldest_live
 from broker.topics.surroundings import Surroundings
 
@@ -114,7 +116,7 @@ class TopicStats(NamedTuple):
 
 
 async def topic_stats(
-    around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int
+    around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int, hold: Hold
 ) -> TopicStats:
     """Collect a topic's statistics.
 
@@ -135,9 +137,7 @@ async def topic_stats(
         and counts.bytes < around.settings.page_bytes_max
         and counts.entries < ENTRIES_MAX
     ):
-        for entry in await reader.next(at_once):
-            counts.add(entry)
-            await mine.go_on()
+        await _add_next(reader, counts, at_once, hold, mine)
     whole = reader.ended
     messages, size, last = counts.messages, counts.bytes, counts.last
     if not whole and tail is not None:
@@ -163,6 +163,19 @@ async def topic_stats(
         ),
         ids_ahead_ms=ahead_ms,
     )
+
+
+async def _add_next(
+    reader: LogReader, counts: _LiveCounts, at_once: int, hold: Hold, mine: Slice
+) -> None:
+    """Read the next entries and count them. The entries are freed with this call."""
+    found = await reader.next(at_once)
+    read = sum(entry.content_bytes for entry in found)
+    hold.take(BudgetKind.REPLY_BYTES, read)
+    for entry in found:
+        counts.add(entry)
+        await mine.go_on()
+    hold.give(BudgetKind.REPLY_BYTES, read)
 
 
 class _LiveCounts:

@@ -19,6 +19,9 @@ ROWS_BYTES: Final = 1 << 20
 COUNTED_BYTES_MIN: Final = 2 << 20
 """The hold counts a page of at least this size, such as one large message, until its reader has taken it."""
 
+COPIES: Final = 2
+"""A bulk read holds its page as stored and in the columns of its reply."""
+
 Form = Callable[[PollPage], Iterator[bytes | memoryview]]
 """Yields the pieces of a page for the wire; no piece is empty."""
 
@@ -34,6 +37,7 @@ class PollStream:
         self._first = first
         self._source = source
         self._hold = hold
+        self._counted = _count(first, hold)
         self.generation = reading.generation
         self.empty = not first.count
         """True if the reply has no message."""
@@ -62,22 +66,23 @@ class PollStream:
     async def messages(self) -> AsyncIterator[list[Message]]:
         """Yield the messages, with their keys and headers. Call this only once, and not after ``blocks``."""
         async for page in self._pages():
+            decoded = _count(page, self._hold)
             for found in page.messages():
                 yield found
+            self._hold.give(BudgetKind.REPLY_BYTES, decoded)
 
     async def _pages(self) -> AsyncIterator[PollPage]:
         """Yield the pages, and let other work run between them if the reader is always ready for more."""
         mine = Slice()
         page, self._first = self._first, NO_PAGE  # A slow reader's stream holds one page.
         while True:
-            counted = _count(page, self._hold)
             yield page
-            if counted:
-                self._hold.give(BudgetKind.REPLY_BYTES, counted)
+            self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
             if self._reading.ended:
                 return
             await mine.go_on()
             page = await self._source.next_page(self._reading)
+            self._counted = _count(page, self._hold)
 
 
 class RowStream:
@@ -91,7 +96,7 @@ class RowStream:
         self._first: PollPage | None = first
         self._source = source
         self._hold = hold
-        self._counted = 0
+        self._counted = _count(first, hold, COPIES)
         self.generation = reading.generation
         self.blocked_by = None if first.count else reading.blocked_by
         """The write pointer of the open transaction that holds the read at its beginning, if one does."""
@@ -102,24 +107,23 @@ class RowStream:
         Raises:
             Unavailable, ClockSkew, BadRequest: the rest can't be read; see TopicState.next_page.
         """
-        if self._counted:
-            self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
-            self._counted = 0
         page, self._first = self._first, None
         while page is None or not page.count:
+            self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
+            self._counted = 0
             if self._reading.ended:
                 return None
             page = await self._source.next_page(self._reading, ROWS_BYTES)
-        self._counted = _count(page, self._hold)
+            self._counted = _count(page, self._hold, COPIES)
         return page
 
 
-def _count(page: PollPage, hold: Hold) -> int:
+def _count(page: PollPage, hold: Hold, copies: int = 1) -> int:
     """Count the bytes of a large page in the hold; return the counted bytes. Raises Overloaded."""
     if page.bytes < COUNTED_BYTES_MIN:
         return 0
-    hold.take(BudgetKind.REPLY_BYTES, page.bytes)
-    return page.bytes
+    hold.take(BudgetKind.REPLY_BYTES, copies * page.bytes)
+    return copies * page.bytes
 
 
 class PageSource(Protocol):

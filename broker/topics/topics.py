@@ -430,12 +430,15 @@ class Topics:
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await blockers(self.around, self._ranges, found, query, hold)
 
-    async def stats(self, topic: TopicId, generation: int | None = None) -> TopicStats:
+    async def stats(
+        self, topic: TopicId, generation: int | None = None, hold: Hold | None = None
+    ) -> TopicStats:
         """Return the statistics of a topic; some are estimates."""
         found = await self.get(topic, generation)
         state = self.leaders.state(topic)
         ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
-        return await topic_stats(self.around, found, state.rates(found.generation), ahead_ms)
+        rates = state.rates(found.generation)
+        return await topic_stats(self.around, found, rates, ahead_ms, hold or Hold(None))
 
     async def lag(self, topic: TopicId, after: MessageId, generation: int | None = None) -> int:
         """Return the number of messages published behind an id, which is in that generation if one is given."""

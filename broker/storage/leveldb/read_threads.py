@@ -73,6 +73,7 @@ class Readers:
             except BaseException as error:  # noqa: BLE001 - The caller gets it.
                 answer = WriteResult(read.answer, None, error)
             self._pending.tell([answer])
+            del read, answer  # A thread that waits for its next read keeps no page.
 
     def close(self) -> None:
         """End the threads after the queued reads. Must be called on the event loop."""
