@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from typing_extensions import override
 
-from broker.cli.options import connect, name_and_value, to_broker, topic_argument, ttl_option
+from broker.cli.bounded_lines import bounded_lines
+from broker.cli.options import (
+    DoneInPart,
+    connect,
+    name_and_value,
+    to_broker,
+    topic_argument,
+    ttl_option,
+)
 from broker.cli.published import Tally
 from broker.client import Published, SyncClient
 from broker.errors import BrokerError
@@ -91,6 +99,17 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
         yield file
 
 
+def _bounded(file: IO[bytes], tally: Tally) -> Iterator[bytes]:
+    """Yield the lines of a file. Raises DoneInPart, click.ClickException: a line is longer than any message."""
+    try:
+        yield from bounded_lines(file, MESSAGE_BYTES_MAX)
+    except ValueError as error:
+        done = tally.messages
+        failure = DoneInPart if done else click.ClickException
+        before = f"Lines 1 to {done:,} are published." if done else "No line was published."
+        raise failure(f"{file.name}, {error}. {before}") from error
+
+
 def _file_payload(name: str) -> bytes:
     """Return the contents of a file, as one message. Raises click.FileError, OSError."""
     with _opened(name) as file:
@@ -109,7 +128,7 @@ def _publish_lines(
 ) -> None:
     """Publish the lines of a file in order, count them, and show the progress."""
     task = bar.add_task("publishing", total=_size(file))
-    for number, batch in enumerate(batches(file), start=1):
+    for number, batch in enumerate(batches(_bounded(file, tally)), start=1):
         try:
             published = order.publish(client, batch, part=number)
         except BrokerError as error:

@@ -61,7 +61,9 @@ def decode(name: str, data: bytes) -> NodeInfo | None:
         fields = json.loads(data)
         info = NodeInfo(**{field: fields[field] for field in NodeInfo._fields if field in fields})
         sound = 0 <= info.instance < INSTANCES_MAX and name_of(info.instance) == name
-    except (ValueError, TypeError):
+        texts = [fields["url"], fields["incarnation"]]
+        sound = sound and all(isinstance(each, str) for each in texts)
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
     return info if sound else None
 

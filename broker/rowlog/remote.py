@@ -256,7 +256,10 @@ class RemoteListeners:
         """Ask members for their listeners again and again, until cancelled."""
         try:
             while True:
-                await self.look()
+                try:
+                    await self.look()
+                except Exception:  # A bug at one member must not end the asking.
+                    log.exception("rowlog members can't be asked")
                 await self._clock.sleep(LOOK_S)
         finally:
             for pool in (self._asking, *self._pools.values()):

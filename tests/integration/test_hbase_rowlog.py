@@ -275,7 +275,7 @@ async def test_a_listener_in_another_process_is_killed_started_again_and_gets_al
         assert seqs("bad") == [1, 1, 1, 2, 2, 2]
         calls = [each for each in workers.history if each.row == "bad"]
         waits = [(begin.time_ns - end.time_ns) / 1e6 for end, begin in pairwise(calls)][1::2]
-        least = [backoff_ms(subscription, tries, 0.0) for tries in (1, 2)]
+        least = [backoff_ms(subscription, tries) / 2 for tries in (1, 2)]
         assert [wait + 1 >= each for wait, each in zip(waits[:2], least, strict=True)] == [True] * 2
 
 

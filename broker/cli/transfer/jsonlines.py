@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import click
 
+from broker.cli.bounded_lines import bounded_lines
 from broker.cli.output import message_json
 from broker.cli.transfer.growing_file import GrowingFile, check_reaches
 from broker.cli.transfer.message_records import NO_ID
@@ -57,22 +58,22 @@ class JsonLines(GrowingFile):
     def read(self, file: Path) -> Iterator[Message]:
         """Yield the messages of a file."""
         with file.open("rb") as lines:
-            number = 0
-            while line := lines.readline(LINE_BYTES_MAX + 1):
-                number += 1
-                if len(line) > LINE_BYTES_MAX:
-                    raise click.ClickException(
-                        f"{file}, line {number:,}: it has more than {LINE_BYTES_MAX:,} bytes"
-                    )
-                if line.strip():
-                    try:
-                        yield _message(json.loads(line))
-                    except (ValueError, TypeError) as error:
-                        raise click.ClickException(f"{file}, line {number:,}: {error}") from error
-                    except RecursionError as error:
-                        raise click.ClickException(
-                            f"{file}, line {number:,}: it is nested too deeply"
-                        ) from error
+            try:
+                for number, line in enumerate(bounded_lines(lines, LINE_BYTES_MAX), start=1):
+                    if line.strip():
+                        yield _read(number, line)
+            except ValueError as error:
+                raise click.ClickException(f"{file}, {error}") from error
+
+
+def _read(number: int, line: bytes) -> Message:
+    """Return the message of a line. Raises ValueError, with the line's number."""
+    try:
+        return _message(json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"line {number:,}: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"line {number:,}: it is nested too deeply") from error
 
 
 def _line(message: Message) -> bytes:

@@ -135,3 +135,20 @@ def test_a_failed_request_reports_which_lines_are_published(requests, error, tol
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error
     assert error.__notes__ == [f"{told}: {error.outcome}."]
+
+
+@pytest.mark.parametrize(
+    ("short", "told", "code"),
+    [(0, "No line was published", 1), (2_000, "Lines 1 to 1,000 are published", 1)],
+)
+def test_a_line_that_no_message_can_be_is_refused_before_it_is_read(
+    short, told, code, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("broker.cli.publish.MESSAGE_BYTES_MAX", 100)
+    monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(9, None))
+    file = tmp_path / "lines"
+    file.write_bytes(b"x\n" * short + b"x" * 100_000 + b"\n")
+    done = CliRunner().invoke(publish, ["a/b", "--lines", str(file)])
+    assert done.exit_code == code, done.output
+    assert f"line {short + 1:,}: it has more than 100 bytes" in done.output
+    assert told in done.output
