@@ -19,8 +19,9 @@ In a cluster the head of the reply names the node that leads the topic (``Broker
 a comment names the next leader. If another node leads the topic, this node forwards the polls page by page, as
 long as the stream lives. A client may ignore the leader's name.
 
-A stream reads like a consumer without a transaction: page after page, each from the last id sent. It ends after
-a whole event, when the client goes, the node drains, or the topic is deleted. An id of an earlier generation of the
+A stream reads like a consumer without a transaction: page after page, each from the last id sent. With
+``committed=true`` each page has a new snapshot; while an open transaction holds it back, the stream looks again after
+a pause. It ends after a whole event, when the client goes, the node drains, or the topic is deleted. An id of an earlier generation of the
 topic is refused (410).
 """
 
@@ -36,7 +37,9 @@ from broker.api.abandonment import unless_abandoned
 from broker.api.asked_places import in_generation, place_in
 from broker.api.leadership import epoch_of
 from broker.api.payload_text import in_pieces, shown, shown_beside
+from broker.api.polls import committed_in
 from broker.api.routed import BROKER_LEADER
+from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
 from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers
 from broker.http.request import Request
@@ -50,6 +53,8 @@ from broker.wire.avrojson import PART_BYTES
 
 NOW: Final = "now"
 KEEP_ALIVE_S = 15.0
+HELD_PAUSE_S: Final = 0.1
+"""The pause before a stream looks again whether an open transaction has ended."""
 PAGE_MESSAGES = 500
 CHUNK_BYTES = 64 * 1024
 BEFORE_ALL: MessageId = bytes(MESSAGE_ID_BYTES)
@@ -74,21 +79,19 @@ class Events:
     def __init__(
         self,
         topics: Topics,
+        poll: PollNext,
         *,
-        poll: PollNext | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         """Keep the service, the function that polls, and the longest time without a byte on a stream."""
         self._topics = topics
-        self._poll = poll or self._poll_here
+        self._poll = poll
+        self._clock = topics.around.clock
         self._keep_alive_s = keep_alive_s
-
-    async def _poll_here(self, request: Request, poll: Poll, wait_s: float) -> EventPage | None:
-        waiting = self._topics.poll(request.topic, poll, wait_s=wait_s, hold=request.hold)
-        return await unless_abandoned(waiting, request.abandoned())
 
     async def stream(self, request: Request) -> Answer:
         """Answer a stream of events that goes on until the client, the node or a deletion ends it."""
+        committed_in(request)
         last = request.headers.get("Last-Event-ID")
         start = None if last else request.query.get("from")
         place: MessageId | int | None = None
@@ -120,16 +123,21 @@ class Events:
         newest = await self._topics.browse(topic, query)
         return newest.entries[0].id if newest.entries else BEFORE_ALL
 
+    async def _page(self, request: Request, poll: Poll) -> EventPage | None:
+        """Return the next page. None: the client has gone, or the topic was deleted."""
+        try:
+            return await self._poll(request, poll, self._keep_alive_s)
+        except (TopicNotFound, TopicRecreated):
+            return None
+
     async def _chunks(
         self, request: Request, poll: Poll, leader: LeaderSeen | None
     ) -> AsyncGenerator[bytes, None]:
         abandoned, mine = request.abandoned(), Slice()
+        comments = _Comments(leader, self._clock, self._keep_alive_s)
         yield _opening(request.topic, poll)
         while not abandoned.done():
-            try:
-                page = await self._poll(request, poll, self._keep_alive_s)
-            except (TopicNotFound, TopicRecreated):
-                return
+            page = await self._page(request, poll)
             if page is None:
                 return
             before = poll
@@ -142,12 +150,14 @@ class Events:
                     await mine.go_on()
                 if messages:
                     poll = replace(poll, start=messages[-1].id, inclusive=False)
-            leader, before_leader = self._leader(request.topic) or leader, leader
-            comment = _moved_comment(before_leader, leader) or (
-                _KEEP_ALIVE if poll is before else b""
-            )
+            silent = poll is before
+            comment = comments.next(self._leader(request.topic), silent=silent)
             if comment and not abandoned.done():
                 yield comment
+            elif (
+                silent
+            ):  # The poll did not wait: an open transaction holds it back, or leadership moved.
+                await unless_abandoned(self._clock.sleep(HELD_PAUSE_S), abandoned)
 
 
 def _opening(topic: TopicId, poll: Poll) -> bytes:
@@ -158,11 +168,28 @@ def _opening(topic: TopicId, poll: Poll) -> bytes:
     return f"{told}: {topic}\n\n".encode("ascii")
 
 
-def _moved_comment(former: LeaderSeen | None, leader: LeaderSeen | None) -> bytes:
-    """Return the comment that names the new leader; nothing if the leader did not change."""
-    if leader is None or (former is not None and former.url == leader.url):
-        return b""
-    return f": leader {leader.format()}\n\n".encode()
+class _Comments:
+    """The comments of one stream: they name a new leader, or show that the stream lives."""
+
+    def __init__(self, leader: LeaderSeen | None, clock: Clock, keep_alive_s: float) -> None:
+        self._leader = leader
+        self._clock = clock
+        self._keep_alive_s = keep_alive_s
+        self._said_s = clock.monotonic()
+
+    def next(self, leader: LeaderSeen | None, *, silent: bool) -> bytes:
+        """Return the comment behind a page, or nothing. The page was empty if ``silent``."""
+        now, former = self._clock.monotonic(), self._leader
+        comment = b""
+        if leader is not None:
+            self._leader = leader
+            if former is None or former.url != leader.url:
+                comment = f": leader {leader.format()}\n\n".encode()
+        if silent and not comment and now - self._said_s >= self._keep_alive_s:
+            comment = _KEEP_ALIVE
+        if comment or not silent:
+            self._said_s = now
+        return comment
 
 
 def _event_chunks(messages: list[Message], generation: int | None) -> Iterator[tuple[bytes, bool]]:

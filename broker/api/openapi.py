@@ -162,6 +162,11 @@ _LEADER = {
         "schema": {"type": "string", "pattern": r"^[^;]+(;node=\d+)?(;epoch=\d+)?$"},
     }
 }
+_COMMITTED = query(
+    "committed",
+    "`true`: only committed messages, by a new snapshot of the broker's transaction service.",
+    {"type": "string", "enum": ["true", "false"]},
+)
 _BLOCKED_BY = {
     "Broker-Blocked-By": {
         "description": "Present if the reply is empty because an open transaction holds the consumer back: "
@@ -285,7 +290,8 @@ OPERATIONS: Final[dict[str, Spec]] = {
                 "wait",
                 "Seconds to wait for a message.",
                 {"type": "number", "minimum": 0, "maximum": "wait_max_s"},
-            )
+            ),
+            _COMMITTED,
         ],
         "requestBody": body(
             (AVRO, BYTES), (JSON, of("PollRequest")), (AVRO_JSON, of("AvroConsumeRequest"))
@@ -417,6 +423,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "Follow a topic as server-sent events.",
         "parameters": [
             query("from", f"{_PLACE}; an id is exclusive. Or `now`. Absent: the oldest.", STRING),
+            _COMMITTED,
             header("Last-Event-ID", "Resume behind this message. It overrides `from`.", STRING),
         ],
         "responses": {

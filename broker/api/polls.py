@@ -15,7 +15,9 @@ from broker.api.abandonment import unless_abandoned
 from broker.api.asked_places import in_generation
 from broker.api.bodies import BodyType, body_type
 from broker.api.message_list import ItemForm, JsonList
+from broker.api.own_service import AnyService
 from broker.errors import BadRequest
+from broker.http.budget import BudgetKind
 from broker.http.reply import (
     AVRO,
     AVRO_JSON,
@@ -28,7 +30,7 @@ from broker.http.reply import (
     Reply,
 )
 from broker.http.request import Request
-from broker.model import Message, Poll
+from broker.model import Message, Poll, Snapshot
 from broker.moments import span_s
 from broker.slices import Slice
 from broker.topics.pages import PollPage
@@ -38,6 +40,7 @@ from broker.wire import avro, avrojson
 from broker.wire.blocks import END
 
 BLOCKED_BY = "Broker-Blocked-By"
+COMMITTED: Final = "committed"
 WHOLE_BYTES_MAX = 16 * 1024
 """A reply of at most so many bytes is joined and sent at once. Joining a larger one costs more than a stream: for
 each copy, the process gets memory from the system and gives it back.
@@ -55,21 +58,23 @@ _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
 
 class PollRequest(NamedTuple):
-    """A poll, decoded from a request."""
+    """A poll, decoded from a request. ``committed``: read with a snapshot of the moment when the poll is answered."""
 
     kind: BodyType
     poll: Poll
     wait_s: float
     whole: bool = False
     """True if the client wants messages with their attributes (wire.messages)."""
+    committed: bool = False
 
 
 class Polling:
     """The handler of polls."""
 
-    def __init__(self, topics: Topics, *, wait_max_s: float) -> None:
-        """Keep the service. ``wait_max_s`` bounds how long a poll may wait."""
+    def __init__(self, topics: Topics, service: AnyService, *, wait_max_s: float) -> None:
+        """Keep the topics, and the service that gives snapshots. ``wait_max_s`` bounds how long a poll may wait."""
         self._topics = topics
+        self._service = service
         self._wait_max_s = wait_max_s
 
     async def poll(self, request: Request) -> Answer:
@@ -82,12 +87,21 @@ class Polling:
         """Decode a request's poll. Raises BadRequest, BodyTooLarge."""
         kind = body_type(request.headers)
         whole = request.headers.get("Accept") == MESSAGES
-        wait_s = self._wait_s(request)
+        wait_s, committed = self._wait_s(request), committed_in(request)
         steps = _POLLS[kind](request.body, take=body_reader.counting(request))
         poll = await body_reader.read(request, steps)
         if poll.generation is None and request.generation is not None:
             poll = replace(poll, generation=request.generation)
-        return PollRequest(kind, poll, wait_s, whole)
+        if committed and poll.snapshot is not None:
+            raise BadRequest("committed: give it, or a snapshot in the body, but not both.")
+        return PollRequest(kind, poll, wait_s, whole, committed)
+
+    async def within(self, request: Request, poll: Poll, wait_s: float) -> PollStream | None:
+        """Poll for the request of an event stream; see ``read``."""
+        asked = PollRequest(
+            BodyType.AVRO, poll, wait_s, whole=True, committed=committed_in(request)
+        )
+        return await self.read(request, asked, wait_s)
 
     async def read(
         self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool = False
@@ -97,10 +111,18 @@ class Polling:
         With ``anywhere``, the poll may also wait on a node that does not lead the topic.
         """
         topic, poll, hold = request.topic, asked.poll, request.hold
+        if asked.committed:
+            poll = replace(poll, snapshot=await self._snapshot(request))
         if wait_s > 0:
             waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, hold=hold)
             return await unless_abandoned(waiting, request.abandoned())
         return await self._topics.poll(topic, poll, hold=hold)
+
+    async def _snapshot(self, request: Request) -> Snapshot:
+        snapshot = await self._service.snapshot()
+        request.hold.give(BudgetKind.ITEMS)  # That of the stream's page before.
+        request.hold.take(BudgetKind.ITEMS, len(snapshot.in_progress) + len(snapshot.invalids))
+        return snapshot
 
     def _wait_s(self, request: Request) -> float:
         if not request.query_string or (text := request.query.get("wait")) is None:
@@ -112,6 +134,14 @@ class Polling:
         if not 0 <= wait_s <= self._wait_max_s:
             raise BadRequest(f"wait must be 0 to {self._wait_max_s:g} seconds, not {text!r:.80}.")
         return wait_s
+
+
+def committed_in(request: Request) -> bool:
+    """Return whether a reader asks for committed messages only. Raises BadRequest."""
+    text = request.query.get(COMMITTED, "false") if request.query_string else "false"
+    if text not in ("true", "false"):
+        raise BadRequest(f"committed is true or false, not {text!r:.80}.")
+    return text == "true"
 
 
 def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:

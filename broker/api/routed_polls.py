@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType
-from broker.api.polls import Polling, PollRequest, answer_of
+from broker.api.polls import COMMITTED, Polling, PollRequest, answer_of, committed_in
 from broker.api.routed import Routed
 from broker.errors import (
     BrokerError,
@@ -99,9 +99,10 @@ class RoutedPolls:
             abandoned=request.abandoned,
             hold=request.hold,
         )
-        answer = await self._routed_poll(
-            asking, PollRequest(BodyType.AVRO, poll, wait_s, whole=True)
+        asked = PollRequest(
+            BodyType.AVRO, poll, wait_s, whole=True, committed=committed_in(request)
         )
+        answer = await self._routed_poll(asking, asked)
         if answer.status != 200:
             raise _error_of(answer)
         return RoutedPage(answer)
@@ -150,8 +151,9 @@ class RoutedPolls:
         if asked.wait_s > 0:
             # A poll may wait longer than the deadline of a publish.
             deadline = max(deadline, until + READING_S)
-        # Drop the query: each attempt states the remaining wait itself.
-        return call._replace(target=request.path, waits_until=until, deadline=deadline)
+        # Each attempt states the remaining wait itself.
+        target = f"{request.path}?{COMMITTED}=true" if asked.committed else request.path
+        return call._replace(target=target, waits_until=until, deadline=deadline)
 
     async def _local(
         self, _: Repeat | None, request: Request, asked: PollRequest, until: float

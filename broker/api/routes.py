@@ -12,12 +12,12 @@ from broker.api.bulk import BulkReading
 from broker.api.caller_guard import guarded
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
-from broker.api.events import Events
+from broker.api.events import Events, PollNext
 from broker.api.health import Health
 from broker.api.leadership import Leadership
 from broker.api.own_service import AnyService, OwnService
 from broker.api.placement import Placing
-from broker.api.polls import Polling
+from broker.api.polls import COMMITTED, Polling
 from broker.api.prune import PruningApi
 from broker.api.publish import CheckPointer, Publishing, any_pointer
 from broker.api.routed import Routed
@@ -83,7 +83,7 @@ SHAPES = (
     Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH, ("ttl",), None),
     Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH, ("ttl",), None),
     Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
-    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait",), SNAPSHOT_BYTES_MAX),
+    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait", COMMITTED), SNAPSHOT_BYTES_MAX),
     # More about topics.
     Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
     Shape("browse", "GET", _MESSAGES, Action.BROWSE, _PAGE),
@@ -112,7 +112,7 @@ SHAPES = (
         ("after", "through"),
         SNAPSHOT_BYTES_MAX,
     ),
-    Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from",)),
+    Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from", COMMITTED)),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     Shape(
         "blockers",
@@ -271,8 +271,10 @@ def _topic_handlers(
     staging = Staging(topics, messages_max=most, check_pointer=check_pointer)
     bulk = BulkReading(topics)
     browsing = Browsing(topics, messages_max=limits.browse_messages_max)
-    polling = Polling(topics, wait_max_s=limits.wait_max_s)
-    poll, poll_next, leadership = polling.poll, None, Leadership(topics)
+    polling = Polling(topics, service, wait_max_s=limits.wait_max_s)
+    poll: Handler = polling.poll
+    poll_next: PollNext = polling.within
+    leadership = Leadership(topics)
     if routed is not None:
         polls = RoutedPolls(routed, polling)
         poll, poll_next = polls.poll, polls.within
@@ -300,7 +302,7 @@ def _topic_handlers(
         "store_staged": staging.store,
         "arrow": bulk.arrow,
         "arrow_as": bulk.arrow_with_snapshot,
-        "events": Events(topics, poll=poll_next).stream,
+        "events": Events(topics, poll_next).stream,
         "leader": leadership.leader,
         "blockers": BlockersApi(topics, service, topics.around.clock).blockers,
         "cursors": cursors.list,

@@ -123,6 +123,11 @@ def _follows(follow: bool | None, until: PlaceGiven | None) -> bool:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Store the id of the last handled message in this file, and continue after it next time.",
 )
+@click.option(
+    "--committed",
+    is_flag=True,
+    help="Write only committed messages: those of a transaction when it is committed.",
+)
 @layout_options
 @to_broker
 def tail(  # noqa: PLR0913 - One parameter per option.
@@ -136,6 +141,7 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     limit: int | None,
     command: list[str] | None,
     cursor: Path | None,
+    committed: bool,
     layout: LineLayout | None,
     ids: bool,
     url: str,
@@ -154,6 +160,7 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     broker tail audit/logins --since 1h
     broker tail audit/logins --last 10 -f '{time} {payload}'
     broker tail audit/logins --no-follow --json | jq .payload
+    broker tail orders/placed --committed
     broker tail jobs/states --exec 'python react.py' --cursor states.cursor
     """  # noqa: D301
     span = Span(since, after, until, last).checked()
@@ -167,7 +174,9 @@ def tail(  # noqa: PLR0913 - One parameter per option.
             give_up_after_s=None if follows else deadline_s,
             generation=None if mark is None else mark.log.generation,
         )
-        for message in islice(_messages(client, topic, start, span, options), limit):
+        for message in islice(
+            _messages(client, topic, start, span, options, committed=committed), limit
+        ):
             sink.take(message)
             if mark is not None:
                 mark.keep(message)
@@ -180,10 +189,18 @@ def _start(client: SyncClient, topic: TopicId, span: Span, mark: _Bookmark | Non
 
 
 def _messages(
-    client: SyncClient, topic: TopicId, start: SpanStart, span: Span, options: TailOptions
+    client: SyncClient,
+    topic: TopicId,
+    start: SpanStart,
+    span: Span,
+    options: TailOptions,
+    *,
+    committed: bool,
 ) -> Iterator[Message]:
     # A tail that follows waits without limit for a broker that went away. So this poll checks first, within
     # the deadline, that a broker answers at this address.
-    client.poll(topic, start.place, inclusive=start.inclusive, limit=1)
-    messages = client.tail(topic, start.place, inclusive=start.inclusive, options=options)
+    client.poll(topic, start.place, inclusive=start.inclusive, limit=1, committed=committed)
+    messages = client.tail(
+        topic, start.place, inclusive=start.inclusive, committed=committed, options=options
+    )
     return takewhile(lambda message: not span.ends_before(message), messages)

@@ -357,17 +357,22 @@ def rollback(topic: TopicId, rollback_body: bytes) -> ClientRequest:
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> ClientRequest:
-    """Ask for messages as a consumer."""
-    path = f"{topic_path(topic)}/poll"
-    if wait_s:
-        path = f"{path}?wait={wait_s:g}"
-    headers = {
-        "Content-Type": AVRO,
-        "Accept": messages.CONTENT_TYPE,
-        **_in(request.generation),
-    }
+def poll(
+    topic: TopicId, request: Poll, *, wait_s: float | None = None, committed: bool = False
+) -> ClientRequest:
+    """Ask for messages as a consumer. Raises ValueError for ``committed`` with a snapshot."""
+    if committed and request.snapshot is not None:
+        raise ValueError("Give committed or a snapshot, but not both.")
+    asked = {"wait": f"{wait_s:g}" if wait_s else None, "committed": "true" if committed else None}
+    path = _with_query(f"{topic_path(topic)}/poll", asked)
+    headers = {"Content-Type": AVRO, "Accept": messages.CONTENT_TYPE, **_in(request.generation)}
     return read("POST", path, headers, avro.encode_poll(request), topic)
+
+
+def _with_query(path: str, asked: Mapping[str, object]) -> str:
+    """Return a path with the given parameters; those with None are left out."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    return f"{path}?{urlencode(given, quote_via=quote, safe='@')}" if given else path
 
 
 def browse(
@@ -377,8 +382,7 @@ def browse(
     snapshot: Snapshot | None = None,
 ) -> ClientRequest:
     """Ask for messages without consuming them; ``bounds`` are the parameters of the query: from, to and so on."""
-    query = urlencode(bounds, quote_via=quote)
-    path = f"{topic_path(topic)}/messages" + (f"?{query}" if query else "")
+    path = _with_query(f"{topic_path(topic)}/messages", bounds)
     if snapshot is None:
         return read("GET", path, {"Accept": JSON}, topic=topic)
     headers = {"Accept": JSON, "Content-Type": JSON}
@@ -427,11 +431,7 @@ def id_text(identifier: IdPlace, name: str) -> str:
 def browse_page(reply: Reply) -> BrowsePage:
     """Read the answer to ``browse``."""
     page = json_object(reply)
-    following = page.get("next")
-    return BrowsePage(
-        [_browsed(row) for row in page["messages"]],
-        following,
-    )
+    return BrowsePage([_browsed(row) for row in page["messages"]], page.get("next"))
 
 
 def _browsed(row: Mapping[str, Any]) -> Browsed:
@@ -479,8 +479,7 @@ def blockers(
     snapshot: Snapshot | None = None,
 ) -> ClientRequest:
     """Ask which transactions block a consumer; ``bounds`` are the query parameters transaction, from and limit."""
-    text = urlencode(bounds, quote_via=quote)
-    path = f"{topic_path(topic)}/blockers" + (f"?{text}" if text else "")
+    path = _with_query(f"{topic_path(topic)}/blockers", bounds)
     if snapshot is None:
         return read("POST", path, {"Accept": JSON}, topic=topic)
     headers = {"Accept": JSON, "Content-Type": THRIFT}
@@ -520,8 +519,7 @@ def topic_range(
         "bytes": size,
         "parts": parts if parts != 1 else None,
     }
-    query = urlencode({name: value for name, value in asked.items() if value is not None})
-    path = f"{topic_path(topic)}/range" + (f"?{query}" if query else "")
+    path = _with_query(f"{topic_path(topic)}/range", asked)
     return read("GET", path, {"Accept": JSON}, topic=topic)
 
 
@@ -581,9 +579,11 @@ def events(
     start: str | None,
     last_event_id: str | None,
     generation: int | None = None,
+    committed: bool = False,
 ) -> ClientRequest:
     """Ask for the topic as server-sent events."""
-    path = f"{topic_path(topic)}/events" + (f"?from={start}" if start else "")
+    asked = {"from": start, "committed": "true" if committed else None}
+    path = _with_query(f"{topic_path(topic)}/events", asked)
     headers = {"Accept": "text/event-stream", **_in(generation)}
     if last_event_id is not None:
         headers["Last-Event-ID"] = last_event_id

@@ -44,7 +44,7 @@ class Reader(SubscriberFactory[Subscriber]):
         self._calls = calls
         self._retrier = retrier
 
-    async def poll(
+    async def poll(  # noqa: PLR0913 - All but two by name.
         self,
         topic: TopicName,
         start: Start = None,
@@ -52,6 +52,7 @@ class Reader(SubscriberFactory[Subscriber]):
         inclusive: bool = True,
         limit: int | None = None,
         snapshot: Snapshot | None = None,
+        committed: bool = False,
         wait_s: float | None = None,
     ) -> list[Message]:
         """Return the messages from a place on.
@@ -63,6 +64,8 @@ class Reader(SubscriberFactory[Subscriber]):
             inclusive: whether to return the message of that id itself; a moment is always inclusive.
             limit: the maximum number of messages; by default there is no limit.
             snapshot: the snapshot of the consumer's transaction. Without one, all messages are returned.
+            committed: return only committed messages, by a new snapshot of the broker's own transaction service. The
+                answer ends, at once, before the first message of an open transaction.
             wait_s: how long the broker may wait for a first message (up to 60).
 
         Raises:
@@ -70,7 +73,7 @@ class Reader(SubscriberFactory[Subscriber]):
             TopicNotFound: there is no such topic.
         """
         poll = Poll(start_of(start), inclusive, limit, snapshot, generation_in(start))
-        request = protocol.poll(self._topic(topic), poll, wait_s=wait_s)
+        request = protocol.poll(self._topic(topic), poll, wait_s=wait_s, committed=committed)
         return await self._calls.poll(request, wait_s or 0)
 
     async def tail(
@@ -80,18 +83,25 @@ class Reader(SubscriberFactory[Subscriber]):
         *,
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
+        committed: bool = False,
         options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[Message]:
         """Yield all messages from a place on, and new ones as they arrive, without end.
 
         Places are as for ``poll``. After a lost connection the tail resumes behind the last message that it yielded;
-        see the module ``tail``. It reads one generation of the topic.
+        see the module ``tail``. It reads one generation of the topic. With ``committed`` it shows the messages of a
+        transaction when it is committed, in their place of the order; without, it shows them at once.
 
         Raises:
             TopicRecreated: the topic was deleted and created again.
         """
         pages = self.tail_pages(
-            topic, start, inclusive=inclusive, snapshot=snapshot, options=options
+            topic,
+            start,
+            inclusive=inclusive,
+            snapshot=snapshot,
+            committed=committed,
+            options=options,
         )
         async with aclosing(pages):
             async for page in pages:
@@ -105,16 +115,21 @@ class Reader(SubscriberFactory[Subscriber]):
         *,
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
+        committed: bool = False,
         options: tails.TailOptions | None = None,
     ) -> AsyncGenerator[list[Message]]:
         """Yield the messages of ``tail`` in the lists in which they arrive."""
         poll = Poll(start_of(start), inclusive, None, snapshot, generation_in(start))
-        return tails.tail(self._source(topic), poll, options or tails.TailOptions())
+        return tails.tail(
+            self._source(topic), poll, options or tails.TailOptions(), committed=committed
+        )
 
     def events(
         self,
         topic: TopicName,
         start: Start = None,
+        *,
+        committed: bool = False,
     ) -> AsyncGenerator[Message]:
         """Yield messages from the broker's stream of server-sent events, without end.
 
@@ -122,13 +137,14 @@ class Reader(SubscriberFactory[Subscriber]):
             topic: the topic.
             start: the id of the last message seen; a moment, as for ``poll``; ``"now"`` for new messages only; None
                 for all. With ``"now"`` no new message is lost when the stream is resumed.
+            committed: show only committed messages, as for ``tail``.
 
         Raises:
             BadRequest, TypeError: ``start`` is not a place.
         """
         is_now = start == tails.NOW
         place = tails.NOW if is_now else protocol.place_text(start, "start")
-        return tails.events(self._source(topic), place)
+        return tails.events(self._source(topic), place, committed=committed)
 
     async def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
         self,

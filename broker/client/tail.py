@@ -127,7 +127,7 @@ class Backoff:
 
 
 async def tail(
-    source: TailSource, poll: Poll, options: TailOptions
+    source: TailSource, poll: Poll, options: TailOptions, *, committed: bool = False
 ) -> AsyncGenerator[list[Message]]:
     """Yield all messages from the poll's place on, without end unless ``follow`` is False.
 
@@ -144,7 +144,7 @@ async def tail(
     node_stops = False
     while True:
         asked, empty = loop.time(), True
-        request = protocol.poll(source.topic, poll, wait_s=wait_s)
+        request = protocol.poll(source.topic, poll, wait_s=wait_s, committed=committed)
         try:
             async with (
                 source.stream(request, wait_s + backoff.attempt_s(ANSWER_S)) as reply,
@@ -169,7 +169,9 @@ async def tail(
             await source.retrier.pause(options.idle_delay_s)
 
 
-async def events(source: TailSource, start: str | None) -> AsyncGenerator[Message]:
+async def events(
+    source: TailSource, start: str | None, *, committed: bool = False
+) -> AsyncGenerator[Message]:
     """Yield messages from the broker's stream of events, and resume it by ``Last-Event-ID``.
 
     ``start`` is in the form of the query: the id behind which the stream begins, a time in ms, or ``now``.
@@ -183,7 +185,11 @@ async def events(source: TailSource, start: str | None) -> AsyncGenerator[Messag
     leaving = False
     while True:
         request = protocol.events(
-            source.topic, start=place, last_event_id=last, generation=generation
+            source.topic,
+            start=place,
+            last_event_id=last,
+            generation=generation,
+            committed=committed,
         )
         try:
             async with (

@@ -218,7 +218,7 @@ class Forwarder:
         target = call.target
         if wait_s := call.wait_s(now):
             # A later attempt gets only the rest of the wait that the client asked for.
-            target += f"?wait={wait_s:.3f}"
+            target += f"{'&' if '?' in target else '?'}wait={wait_s:.3f}"
         return _ForwardedRequest(call.method, target, headers, call.body)
 
     async def _exchange(

@@ -7,6 +7,8 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.api.events import Events
+from broker.api.own_service import OwnService
+from broker.api.polls import Polling
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, Everything, TopicPlacement
 from broker.http.reply import ChunkedReply
@@ -240,7 +242,8 @@ async def test_a_stream_ends_when_its_topic_is_deleted(broker: Broker) -> None:
 async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
-    answer = await Events(broker.topics, keep_alive_s=0.01).stream(request)
+    polling = Polling(broker.topics, OwnService(broker.topics.around.clock), wait_max_s=60.0)
+    answer = await Events(broker.topics, polling.within, keep_alive_s=0.01).stream(request)
     assert isinstance(answer, ChunkedReply)
     async with asyncio.timeout(30):
         assert [await anext(answer.chunks) for _ in range(3)] == [

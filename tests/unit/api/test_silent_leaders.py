@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.api.own_service import OwnService
 from broker.api.polls import Polling
 from broker.api.routed import Routed
 from broker.api.routed_polls import RoutedPolls
@@ -64,7 +65,7 @@ class Far:
         topics = self._topics(ME, tenure=elsewhere)
         receiving = Receiving("secret", self.clock)
         routed = Routed(routing, receiving, topics, deadline_s=DEADLINE_S)
-        self.polls = RoutedPolls(routed, Polling(topics, wait_max_s=60.0))
+        self.polls = RoutedPolls(routed, Polling(topics, OwnService(self.clock), wait_max_s=60.0))
 
     def _topics(self, node: NodeInfo, **tenure: Any) -> Topics:
         around = Surroundings(
