@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from broker import logs
@@ -59,6 +59,8 @@ PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0
 RELEASE_WAIT_S: Final = 1.0
 """A live node that the log's head names has this time to hand the log over. Then this node claims it."""
+SUCCEED_AFTER_S: Final = 1.0
+"""A node that lost its session and returns in this time keeps the topics for which no request came."""
 PAUSE_S: Final = 0.005
 PAUSE_S_MAX: Final = 0.05
 SORTED_AT_ONCE: Final = 200
@@ -75,6 +77,9 @@ class Holder(Protocol):
 
     async def hand_over(self, topics: Collection[TopicId]) -> None:
         """Hand over topics that another node should lead now, in bounded time."""
+
+    async def succeed(self, inherited: Callable[[TopicId], bool]) -> None:
+        """Claim topics of nodes that are gone, in bounded time."""
 
 
 class ClusterTenure:
@@ -116,6 +121,7 @@ class ClusterTenure:
         self._pass_on_again = False
         self._passing_on: asyncio.Task[None] | None = None
         self._passing: dict[str, asyncio.Task[None]] = {}
+        self._succeeding: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Read the operators' settings and assign the topics; from then on follow every change.
@@ -157,7 +163,7 @@ class ClusterTenure:
         return self.assignment.leader_of_resource(resource) == self._me
 
     def _assign(self) -> None:
-        me = self._membership.me
+        me, before, was = self._membership.me, self._nodes, self.assignment
         # A node that is cut off from the others still counts itself: it keeps leading its topics.
         self._nodes = dict(self._membership.members.nodes)
         self._nodes[self._me] = me._replace(draining=me.draining or self._leaving)
@@ -165,6 +171,25 @@ class ClusterTenure:
         self._version += 1
         self._wake_waiters()
         self._pass_on_soon()
+        if gone := before.keys() - self._nodes.keys():
+            self._succeed(gone, was)
+
+    def _succeed(self, gone: Collection[int], was: Assignment) -> None:
+        """Begin to claim the topics of nodes that are gone, without waiting for a request."""
+        holder = self._holder
+        if holder is None or self._leaving or self._closed:
+            return
+
+        def inherited(topic: TopicId) -> bool:
+            return was.leader_of(topic) in gone and self.assignment.leader_of(topic) == self._me
+
+        async def succeed() -> None:
+            await self._clock.sleep(SUCCEED_AFTER_S)
+            await holder.succeed(inherited)
+
+        task = asyncio.ensure_future(succeed())
+        self._succeeding.add(task)
+        task.add_done_callback(self._succeeding.discard)
 
     def _contact_changed(self, contact: Contact) -> None:
         del contact
@@ -383,6 +408,7 @@ class ClusterTenure:
         """Stop following changes, cancel the hand-overs in flight, and release all leases."""
         self._closed = True
         tasks = self._hand_overs()
+        tasks |= self._succeeding
         if self._reading is not None:
             tasks.add(self._reading)
         for task in tasks:

@@ -42,6 +42,7 @@ from broker.topics.leader import TopicLeader
 from broker.topics.registry import RECORD_BYTES_MAX, TopicRegistry, check_generation, not_found
 from broker.topics.settings import PublishOptions
 from broker.topics.settlement import refused_below
+from broker.topics.succession import claim_topics
 from broker.topics.surroundings import Surroundings
 from broker.topics.topic_claims import TopicClaims
 from broker.topics.topic_state import TopicState
@@ -408,6 +409,10 @@ class Leaders:
         await self._handing_over.hand_over(
             [self.states[topic] for topic in topics if topic in self.states]
         )
+
+    async def succeed(self, inherited: Callable[[TopicId], bool]) -> None:
+        """Claim topics of nodes that are gone, in bounded time."""
+        await claim_topics(self.registry, self, inherited)
 
     async def close(self) -> None:
         """Finish the work in progress and hand every log off; then this node leads no topic."""

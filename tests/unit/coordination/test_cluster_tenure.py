@@ -41,11 +41,15 @@ class Holder:
     def __init__(self) -> None:
         self.led: dict[TopicId, LogHold] = {}
         self.asked: list[set[TopicId]] = []
+        self.inherited: list[TopicId] = []
         self.may = asyncio.Event()
         self.may.set()
 
     def topics_led(self) -> Collection[TopicId]:
         return list(self.led)
+
+    async def succeed(self, inherited: Callable[[TopicId], bool]) -> None:
+        self.inherited = [topic for topic in TOPICS if inherited(topic)]
 
     async def hand_over(self, topics: Collection[TopicId]) -> None:
         self.asked.append(set(topics))
@@ -522,3 +526,23 @@ async def test_a_closed_tenure_begins_no_handover() -> None:
     await one.membership.leave()
     await pass_time(10)
     assert len(one.holder.asked) == 1
+
+
+async def test_only_the_topics_of_a_node_that_is_gone_are_claimed_without_a_request() -> None:
+    one, other, third = await World().nodes(3)
+    led = other.here()
+    assert led
+    await other.membership.leave()
+    await pass_time(cluster_tenure.SUCCEED_AFTER_S + 0.5)
+    inherited = one.holder.inherited + third.holder.inherited
+    assert sorted(inherited) == sorted(led)
+    assert set(one.holder.inherited) <= set(one.here())
+
+
+async def test_a_node_that_returns_at_once_keeps_its_topics() -> None:
+    one, other = await World().nodes(2)
+    await other.membership.leave()
+    await other.start()
+    await pass_time(cluster_tenure.SUCCEED_AFTER_S + 0.5)
+    assert one.holder.inherited == []
+    assert other.here()
