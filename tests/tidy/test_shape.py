@@ -24,6 +24,7 @@ LONG = {
     "tests/kit/contract/log.py": "one suite, read from top to bottom",
     "tests/kit/logs/node.py": "the requests to a node of the random runs, one method for each",
     "broker/testing/mutants.py": "one list, with a function for each mutant",
+    "broker/coordination/cluster_tenure.py": "every change of the members and the pins, and what follows from it",
     "broker/topics/leaders.py": "all transitions from one leader of a topic to the next",
     "broker/topics/topics.py": "the methods that the API calls, half of it docstrings",
     "tests/kit/contract/table.py": "one suite, read from top to bottom",
