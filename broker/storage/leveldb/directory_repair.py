@@ -223,7 +223,7 @@ async def repair(
         raise StorageCorrupt(other)
     lock = _locked(directory)
     try:
-        lost = await asyncio.to_thread(_mend, directory, copy)
+        lost = await asyncio.to_thread(_mend, directory, copy, window_ms)
     finally:
         lock.close()
     report = await verify_directory(copy, tell, window_ms=window_ms)
@@ -231,7 +231,7 @@ async def repair(
     return report
 
 
-def _mend(directory: Path, copy: Path) -> list[LostRange]:
+def _mend(directory: Path, copy: Path, window_ms: int) -> list[LostRange]:
     copy.mkdir(mode=files.PRIVATE, parents=True)
     snapshot.copy_all(directory, copy)
     damaged = copy / _DAMAGED
@@ -245,7 +245,8 @@ def _mend(directory: Path, copy: Path) -> list[LostRange]:
         batch.put(FORMAT_KEY, files.format_row(identity))
         with translated(copy / files.DATABASE):
             batch.write()
-        lost = mend_pages(database, damaged)
+        now_ms = SystemClock().now_ms()
+        lost = mend_pages(database, damaged, now_ms=now_ms, window_ms=window_ms)
     finally:
         database.close()
     files.write_identity(copy, identity)

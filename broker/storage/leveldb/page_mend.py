@@ -3,7 +3,10 @@
 A head counts its page's entries. If some are missing, a reader may wait for them, and the copy never verifies. So a stub
 takes their place: readers pass it, as they pass a message whose own lifetime is over. LevelDB drops a whole block, and
 the keys in a block follow each other. The original's keys, read without a check, mostly show which ones are gone. If they
-can't be read, one stub stands for all of them, in the widest gap between the entries that are left.
+don't, one stub stands for all of them, in the widest gap between the entries that are left. That happens too if the
+repair brought back small entries that were packed into one: then the head counts those that are there.
+
+The rows of marks are an index, so they are put again from the entries.
 """
 
 from __future__ import annotations
@@ -16,14 +19,17 @@ from typing import Final, NamedTuple
 import plyvel
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, RowId, row_after, row_before, timestamp_of
+from broker.model import ROW_ID_BYTES, RowId, TopicId, row_after, row_before, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import LIFE, REFERENCE, is_rolled_column, last_of, pointer_of
 from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.head import Head, PageState
+from broker.storage.keys import log_of_row
 from broker.storage.leveldb.database import Database, translated
 from broker.storage.leveldb.layout import cells_prefix, head_key
+from broker.storage.marks import IDEMPOTENCY, PRODUCER, PRODUCER_LIFE_MS, encode_mark, mark_key
+from broker.storage.pagecheck import CELLS_COUNTED
 from broker.storage.table import Space
 
 _HEADS_AT_ONCE: Final = 256
@@ -34,15 +40,17 @@ _TAIL_BYTES: Final = {Space.MESSAGES: 4 + ROW_ID_BYTES, Space.PAYLOADS: 12 + ROW
 
 
 class LostRange(NamedTuple):
-    """Messages that are gone: their ids lie in ``[first, last]``."""
+    """Messages that are gone: their ids lie in ``[first, last]``. With ``some``, others in that range are there."""
 
     topic: str
     first: RowId
     last: RowId
+    some: bool = False
 
     def line(self) -> str:
         """Return the range as one line."""
-        return f"{self.topic}: the messages from {self.first.hex()} to {self.last.hex()}"
+        which = "some of the messages" if self.some else "the messages"
+        return f"{self.topic}: {which} from {self.first.hex()} to {self.last.hex()}"
 
 
 class _Found(NamedTuple):
@@ -52,10 +60,12 @@ class _Found(NamedTuple):
     entry: Entry
 
 
-def mend_pages(database: Database, damaged: Path) -> list[LostRange]:
-    """Put stubs for the entries that a repaired database lacks. Return the ranges of ids that are gone.
+def mend_pages(
+    database: Database, damaged: Path, *, now_ms: int, window_ms: int
+) -> list[LostRange]:
+    """Put stubs for the entries that a repaired database lacks, and rows for marks that still count.
 
-    ``damaged`` is a copy of the database before its repair. It is used up.
+    Return the ranges of ids that are gone. ``damaged`` is a copy of the database before its repair. It is used up.
 
     Raises:
         StorageCorrupt, Unavailable: LevelDB can't read or write the copy.
@@ -66,6 +76,7 @@ def mend_pages(database: Database, damaged: Path) -> list[LostRange]:
         for space in (Space.MESSAGES, Space.PAYLOADS):
             for row, head in _pages(database, space):
                 lost += _mend(database, raw, space, row, head)
+                _put_marks(database, space, row, now_ms - window_ms)
     finally:
         raw.close()
     return lost
@@ -78,8 +89,8 @@ def _pages(database: Database, space: Space) -> Iterator[tuple[bytes, Head]]:
     while found := database.pairs(at, lead + b"\xff" * 80, pairs_max=_HEADS_AT_ONCE)[0]:
         for key, value in found:
             row = key[len(lead) :]
-            tail = row.split(b":", 2)[-1]
-            if len(tail) != _TAIL_BYTES[space] or tail.startswith(bytes(4)):
+            *names, tail = row.split(b":", 2)
+            if len(names) < 2 or len(tail) != _TAIL_BYTES[space] or tail.startswith(bytes(4)):
                 continue
             try:
                 head = heads.decode(value)
@@ -123,12 +134,13 @@ def _mend(
     columns = [key[len(prefix) :] for key in database.keys_of(prefix)]
     there = [column for column in columns if not is_rolled_column(column)]
     missing = head.cells - len(there)
-    if missing <= 0 and there and last_of(there[-1]) == head.pointer:
+    is_counted = head.cells < CELLS_COUNTED
+    if not (missing and is_counted) and there and last_of(there[-1]) == head.pointer:
         return []
     found = [
-        _Found(last_of(column), entries.decode(value))
+        _Found(last_of(column), entry)
         for column in there
-        if (value := database.get(prefix + column)) is not None
+        if (entry := _entry(database, prefix + column)) is not None
     ]
     page = row[-ROW_ID_BYTES:]
     known = set(there)
@@ -138,10 +150,11 @@ def _mend(
         if (column := key[len(prefix) :]) not in known and not is_rolled_column(column)
     ]
     is_stored = space is Space.PAYLOADS
-    if len(gone) == missing:
+    is_known = len(gone) == missing
+    if is_known:
         stubs = _stubs_of(gone, found, page, is_stored=is_stored)
     else:
-        stubs = [_stub_of_gap(found, page, head, is_stored=is_stored)]
+        stubs = _stub_of_gap(found, page, head, is_stored=is_stored)
     with translated(database.path):
         batch = database.batch()
         for stub in stubs:
@@ -150,7 +163,19 @@ def _mend(
         batch.put(head_key(space, row), heads.encode(head._replace(cells=cells)))
         batch.write()
     topic = b":".join(row.split(b":", 2)[:2]).decode(errors="backslashreplace")
+    if not is_known:
+        first = min([stub.first for stub in stubs] + [each.entry.first for each in found])
+        return [LostRange(topic, first, head.pointer, some=True)]
     return _joined(topic, stubs, found)
+
+
+def _entry(database: Database, key: bytes) -> Entry | None:
+    """Return an entry; None if it can't be decoded: the check of the copy reports it."""
+    value = database.get(key)
+    try:
+        return None if value is None else entries.decode(value)
+    except (StorageCorrupt, ValueError):
+        return None
 
 
 def _stubs_of(
@@ -170,19 +195,46 @@ def _stubs_of(
     return stubs
 
 
-def _stub_of_gap(found: Sequence[_Found], page: RowId, head: Head, *, is_stored: bool) -> Entry:
-    """Return one stub in the widest gap: behind the last entry, if that is not at the pointer."""
+def _stub_of_gap(
+    found: Sequence[_Found], page: RowId, head: Head, *, is_stored: bool
+) -> list[Entry]:
+    """Return one stub in the widest gap, or behind the last entry, if that is not at the pointer."""
     edges = [(row_before(page), 0), *((each.last, each.entry.epoch) for each in found)]
     if edges[-1][0] < head.pointer:
         last, epoch = edges[-1]
-        return _stub(0, epoch, row_after(last), head.pointer, None, is_stored=is_stored)
+        return [_stub(0, epoch, row_after(last), head.pointer, None, is_stored=is_stored)]
     gaps = [
         (row_after(last), epoch, row_before(each.entry.first))
         for (last, epoch), each in zip(edges, found, strict=False)
         if last < row_before(each.entry.first)
     ]
+    if not gaps:
+        return []
     first, epoch, last = max(gaps, key=lambda gap: timestamp_of(gap[2]) - timestamp_of(gap[0]))
-    return _stub(0, epoch, first, last, None, is_stored=is_stored)
+    return [_stub(0, epoch, first, last, None, is_stored=is_stored)]
+
+
+def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int) -> None:
+    """Put the rows of a page's marks that still count, and have none."""
+    topic, name, tail = row.split(b":", 2)
+    log = log_of_row(
+        TopicId(topic.decode(), name.decode()), tail, has_number=space is Space.PAYLOADS
+    )
+    since_ms = {PRODUCER: keys_since_ms - PRODUCER_LIFE_MS, IDEMPOTENCY: keys_since_ms}
+    prefix, rows = cells_prefix(space, row), {}
+    for key in database.keys_of(prefix):
+        if not is_rolled_column(key[len(prefix) :]):
+            entry = _entry(database, key)
+            for mark in () if entry is None else entry.marks:
+                if timestamp_of(mark.first) >= since_ms[mark.kind]:
+                    rows[head_key(space, mark_key(log, mark))] = encode_mark(mark)
+    absent = [key for key in rows if database.get(key) is None]
+    if absent:
+        with translated(database.path):
+            batch = database.batch()
+            for key in absent:
+                batch.put(key, rows[key])
+            batch.write()
 
 
 def _stub(
