@@ -22,6 +22,7 @@ from tests.integration.victims import Steps, run, steps_of
 from tests.kit.served import ServedNode
 
 KILLED = -9
+DIED = 7
 PAYLOADS = [b"0", b"1", b"2", b"poison", b"4", b"5"]
 WORKS = [payload for payload in PAYLOADS if payload != b"poison"]
 OPTIONS: dict[str, Any] = {
@@ -78,6 +79,23 @@ async def follow(url: str, path: Path, name: str, steps: Steps) -> None:
         await client.subscriber(f"kills/{name}", "s", log.handle, takeover_s=1.0).run()
 
 
+async def dies(url: str, path: Path, name: str, steps: Steps) -> None:
+    """Handle all messages; "poison" ends this process at once, as a fault of the memory does."""
+    del steps
+    log, loop = Log(path), asyncio.get_running_loop()
+
+    async def handle(message: Message) -> None:
+        if message.payload == b"poison":
+            os._exit(DIED)
+        log.handle(message)
+
+    async with Client(url) as client:
+        options = {**OPTIONS, "tries_max": 1}
+        log.subscriber = client.subscriber(f"kills/{name}", "s", handle, takeover_s=0.4, **options)
+        log.stop = lambda: loop.call_soon(log.subscriber.stop)  # type: ignore[method-assign]
+        await log.subscriber.run()
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("subscriber") / "data") as process:
@@ -128,6 +146,24 @@ def test_a_subscriber_that_is_killed_at_a_step_loses_nothing(
 ) -> None:
     for number, step in enumerate(SOON):
         killed_and_begun_again(broker.url, tmp_path, f"soon{number}", step)
+
+
+def test_a_message_that_ends_its_process_is_found_out(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    path, deaths = tmp_path / "log", 0
+    with SyncClient(broker.url) as client:
+        published(client, "deadly")
+        while run(dies, broker.url, path, "deadly", "never") == DIED:
+            deaths += 1
+            assert deaths < 10
+        [letter] = client.dead_letters.list("kills/deadly")
+        assert (letter.message.payload, letter.tries) == (b"poison", "1")
+        assert letter.reason.startswith("TriesUsedUp")
+        assert client.cursors.get("kills/deadly", "s").lag.messages == 0
+    # The first death can't be blamed on a message; the other one is its try.
+    assert deaths == 2
+    assert list(dict.fromkeys(Log(path).seen())) == WORKS
 
 
 @pytest.mark.nightly
