@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from broker.api import body_reader, plainjson
-from broker.api.asked_places import in_generation
 from broker.api.bodies import BodyType, body_type
 from broker.errors import BadRequest
 from broker.http.reply import (
@@ -185,7 +184,7 @@ def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
 def stored_reply(stored: PublishedIds) -> Reply:
     """Return the answer of a store: empty, with the generation in which the messages are."""
     before = EMPTY_REPLAYED if stored.replayed else EMPTY
-    return before.with_headers(*in_generation(stored.generation))
+    return before.with_headers((GENERATION_HEADER, str(stored.generation)))
 
 
 def _plain_reply(published: PublishedIds) -> Reply:
@@ -207,7 +206,7 @@ def _plain_reply(published: PublishedIds) -> Reply:
 
 def _result_headers(published: PublishedIds) -> Headers:
     """Return the headers with the ids and the count of a publish, as far as they are known."""
-    told = in_generation(published.generation)
+    told: Headers = ((GENERATION_HEADER, str(published.generation)),)
     if published.is_known:
         first, last = (
             plainjson.message_id(published.first).hex(),
