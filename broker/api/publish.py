@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from broker.api import body_reader, plainjson
 from broker.api.bodies import BodyType, body_type
 from broker.errors import BadRequest
+from broker.http.budget import BudgetKind
 from broker.http.reply import (
     AVRO,
     AVRO_JSON,
@@ -107,6 +108,9 @@ async def decoded(
     kind = body_type(request.headers, raw=raw, writes=True)
     if kind is BodyType.RAW:
         return PublishRequest(None, [body]), kind
+    if len(body) > body_reader.AT_ONCE_BYTES_MAX:
+        # The messages, with their keys and headers, are copies of parts of the body, and live as long as the request.
+        request.hold.take(BudgetKind.BODY_BYTES, len(body))
     take = body_reader.counting(request)
     steps = _PUBLISHES[kind](body, messages_max=messages_max, take=take)
     return await body_reader.read(request, steps), kind

@@ -60,7 +60,7 @@ DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
         "Bytes of request heads, and of requests that wait behind them.",
     ),
     BudgetKind.BODY_BYTES: Bounds(
-        192 * _MIB, 256 * _MIB, 384 * _MIB, "Bytes of bodies, as sent and as inflated."
+        256 * _MIB, 384 * _MIB, 512 * _MIB, "Bytes of bodies: as sent, as inflated, and as decoded."
     ),
     BudgetKind.ITEMS: Bounds(
         2_000_000,

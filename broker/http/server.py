@@ -261,8 +261,9 @@ def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
     """Return the bounds of the configuration."""
     limits, bodies = config.limits, DEFAULTS[BudgetKind.BODY_BYTES]
     waiting = limits.waiting_polls_max
-    # A gzipped body is in memory as sent while it is being inflated, and twice while it is being joined.
-    body = max(bodies.connection, limits.body_bytes_max, limits.body_inflated_bytes_max * 3 // 2)
+    # A gzipped body is in memory as sent while it is being inflated, and twice while it is being joined; and any body
+    # is in memory again as the messages decoded from it.
+    body = 2 * max(bodies.connection // 2, limits.body_bytes_max, limits.body_inflated_bytes_max)
     return {
         BudgetKind.WAITING: DEFAULTS[BudgetKind.WAITING]._replace(
             caller=waiting - waiting // 4, node=waiting

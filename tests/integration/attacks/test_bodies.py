@@ -69,7 +69,7 @@ async def test_a_body_of_empty_gzip_members(broker: Attacked, topic: str) -> Non
 
 @pytest.mark.parametrize(
     ("connections", "each_bytes"),
-    [(22, 17 * sent.MIB), pytest.param(420, sent.MIB, marks=pytest.mark.nightly)],
+    [(30, 17 * sent.MIB), pytest.param(420, 5 * sent.MIB // 4, marks=pytest.mark.nightly)],
 )
 async def test_stalled_bodies_of_two_callers_give_way_to_a_third(
     broker: Attacked, topic: str, connections: int, each_bytes: int

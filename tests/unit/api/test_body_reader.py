@@ -1,4 +1,6 @@
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.http.request import Request
 from broker.wire import avro
 from broker.wire.read_steps import Steps
-from tests.kit.serving import topic_path
+from tests.kit.serving import Broker, eventually, listening, topic_path
 
 PUBLISH = topic_path("t", "publish")
 SMALL, LARGE = bytes(AT_ONCE_BYTES_MAX), bytes(AT_ONCE_BYTES_MAX + 1)
@@ -95,3 +97,25 @@ async def test_items_of_a_large_body_are_held_for_its_request() -> None:
     assert budgets.held[BudgetKind.ITEMS] == 0
     with pytest.raises(BodyTooLarge, match="5,000 items"):
         await read(5_001)
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("application/json", 2), ("text/plain", 1)])
+async def test_messages_count_beside_the_body_that_they_were_decoded_from(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: str, copies: int
+) -> None:
+    held: list[int] = []
+    publish = broker.topics.publish
+
+    async def noted(*asked: Any) -> Any:
+        held.append(broker.server.budgets.held[BudgetKind.BODY_BYTES])
+        return await publish(*asked)
+
+    monkeypatch.setattr(broker.topics, "publish", noted)
+    body = json.dumps(["x" * 10_000]).encode()
+    async with listening(broker) as http:
+        assert (
+            await http("POST", topic_path("t", "publish"), body, {"Content-Type": kind})
+        ).status == 200
+        await eventually(lambda: not broker.server.busy, lambda: broker.server.busy)
+    assert held == [copies * len(body)]
+    assert broker.server.budgets.held[BudgetKind.BODY_BYTES] == 0
