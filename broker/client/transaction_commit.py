@@ -28,7 +28,7 @@ from collections.abc import Collection
 from typing import Final
 
 from broker.client.back_off import pause_s
-from broker.client.transaction_aware import AnyTransactionService, resolved
+from broker.client.transaction_aware import AnyTransactionService, asked
 from broker.client.transaction_fate import (
     PAUSE_MAX_S,
     PAUSE_MIN_S,
@@ -111,7 +111,7 @@ class Commit:
 
     async def _commit(self) -> None:
         transaction = self._transaction
-        await resolved(self._service.commit(transaction.transaction_id, transaction.write_pointer))
+        await asked(self._service.commit, transaction.transaction_id, transaction.write_pointer)
 
     async def _ask(self, pointers: Collection[int]) -> TransactionFate:
         while not self._gives_up:

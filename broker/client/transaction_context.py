@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 from broker.client.transaction_aware import (
@@ -38,7 +39,6 @@ from broker.client.transaction_aware import (
     Topical,
     TransactionAware,
     asked,
-    resolved,
 )
 from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import Pause, TransactionFate, ask
@@ -141,7 +141,7 @@ class TransactionContext:
             raise ValueError("A transaction is in progress already.")
         self.state, self.conflicted, self.left = "new", False, []
         self._interrupted = None
-        started = self.transaction = await resolved(self._service.start(**self._wanted))
+        started = self.transaction = await asked(partial(self._service.start, **self._wanted))
         self.state = "in_progress"
         try:
             for aware in self.participants:
@@ -196,7 +196,7 @@ class TransactionContext:
         transaction = self._present()
         try:
             await self._persist()
-            renewed = await resolved(self._service.checkpoint(transaction.transaction_id))
+            renewed = await asked(self._service.checkpoint, transaction.transaction_id)
             self.transaction = renewed
             for aware in self.participants:
                 await asked(aware.update_tx, renewed)
@@ -226,7 +226,7 @@ class TransactionContext:
                 "A transaction that a SQL database decides can't have keys of changes: the service would find a "
                 "conflict after the database has committed. Let the database find conflicts."
             )
-        await resolved(self._service.can_commit(transaction.transaction_id, changes))
+        await asked(self._service.can_commit, transaction.transaction_id, changes)
         await self._persist()
 
     async def _persist(self) -> None:
@@ -313,7 +313,7 @@ class TransactionContext:
     async def _tell_abort(self, errors: list[BaseException]) -> None:
         transaction_id = self._id
         try:
-            await resolved(self._service.abort(transaction_id))
+            await asked(self._service.abort, transaction_id)
         except _FAILURE as error:
             error.add_note(
                 f"Everything was undone, but the service may not know that transaction {transaction_id} is aborted: "
@@ -326,7 +326,7 @@ class TransactionContext:
         transaction_id, failure = self._id, None
         self.state = "unknown"
         try:
-            done = await resolved(self._service.invalidate(transaction_id))
+            done = await asked(self._service.invalidate, transaction_id)
         except asyncio.CancelledError as error:
             done = False
             errors.append(error)

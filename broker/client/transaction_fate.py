@@ -32,7 +32,7 @@ from tenacity import (
 )
 
 from broker.client.back_off import pause_s
-from broker.client.transaction_aware import AnyTransactionService, resolved
+from broker.client.transaction_aware import AnyTransactionService, asked
 from broker.escapes import escaping_logger
 from broker.model import Snapshot
 
@@ -84,7 +84,7 @@ async def ask(
 
     async def look() -> TransactionFate:
         try:
-            return fate(await resolved(service.snapshot()), pointers)
+            return fate(await asked(service.snapshot), pointers)
         except Exception as error:
             log.info("the transaction service did not tell the outcome of a transaction: %s", error)
             raise

@@ -649,3 +649,27 @@ async def test_any_end_of_a_participant_is_its_failure(call, state, end):
     assert context.state == state
     last = "post_commit" if call == "post_commit" else "rollback_tx"
     assert f"b.{last}" in trace
+
+
+@pytest.mark.parametrize("method", ["start", "can_commit", "commit"])
+async def test_a_service_that_raises_a_cancellation_of_its_own_has_failed(method):
+    """Only the caller's own cancellation is one: the service's is an error, of unknown outcome."""
+    trace = []
+
+    class Cancelling(Scripted):
+        def _call(self, name, *arguments):
+            if name == method:
+                raise asyncio.CancelledError
+            return super()._call(name, *arguments)
+
+    context = TransactionContext(
+        Cancelling({}, trace), [Participant("a", {}, trace)], pause=quickly
+    )
+
+    async def run():
+        await context.start()
+        await context.finish()
+
+    with pytest.raises((RuntimeError, OutcomeUnknown)):
+        await run()
+    assert context.state == {"start": "new", "can_commit": "aborted", "commit": "unknown"}[method]
