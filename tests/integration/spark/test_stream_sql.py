@@ -87,13 +87,28 @@ def test_records_without_a_time_become_dead_letters(bed: Bed) -> None:
     orders = builder.source(bed.topic("orders"), Json("k STRING, t BIGINT"))
     orders.select_timestamp("t").map("k").sink(bed.topic("out"), Json())
     far = {"k": "far", "t": 1_700_000_000_000_000_000}
-    bed.publish("orders", {"k": "a", "t": 1}, {"k": "none"}, far, {"k": "b", "t": 2})
+    seconds = {"k": "seconds", "t": 1_700_000_000}
+    bed.publish("orders", {"k": "a", "t": 1}, {"k": "none"}, far, seconds, {"k": "b", "t": 2})
     bed.run(builder.build())
     assert bed.read("out") == ["a", "b"]
     assert bed.letters("dead") == [
         ("error", "select_timestamp-1", b'{"k":"far","t":1700000000000000000}'),
         ("error", "select_timestamp-1", b'{"k":"none","t":null}'),
+        ("error", "select_timestamp-1", b'{"k":"seconds","t":1700000000}'),
     ]
+
+
+@pytest.mark.parametrize("kind", ["TIMESTAMP_NTZ", "DATE"])
+def test_a_time_without_a_zone_is_refused(spark: SparkSession, kind: str) -> None:
+    builder = StreamBuilder("zoneless")
+    orders = builder.source("orders", Json(f"k STRING, t {kind}"))
+    orders.select_timestamp("t").map("k").sink("out", Json())
+    job = builder.build()
+    [end] = job.graph.ends
+    names = {operator.name for operator in graph.upstream(end)}
+    compiler = Compiler(job.graph, spark, {"url": "http://127.0.0.1:1"}, names)
+    with pytest.raises(ValueError, match="has no time zone"):
+        compiler.messages(end)
 
 
 def test_without_a_topic_for_letters_a_record_without_a_time_stops_the_job(bed: Bed) -> None:
