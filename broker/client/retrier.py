@@ -85,6 +85,8 @@ class Retrier:
         try:
             return await attempts.next()
         except BrokerError as error:
+            if not self._is_worth_it(request, error):
+                raise  # tenacity's state would keep the error, and the error's traceback that state.
             attempts.failed = error
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: self._is_worth_it(request, error)),
@@ -189,7 +191,10 @@ class _Attempts(Generic[T]):
         """Make one attempt, or raise the failure that tenacity has not seen yet."""
         if self.failed is not None:
             error, self.failed = self.failed, None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # The error's traceback keeps this frame.
         try:
             with self._retrier.watched(self._deadline, self._waits_s):
                 return await self._attempt(self._retrier.attempt_s(self._request, self.left_s()))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.client import Client, IdempotencyKeyReused, TopicNotFound
 from broker.clock import SystemClock
 from broker.model import Poll
 from broker.storage.log import Logs
@@ -151,3 +152,19 @@ async def test_a_refused_request_is_freed_with_its_answer(
     with no_cycle_through_a_traceback():
         assert await refused(http, table, broker) >= 400
         await eventually(lambda: not broker.server.busy, lambda: broker.server.busy)
+
+
+async def test_a_refusal_of_the_client_leaves_no_cycle(
+    busy: tuple[Broker, Http, HookedTable],
+) -> None:
+    _, http, _ = busy
+    async with Client(http.url) as client:
+        await client.publish("default/t", b"a", idempotency_key="k")
+        with no_cycle_through_a_traceback():
+            for _ in range(2):
+                with pytest.raises(TopicNotFound):
+                    await client.publish("default/none", BODY, coalesce=False)
+                with pytest.raises(IdempotencyKeyReused):
+                    await client.publish("default/t", BODY, idempotency_key="k")
+                with pytest.raises(TopicNotFound):
+                    await client.stats("default/none")
