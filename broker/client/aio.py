@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class Client(Reader):
-    """Publishes to a broker and reads from it. Create and use a client in one event loop.
+    """Publishes to a broker and reads from it. Use a client in one event loop at a time.
 
     Args:
         url: the address of the broker, or the addresses of several nodes of a cluster; overrides
@@ -108,6 +108,7 @@ class Client(Reader):
         self._later_lanes: dict[TopicId, Lane] = {}
         self._later: Later | None = None
         self._name_epochs: dict[str, str] = {}
+        retrier.in_new_loop = self._forget_loop
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,6 +122,7 @@ class Client(Reader):
         Messages given to ``publish_later`` have ``flush_s`` seconds to be acknowledged. Other calls in progress
         end at once: unsent ones as refused, sent ones as unknown.
         """
+        self._retrier.loop()
         self._room.close()
         if self._later is not None:
             await self._later.end(flush_s)
@@ -308,8 +310,8 @@ class Client(Reader):
         self, topic: TopicName, payload: bytes, attributes: bytes = b""
     ) -> Published:
         """Publish one message in a request that it may share with others."""
-        lane = self._lanes.get(topic) or self._lane(topic)
         ends, size = self._retrier.ends(), len(payload) + len(attributes)
+        lane = self._lanes.get(topic) or self._lane(topic)
         if self._room.take(1, size):
             return await lane.add(payload, attributes, ends)
         add = partial(lane.add, payload, attributes, ends)
@@ -551,6 +553,14 @@ class Client(Reader):
         return await self._calls.ask(request, protocol.json_object)
 
     # --- Inside -----------------------------------------------------------------------------------
+
+    def _forget_loop(self) -> None:
+        """Forget what belongs to a loop that has ended: its messages are not settled, and never will be."""
+        self._lanes.clear()
+        self._later_lanes.clear()
+        self._room.clear()
+        if self._later is not None:
+            self._later.forget()
 
     def _key(self, key: str | None) -> str | None:
         return uuid.uuid4().hex if key is None and self.settings.idempotent else key

@@ -83,6 +83,7 @@ class Calls:
         self, request: ClientRequest, timeout_s: float
     ) -> AsyncGenerator[StreamedReply]:
         """Send a read once, and yield its answer as a stream."""
+        self._retrier.loop()
         async with self._transport.stream(request, timeout_s) as reply:
             if not outcomes.is_success(reply.status):
                 body = await _whole(reply.chunks, ERROR_BYTES_MAX)

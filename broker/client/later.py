@@ -113,6 +113,11 @@ class Later:
         if self._unsettled:
             await asyncio.wait(set(self._unsettled), timeout=timeout_s)
 
+    def forget(self) -> None:
+        """Count the messages that are not settled as unknown: their loop has ended."""
+        self.counts.unknown += len(self._unsettled)
+        self._unsettled = set()
+
     # --- Inside -----------------------------------------------------------------------------------
 
     def _accept(self, topic: TopicId, message: EncodedMessage, ends: float) -> Answer:

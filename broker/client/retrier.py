@@ -53,6 +53,9 @@ class Retrier:
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
         self._on_trouble = on_trouble
         self._closed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.in_new_loop: Callable[[], None] = lambda: None
+        """Called in the first call in another loop, after the former one has ended."""
 
     def close(self) -> None:
         """End all waits. From now on no failure is retried."""
@@ -105,8 +108,29 @@ class Retrier:
         return answer
 
     def ends(self) -> float:
-        """Return the deadline of a call that begins now, by the loop's clock."""
-        return asyncio.get_running_loop().time() + self._settings.deadline_s
+        """Return the deadline of a call that begins now, by the loop's clock. Raises RuntimeError, as ``loop`` does."""
+        return self.loop().time() + self._settings.deadline_s
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the call that begins now.
+
+        A client may be used in one loop after the other, as in two calls of ``asyncio.run``.
+
+        Raises:
+            RuntimeError: the client is used in another loop, which has not ended.
+        """
+        loop, former = asyncio.get_running_loop(), self._loop
+        if loop is not former:
+            if former is not None:
+                if not former.is_closed():
+                    raise RuntimeError(
+                        "This client is used in another event loop. Make one client for each loop."
+                    )
+                if not self.closed:
+                    self._closed = asyncio.Event()
+                self.in_new_loop()
+            self._loop = loop
+        return loop
 
     def _is_worth_it(self, request: ClientRequest, error: BaseException) -> bool:
         """Return whether another attempt makes sense, if there is time for it."""

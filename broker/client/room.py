@@ -119,6 +119,11 @@ class Room:
                 self._bytes += size
                 granted.set_result(start())
 
+    def clear(self) -> None:
+        """Forget what is held, and the calls that wait: their loop has ended."""
+        self._messages = self._bytes = 0
+        self._waiting = OrderedDict()
+
     def full(self) -> Overloaded:
         """Return the error of a publish for which there is no room."""
         return Overloaded(

@@ -85,7 +85,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Sends requests over HTTP/1.1. Create, use and close it in one event loop."""
+    """Sends requests over HTTP/1.1. Use it in one event loop at a time."""
 
     def __init__(
         self,
@@ -102,13 +102,27 @@ class HttpTransport:
             tls = ssl.create_default_context(cafile=settings.ca_file)
         self._reading_headers = {"Accept-Encoding": "identity", **self._headers}
         self._tls = tls
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._make_pools()
+        self._closed = False
+
+    def _make_pools(self) -> None:
+        """Begin without connections: those of a loop that has ended can be neither used nor closed."""
+        settings = self._settings
         self._writes: Pool[ClientConnection] = Pool(settings.connections_max, settings.idle_s_max)
         self._reads: Pool[ClientConnection] = Pool(settings.connections_max, settings.idle_s_max)
         self._opening: set[asyncio.Future[ClientConnection]] = set()
-        self._closed = False
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                self._make_pools()
+            self._loop = loop
 
     async def connect(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection outside of the pools, to the node to ask about a topic. The caller closes it."""
+        self._check_loop()
         return await self._try_nodes(topic, partial(self._open, self._headers))
 
     async def _open(
@@ -179,6 +193,7 @@ class HttpTransport:
 
     async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         """Send a write on an idle connection, or on a new one."""
+        self._check_loop()
         ends = _now() + timeout_s
         if not await self._writes.enter(timeout_s):
             raise outcomes.never_sent(NO_CONNECTION)
@@ -209,6 +224,7 @@ class HttpTransport:
         self, request: ClientRequest, timeout_s: float
     ) -> AsyncGenerator[StreamedReply]:
         """Send a read and yield its answer as a stream."""
+        self._check_loop()
         ends = _now() + timeout_s  # One limit for all nodes that are tried until one answers.
         if not await self._reads.enter(timeout_s):
             raise outcomes.never_sent(NO_CONNECTION)
@@ -310,6 +326,7 @@ class HttpTransport:
     async def close(self) -> None:
         """Close all connections; requests in flight end as unanswered, and no request begins any more."""
         self._closed = True
+        self._check_loop()
         for opening in self._opening:
             opening.cancel()
         for pool in (self._writes, self._reads):
