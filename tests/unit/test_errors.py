@@ -49,7 +49,7 @@ def test_the_set_of_error_codes_is_as_promised() -> None:
         "transaction_too_old idempotency_key_reused body_too_large too_many_messages overloaded "
         "no_leader outcome_unknown clock_skew storage_full storage_corrupt forbidden not_leader "
         "not_allowed not_installed transaction_fenced transaction_not_in_progress transaction_conflict changes_too_large "
-        "cursor_moved too_many_cursors topic_recreated"
+        "cursor_moved too_many_cursors topic_recreated already_published"
     )
     assert {error.code for error in ERRORS} == {*promised.split(), "internal"}
 

@@ -88,6 +88,7 @@ def test_the_list_of_commands():
         "cluster",
         "completion",
         "cursors",
+        "dead-letters",
         "config",
         "context",
         "namespaces",

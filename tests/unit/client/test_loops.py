@@ -1,6 +1,7 @@
 """A client that is used in one event loop after the other, as with two calls of ``asyncio.run``."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -14,6 +15,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    yield
+    gc.collect()
 
 
 async def everything(client: Client) -> None:

@@ -47,7 +47,10 @@ def config(directory: Path, url: str | None = None, role: Role = Role.ALL) -> Co
         storage=StorageConfig(data_dir=directory),
         topics=TopicsConfig(transaction_life_max_s=LIFE_S),
         sweep=SweepConfig(sweep_interval_s=1000, sweep_margin_s=0),
-        transactions=TransactionsConfig(transactions_url=url),
+        transactions=TransactionsConfig(
+            transactions_url=url,
+            transactions_reset_allowed=role is Role.TRANSACTIONS,  # Pruning truncates there.
+        ),
     )
 
 

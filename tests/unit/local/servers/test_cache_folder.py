@@ -79,7 +79,7 @@ def test_the_command_names_missing_parts(
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines == [
         "MISSING tms: java is not installed: apt-get install default-jdk-headless",
-        "MISSING redis: redis-server is not installed: apt-get install redis-server",
+        "MISSING redis: redis is not installed: apt-get install redis-server",
         "MISSING toxiproxy: go is not installed: apt-get install golang-go",
     ]
 
