@@ -28,7 +28,7 @@ from broker.storage.hbase.gateways import Gateways
 from broker.storage.table import Space
 from broker.turns import CallSubject
 
-FORMAT: Final = b"4"
+FORMAT: Final = b"5"
 """The format of the data. A broker reads no other."""
 DEFAULT_NAMESPACE: Final = "default"
 DURABILITIES: Final = {

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from broker.errors import StorageCorrupt, Unavailable
 
-FORMAT = 4
+FORMAT = 5
 """The version of the whole layout of a store. A broker reads no other."""
 
 DATABASE = "db"

@@ -76,7 +76,7 @@ async def test_tables_are_created_with_the_required_settings(
     descriptors = [descriptor for descriptor, _ in bench.server.hbase.descriptors.values()]
     assert {each.durability for each in descriptors} == {thrift}
     assert {each.attributes[b"SPLIT_ENABLED"] for each in descriptors} == {b"false"}
-    assert {each.attributes[b"BROKER_FORMAT"] for each in descriptors} == {b"4"}
+    assert {each.attributes[b"BROKER_FORMAT"] for each in descriptors} == {b"5"}
     for each in descriptors:
         assert [(family.name, family.maxVersions) for family in each.columns] == [
             (b"h", 1),
@@ -109,7 +109,7 @@ def no_format(descriptor: Any) -> None:
 
 
 def other_format(descriptor: Any) -> None:
-    descriptor.attributes[b"BROKER_FORMAT"] = b"5"
+    descriptor.attributes[b"BROKER_FORMAT"] = b"6"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_a_table_with_wrong_settings_is_reported(bench: Bench, harm: Any, 
 
 
 @pytest.mark.parametrize(
-    ("harm", "found"), [(no_format, "an unknown format"), (other_format, "format 5")]
+    ("harm", "found"), [(no_format, "an unknown format"), (other_format, "format 6")]
 )
 async def test_another_format_is_refused_with_advice(bench: Bench, harm: Any, found: str) -> None:
     admin = HBaseAdmin(bench.gateways, Schema())

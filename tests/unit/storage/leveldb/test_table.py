@@ -180,7 +180,7 @@ async def test_a_store_of_another_format_is_refused_and_not_changed(tmp_path: Pa
     with pytest.raises(StorageCorrupt, match="Start the release that wrote it"):
         await open_table(tmp_path)
     assert not (tmp_path / "db").exists()
-    assert files.FORMAT == 4
+    assert files.FORMAT == 5
 
 
 async def test_a_second_opening_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
