@@ -202,6 +202,23 @@ class Message(NamedTuple):
         return timestamp_of(self.id)
 
 
+class ViewedMessage(NamedTuple):
+    """A large message whose payload is a view of a larger part of memory, which it keeps."""
+
+    id: MessageId
+    payload: memoryview
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The publish time, ms since 1970."""
+        return timestamp_of(self.id)
+
+
+ShownMessage = Message | ViewedMessage
+
+
 class TransactionUse(enum.StrEnum):
     """The topic property ``transactions``: whether publishes may or must have a write pointer."""
 

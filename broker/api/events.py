@@ -21,13 +21,13 @@ long as the stream lives. A client may ignore the leader's name.
 
 A stream reads like a consumer without a transaction: page after page, each from the last id sent. With
 ``committed=true`` each page has a new snapshot; while an open transaction holds it back, the stream looks again after
-a pause. It ends after a whole event, when the client goes, the node drains, or the topic is deleted. An id of an earlier generation of the
-topic is refused (410).
+a pause. It ends after a whole event, when the client goes, the node drains, or the topic is deleted. It is cut if the
+node has no room for its next large page. An id of an earlier generation of the topic is refused (410).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -43,7 +43,7 @@ from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
 from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers
 from broker.http.request import Request
-from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId
+from broker.model import MESSAGE_ID_BYTES, MessageId, Poll, ShownMessage, TopicId
 from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
 from broker.slices import Slice
@@ -65,7 +65,7 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 class EventPage(Protocol):
     """The page that a poll found."""
 
-    def messages(self) -> AsyncIterator[list[Message]]:
+    def messages(self) -> AsyncIterator[Sequence[ShownMessage]]:
         """Yield the messages."""
 
 
@@ -192,7 +192,9 @@ class _Comments:
         return comment
 
 
-def _event_chunks(messages: list[Message], generation: int | None) -> Iterator[tuple[bytes, bool]]:
+def _event_chunks(
+    messages: Sequence[ShownMessage], generation: int | None
+) -> Iterator[tuple[bytes, bool]]:
     """Yield chunks, each with True if an event ends there.
 
     Small events are joined up to about CHUNK_BYTES. A large event is split into parts. An empty chunk marks a step
@@ -212,7 +214,7 @@ def _event_chunks(messages: list[Message], generation: int | None) -> Iterator[t
         yield bytes(chunk), True
 
 
-def _event(message: Message, generation: int | None) -> bytes:
+def _event(message: ShownMessage, generation: int | None) -> bytes:
     payload = shown(message.payload)
     data = orjson.dumps(
         {
@@ -225,7 +227,7 @@ def _event(message: Message, generation: int | None) -> bytes:
     return _event_head(message, generation) + data + b"\n\n"
 
 
-def _large_event(message: Message, generation: int | None) -> Iterator[tuple[bytes, bool]]:
+def _large_event(message: ShownMessage, generation: int | None) -> Iterator[tuple[bytes, bool]]:
     yield _event_head(message, generation), False
     beside = shown_beside(message.key, message.headers)
     for piece in in_pieces(_place_fields(message), message.payload, beside):
@@ -233,9 +235,9 @@ def _large_event(message: Message, generation: int | None) -> Iterator[tuple[byt
     yield b"\n\n", True
 
 
-def _event_head(message: Message, generation: int | None) -> bytes:
+def _event_head(message: ShownMessage, generation: int | None) -> bytes:
     return b"id: %b\ndata: " % str(Place(message.id, generation)).encode("ascii")
 
 
-def _place_fields(message: Message) -> dict[str, Any]:
+def _place_fields(message: ShownMessage) -> dict[str, Any]:
     return {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}

@@ -35,12 +35,12 @@ from broker.model import (
     NO_HEADERS,
     ROW_ID_BYTES,
     ROW_ID_MIN,
-    Message,
     MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
     RowId,
+    ShownMessage,
     Snapshot,
     message_id_from_hex,
 )
@@ -355,7 +355,7 @@ def _start(value: object) -> Place | int | None:
         raise BadRequest(f"start: {error}") from None
 
 
-def encode_items(messages: Iterable[Message]) -> bytes:
+def encode_items(messages: Iterable[ShownMessage]) -> bytes:
     """Return messages as JSON objects with commas between them.
 
     A reply is ``[``, then such results with commas between them, then ``]``. No result in it is empty.
@@ -363,13 +363,13 @@ def encode_items(messages: Iterable[Message]) -> bytes:
     return orjson.dumps([_item(message) for message in messages])[1:-1]
 
 
-def item_in_pieces(message: Message) -> Iterator[bytes]:
+def item_in_pieces(message: ShownMessage) -> Iterator[bytes]:
     """Yield one message as the same JSON object, part by part. An empty piece marks a step."""
     beside = shown_beside(message.key, message.headers)
     return in_pieces(_place(message), message.payload, beside)
 
 
-def _item(message: Message) -> dict[str, Any]:
+def _item(message: ShownMessage) -> dict[str, Any]:
     payload = shown(message.payload)
     return {
         **_place(message),
@@ -379,6 +379,6 @@ def _item(message: Message) -> dict[str, Any]:
     }
 
 
-def _place(message: Message) -> dict[str, Any]:
+def _place(message: ShownMessage) -> dict[str, Any]:
     time_ms = message.timestamp_ms
     return {"id": message.id.hex(), "time": rfc3339(time_ms), "timestamp_ms": time_ms}

@@ -30,7 +30,7 @@ from broker.http.reply import (
     Reply,
 )
 from broker.http.request import Request
-from broker.model import Message, Poll, Snapshot
+from broker.model import Poll, ShownMessage, Snapshot
 from broker.moments import span_s
 from broker.slices import Slice
 from broker.topics.pages import PollPage
@@ -175,7 +175,7 @@ async def _avro_chunks(stream: PollStream, form: Form) -> AsyncGenerator[Piece, 
 
 
 async def _json_chunks(
-    stream: PollStream | None, form: ItemForm[Message]
+    stream: PollStream | None, form: ItemForm[ShownMessage]
 ) -> AsyncGenerator[Piece, None]:
     out, mine = JsonList(form), Slice()
     if stream is not None:

@@ -18,21 +18,24 @@ body, and then ends early if leadership moves.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Final, NamedTuple
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType
+from broker.api.events import EventPage
 from broker.api.polls import COMMITTED, Polling, PollRequest, answer_of, committed_in
 from broker.api.routed import Routed
 from broker.errors import (
     BrokerError,
     NotLeader,
+    Overloaded,
     TopicNotFound,
     TopicRecreated,
     Unavailable,
     UnavailableError,
 )
+from broker.http.budget import BudgetKind, Hold
 from broker.http.reply import AVRO, MESSAGES, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll
@@ -76,13 +79,17 @@ class RoutedPolls:
             return await self._received(request, asked)
         return await self._routed_poll(request, asked)
 
-    async def within(self, request: Request, poll: Poll, wait_s: float) -> RoutedPage:
+    async def within(self, request: Request, poll: Poll, wait_s: float) -> EventPage | None:
         """Poll for the request of an event stream.
 
         Raises:
             TopicNotFound, TopicRecreated: the topic was deleted.
             BrokerError: neither the leader nor storage answers.
         """
+        if self._routing.place(request.topic).here:
+            # The page's memory is that of storage or of the cache: no copy.
+            with suppress(NotLeader):
+                return await self._polling.within(request, poll, wait_s)
         headers = {"Content-Type": AVRO, "Accept": MESSAGES}
         if poll.generation is not None:
             headers[GENERATION_HEADER] = str(poll.generation)
@@ -105,7 +112,7 @@ class RoutedPolls:
         answer = await self._routed_poll(asking, asked)
         if answer.status != 200:
             raise _error_of(answer)
-        return RoutedPage(answer)
+        return RoutedPage(answer, request.hold)
 
     async def _routed_poll(self, request: Request, asked: PollRequest) -> Reply | ChunkedReply:
         clock = self._routing.clock
@@ -188,22 +195,35 @@ class RoutedPolls:
 class RoutedPage:
     """The messages that an event stream's poll found."""
 
-    def __init__(self, answer: Reply | ChunkedReply) -> None:
-        """Keep an answer to a poll, in Avro with attributes."""
+    def __init__(self, answer: Reply | ChunkedReply, hold: Hold) -> None:
+        """Keep an answer to a poll, in Avro with attributes; ``hold`` is the stream's request's."""
         self._answer = answer
+        self._hold = hold
 
     async def messages(self) -> AsyncIterator[list[Message]]:
-        """Yield the messages. An answer that is cut off ends after its last whole message."""
-        decoder = messages.PagesDecoder()
+        """Yield the messages. An answer that is cut off ends after its last whole message.
+
+        The hold counts the bytes that were read and not yielded yet, or not taken by the reader. Raises Overloaded.
+        """
+        decoder, counted = messages.PagesDecoder(), 0
         if isinstance(self._answer, Reply):
             yield decoder.feed(self._answer.body)
             return
         try:
             async for chunk in self._answer.chunks:
-                yield decoder.feed(bytes(chunk))
+                self._hold.take(BudgetKind.REPLY_BYTES, len(chunk))
+                counted += len(chunk)
+                if found := decoder.feed(bytes(chunk)):
+                    yield found
+                    del found
+                    self._hold.give(BudgetKind.REPLY_BYTES, counted)
+                    counted = 0
+        except Overloaded:
+            raise
         except UnavailableError:
             return
         finally:
+            self._hold.give(BudgetKind.REPLY_BYTES, counted)
             await self._answer.chunks.aclose()
 
 

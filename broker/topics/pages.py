@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from broker.model import Message, RowId
+from broker.model import RowId, ShownMessage, ViewedMessage
 from broker.storage.entry import Entry
-from broker.wire import messages
+from broker.wire import attributes, messages
 from broker.wire.blocks import PollDecoder
 from broker.wire.varint import encode_long
 
@@ -28,7 +28,7 @@ WHOLE_BYTES_MAX: Final = 320 * 1024
 _APART_BYTES: Final = 64 * 1024
 """A larger part is not joined with others: it is sent without a copy."""
 _TOGETHER_BYTES: Final = 64 * 1024
-"""The bytes of messages that are decoded to values at a time."""
+"""The bytes of messages that are decoded to values at a time. A larger message is a view of its entry, without a copy."""
 
 
 class PollPage:
@@ -63,8 +63,8 @@ class PollPage:
         if self.count:
             yield from self._pieces(messages.page(self.count, self._items(), self.attributes()))
 
-    def messages(self) -> Iterator[list[Message]]:
-        """Yield the messages as values, in lists of bounded size. A larger message has a list of its own."""
+    def messages(self) -> Iterator[Sequence[ShownMessage]]:
+        """Yield the messages as values, in lists of bounded size. A larger message has a list of its own, as a view."""
         runs: list[Run] = []
         size = 0
         for run in self.runs:
@@ -99,16 +99,22 @@ def _items(runs: Sequence[Run]) -> list[bytes | memoryview]:
     return items
 
 
-def _values(runs: list[Run]) -> list[Message]:
+def _values(runs: list[Run]) -> Sequence[ShownMessage]:
     """Return the messages of runs."""
-    entry, first, _, row = runs[0]
-    count = sum([stop - first for _, first, stop, _ in runs])
-    if count == 1:
-        # A message may be large: this copies it only once.
+    entry, first, stop, row = runs[0]
+    if entry.run_bytes(first, stop) > _TOGETHER_BYTES:
+        assert len(runs) == 1, "only an entry of one message is so large"
         identifier = entry.message_id(first)
-        found = [Message(identifier if row is None else row + identifier, entry.payload(first))]
-    else:
-        found = PollDecoder().feed(b"".join([encode_long(count), *_items(runs)]))
+        beside = [attributes.decode(each) for _, each in entry.attributes(first, stop)]
+        return [
+            ViewedMessage(
+                identifier if row is None else row + identifier,
+                entry.payload_view(first),
+                *(beside[0] if beside else ()),
+            )
+        ]
+    count = sum([stop - first for _, first, stop, _ in runs])
+    found = PollDecoder().feed(b"".join([encode_long(count), *_items(runs)]))
     messages.add_attributes(found, PollPage(runs, count, 0).attributes())
     return found
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from broker.http.budget import BudgetKind, Hold
-from broker.model import Message
+from broker.model import ShownMessage
 from broker.slices import Slice
 from broker.topics.pages import NO_PAGE, PollPage
 from broker.topics.topic_reader import TopicReading
@@ -63,13 +63,14 @@ class PollStream:
             for piece in form(page):
                 yield piece
 
-    async def messages(self) -> AsyncIterator[list[Message]]:
-        """Yield the messages, with their keys and headers. Call this only once, and not after ``blocks``."""
+    async def messages(self) -> AsyncIterator[Sequence[ShownMessage]]:
+        """Yield the messages, with their keys and headers. Call this only once, and not after ``blocks``.
+
+        A large message is a view of its page: keep none of them when you ask for the next ones.
+        """
         async for page in self._pages():
-            decoded = _count(page, self._hold)
             for found in page.messages():
                 yield found
-            self._hold.give(BudgetKind.REPLY_BYTES, decoded)
 
     async def _pages(self) -> AsyncIterator[PollPage]:
         """Yield the pages, and let other work run between them if the reader is always ready for more."""

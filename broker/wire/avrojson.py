@@ -27,11 +27,11 @@ from typing import Any, Final, TypeVar
 
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
-    Message,
     MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
+    ShownMessage,
     unpack_row_id,
 )
 from broker.wire.avro import (
@@ -152,7 +152,7 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
     )
 
 
-def encode_items(messages: Sequence[Message]) -> bytes:
+def encode_items(messages: Sequence[ShownMessage]) -> bytes:
     """Return messages as JSON objects with commas between them.
 
     A reply is ``[``, any number of such non-empty results with commas between them, and ``]``.
@@ -162,7 +162,7 @@ def encode_items(messages: Sequence[Message]) -> bytes:
     )[1:-1]
 
 
-def item_in_pieces(message: Message) -> Iterator[bytes]:
+def item_in_pieces(message: ShownMessage) -> Iterator[bytes]:
     """Yield one message as the same JSON object, part by part."""
     yield _dump({"id": _text(message.id)})[:-1] + b',"payload":"'
     payload = message.payload
@@ -175,8 +175,8 @@ def _dump(value: object) -> bytes:
     return _COMPACT.encode(value).encode("ascii")
 
 
-def _text(value: bytes) -> str:
-    return value.decode("latin-1")
+def _text(value: bytes | memoryview) -> str:
+    return str(value, "latin-1")
 
 
 def _union(branch: str, value: object) -> object:

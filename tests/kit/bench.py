@@ -222,7 +222,11 @@ class Bench:
     async def poll(self, poll: Poll | None = None, topic: TopicId = TOPIC) -> list[Message]:
         """Return all messages of a poll."""
         stream = await self.topics.poll(topic, poll or Poll())
-        return [message async for messages in stream.messages() for message in messages]
+        return [
+            Message(each.id, bytes(each.payload), each.key, each.headers)
+            async for some in stream.messages()
+            for each in some
+        ]
 
     async def payloads(self, poll: Poll | None = None, topic: TopicId = TOPIC) -> list[bytes]:
         """Return the payloads of all messages of a poll."""

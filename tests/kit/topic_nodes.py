@@ -148,7 +148,11 @@ class TopicNode:
 
         async def read() -> list[Message]:
             stream = await self.topics.poll(topic, poll or Poll(), anywhere=anywhere)
-            return [message async for messages in stream.messages() for message in messages]
+            return [
+                Message(each.id, bytes(each.payload), each.key, each.headers)
+                async for some in stream.messages()
+                for each in some
+            ]
 
         return await self.run(read())
 

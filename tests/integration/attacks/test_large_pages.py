@@ -25,6 +25,7 @@ async def test_large_pages_are_counted_before_they_are_read(
     asked = (
         request("GET", topic_path(topic, "messages") + "?payload=full"),
         request("GET", topic_path(topic, "messages") + "?order=desc"),
+        request("GET", topic_path(topic, "events")),
         request("GET", topic_path(topic, "stats")),
         request("POST", topic_path(topic, "poll"), avro.encode_poll(Poll()), AVRO),
     )

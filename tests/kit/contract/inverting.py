@@ -72,7 +72,7 @@ class Node:
     async def shown(self) -> list[bytes]:
         """Return the payloads that a consumer sees."""
         stream = await self.topics.poll(TOPIC, Poll(snapshot=await self.snapshot()))
-        return [message.payload async for page in stream.messages() for message in page]
+        return [bytes(message.payload) async for page in stream.messages() for message in page]
 
 
 class InvertingContract:

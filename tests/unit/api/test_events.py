@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -9,17 +9,24 @@ from multidict import CIMultiDict
 from broker.api.events import Events
 from broker.api.own_service import OwnService
 from broker.api.polls import Polling
+from broker.api.routed_polls import RoutedPage
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, Everything, TopicPlacement
-from broker.http.reply import ChunkedReply
+from broker.errors import Overloaded
+from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
+from broker.http.reply import MESSAGES, ChunkedReply
 from broker.http.request import PathNames, Request
 from broker.model import TopicId
 from broker.testing.virtual_time import pass_time
+from broker.wire import messages
+from broker.wire.blocks import END
+from broker.wire.varint import encode_bytes
 from tests.kit.http_cluster import TOPIC, HttpCluster, on_cluster
 from tests.kit.serving import Broker, topic_path
 
 EVENTS = topic_path("t", "events")
 TEXT = {"Content-Type": "text/plain"}
+SMALL = Budgets({BudgetKind.REPLY_BYTES: Bounds(350_000, 350_000, 350_000)})
 
 
 async def publish(broker: Broker, *payloads: str) -> None:
@@ -252,3 +259,26 @@ async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
             b": keep-alive\n\n",
         ]
     await answer.chunks.aclose()
+
+
+async def test_a_stream_counts_what_another_node_sends_before_it_keeps_it() -> None:
+    payload, hold = b"a" * 300_000, Hold(SMALL.account("a", lambda _: None))
+    whole = b"".join(messages.page(1, [b"\x28" + bytes(20) + encode_bytes(payload)], [])) + END
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        for at in range(0, len(whole), 100_000):
+            yield whole[at : at + 100_000]
+            held.append(hold.held.get(BudgetKind.REPLY_BYTES, 0))
+
+    held: list[int] = []
+    async for found in RoutedPage(ChunkedReply(chunks(), MESSAGES), hold).messages():
+        assert [message.payload for message in found] == [payload]
+        assert hold.held[BudgetKind.REPLY_BYTES] == len(whole)
+    assert held == [100_000, 200_000, 300_000, 0]
+    assert not hold.held
+
+    hold.take(BudgetKind.REPLY_BYTES, 100_000)
+    with pytest.raises(Overloaded):
+        async for _ in RoutedPage(ChunkedReply(chunks(), MESSAGES), hold).messages():
+            pass
+    assert hold.held == {BudgetKind.REPLY_BYTES: 100_000}

@@ -143,3 +143,19 @@ async def test_a_large_page_is_counted_until_it_is_taken(bench: Bench) -> None:
         most = max(most, hold.held[BudgetKind.REPLY_BYTES])
     assert 3_000_000 < most < 3_100_000
     assert not hold.held
+
+
+async def test_the_messages_of_a_large_page_stay_in_its_memory(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"a" * 3_000_000)
+    await bench.stored(50, b"b" * 3_000_000)
+    await bench.publish(pointer=50)
+    hold = Hold(None)
+    stream = await bench.topics.poll(TOPIC, Poll(), hold=hold)
+    found = []
+    async for some in stream.messages():
+        assert 3_000_000 < hold.held[BudgetKind.REPLY_BYTES] < 3_100_000
+        assert isinstance(some[0].payload, memoryview)
+        found.append(bytes(some[0].payload))
+    assert found == [b"a" * 3_000_000, b"b" * 3_000_000]
+    assert not hold.held
