@@ -31,6 +31,9 @@ DEADLINE_S = 120
 ENDLESS = {"README.md"}
 """The page whose program follows a topic for ever."""
 
+TRANSACTIONS_ELSEWHERE = "docs/guides/write-pointers.md"
+"""The page whose programs need a node that does not run the transactions itself."""
+
 TESTS = {"docs/guides/testing.md"}
 """Pages whose program is a test; ``test_testing_guide`` runs it."""
 
@@ -115,7 +118,7 @@ def test_commands_succeed(page, block, broker, environment, tmp_path):
 PROGRAMS = [
     (page, block)
     for page, block in blocks("python")
-    if page not in TESTS | ENDLESS and "pyspark" not in block
+    if page not in TESTS | ENDLESS | {TRANSACTIONS_ELSEWHERE} and "pyspark" not in block
 ]
 
 
@@ -125,6 +128,15 @@ def test_programs_run(page, block, broker, forked, environment, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(at_port(block, broker.port))
     check_success(page, [forked.folder / "program", program], tmp_path, environment)
+
+
+def test_programs_with_write_pointers_from_elsewhere_run(forked, environment, tmp_path):
+    with BrokerProcess(tmp_path / "data", ["--role", "topics"]) as broker:
+        for page, block in blocks("python"):
+            if page == TRANSACTIONS_ELSEWHERE:
+                program = tmp_path / "program.py"
+                program.write_text(at_port(block, broker.port))
+                check_success(page, [forked.folder / "program", program], tmp_path, environment)
 
 
 @pytest.mark.usefixtures("greetings")
