@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -12,7 +13,7 @@ from aiohttp import ClientSession
 
 from broker.client import SyncClient
 from tests.kit.served import ServedNode
-from tests.kit.serving import quiet_port
+from tests.kit.serving import eventually, quiet_port
 
 FOLDER = Path(__file__).parents[2] / "examples/web"
 ORDERS, VISITS = "examples/orders", "examples/visits"
@@ -73,15 +74,13 @@ class Service:
 
     async def until(self, *, listens: bool) -> None:
         """Wait until the program listens, or no longer does: not every one says so."""
-        while await self._listens() != listens:  # noqa: ASYNC110 - It has no event.
-            await asyncio.sleep(0.01)
+        await eventually(lambda: self._listens() == listens, self._listens)
 
-    async def _listens(self) -> bool:
+    def _listens(self) -> bool:
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            socket.create_connection(("127.0.0.1", self._port)).close()
         except ConnectionRefusedError:
             return False
-        writer.close()
         return True
 
     async def ended(self) -> str:
