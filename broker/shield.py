@@ -14,6 +14,7 @@ caller passes the task or the work itself, and names neither.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -50,13 +51,25 @@ async def result_of(task: asyncio.Future[Result]) -> Result:
         del task  # The error's traceback keeps this frame.
 
 
-async def is_done_within(task: asyncio.Future[Any], seconds: float) -> bool:
+async def is_done_within(task: asyncio.Future[Any], seconds: float | None) -> bool:
     """Return whether work ends within a time. Raises the error of the work."""
     try:
         await asyncio.wait((task,), timeout=seconds)
         if task.done():
             task.result()
         return task.done()
+    finally:
+        del task
+
+
+async def result_within(
+    task: asyncio.Future[Result], seconds: float, late: Callable[[], None]
+) -> Result:
+    """Do as ``result_of``, and call ``late`` if the work has not ended in time. It may raise the caller's error."""
+    try:
+        if not await is_done_within(task, seconds if math.isfinite(seconds) else None):
+            late()
+        return await asyncio.shield(task)
     finally:
         del task
 

@@ -38,7 +38,9 @@ class BlockersApi:
         snapshot, of = await self._snapshot(request)
         wanted = BlockersQuery(snapshot, place, limit, request.generation)
         found = await self._topics.blockers(request.topic, wanted, request.hold)
-        known, problem = await self._known(found.blockers) if found.blockers else ({}, None)
+        known, problem = (
+            await self._known(request, found.blockers) if found.blockers else ({}, None)
+        )
         now_ms = self._clock.now_ms()
         return json_reply(
             {
@@ -64,23 +66,26 @@ class BlockersApi:
                 return await body_reader.read(request, steps), "request"
             return await body_reader.read_snapshot(request), "request"
         if text is None:
-            return await self._service.snapshot(), "now"
+            return await self._service.snapshot(request.deadline), "now"
         if not (text.isascii() and text.isdecimal() and len(text) <= 19):
             raise BadRequest(f"transaction: must be the number of a transaction, not {text!r:.80}.")
         number = min(int(text), POINTER_MAX)
-        shown = await self._service.show(number)
+        shown = await self._service.show(number, request.deadline)
         if shown["state"] not in ("in_progress", "committing"):
             raise BadRequest(
                 f"transaction: {number} is {shown['state']}, so it can't read any more."
             )
-        now, checkpoints = await self._service.snapshot(), [*map(int, shown.get("checkpoints", ()))]
+        now = await self._service.snapshot(request.deadline)
+        checkpoints = [*map(int, shown.get("checkpoints", ()))]
         is_long = shown.get("type") == "long"
         return as_transaction(now, number, checkpoints, long=is_long), "transaction"
 
-    async def _known(self, blockers: list[Blocker]) -> tuple[dict[int, dict[str, Any]], str | None]:
+    async def _known(
+        self, request: Request, blockers: list[Blocker]
+    ) -> tuple[dict[int, dict[str, Any]], str | None]:
         """Return the service's answers by write pointer; if it does not answer, none and the reason."""
         try:
-            listed = await self._service.list(limit=LISTED_MAX)
+            listed = await self._service.list(limit=LISTED_MAX, deadline=request.deadline)
             known = {
                 pointer: {"state": "in_progress", **each}
                 for each in listed["in_progress"]
@@ -88,7 +93,8 @@ class BlockersApi:
             }
             for pointer in (each.pointer for each in blockers):
                 try:
-                    known[pointer] = {**known.get(pointer, {}), **await self._service.show(pointer)}
+                    shown = await self._service.show(pointer, request.deadline)
+                    known[pointer] = {**known.get(pointer, {}), **shown}
                 except NotFound:
                     known.setdefault(pointer, {"state": "unknown"})
         except BrokerError as error:

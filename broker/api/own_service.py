@@ -26,18 +26,23 @@ _BY_CODE: Final = {error.code: error for error in reversed(registry())}
 
 
 class AnyService(Protocol):
-    """A transaction service: this cluster's or another one. Every method may raise BrokerError."""
+    """A transaction service: this cluster's or another one. Every method may raise BrokerError.
 
-    async def snapshot(self) -> Snapshot:
+    ``deadline`` is that of the request that asks (monotonic seconds). None: DEADLINE_S from the call on.
+    """
+
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
 
-    async def list(self, *, limit: int | None = None) -> dict[str, Any]:
+    async def list(
+        self, *, limit: int | None = None, deadline: float | None = None
+    ) -> dict[str, Any]:
         """Return the transactions in progress, as ``GET /v1/transactions`` answers."""
 
-    async def show(self, transaction_id: int) -> dict[str, Any]:
+    async def show(self, transaction_id: int, deadline: float | None = None) -> dict[str, Any]:
         """Return one transaction as the service knows it. Raises NotFound."""
 
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
+    async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Forget invalid transactions; return how many were known."""
 
 
@@ -53,29 +58,34 @@ class OwnService:
         """Call these handlers from now on. Their keys are the names of their routes."""
         self._handlers = handlers
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
-        reply = await self._ask(
-            "transactions_snapshot", "GET", f"{_PATH}/snapshot", {"Accept": THRIFT}
-        )
+        accept = {"Accept": THRIFT}
+        path = f"{_PATH}/snapshot"
+        reply = await self._ask("transactions_snapshot", "GET", path, accept, deadline=deadline)
         return decode_transaction(bytes(reply.body))
 
-    async def list(self, *, limit: int | None = None) -> dict[str, Any]:
+    async def list(
+        self, *, limit: int | None = None, deadline: float | None = None
+    ) -> dict[str, Any]:
         """Return the transactions in progress."""
         query = "" if limit is None else f"limit={limit}"
-        return _object(await self._ask("list_transactions", "GET", _PATH, query=query))
+        reply = await self._ask("list_transactions", "GET", _PATH, query=query, deadline=deadline)
+        return _object(reply)
 
-    async def show(self, transaction_id: int) -> dict[str, Any]:
+    async def show(self, transaction_id: int, deadline: float | None = None) -> dict[str, Any]:
         """Return one transaction as the service knows it. Raises NotFound."""
         path, names = f"{_PATH}/{transaction_id}", str(transaction_id)
-        return _object(await self._ask("show_transaction", "GET", path, transaction=names))
+        asking = self._ask("show_transaction", "GET", path, transaction=names, deadline=deadline)
+        return _object(await asking)
 
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
+    async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Forget invalid transactions; return how many were known."""
         body = orjson.dumps({"ids": [str(each) for each in ids]})
         headers = {"Content-Type": JSON}
+        path = f"{_PATH}/truncate"
         reply = await self._ask(
-            "truncate_transactions", "POST", f"{_PATH}/truncate", headers, body=body
+            "truncate_transactions", "POST", path, headers, body=body, deadline=deadline
         )
         return int(_object(reply)["removed"])
 
@@ -89,6 +99,7 @@ class OwnService:
         query: str = "",
         body: bytes = b"",
         transaction: str = "",
+        deadline: float | None = None,
     ) -> Reply:
         handler = self._handlers.get(name)
         if handler is None:
@@ -100,7 +111,7 @@ class OwnService:
             headers or {},
             body,
             names=PathNames(topic=TRANSACTIONS, transaction=transaction),
-            deadline=self._clock.monotonic() + DEADLINE_S,
+            deadline=self._clock.monotonic() + DEADLINE_S if deadline is None else deadline,
         )
         reply = await handler(request)
         assert isinstance(reply, Reply), "these answers are no streams"

@@ -7,6 +7,7 @@ answer was cut off. In this way the node reports a failure after the status line
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from copy import copy
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -32,7 +33,9 @@ from broker.http.reply import (
 from broker.http.request import Request
 from broker.model import Poll, ShownMessage, Snapshot
 from broker.moments import span_s
+from broker.routing.forwarder import READING_S
 from broker.slices import Slice
+from broker.topics.overdue import in_time
 from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
 from broker.topics.topics import Topics
@@ -97,7 +100,9 @@ class Polling:
         return PollRequest(kind, poll, wait_s, whole, committed)
 
     async def within(self, request: Request, poll: Poll, wait_s: float) -> PollStream | None:
-        """Poll for the request of an event stream; see ``read``."""
+        """Poll for the request of an event stream, which has no deadline; see ``read``."""
+        request = copy(request)
+        request.deadline = None
         asked = PollRequest(
             BodyType.AVRO, poll, wait_s, whole=True, committed=committed_in(request)
         )
@@ -109,7 +114,19 @@ class Polling:
         """Return the messages, and wait for them at most ``wait_s``. Return None if the client has gone.
 
         With ``anywhere``, the poll may also wait on a node that does not lead the topic.
+
+        Raises:
+            Unavailable: the request's deadline has passed, and the wait that it asked for, too.
         """
+        deadline = request.deadline
+        if deadline is not None and asked.wait_s:
+            deadline += asked.wait_s + READING_S
+        async with in_time(self._topics.around.clock, deadline):
+            return await self._read(request, asked, wait_s, anywhere=anywhere)
+
+    async def _read(
+        self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool
+    ) -> PollStream | None:
         topic, poll, hold = request.topic, asked.poll, request.hold
         if asked.committed:
             poll = replace(poll, snapshot=await self._snapshot(request))
@@ -119,7 +136,7 @@ class Polling:
         return await self._topics.poll(topic, poll, hold=hold)
 
     async def _snapshot(self, request: Request) -> Snapshot:
-        snapshot = await self._service.snapshot()
+        snapshot = await self._service.snapshot(request.deadline)
         request.hold.give(BudgetKind.ITEMS)  # That of the stream's page before.
         request.hold.take(BudgetKind.ITEMS, len(snapshot.in_progress) + len(snapshot.invalids))
         return snapshot

@@ -21,11 +21,11 @@ class PruningApi:
 
     async def plan(self, request: Request) -> Answer:
         """Answer which transactions can be pruned. Change nothing."""
-        return json_reply(told(await self._pruning.plan(_through(request))))
+        return json_reply(told(await self._pruning.plan(_through(request), request.deadline)))
 
     async def prune(self, request: Request) -> Answer:
         """Prune all transactions that may be pruned."""
-        plan, removed = await self._pruning.prune(_through(request))
+        plan, removed = await self._pruning.prune(_through(request), request.deadline)
         return json_reply({**told(plan), "removed": removed})
 
 

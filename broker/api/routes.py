@@ -27,10 +27,12 @@ from broker.api.stages import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
+from broker.clock import Clock
 from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
+from broker.topics.overdue import in_time
 from broker.topics.topics import Topics
 from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.prune import Pruning
@@ -172,6 +174,8 @@ SHAPES = (
 )
 
 
+_READS: Final = {shape.name for shape in SHAPES if shape.method == "GET"} - {"events"}
+_READS_AS: Final = {"browse_as", "arrow_as", "blockers"}
 _ROLES: Final = {_NAMESPACES: Role.TOPICS, TRANSACTIONS: Role.TRANSACTIONS}
 """The role that serves the routes under a path. Every node serves all other routes."""
 
@@ -310,9 +314,24 @@ def _topic_handlers(
         "put_cursor": cursors.put,
         "delete_cursor": cursors.delete,
     }
+    clock = topics.around.clock
+    handlers |= {
+        name: _read_in_time(clock, handlers[name])
+        for name in handlers.keys() & (_READS | _READS_AS)
+    }
     if routed is not None:
         handlers = {name: routed.bind(name, handler) for name, handler in handlers.items()}
     return {**handlers, "purge": admin.pinned(handlers["purge"])}
+
+
+def _read_in_time(clock: Clock, read: Handler) -> Handler:
+    """Return a handler of a read that ends at its request's deadline, wherever it waits. Polls see to that themselves."""
+
+    async def bounded(request: Request) -> Answer:
+        async with in_time(clock, request.deadline):
+            return await read(request)
+
+    return bounded
 
 
 def _transaction_handlers(transactions: Transactions, routed: Routed | None) -> dict[str, Handler]:
@@ -345,7 +364,8 @@ def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]
         margin_ms=settings.sweep_margin_ms,
     )
     api = PruningApi(pruning)
-    return {"prune_plan": api.plan, "prune_transactions": api.prune}
+    plan = _read_in_time(topics.around.clock, api.plan)
+    return {"prune_plan": plan, "prune_transactions": api.prune}
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:

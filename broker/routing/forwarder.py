@@ -245,7 +245,10 @@ class Forwarder:
     async def _read(self, url: str, call: Call, ask: _ForwardedRequest) -> Relayed:
         """Send a read. Return a poll's long answer as a stream, and any other answer whole."""
         now = self._clock.monotonic()
-        silence_s = min(call.wait_s(now) + READING_S, call.deadline - now)
+        wait_s = call.wait_s(now)
+        left_s = call.deadline - now
+        # Without a wait, half of the time is left for this node's own read.
+        silence_s = min(wait_s + READING_S, left_s if wait_s else left_s / 2)
         relay = await self._stream(url, call.topic, ask, silence_s)
         streams = relay.status == 200 and MOVED.lower() not in relay.headers
         if call.kind is RepeatEffect.POLL and streams and not relay.ended:

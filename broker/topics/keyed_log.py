@@ -17,6 +17,7 @@ from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside, soon
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_request, key_hash
 from broker.topics.effects import POINTER_BYTES, encode_pointer, named, refuse_rolled_back
+from broker.topics.overdue import in_time, joined_in_time
 from broker.topics.settings import PublishedIds, PublishOptions
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import KeyMark, Write
@@ -31,6 +32,7 @@ class KeyedLog:
         self.writer = writer
         pointer = writer.hold.pointer
         self.window = around.mark_window(pointer)
+        self._clock = around.clock
         self._answered = around.answered_keys(pointer)
         self._under_way: dict[bytes, tuple[bytes, asyncio.Task[PublishedIds]]] = {}
 
@@ -87,15 +89,18 @@ class KeyedLog:
         Raises:
             IdempotencyKeyReused: the key was used before, with another body.
             AlreadyPublished: with another write pointer, or the messages were rolled back.
+            Unavailable: storage does not answer before the deadline whether the key has an answer.
+            OutcomeUnknown: the request of this key that is in progress does not end before this one's deadline.
         """
         assert options.key is not None, "a keyed request has a key"
         hashed = key_hash(options.key)
         if hashed in self._under_way:
             check_same_request(self._under_way[hashed][0], body_hash)
-            return (await result_of(self._under_way[hashed][1]))._replace(replayed=True)
+            joined = await joined_in_time(self._clock, options.deadline, self._under_way[hashed][1])
+            return joined._replace(replayed=True)
         mark = (hashed, body_hash)
         before = PublishedIds(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
-        answering = self._answer_once(mark, before, work, is_fresh=options.is_fresh)
+        answering = self._answer_once(mark, before, work, options)
         self._under_way[hashed] = body_hash, begin(answering, lambda: self._under_way.pop(hashed))
         return await result_of(self._under_way[hashed][1])
 
@@ -104,13 +109,13 @@ class KeyedLog:
         mark: KeyMark,
         before: PublishedIds,
         work: Callable[[KeyMark], Awaitable[PublishedIds]],
-        *,
-        is_fresh: bool,
+        options: PublishOptions,
     ) -> PublishedIds:
         hashed, body_hash = mark
-        answer = await self._find_answer(hashed, is_fresh=is_fresh)
+        answer = await self._find_answer(hashed, options)
         if answer is not None:
-            await self._check_effect(answer, body_hash)
+            async with in_time(self._clock, options.deadline):
+                await self._check_effect(answer, body_hash)
             return before._replace(first=answer.first, last=answer.last)
         published = await work(mark)
         if published.replayed:
@@ -129,12 +134,13 @@ class KeyedLog:
             ids = named(first, last)
             await refuse_rolled_back(hold, what, answer.pointer, first, last, ids)
 
-    async def _find_answer(self, hashed: bytes, *, is_fresh: bool) -> KeyedOutcome | None:
+    async def _find_answer(self, hashed: bytes, options: PublishOptions) -> KeyedOutcome | None:
         passed = self._passed()
         answer = self._answered.get(hashed, passed)
-        if answer is not None or is_fresh or not self._answered.must_look_up(passed):
+        if answer is not None or options.is_fresh or not self._answered.must_look_up(passed):
             return answer
-        found = await self.writer.hold.marks.find(IDEMPOTENCY, hashed)
+        async with in_time(self._clock, options.deadline):
+            found = await self.writer.hold.marks.find(IDEMPOTENCY, hashed)
         if not found or self.has_passed(found[-1].first):
             return None
         return KeyedOutcome(found[-1].first, found[-1].last, found[-1].body)

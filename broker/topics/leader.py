@@ -25,6 +25,7 @@ from broker.storage.marks import PRODUCER_LIFE_MS
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed_log import KeyedLog, request_hash
+from broker.topics.overdue import in_time
 from broker.topics.producers import Producers
 from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.stats import Rates
@@ -73,7 +74,7 @@ class TopicLeader:
             around, hold, committed=self._committed, lost=lambda _, error: self.end(error)
         )
         self.messages = KeyedLog(around, self.writer)
-        self.producers = Producers(hold, self.producers_passed)
+        self.producers = Producers(around.clock, hold, self.producers_passed)
         self.payloads = StoredPayloads(around, self.messages, self.end)
         self._changing: set[asyncio.Task[None]] = set()
         self._refused_below: Callable[[], Awaitable[int]] | None = refused_below
@@ -147,6 +148,7 @@ class TopicLeader:
             options.producer,
             request.pointer,
             lambda mark: self._append(request, options, key, mark),
+            options.deadline,
         )
 
     async def _append(
@@ -157,7 +159,8 @@ class TopicLeader:
         producer: ProducerMark | None,
     ) -> PublishedIds:
         if request.pointer is not None:
-            await self.learn_refused()
+            async with in_time(self._around.clock, options.deadline):
+                await self.learn_refused()
         lives = lifetimes_of(request, options)
         write = Write(
             self.loop.create_future(),

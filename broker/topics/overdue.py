@@ -9,17 +9,23 @@ come too late::
 A timer for each request would cost more than queueing it. So a queue has one timer, for its earliest deadline.
 Deadlines mostly come in order: then the timer is set again only after it has fired. Each time, ``look`` searches the
 whole queue. So it runs at most every LOOK_S, even if many deadlines pass.
+
+A request also waits before it queues: for the look-up of its key, or for its producer's publish before. There it has
+changed nothing yet, so ``in_time`` cancels the wait at the deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
 
 from broker.clock import Clock
+from broker.errors import BrokerError, OutcomeUnknown, Unavailable
 
+Result = TypeVar("Result")
 LOOK_S: Final = 0.05
 """A refusal may be late by this much, if other requests were refused just before."""
 
@@ -51,3 +57,46 @@ class Overdue:
         self._timer, self.due = None, math.inf
         # The loop has another clock, and may call too early: then ``look`` finds the same deadline again.
         self.watch(max(self._look(), self._clock.monotonic() + LOOK_S))
+
+
+def _late() -> BrokerError:
+    return Unavailable("The request's deadline passed before storage answered.")
+
+
+def _joined_late() -> BrokerError:
+    return OutcomeUnknown("The same request is in progress, and has no outcome yet.")
+
+
+@asynccontextmanager
+async def in_time(
+    clock: Clock, deadline: float | None, late: Callable[[], BrokerError] = _late
+) -> AsyncIterator[None]:
+    """Cancel the wait in this block at the request's deadline (monotonic seconds). The wait changes nothing.
+
+    Raises:
+        BrokerError: the error of ``late``, by default Unavailable: the deadline has passed.
+    """
+    left_s = math.inf if deadline is None else max(deadline - clock.monotonic(), 0.0)
+    bound = asyncio.timeout(left_s if math.isfinite(left_s) else None)
+    try:
+        async with bound:
+            yield
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise late() from None
+
+
+async def joined_in_time(
+    clock: Clock, deadline: float | None, work: asyncio.Future[Result]
+) -> Result:
+    """Return the result of another request's work that this request joins. The work goes on in any case.
+
+    Raises:
+        OutcomeUnknown: the deadline has passed, and the work may still be done.
+    """
+    try:
+        async with in_time(clock, deadline, _joined_late):
+            return await asyncio.shield(work)
+    finally:
+        del work  # See ``shield``.

@@ -21,8 +21,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, nullcontext
 from typing import Final, NamedTuple
 
+from broker.clock import Clock
 from broker.errors import AlreadyPublished
 from broker.model import ROW_ID_MIN, RowId, first_row_at, timestamp_of
 from broker.shield import to_its_end
@@ -31,6 +33,7 @@ from broker.storage.marks import PRODUCER
 from broker.topics.batches import ProducerRun, producer_run
 from broker.topics.dedupe import key_hash
 from broker.topics.effects import in_transaction, named, refuse_other, refuse_rolled_back
+from broker.topics.overdue import in_time
 from broker.topics.settings import Producer, PublishedIds
 from broker.topics.write import ProducerMark
 
@@ -56,8 +59,9 @@ class _ProducerTurns:
 class Producers:
     """The last numbers of the producers of one topic, while one hold lasts."""
 
-    def __init__(self, hold: LogHold, passed: Callable[[], RowId]) -> None:
+    def __init__(self, clock: Clock, hold: LogHold, passed: Callable[[], RowId]) -> None:
         """Begin without a known producer. ``passed`` returns the id below which no producer's mark counts."""
+        self._clock = clock
         self._hold = hold
         self._passed = passed
         self._known: OrderedDict[bytes, _Last] = OrderedDict()
@@ -79,6 +83,7 @@ class Producers:
         producer: Producer,
         pointer: int | None,
         work: Callable[[ProducerMark], Awaitable[PublishedIds]],
+        deadline: float | None,
     ) -> PublishedIds:
         """Do ``work`` if the producer's number is above its last one, else return the answer to a duplicate.
 
@@ -86,25 +91,32 @@ class Producers:
 
         Raises:
             AlreadyPublished: the number was published under another write pointer, or rolled back.
-            Unavailable: the producer's last number can't be looked up.
+            Unavailable: the producer's last number can't be looked up, or the deadline passed before its turn.
         """
-        return await to_its_end(self._in_turn(producer, pointer, work), self._under_way)
+        turn = self._in_turn(producer, pointer, work, deadline)
+        return await to_its_end(turn, self._under_way)
 
     async def _in_turn(
         self,
         producer: Producer,
         pointer: int | None,
         work: Callable[[ProducerMark], Awaitable[PublishedIds]],
+        deadline: float | None,
     ) -> PublishedIds:
         hashed = key_hash(producer.id)
         turns = self._turns.setdefault(hashed, _ProducerTurns())
         turns.users += 1
         try:
-            async with turns.lock:
-                last = await self._last(hashed)
-                if last is not None and producer.number <= last.run.number:
-                    await self._check_effect(producer, pointer, last)
-                    return _duplicate(producer.number, pointer, last)
+            async with AsyncExitStack() as turn:
+                may_wait = self._may_wait(turns, hashed, producer.number)
+                async with in_time(self._clock, deadline) if may_wait else nullcontext():
+                    await turn.enter_async_context(turns.lock)
+                    last = await self._last(hashed)
+                    repeated = last if last and producer.number <= last.run.number else None
+                    if repeated is not None:
+                        await self._check_effect(producer, pointer, repeated)
+                if repeated is not None:
+                    return _duplicate(producer.number, pointer, repeated)
                 mark = ProducerMark(hashed, producer.number, *_run_of(producer, pointer, last))
                 published = await work(mark)
                 if (
@@ -120,6 +132,11 @@ class Producers:
             turns.users -= 1
             if not turns.users:
                 del self._turns[hashed]
+
+    def _may_wait(self, turns: _ProducerTurns, hashed: bytes, number: int) -> bool:
+        """Return whether a publish waits for another one or for storage before it is appended."""
+        known = self._known.get(hashed)
+        return turns.lock.locked() or known is None or number <= known.run.number
 
     async def _check_effect(self, producer: Producer, mine: int | None, last: _Last) -> None:
         """Refuse a duplicate whose first publish has another write pointer, or was rolled back (rule 9)."""

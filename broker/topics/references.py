@@ -15,6 +15,7 @@ published: the publish is refused.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -24,9 +25,10 @@ from broker.errors import (
     Overloaded,
     PayloadsSealed,
     TransactionTooOld,
+    Unavailable,
 )
 from broker.model import RowId, row_after
-from broker.shield import begin, result_of
+from broker.shield import begin, result_within
 from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
@@ -34,6 +36,7 @@ from broker.topics import stages
 from broker.topics.effects import named, refuse_other, rolled_back
 from broker.topics.ids import is_run
 from broker.topics.keyed_log import KeyedLog
+from broker.topics.overdue import in_time, joined_in_time
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write
@@ -96,13 +99,16 @@ class References:
             TransactionTooOld: a transaction's payloads were dropped already.
             PayloadsSealed: a stage is too old, was swept, or was published in another list.
             AlreadyPublished: they were published in another transaction, or rolled back.
-            Overloaded: the deadline passed before the append.
+            Overloaded, Unavailable: the deadline passed before the append.
+            OutcomeUnknown: the deadline passed while the same publish was in progress.
         """
+        clock = self._around.clock
         while others := {self._under_way[n] for n in numbers if n in self._under_way}:
             if [other[:2] for other in others] == [(numbers, write.pointer)]:
                 del others  # See ``shield``.
-                return await result_of(self._under_way[numbers[0]].task)
-            await asyncio.wait({other.task for other in others})
+                return await joined_in_time(clock, write.deadline, self._under_way[numbers[0]].task)
+            async with in_time(clock, write.deadline):
+                await asyncio.wait({other.task for other in others})
         publishing = self._publish(numbers, write)
         self._under_way.update(
             dict.fromkeys(
@@ -114,7 +120,10 @@ class References:
                 ),
             )
         )
-        return await result_of(self._under_way[numbers[0]].task)
+        left_s = max(write.deadline - clock.monotonic(), 0.0)
+        return await result_within(
+            self._under_way[numbers[0]].task, left_s, lambda: _refuse_unless_appending(write)
+        )
 
     def _publish_ended(self, numbers: Numbers) -> None:
         for number in numbers:
@@ -233,6 +242,16 @@ class References:
             await _for_all(tuple(rows), note)
         except BrokerError:
             self._around.metrics.happened("reference_note_failed")
+
+
+def _refuse_unless_appending(write: Write) -> None:
+    """Refuse a request whose deadline has passed, and see that it is not appended later.
+
+    A payload log that is being closed is closed nevertheless: a repetition finds it so.
+    """
+    if not write.references:
+        write.deadline = -math.inf
+        raise Unavailable("The request's deadline passed before the payloads were closed.")
 
 
 async def _for_all(numbers: Numbers, work: Callable[[int], Awaitable[Result]]) -> list[Result]:

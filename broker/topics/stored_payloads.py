@@ -32,6 +32,7 @@ from broker.topics import stages
 from broker.topics.batches import Batch
 from broker.topics.dedupe import check_same_request, key_hash
 from broker.topics.keyed_log import KeyedLog, request_hash
+from broker.topics.overdue import in_time
 from broker.topics.references import References, closed, too_old
 from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.surroundings import Surroundings
@@ -100,17 +101,19 @@ class StoredPayloads:
             PayloadsSealed: the reference was published, or the stage was swept.
             TransactionTooOld: the payloads were dropped already.
             AlreadyPublished: the same store was done before; its payloads were published, and rolled back.
+            Unavailable: the deadline passed before the payload log was open.
         """
         number = request.stages[0] if request.stages else request.pointer
         assert number is not None
         while True:
             try:
-                async with self._in_use(number) as payloads:
+                async with self._in_use(number, options.deadline) as payloads:
                     return await self._store_into(payloads, number, request, options)
             except _Retired:
                 continue
             except PayloadsSealed:
-                before = await self._stored_before(number, request, options)
+                async with in_time(self._around.clock, options.deadline):
+                    before = await self._stored_before(number, request, options)
                 if before is None:
                     raise
                 return before
@@ -153,8 +156,9 @@ class StoredPayloads:
         options: PublishOptions,
         key: KeyMark | None,
     ) -> PublishedIds:
-        while (reference := self.references.of(number)) is not None:
-            await asyncio.wait((reference,))
+        async with in_time(self._around.clock, options.deadline):
+            while (reference := self.references.of(number)) is not None:
+                await asyncio.wait((reference,))
         if payloads.writer.closed and not self._closed:
             raise _Retired
         lives = lifetimes_of(request, options)
@@ -170,7 +174,7 @@ class StoredPayloads:
         return (await payloads.write(write))._replace(pointer=number)
 
     @asynccontextmanager
-    async def _in_use(self, number: int) -> AsyncIterator[KeyedLog]:
+    async def _in_use(self, number: int, deadline: float | None) -> AsyncIterator[KeyedLog]:
         """Open a payload log, and keep it open during the block.
 
         Raises:
@@ -178,24 +182,28 @@ class StoredPayloads:
         """
         self._users[number] += 1
         try:
-            yield await self._open(number)
+            async with in_time(self._around.clock, deadline):
+                opened = await self._open(number)
+            yield opened
         finally:
             self._users[number] -= 1
             if not self._users[number]:
                 del self._users[number]
 
-    async def begin_stage(self) -> int:
+    async def begin_stage(self, deadline: float | None) -> int:
         """Begin a stage on disk, and return its number.
 
         Raises:
             Fenced: another node leads the topic.
+            Unavailable: the deadline passed. The stage may have begun; its number is not given again.
         """
         while True:
             number = self._stage_numbers.next(self._around.clock.now_ms())
             log = self._hold.log._replace(number=number)
-            if await self._around.payload_logs.root(log) is None:
-                await self._open(number, begins=True)
-                return number
+            async with in_time(self._around.clock, deadline):
+                if await self._around.payload_logs.root(log) is None:
+                    await self._open(number, begins=True)
+                    return number
 
     async def _open(self, number: int, *, begins: bool = False) -> KeyedLog:
         while (reference := self.references.of(number)) is not None:

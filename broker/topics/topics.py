@@ -40,6 +40,7 @@ from broker.topics.cursors import Cursors
 from broker.topics.fetch import behind
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
+from broker.topics.overdue import in_time
 from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
 from broker.topics.registry import TopicRegistry, check_generation, not_found
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
@@ -283,7 +284,8 @@ class Topics:
                 f"Topic: {topic.entity}"
             )
         self.leaders.must_be_here(topic)
-        await self._check_before_leading(topic, request, options)
+        async with in_time(self.around.clock, options.deadline):
+            await self._check_before_leading(topic, request, options)
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
@@ -301,7 +303,8 @@ class Topics:
                 f"Store request must be transactional with payload. Topic: {topic.entity}"
             )
         self.leaders.must_be_here(topic)
-        await self._check_before_leading(topic, request, options)
+        async with in_time(self.around.clock, options.deadline):
+            await self._check_before_leading(topic, request, options)
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
@@ -314,8 +317,11 @@ class Topics:
         """Begin a stage and return its number. Each call begins another one. Raises as publish does."""
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
-            await self.get(topic)
-        return await self.leaders.led(topic, lambda leader: leader.payloads.begin_stage(), options)
+            async with in_time(self.around.clock, options.deadline):
+                await self.get(topic)
+        return await self.leaders.led(
+            topic, lambda leader: leader.payloads.begin_stage(options.deadline), options
+        )
 
     async def rollback(
         self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
@@ -323,7 +329,8 @@ class Topics:
         """Mark a transaction's messages as rolled back."""
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
-            await self.get(topic)
+            async with in_time(self.around.clock, options.deadline):
+                await self.get(topic)
         admission.check_is_pointer(rollback.pointer)
         await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 

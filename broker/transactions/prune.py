@@ -32,10 +32,10 @@ TRUNCATED_AT_ONCE: Final = 10_000
 class PruningService(Protocol):
     """The calls of the transaction service that pruning needs."""
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
 
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
+    async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Forget invalid transactions; return how many were known."""
 
 
@@ -89,11 +89,13 @@ class Pruning:
         self._life_ms = life_ms
         self._margin_ms = margin_ms
 
-    async def plan(self, through: int = POINTER_MAX) -> PruningPlan:
+    async def plan(self, through: int = POINTER_MAX, deadline: float | None = None) -> PruningPlan:
         """Return the plan up to a pointer. Change nothing. Raises BrokerError."""
-        return _cut(await self._make_plan(announce=_nothing), through)
+        return _cut(await self._make_plan(announce=_nothing, deadline=deadline), through)
 
-    async def prune(self, through: int = POINTER_MAX) -> tuple[PruningPlan, int]:
+    async def prune(
+        self, through: int = POINTER_MAX, deadline: float | None = None
+    ) -> tuple[PruningPlan, int]:
         """Prune up to a pointer. Return the plan, and how many transactions the service has forgotten.
 
         Raises:
@@ -105,16 +107,18 @@ class Pruning:
         async def announce(bound: int) -> None:
             await settlement.announce_pruning(records, bound)
 
-        plan = _cut(await self._make_plan(announce=announce), through)
+        plan = _cut(await self._make_plan(announce=announce, deadline=deadline), through)
         removed = 0
         for first in range(0, len(plan.prunable), TRUNCATED_AT_ONCE):
             some = plan.prunable[first : first + TRUNCATED_AT_ONCE]
-            removed += await self._service.truncate_invalid(list(some))
+            removed += await self._service.truncate_invalid(list(some), deadline)
         return plan, removed
 
-    async def _make_plan(self, *, announce: Callable[[int], Awaitable[None]]) -> PruningPlan:
+    async def _make_plan(
+        self, *, announce: Callable[[int], Awaitable[None]], deadline: float | None
+    ) -> PruningPlan:
         now_ms = self._clock.now_ms()
-        snapshot = await self._service.snapshot()
+        snapshot = await self._service.snapshot(deadline)
         bound = settlement.bound_of(
             snapshot, now_ms=now_ms, life_ms=self._life_ms, margin_ms=self._margin_ms
         )

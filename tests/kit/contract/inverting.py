@@ -56,11 +56,11 @@ class Node:
             self.topics.registry, self, clock, life_ms=LIFE_S * 1000, margin_ms=0
         )
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
         return self.model.look(self.clock.now_ms())
 
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
+    async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Forget invalid transactions."""
         self.model.invalid -= set(ids)
         return len(ids)

@@ -268,7 +268,7 @@ async def test_a_service_elsewhere_is_asked_over_http() -> None:
     broker = Broker(RESETTING)
     pointer = await begun(broker)
     async with listening(broker) as http:
-        await asked_elsewhere(broker, ServiceElsewhere(http.url), pointer)
+        await asked_elsewhere(broker, ServiceElsewhere(http.url, broker.clock), pointer)
     await broker.close()
 
 

@@ -77,3 +77,36 @@ async def test_a_publish_that_waits_past_its_timeout_is_refused_and_never_stored
         page = await http("GET", topic_path("t", "messages"))
         assert "late" not in [message["payload"] for message in page.json["messages"]]
     await broker.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", topic_path("t")),
+        ("GET", topic_path("t", "messages")),
+        ("POST", topic_path("t", "poll")),
+        ("GET", topic_path("t", "stats")),
+        ("POST", topic_path("t", "blockers")),
+        ("GET", topic_path("t", "cursors")),
+    ],
+)
+async def test_a_read_that_waits_for_storage_ends_at_its_timeout(method, path) -> None:
+    clock = SystemClock()
+    table = HookedTable(MemoryTable())
+    logs = Logs(table, clock)
+    stores = (logs, Records(logs.resolver))
+    before = Broker(clock=clock, stores=stores)
+    await before.call("PUT", topic_path("t"))
+    await before.close()
+    broker = Broker(clock=clock, stores=stores)
+    gate = Gate()
+    async with listening(broker) as http:
+        for call in ("get", "cells", "columns", "scan"):
+            table.on(call, *[gate.before] * 50)
+        async with asyncio.timeout(30):  # The reply comes while storage is still blocked.
+            asked = {"Request-Timeout": "0.05", "Content-Type": "application/json"}
+            reply = await http(method, path, b"{}" if path.endswith("poll") else b"", asked)
+        assert gate.reached.is_set(), reply
+        assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+        gate.open()
+    await broker.close()

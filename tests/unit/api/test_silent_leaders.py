@@ -134,7 +134,7 @@ def test_a_poll_that_does_not_wait_is_answered_before_its_deadline() -> None:
     async def main(far: Far) -> None:
         await far.stored(b"a")
         assert await far.poll("", within_s=2.0) == [b"a"]
-        assert far.others.patience_s == [pytest.approx(2.0)]
+        assert far.others.patience_s == [pytest.approx(1.0)]
 
     virtually(main)
 

@@ -42,12 +42,12 @@ class World:
 
     # As a service.
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         if self.is_down:
             raise Unavailable("the service is down")
         return self.model.look(self.now_ms)
 
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
+    async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         known = self.model.invalid & set(ids)
         self.model.invalid -= known
         return len(known)

@@ -526,9 +526,10 @@ async def test_a_reference_whose_payload_log_is_closed_too_slowly_is_refused(
     await gate.reached.wait()
     await bench.publish(b"behind")
     await bench.pass_ms(2000)
-    gate.open()
-    with pytest.raises(Overloaded):
+    with pytest.raises(Unavailable, match="deadline"):
         await late
+    gate.open()
+    await settle()
     assert await bench.payloads() == [b"behind"]
 
 
