@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 Outcome = Literal["refused", "unknown"]
@@ -327,6 +328,25 @@ def install_command(extra: str) -> str:
     from a checkout or from a wheel, so the package need not be in an index.
     """
     return f"{shlex.quote(sys.executable)} -m pip install 'tms-broker[{extra}]'"
+
+
+@contextmanager
+def importing(extra: str) -> Generator[None]:
+    """Import the parts of a package that needs an extra, in this block.
+
+    Raises:
+        ModuleNotFoundError: the extra is not installed; the text has the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == __package__:
+            raise
+        raise ModuleNotFoundError(
+            f"The package {package!r} of the extra {extra!r} is missing: {install_command(extra)}",
+            name=error.name,
+        ) from error
 
 
 def _tree(error: type[BrokerError]) -> list[type[BrokerError]]:

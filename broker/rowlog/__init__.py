@@ -12,13 +12,16 @@ each file::
         await log.put(b"row", {b"data:title": b"A title"}, payload=b"created")
 """
 
-from broker.rowlog.feeder import feeder
-from broker.rowlog.letters import DeadLetter
-from broker.rowlog.puts import Put
-from broker.rowlog.refusals import MessagesOpen, RowLocked
-from broker.rowlog.rowlog import RowLog
-from broker.rowlog.rows import Message
-from broker.rowlog.setup import Filter, Settings, Subscription
+from broker.errors import importing
+
+with importing("rowlog"):
+    from broker.rowlog.feeder import feeder
+    from broker.rowlog.letters import DeadLetter
+    from broker.rowlog.puts import Put
+    from broker.rowlog.refusals import MessagesOpen, RowLocked
+    from broker.rowlog.rowlog import RowLog
+    from broker.rowlog.rows import Message
+    from broker.rowlog.setup import Filter, Settings, Subscription
 
 __all__ = [
     "DeadLetter",

@@ -4,7 +4,10 @@ The driver plans; the executors read and store. All of them are clients of the b
 starts. This package needs the extra ``spark``.
 """
 
-from broker.spark.datasource import TmsDataSource
-from broker.spark.foreachbatch import publish
+from broker.errors import importing
+
+with importing("spark"):
+    from broker.spark.datasource import TmsDataSource
+    from broker.spark.foreachbatch import publish
 
 __all__ = ["TmsDataSource", "publish"]

@@ -5,9 +5,12 @@ The extra ``sql`` installs SQLAlchemy. ``SqlRecord`` makes a session a participa
 the place of a subscriber in the transaction of its handler.
 """
 
-from broker.sql.outbox import Outbox
-from broker.sql.place import SqlPlace
-from broker.sql.record import SqlRecord
-from broker.sql.recovery import Recovered
+from broker.errors import importing
+
+with importing("sql"):
+    from broker.sql.outbox import Outbox
+    from broker.sql.place import SqlPlace
+    from broker.sql.record import SqlRecord
+    from broker.sql.recovery import Recovered
 
 __all__ = ["Outbox", "Recovered", "SqlPlace", "SqlRecord"]

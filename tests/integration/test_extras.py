@@ -37,6 +37,9 @@ def test_the_client_runs_with_no_extra(made: Path) -> None:
     told = run(made, "-m", "broker.cli", "serve")
     assert told.returncode == 1
     assert "pip install 'tms-broker[server]'" in told.stderr
+    for extra in ("sql", "rowlog", "streams", "spark"):
+        told = run(made, "-c", f"import broker.{extra}")
+        assert f"pip install 'tms-broker[{extra}]'" in told.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("made", [("server",)], indirect=True, ids=["server"])
