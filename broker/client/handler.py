@@ -216,5 +216,10 @@ class _InThread(AbstractAsyncContextManager[Any]):
 
 
 def as_given(messages: Sequence[Message], *, in_batches: bool) -> Any:
-    """Return the argument of a handler: one message, or a list."""
-    return list(messages) if in_batches else messages[0]
+    """Return the argument of one call of a handler: one message, or a list.
+
+    It is the handler's own. A handler may consume its list, or change its headers, and then fail: its next try must get
+    the same messages again, and a dead letter must have all headers.
+    """
+    own = [each._replace(headers=dict(each.headers)) if each.headers else each for each in messages]
+    return own if in_batches else own[0]

@@ -81,13 +81,13 @@ class Handling:
             SystemExit, KeyboardInterrupt: the handler raised it.
         """
         tries, place_failures = 0 if progress.tried is None else progress.tried.at(batch), 0
-        given = as_given(batch, in_batches=self._options.batch_messages_max is not None)
+        in_batches = self._options.batch_messages_max is not None
         after = batch[-1].id
         work = None if self._own is None else self._own.work(after)
         while not self._is_used_up(tries):
             if tries or progress.suspects > 0:
                 await self._note(progress, batch, tries + 1)
-            failure = await self._calling.hand(given, work)
+            failure = await self._calling.hand(as_given(batch, in_batches=in_batches), work)
             if failure is None:
                 break
             if failure.of_place:

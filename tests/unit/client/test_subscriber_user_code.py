@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.client import CursorMoved, Message, Reject, RetryLater
+from broker.client import CursorMoved, Message, NewMessage, Reject, RetryLater
 from broker.errors import BodyTooLarge
 from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import (
@@ -132,6 +132,30 @@ async def test_a_cancelled_run_is_a_crash_also_if_the_handler_hides_it(world: Wo
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (seen, await place_of(world, "s")) == ([b"0"], None)
+
+
+async def test_each_try_gets_its_own_list_and_headers(world: World) -> None:
+    """A handler that consumes its list, or the headers, and then fails, gets the same messages again."""
+    client, bad = world.client(), NewMessage(b"bad", headers={"trace": b"1"})
+    await client.publish(TOPIC, [b"first", bad, b"last"])
+    done: list[bytes] = []
+
+    async def handler(messages: list[Message]) -> None:
+        while messages:
+            message = messages.pop()
+            if message.payload == b"bad":
+                assert isinstance(message.headers, dict)
+                message.headers.clear()
+                raise ValueError
+            done.append(message.payload)
+
+    subscriber = client.subscriber(TOPIC, "s", handler, batch_messages_max=3, tries_max=2, **QUICK)
+    async with running(subscriber), asyncio.timeout(600):
+        while not subscriber.counts.dead_letters or b"last" not in done[2:]:
+            await pass_time(1)
+    [letter] = await client.poll(LETTERS)
+    assert (letter.payload, letter.headers["trace"]) == (b"bad", b"1")
+    assert done == [b"last", b"last", b"first", b"last"], "none is lost"
 
 
 class AwayStore(Ledger):
