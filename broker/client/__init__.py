@@ -6,7 +6,7 @@ with the original one. They raise the errors of ``broker.errors``.
 
 from broker.client.aio import Client
 from broker.client.cursors import Cursor, CursorLag
-from broker.client.handler import Reject, RetryLater
+from broker.client.handler import HandlerFailed, Reject, RetryLater
 from broker.client.letter_calls import DeadLetterCalls, OpenLetter
 from broker.client.node_directory import Leader
 from broker.client.place_store import PlaceStore
@@ -92,6 +92,7 @@ __all__ = [
     "DeadLetterCalls",
     "DecidingAware",
     "Forbidden",
+    "HandlerFailed",
     "IdempotencyKeyReused",
     "Leader",
     "Message",

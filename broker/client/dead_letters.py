@@ -33,7 +33,8 @@ REASON_BYTES_MAX: Final = 1024
 SUFFIX: Final = "-dead-letters"
 LEFT_OUT: Final = f"{PREFIX}left-out"
 RETRY_FOR: Final = f"{PREFIX}retry-for"
-"""The header of a message that was published again for one subscriber, with its name. The other ones pass it by."""
+"""The header of a message that was published again for one subscriber: its topic and its name. The other subscribers of
+that topic pass the message by. A copy of it in another topic, with its headers, is a message for all of them."""
 
 
 def default_topic(topic: TopicId) -> TopicId:
@@ -90,10 +91,16 @@ def about(
     }
 
 
-def is_for_another(message: Message, subscriber: str) -> bool:
-    """Return whether a message is the retry of another subscriber's dead letter."""
-    name = message.headers.get(RETRY_FOR)
-    return name is not None and name != subscriber.encode()
+def retry_for(topic: str, subscriber: str) -> bytes:
+    """Return the value of the header ``RETRY_FOR``."""
+    return f"{topic} {subscriber}".encode()
+
+
+def is_for_another(message: Message, topic: TopicId, subscriber: str) -> bool:
+    """Return whether a message of a topic is the retry of a dead letter of another subscriber of that topic."""
+    told = message.headers.get(RETRY_FOR, b"").rpartition(b" ")
+    of = f"{topic.namespace}/{topic.topic}".encode()
+    return told[0] == of and told[2] != subscriber.encode()
 
 
 def _fits(key: bytes | None, headers: Mapping[str, bytes]) -> bool:

@@ -51,6 +51,13 @@ class RetryLater(Exception):
         self.delay_s = delay_s
 
 
+class HandlerFailed(Exception):
+    """A ``PlaceStore`` raises it from an error of the handler's own writes that shows only behind the handler.
+
+    Such as a row that the database refuses at the flush or the commit. It is a failed try, whose error is the cause.
+    """
+
+
 class Stopped(Exception):
     """The subscriber must stop."""
 
@@ -179,6 +186,8 @@ class Calling:
         ended = await user_code.run(self._entered, made.result(), handle)
         if isinstance(ended.error, Stopped):
             raise ended.error
+        if isinstance(ended.error, HandlerFailed):
+            return FailedCall(ended.error.__cause__ or ended.error)
         return ended.value if ended.error is None else FailedCall(ended.error, of_place=True)
 
     async def _entered(

@@ -3,7 +3,7 @@
 A topic is a log, so no letter leaves its topic before its time. A retry or a drop publishes a mark there, which names the
 letter, and the calls here pass marked letters by. A retry publishes the message again, in its first topic::
 
-    dead-letter-retry-for   the subscriber whose handler failed; those with other names pass the message by
+    dead-letter-retry-for   its topic and the subscriber whose handler failed; the topic's other ones pass it by
     dead-letter-settled     in a mark: the id of the letter           dead-letter-settled-by   retry or drop
 """
 
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.client.dead_letters import LEFT_OUT, PREFIX, RETRY_FOR, default_topic
+from broker.client.dead_letters import LEFT_OUT, PREFIX, RETRY_FOR, default_topic, retry_for
 from broker.client.positions import id_of
 from broker.client.tail import TailOptions
 from broker.client.values import IdPlace, NewMessage, TopicName
@@ -109,7 +109,9 @@ class DeadLetterCalls:
             name: value for name, value in whole.headers.items() if not name.startswith(PREFIX)
         }
         again = NewMessage(
-            whole.payload, whole.key, {**headers, RETRY_FOR: found.subscriber.encode()}
+            whole.payload,
+            whole.key,
+            {**headers, RETRY_FOR: retry_for(found.topic, found.subscriber)},
         )
         published = await self._client.publish(
             found.topic, again, idempotency_key=f"dead-letter-retry.{found.id.hex()}"

@@ -44,7 +44,8 @@ class PlaceStore(Protocol):
 
         Its value is the second argument of the handler. If the context ends without an error, it stores ``after`` as
         the place, together with the handler's writes. If it ends with an error, it stores neither. If it finds that
-        another program moved the place, it should raise CursorMoved; then the subscriber loads the place again.
+        another program moved the place, it should raise CursorMoved; then the subscriber loads the place again. If the
+        database refuses the handler's own writes only here, it should raise HandlerFailed from that error: a failed try.
         """
 
 

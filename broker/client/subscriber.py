@@ -279,7 +279,9 @@ class Subscriber:
 
     async def _batch(self, progress: SubscriberProgress, batch: list[Message]) -> None:
         """Handle a batch. If it is given up, handle its messages one by one; if one is given up, it is a dead letter."""
-        if mine := [each for each in batch if not dead_letters.is_for_another(each, self.name)]:
+        topic, name = self.topic, self.name
+        mine = [each for each in batch if not dead_letters.is_for_another(each, topic, name)]
+        if mine:
             failed = await self._handling.handle(progress, mine)
             if failed is not None and len(batch) == 1:
                 await self._give_up(progress, mine[0], failed)

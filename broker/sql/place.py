@@ -12,6 +12,9 @@
 The row has the topic, its generation and the id of the last message. The transaction moves it only from the id that this
 process has loaded. So of two processes that handle the same message, one commits; the other one gets CursorMoved, and its
 writes are rolled back.
+
+The handler's own rows are often written only here, behind the handler: by a flush, or checked by the commit. An error of
+theirs is a failed try of the handler (HandlerFailed). Any other error is one of the place, which is asked again.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     Column,
@@ -37,9 +40,18 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    InvalidRequestError,
+    NotSupportedError,
+    ProgrammingError,
+    StatementError,
+)
 from sqlalchemy.orm import Session
 
+from broker.client.handler import HandlerFailed
 from broker.errors import CursorMoved
 from broker.model import MessageId, TopicId
 from broker.places import Place
@@ -47,6 +59,29 @@ from broker.sql.work import run
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+_FAILED_TRANSACTION: Final = "25P02"
+"""The state of SQL in which PostgreSQL refuses all statements: the handler has hidden an error of an earlier one."""
+
+_STATES_OF_ROWS: Final = {"22", "23", "42"}
+"""The classes of SQL's states for wrong values, for constraints, and for wrong statements."""
+
+
+@contextmanager
+def _errors_of_the_handler() -> Iterator[None]:
+    """Raise an error that only the handler's rows or statements can have caused as HandlerFailed."""
+    try:
+        yield
+    except (IntegrityError, DataError, ProgrammingError, NotSupportedError) as error:
+        raise HandlerFailed from error
+    except DBAPIError as error:
+        # asyncpg's errors have a state only. Of other states: the database is away, or asks for a repetition.
+        if str(getattr(error.orig, "sqlstate", ""))[:2] in _STATES_OF_ROWS:
+            raise HandlerFailed from error
+        raise
+    except (StatementError, InvalidRequestError) as error:
+        raise HandlerFailed from error
 
 
 class SqlPlace:
@@ -125,25 +160,40 @@ class SqlPlace:
 
     @contextmanager
     def _work(self, engine: Engine, after: str) -> Iterator[Session]:
-        with Session(engine) as session, session.begin():
+        with Session(engine) as session, session.begin() as transaction:
             yield session
-            self._move(session, after)
+            self._end(session, after)
+            with _errors_of_the_handler():
+                transaction.commit()
         self._loaded = after
 
     @asynccontextmanager
     async def _work_async(self, engine: AsyncEngine, after: str) -> AsyncIterator[Any]:
         from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - It imports greenlet.
 
-        async with AsyncSession(engine) as session, session.begin():
+        async with AsyncSession(engine) as session, session.begin() as transaction:
             yield session
-            await session.run_sync(self._move, after)
+            await session.run_sync(self._end, after)
+            with _errors_of_the_handler():
+                await transaction.commit()
         self._loaded = after
+
+    def _end(self, session: Session, after: str) -> None:
+        with _errors_of_the_handler():
+            session.flush()
+        try:
+            self._move(session, after)
+        except InvalidRequestError as error:  # The handler has ended the transaction.
+            raise HandlerFailed from error
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) == _FAILED_TRANSACTION:
+                raise HandlerFailed from error
+            raise
 
     def _move(self, session: Session, after: str) -> None:
         """Move the place from where this process has loaded it. Raises CursorMoved."""
         values = {"generation": self._generation, "after": after}
         if self._loaded is None:
-            session.flush()  # So that an error of the handler's own rows is told as such.
             try:
                 session.execute(
                     insert(self.places).values(topic=self._topic, name=self._name, **values)

@@ -87,6 +87,20 @@ def test_a_retry_goes_to_its_subscriber_alone_and_once(run: Run, client: SyncCli
     assert "dead-letter-retry-for" not in letters[1].message.headers
 
 
+def test_a_copy_of_a_retried_message_in_another_topic_is_for_all_subscribers(
+    client: SyncClient,
+) -> None:
+    """A handler often passes the headers of its message on."""
+    topic = with_letters(client, "copied")
+    client.dead_letters.retry(topic, client.dead_letters.list(topic)[0])
+    retried = client.poll(topic)[-1]
+    client.create_topic("letters/copies")
+    client.publish("letters/copies", b"copy", headers=retried.headers)
+    client.publish("letters/copies", b"last")
+    found = handle(client, "letters/copies", "other", b"last")
+    assert [each.payload for each in found] == [b"copy", b"last"]
+
+
 def test_all_letters_are_retried_and_dropped(run: Run, client: SyncClient) -> None:
     topic = with_letters(client, "all", dead_letters="letters/shared", create_dead_letters=True)
     shared = ("--letters", "letters/shared")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, select, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import registry
 
-from broker.client import Client, CursorMoved, SyncClient, TopicRecreated
+from broker.client import Client, CursorMoved, HandlerFailed, SyncClient, TopicRecreated
 from broker.model import TopicId
 from broker.sql import SqlPlace
 from tests.kit.served import ServedNode
@@ -117,6 +119,81 @@ def test_an_error_of_the_handlers_rows_is_no_move_of_the_place(engine: Any) -> N
     with pytest.raises(IntegrityError), place.work(bytes(20)) as session:  # type: ignore[union-attr]
         session.execute(insert(AMOUNTS).values(amount=1))
     assert place.load() is None
+
+
+class Amount:
+    """A row of ``AMOUNTS``, written at the flush."""
+
+    def __init__(self, amount: Any) -> None:
+        self.amount = amount
+
+
+registry().map_imperatively(Amount, AMOUNTS)
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "a row that exists": lambda session: session.add(Amount(1)),
+    "a row of a wrong type": lambda session: session.add(Amount(object())),
+    "ends the transaction": lambda session: session.commit(),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+async def test_rows_that_are_refused_behind_the_handler_are_failed_tries(
+    node: ServedNode,
+    database: Any,
+    engine: Any,
+    topic: str,
+    wrong: Callable[[Any], Any],
+    *,
+    is_async: bool,
+) -> None:
+    """The database refuses them at the flush or the commit: no error of the place, which would be retried for ever."""
+    async_engine = database.async_engine()
+
+    def add(message: Any, session: Any) -> Any:
+        if message.payload == b"3":
+            subscriber.stop()
+        if message.payload != b"2":
+            return session.add(Amount(int(message.payload)))
+        return wrong(session)
+
+    async def add_async(message: Any, session: Any) -> None:
+        told = add(message, session)
+        if told is not None:
+            await told
+
+    async with Client(node.url) as client, asyncio.timeout(DEADLINE_S):
+        place = SqlPlace(async_engine if is_async else engine, "adder")
+        handler = add_async if is_async else add
+        subscriber = client.subscriber(topic, "adder", handler, place=place, tries_max=2, **QUICK)
+        await subscriber.run()
+        [letter] = await client.dead_letters.list(topic)
+    await async_engine.dispose()
+    assert (letter.message.payload, subscriber.counts.failed) == (b"2", 2)
+    assert amounts(engine) == [1, 3]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_statement_that_failed_unseen_is_no_error_of_the_place(
+    engine: Any, *, is_first: bool
+) -> None:
+    place = SqlPlace(engine, "adder")
+    place.begin(TopicId("place", f"unseen-{is_first}"), 1)
+    place.load()
+    if not is_first:
+        with place.work(bytes(20)):  # type: ignore[union-attr]
+            pass
+    with engine.begin() as connection:
+        connection.execute(insert(AMOUNTS).values(amount=1))
+    fails = engine.dialect.name == "postgresql"  # SQLite goes on with the transaction.
+    with (
+        pytest.raises(HandlerFailed) if fails else nullcontext(),
+        place.work(b"1" * 20) as session,  # type: ignore[union-attr]
+        suppress(IntegrityError),
+    ):
+        session.execute(insert(AMOUNTS).values(amount=1))
 
 
 def test_a_place_of_another_generation_is_refused(
