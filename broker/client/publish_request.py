@@ -42,11 +42,18 @@ def payload_bytes(payload: Payload, name: str = "message", place: int | None = N
 
     Raises:
         TypeError: it is neither bytes nor text.
+        BadRequest: it is text that UTF-8 can't encode, such as half of a surrogate pair.
     """
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, str):
-        return payload.encode()
+        try:
+            return payload.encode()
+        except UnicodeEncodeError:
+            where = name if place is None else f"{name}[{place}]"
+            raise BadRequest(
+                f"{where}: is not valid Unicode text; give its bytes instead."
+            ) from None
     raise _no_message(name if place is None else f"{name}[{place}]", payload, "bytes or text")
 
 
@@ -147,7 +154,7 @@ def _name(where: str, name: str) -> str:
 
 def _value_bytes(where: str, part: str, value: Payload) -> bytes:
     if isinstance(value, bytes | str):
-        return payload_bytes(value)
+        return payload_bytes(value, f"{where}, {part}")
     raise _refused(where, part, value, "bytes or text")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -68,11 +69,12 @@ class SubscriberOptions:
             ("retry_delay_min_s", 0),
             ("retry_delay_max_s", 0),
             ("takeover_s", 0.01),
+            ("wait_s", 0),
         ):
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
                 continue
-            if not value >= least:
+            if not least <= value < math.inf:
                 raise ValueError(f"{name} is at least {least}, not {value!r}.")
 
 

@@ -1,6 +1,7 @@
 """The client builds a publish request from a caller's messages, and refuses values of other types."""
 
 from collections import OrderedDict, deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,46 @@ async def test_no_method_publishes_a_value_that_is_no_message(
         for door in doors:
             with pytest.raises(TypeError, match=told):
                 await door()
+    assert transport.requests == []
+
+
+HALF = "\ud800"
+HALVES: list[tuple[Any, str]] = [
+    (HALF, "messages?"),
+    (["a", HALF], r"messages\[1\]"),
+    (NewMessage("a", key=HALF), "key"),
+    (NewMessage("a", headers={"n": HALF}), "header 'n'"),
+    (NewMessage("a", headers={HALF: "v"}), "headers"),
+]
+
+
+@pytest.mark.parametrize(("messages", "told"), HALVES)
+async def test_text_that_is_half_of_a_character_is_a_bad_request(
+    make_client, transport, messages, told
+):
+    async with make_client() as client:
+        doors = [
+            lambda: client.publish("t", messages),
+            lambda: client.publish("t", messages, idempotency_key="k"),
+            lambda: client.store("t", messages, pointer=7),
+            lambda: client.transaction_publisher(7).publish("t", messages),
+            lambda: client.stage("t").store(messages),
+        ]
+        if not isinstance(messages, list):
+            doors.append(lambda: client.publish_later("t", messages))
+        for door in doors:
+            with pytest.raises(BadRequest, match=f"{told}.*not valid Unicode"):
+                await door()
+    assert transport.requests == []
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1])
+async def test_a_wait_that_no_timer_ends_is_refused(make_client, transport, wait_s):
+    async with make_client() as client:
+        with pytest.raises(BadRequest, match="wait_s"):
+            await client.poll("t", wait_s=wait_s)
+        with pytest.raises(ValueError, match="wait_s"):
+            client.subscriber("t", "s", print, wait_s=wait_s)
     assert transport.requests == []
 
 
