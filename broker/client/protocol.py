@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -361,13 +360,8 @@ def rollback(topic: TopicId, rollback_body: bytes) -> ClientRequest:
 def poll(
     topic: TopicId, request: Poll, *, wait_s: float | None = None, committed: bool = False
 ) -> ClientRequest:
-    """Ask for messages as a consumer.
-
-    Raises:
-        BadRequest: ``wait_s`` is no time, such as NaN, which no timer would end.
-        ValueError: ``committed`` with a snapshot.
-    """
-    if wait_s is not None and not 0 <= wait_s < math.inf:
+    """Ask for messages as a consumer. Raises BadRequest for an endless wait; ValueError for ``committed`` with a snapshot."""
+    if wait_s is not None and not 0 <= wait_s < float("inf"):
         raise BadRequest(f"wait_s: give seconds, at least 0, not {wait_s!r}.")
     if committed and request.snapshot is not None:
         raise ValueError("Give committed or a snapshot, but not both.")
