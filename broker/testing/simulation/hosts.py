@@ -123,13 +123,15 @@ class HostLoop(VirtualLoop):
         *,
         name: object = None,
         context: Context | None = None,
+        **options: Any,
     ) -> asyncio.Task[Result]:
-        """Start a task; it belongs to the process that starts it."""
+        """Start a task; it belongs to the process that starts it. Python 3.14 has more options, such as eager_start."""
         task: asyncio.Task[Result] = asyncio.Task(
             coro,
             loop=self,
             name=None if name is None else str(name),
             context=context,
+            **options,
         )
         process = RUNNING.get() if context is None else context.get(RUNNING)
         if process is not None:

@@ -122,7 +122,7 @@ async def test_a_message_is_given_up_at_the_deadline_of_its_call_and_counted(
     make_client, transport
 ):
     transport.answer = lambda _: BUSY
-    async with make_client(deadline_s=0.02) as client:
+    async with make_client(deadline_s=0.3) as client:
         answer = await client.publish_later("ns1/t1", b"x")
         await client.flush()
         assert isinstance(answer.exception(), Overloaded)

@@ -16,7 +16,18 @@ PLUGIN = "broker.testing.pytest_plugin"
 def run(folder: Path, tests: str, *, conftest: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "test_shop.py").write_text(tests)
     (folder / "conftest.py").write_text(conftest)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:broker",
+        "-p",
+        PLUGIN,
+        "-p",
+        "no:cacheprovider",
+    ]
     more = ["-p", "no:schemathesis", "--rootdir", str(folder), "-c", "/dev/null", str(folder)]
     return subprocess.run(
         [*command, *more], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100
