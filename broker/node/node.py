@@ -332,6 +332,8 @@ class Node:
         watch(
             "ids_ahead_topics", "Topics whose new ids are ahead of the clock.", lambda: len(ahead)
         )
+        gaps = around.gaps
+        watch("gaps_passed", "Times that a reader passed lost messages.", lambda: gaps.count)
         watch("queued_bytes", "Publishes that wait for a commit.", lambda: around.queue.bytes)
         watch("connections", "Open connections.", lambda: server.connections)
         tephra = self._tephra

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from broker.model import RowId, Topic, row_before
+from broker.storage.gaps import Gap, decode_gaps, gaps_key
 from broker.storage.keys import LogId
 from broker.storage.ordinals import LogCount, Numbering
+from broker.storage.records import RecordStore
 from broker.topics.fetch import oldest_live
 from broker.topics.surroundings import Surroundings
 
@@ -47,7 +50,8 @@ class Range(NamedTuple):
     """A range ``(after, through]`` with its messages and bytes; ``ends`` are the last ids of its parts.
 
     All readable messages lie behind ``earliest``. No message lies behind ``latest`` yet, and all later ones will.
-    ``lost`` is the least number of messages that were published behind ``after`` and can't be read any more.
+    ``lost`` is the least number of messages that were published behind ``after``, up to ``through``, and can't be read
+    any more: they have expired, or a repair of the store did not find them.
     """
 
     earliest: RowId
@@ -77,13 +81,16 @@ class _KnownNumbering:
         self.lock = asyncio.Lock()
         self.size = 0
         """The pages and entries counted for it."""
+        self.gaps: Sequence[Gap] | None = None
+        """None: not read yet. They don't change while this process has the store open."""
 
 
 class TopicNumberings:
     """The numberings of recently requested topics."""
 
-    def __init__(self, around: Surroundings) -> None:
-        """Begin without a numbering."""
+    def __init__(self, around: Surroundings, records: RecordStore) -> None:
+        """Begin without a numbering. ``records`` has the topics' gaps."""
+        self._records = records
         self._around = around
         self._known: OrderedDict[LogId, _KnownNumbering] = OrderedDict()
         self._kept = 0
@@ -94,7 +101,7 @@ class TopicNumberings:
         async with known.lock:
             try:
                 await known.numbering.refresh()
-                return await self._range(topic, query, known.numbering)
+                return await self._range(topic, query, known)
             finally:
                 self._count(known)
 
@@ -116,7 +123,7 @@ class TopicNumberings:
             numbering = known.numbering
             try:
                 await numbering.refresh()
-                found = await self._range(topic, RangeQuery(after), numbering)
+                found = await self._range(topic, RangeQuery(after), known)
                 if found.messages <= 0:
                     return Unread(0, found.lost, None)
                 oldest = await numbering.next_id(max(found.after, found.earliest))
@@ -142,7 +149,15 @@ class TopicNumberings:
         while self._kept > KEPT_MAX and len(self._known) > 1:
             self._kept -= self._known.popitem(last=False)[1].size
 
-    async def _range(self, topic: Topic, query: RangeQuery, numbering: Numbering) -> Range:
+    async def _gaps(self, known: _KnownNumbering) -> Sequence[Gap]:
+        if known.gaps is None:
+            log = known.numbering.log
+            record = await self._records.get(gaps_key(log.topic))
+            known.gaps = () if record is None else decode_gaps(record.value, log.generation)
+        return known.gaps
+
+    async def _range(self, topic: Topic, query: RangeQuery, known: _KnownNumbering) -> Range:
+        numbering = known.numbering
         now_ms = self._around.clock.now_ms()
         bound = max(numbering.floor, row_before(oldest_live(topic, now_ms)))
         bound = min(bound, numbering.tail)
@@ -156,9 +171,9 @@ class TopicNumberings:
             found = await numbering.next_id(begin)
         through = min(through, max(found, begin))
         stop = await numbering.count(through)
-        lost = 0
+        lost = sum(gap.messages for gap in await self._gaps(known) if begin < gap.last <= through)
         if after < bound:
-            lost = max(start.messages - (await numbering.count_ever(after)).messages, 0)
+            lost += max(start.messages - (await numbering.count_ever(after)).messages, 0)
         ends = await self._ends(numbering, begin, through, query.parts, start, stop)
         return Range(
             earliest=bound,

@@ -15,6 +15,7 @@ from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
+from broker.topics.gaps_passed import GapsPassed
 from broker.topics.ids import RowIds, first_timestamp_ms
 from broker.topics.ids_ahead import IdsAhead
 from broker.topics.mark_window import MarkWindow
@@ -41,6 +42,7 @@ class Surroundings:
         "browsing",
         "cache",
         "clock",
+        "gaps",
         "ids_ahead",
         "instance",
         "is_clustered",
@@ -94,6 +96,7 @@ class Surroundings:
         self.keys = KeyBudget(settings.idempotency_keys_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
         self.ids_ahead = IdsAhead()
+        self.gaps = GapsPassed()
         self.browsing: AbstractAsyncContextManager[object] = (
             asyncio.Lock() if logs.table.is_alone else nullcontext()
         )

@@ -300,6 +300,7 @@ class TopicReading:
         # An expired message is never shown, so it holds nothing back either, even if it is open.
         first = max(first, entry.place_at(self._oldest_of(entry)))
         if first >= entry.count or entry.is_stub:
+            self._around.gaps.note(self._topic.id, entry)
             self._after = max(self._after, entry.last)
             return True
         if entry.is_plain:

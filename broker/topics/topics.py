@@ -65,7 +65,7 @@ class Topics:
         self.leaders = Leaders(around, self.registry, seed=seed)
         self._states = self.leaders.states
         self._polls = WaitingPolls(self.leaders)
-        self._ranges = TopicNumberings(around)
+        self._ranges = TopicNumberings(around, records)
         self.cursors = Cursors(records, around.clock, cursors_max=around.settings.cursors_max)
 
     # Administration.

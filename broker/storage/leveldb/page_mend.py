@@ -24,12 +24,14 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import LIFE, REFERENCE, is_rolled_column, last_of, pointer_of
 from broker.storage.entry import STORED, STUB, Entry
+from broker.storage.gaps import LOST_MS, Gap, decode_gaps, encode_gaps, gaps_key
 from broker.storage.head import Head, PageState
 from broker.storage.keys import log_of_row
 from broker.storage.leveldb.database import Database, translated
 from broker.storage.leveldb.layout import cells_prefix, head_key
 from broker.storage.marks import IDEMPOTENCY, PRODUCER, PRODUCER_LIFE_MS, encode_mark, mark_key
 from broker.storage.pagecheck import CELLS_COUNTED
+from broker.storage.resolve import NONCE_BYTES, random_nonce
 from broker.storage.table import Space
 
 _HEADS_AT_ONCE: Final = 256
@@ -40,12 +42,16 @@ _TAIL_BYTES: Final = {Space.MESSAGES: 4 + ROW_ID_BYTES, Space.PAYLOADS: 12 + ROW
 
 
 class LostRange(NamedTuple):
-    """Messages that are gone: their ids lie in ``[first, last]``. With ``some``, others in that range are there."""
+    """Messages that are gone: their ids lie in ``[first, last]``. With ``some``, others in that range are there.
+
+    ``entries`` is how many entries are gone: each had at least one message.
+    """
 
     topic: str
     first: RowId
     last: RowId
     some: bool = False
+    entries: int = 1
 
     def line(self) -> str:
         """Return the range as one line."""
@@ -75,7 +81,10 @@ def mend_pages(
     try:
         for space in (Space.MESSAGES, Space.PAYLOADS):
             for row, head in _pages(database, space):
-                lost += _mend(database, raw, space, row, head)
+                found = _mend(database, raw, space, row, head)
+                if found and space is Space.MESSAGES:
+                    _put_gaps(database, row, found)
+                lost += found
                 _put_marks(database, space, row, now_ms - window_ms)
     finally:
         raw.close()
@@ -165,7 +174,7 @@ def _mend(
     topic = b":".join(row.split(b":", 2)[:2]).decode(errors="backslashreplace")
     if not is_known:
         first = min([stub.first for stub in stubs] + [each.entry.first for each in found])
-        return [LostRange(topic, first, head.pointer, some=True)]
+        return [LostRange(topic, first, head.pointer, some=True, entries=max(missing, 1))]
     return _joined(topic, stubs, found)
 
 
@@ -237,12 +246,29 @@ def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int)
             batch.write()
 
 
+def _put_gaps(database: Database, row: bytes, lost: Sequence[LostRange]) -> None:
+    """Add the lost ranges of a page to the record of its topic's gaps (storage/gaps.py)."""
+    namespace, name, tail = row.split(b":", 2)
+    topic = TopicId(namespace.decode(), name.decode())
+    generation = log_of_row(topic, tail, has_number=False).generation
+    key = head_key(Space.RECORDS, gaps_key(topic))
+    value = database.get(key)
+    known: Sequence[Gap] = ()
+    if value is not None:
+        known = decode_gaps(entries.unchecked(value, "a record")[NONCE_BYTES:], generation)
+    gaps = [*known, *(Gap(each.first, each.last, each.entries) for each in lost)]
+    with translated(database.path):
+        batch = database.batch()
+        batch.put(key, entries.checked(random_nonce() + encode_gaps(generation, gaps)))
+        batch.write()
+
+
 def _stub(
     flags: int, epoch: int, first: RowId, last: RowId, pointer: int | None, *, is_stored: bool
 ) -> Entry:
     """Return an entry without messages: their lifetime was over at once."""
     flags |= LIFE | STUB | (STORED if is_stored else 0)
-    return Entry(flags, epoch, first, last, 1, (), b"", pointer=pointer, lifetime_ms=0)
+    return Entry(flags, epoch, first, last, 1, (), b"", pointer=pointer, lifetime_ms=LOST_MS)
 
 
 def _joined(topic: str, stubs: Sequence[Entry], found: Sequence[_Found]) -> list[LostRange]:
@@ -251,7 +277,7 @@ def _joined(topic: str, stubs: Sequence[Entry], found: Sequence[_Found]) -> list
     for stub in stubs:
         before = ranges[-1] if ranges else None
         if before is not None and not any(before.last < each.last < stub.last for each in found):
-            ranges[-1] = before._replace(last=stub.last)
+            ranges[-1] = before._replace(last=stub.last, entries=before.entries + 1)
         else:
             ranges.append(LostRange(topic, stub.first, stub.last))
     return ranges

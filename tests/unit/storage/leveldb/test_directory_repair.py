@@ -14,6 +14,7 @@ from typing import Any
 
 import plyvel
 import pytest
+from structlog.testing import capture_logs
 
 from broker.clock import SystemClock
 from broker.errors import StorageCorrupt, Unavailable
@@ -28,6 +29,7 @@ from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.storage.table import HEAD, Space
+from broker.topics.ranges import RangeQuery
 from broker.topics.settings import PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
@@ -273,7 +275,9 @@ async def messages_of(topics: Topics) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_repaired_copy_of_a_flipped_byte_verifies_and_lists_the_ids_that_are_gone(
-    published: tuple[Path, dict[bytes, bytes]], tmp_path: Path, seed: int
+    published: tuple[Path, dict[bytes, bytes]],
+    tmp_path: Path,
+    seed: int,
 ) -> None:
     store, before = published
     chance = random.Random(seed)
@@ -289,12 +293,18 @@ async def test_a_repaired_copy_of_a_flipped_byte_verifies_and_lists_the_ids_that
     ranges = [(line.split()[-3], line.split()[-1]) for line in report.lost]
     assert (await verify_directory(tmp_path / "mended")).is_sound
     async with topics_in(tmp_path / "mended") as topics:
-        after = await messages_of(topics)
+        with capture_logs() as lines:
+            after = await messages_of(topics)
         gone = before.keys() - after.keys()
         assert bool(gone) == bool(report.lost)
         assert after.items() <= before.items()
         assert all(any(low <= row.hex() <= high for low, high in ranges) for row in gone)
         if "some of" not in str(report.lost):
             assert not any(low <= row.hex() <= high for low, high in ranges for row in after)
+        told = [line for line in lines if "messages that are lost" in line["event"]]
+        assert bool(told) == bool(report.lost) == bool(topics.around.gaps.count)
+        found = await topics.range(PUBLISHED, RangeQuery())
+        assert bool(found.lost) == bool(report.lost)
+        assert found.lost <= len(gone)
         await topics.publish(PUBLISHED, PublishRequest(None, [b"goes on"]))
         assert b"goes on" in (await messages_of(topics)).values()
