@@ -1,4 +1,4 @@
-"""Moments and spans of time as people and programs write them: the one parser of every door.
+"""Moments and spans of time as people and programs write them: the one parser and the one writer of every door.
 
 ::
 
@@ -98,6 +98,17 @@ def datetime_ms(moment: datetime, more_us: int = 0) -> int:
         )
     since = moment - _EPOCH + timedelta(microseconds=more_us)
     return max(0, -(-since // _MS))
+
+
+def rfc3339(time_ms: int) -> str:
+    """Return a moment in UTC with milliseconds. A moment outside the calendar becomes its first or last one."""
+    moment = _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), MOMENT_MAX_MS))
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def rfc3339_or_none(time_ms: int) -> str | None:
+    """Return a moment in UTC, or None if it lies beyond the calendar."""
+    return rfc3339(time_ms) if 0 <= time_ms <= MOMENT_MAX_MS else None
 
 
 def span_ms(text: str, *, bare: str | None = None) -> float:

@@ -7,12 +7,12 @@ from typing import Any, Final
 from broker.api import body_reader
 from broker.api.asked_places import place_in
 from broker.api.own_service import AnyService
-from broker.api.times import rfc3339
 from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply, media_type
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
+from broker.moments import rfc3339
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.topics.topics import Topics
 from broker.wire.transaction import THRIFT, transaction_steps

@@ -11,11 +11,11 @@ from broker.api.asked_places import in_generation, place_in
 from broker.api.body_reader import read_snapshot
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.times import rfc3339, rfc3339_or_none
 from broker.http.budget import BudgetKind, Hold
 from broker.http.reply import JSON, Answer, ChunkedReply, Piece, Reply
 from broker.http.request import Request, one_of, whole_number
 from broker.model import Snapshot, timestamp_of
+from broker.moments import rfc3339, rfc3339_or_none
 from broker.places import Place
 from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage

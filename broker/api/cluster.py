@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from broker.api.times import rfc3339
 from broker.clock import Clock
 from broker.coordination.placement import Placement, read_placement
 from broker.coordination.ports import Contact, Members, NodeInfo
@@ -23,6 +22,7 @@ from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId, check_namespace, check_topic
+from broker.moments import rfc3339
 from broker.storage.call_health import StorageHealth
 from broker.storage.records import RecordStore
 from broker.topics.reserved import is_reserved

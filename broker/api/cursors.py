@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import orjson
 
-from broker.api.times import rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, whole_number
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, Topic, check_cursor, timestamp_of
+from broker.moments import rfc3339
 from broker.places import Place
 from broker.topics.cursors import StoredCursor, shown
 from broker.topics.topics import Topics

@@ -29,7 +29,6 @@ import orjson
 from broker.api import fields
 from broker.api.asked_places import parse_place
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.times import rfc3339
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     NO_HEADERS,
@@ -44,7 +43,7 @@ from broker.model import (
     Snapshot,
     message_id_from_hex,
 )
-from broker.moments import checked_ms, whole_s
+from broker.moments import checked_ms, rfc3339, whole_s
 from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.api.times import rfc3339
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
+from broker.moments import rfc3339
 from broker.transactions.prune import Pruning, PruningPlan
 from broker.wire.json_numbers import shown_long
 

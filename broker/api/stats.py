@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from broker.api.asked_places import id_in
-from broker.api.times import rfc3339
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, whole_number
@@ -14,6 +13,7 @@ from broker.model import (
     RowId,
     timestamp_of,
 )
+from broker.moments import rfc3339
 from broker.topics.ranges import AMOUNT_MAX, PARTS_MAX, RangeQuery
 from broker.topics.topics import Topics
 

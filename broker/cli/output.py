@@ -12,7 +12,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,6 +20,7 @@ from typing_extensions import Buffer, override
 from broker.client import Browsed
 from broker.escapes import escaped, escaped_json
 from broker.model import Message
+from broker.moments import rfc3339_or_none
 from broker.wire.json_numbers import shown_long
 
 if TYPE_CHECKING:
@@ -87,11 +87,7 @@ def cell(text: str, style: str = "") -> Text:
 
 def time_text(timestamp_ms: int) -> str:
     """Return a time in RFC 3339, in UTC, with milliseconds; the digits alone if it is beyond the calendar."""
-    try:
-        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(timestamp_ms)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339_or_none(timestamp_ms) or str(timestamp_ms)
 
 
 def payload_json(payload: bytes) -> dict[str, str]:

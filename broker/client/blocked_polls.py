@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from broker.escapes import escaping_logger
-from broker.model import POINTERS_PER_MS, TIMESTAMP_MAX_MS, TopicId
+from broker.model import POINTERS_PER_MS, TopicId
+from broker.moments import rfc3339_or_none
 
 BLOCKED_BY: Final = "broker-blocked-by"
 TOLD_AFTER_S: Final = 1.0
@@ -57,10 +57,4 @@ class BlockedPolls:
 def _began_at(pointer: str) -> str:
     """Return the moment in a write pointer, in RFC 3339; unknown if it has none."""
     began_ms = int(pointer) // POINTERS_PER_MS if pointer.isdecimal() and len(pointer) < 20 else 0
-    if not 0 < began_ms <= TIMESTAMP_MAX_MS:
-        return "an unknown moment"
-    try:
-        moment = datetime.fromtimestamp(began_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return "an unknown moment"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (began_ms and rfc3339_or_none(began_ms)) or "an unknown moment"

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 from broker.client.values import NewMessage
 from broker.errors import BadRequest
 from broker.model import Message, TopicId
+from broker.moments import rfc3339
 from broker.user_code import text_of
 from broker.wire import attributes
 
@@ -87,7 +87,7 @@ def about(
         "topic": f"{topic.namespace}/{topic.topic}",
         "subscriber": subscriber,
         "tries": str(tries),
-        "time": datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "time": rfc3339(now_ms),
     }
 
 

@@ -118,9 +118,10 @@ class Handling:
             # A message may end each process that handles it. An interrupt is not its doing.
             progress.tried = TryCount.of(batch, tries - isinstance(error, KeyboardInterrupt))
             raise error
-        self._tell(batch, error, tries)
+        self._counts.failed += 1
         if isinstance(error, Reject):
-            return True
+            return True  # A decision of the handler, which the warning about the dead letter names.
+        self._tell(batch, error, tries)
         await self._note(progress, batch, tries)
         if failure.running is not None:
             raise StillRunning(failure.running)
@@ -162,13 +163,13 @@ class Handling:
             await self._write(progress)
 
     def _tell(self, batch: list[Message], error: BaseException, tries: int) -> None:
-        self._counts.failed += 1
+        most = self._options.tries_max
         log.warning(
-            "handler of subscriber %s failed at message %s, try %d of %s: %s",
+            "handler of subscriber %s failed at message %s, try %d%s: %s",
             self._name,
             batch[0].id.hex(),
             tries,
-            self._options.tries_max or "any number",
+            f" of {most}" if most else "",
             user_code.text_of(error),
             exc_info=user_code.traceback_of(error),
         )

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.api.asked_places import parse_place
-from broker.api.times import rfc3339, rfc3339_or_none
 from broker.errors import BadRequest
-from broker.moments import moment_of
+from broker.moments import moment_of, rfc3339, rfc3339_or_none
 from broker.places import Place
 
 NOON_MS = 1_763_640_000_123

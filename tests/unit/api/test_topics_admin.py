@@ -4,12 +4,12 @@ import json
 import pytest
 
 from broker.api import topics_admin
-from broker.api.times import rfc3339
 from broker.api.topics_admin import TopicsAdmin
 from broker.config.sections import Config, TopicsConfig
 from broker.http.reply import EMPTY, Answer, ChunkedReply
 from broker.http.request import Request
 from broker.model import timestamp_of
+from broker.moments import rfc3339
 from broker.storage import records
 from tests.kit.serving import NAMESPACE, Broker, Http, topic_path
 

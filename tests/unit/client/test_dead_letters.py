@@ -28,7 +28,7 @@ def test_a_letter_keeps_the_message_and_says_why():
         "dead-letter-topic": b"ns/t",
         "dead-letter-subscriber": b"mailer",
         "dead-letter-tries": b"5",
-        "dead-letter-time": b"2025-11-24T16:00:01.000+00:00",
+        "dead-letter-time": b"2025-11-24T16:00:01.000Z",
     }
 
 

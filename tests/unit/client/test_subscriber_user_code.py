@@ -269,7 +269,9 @@ async def test_a_service_that_fails_for_a_while_costs_no_message_and_no_order(wo
     assert subscriber.counts.failed > 300 / 5
 
 
-async def test_reject_makes_a_dead_letter_at_once(world: World) -> None:
+async def test_reject_makes_a_dead_letter_at_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     client, handled = world.client(), Handled()
 
     async def handler(message: Message) -> None:
@@ -284,6 +286,8 @@ async def test_reject_makes_a_dead_letter_at_once(world: World) -> None:
     [letter] = await client.poll(LETTERS)
     assert letter.headers["dead-letter-reason"] == b"Reject: no such order"
     assert (letter.headers["dead-letter-tries"], subscriber.counts.failed) == (b"1", 1)
+    [warning] = [record for record in caplog.records if "Reject" in record.getMessage()]
+    assert (warning.exc_info, "is a dead letter" in warning.getMessage()) == (None, True)
 
 
 async def test_reject_of_a_batch_leaves_the_verdict_to_each_message(world: World) -> None:
