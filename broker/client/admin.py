@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
+from broker.client import answer_shapes
 from broker.client.protocol import JSON, ClientRequest, read
 from broker.model import TopicId
 
 _CLUSTER = "/v1/cluster"
 
 
-def _read(path: str, topic: TopicId | None = None) -> ClientRequest:
-    return read("GET", path, {"Accept": JSON}, topic=topic)
+def _read(path: str, answer: object, topic: TopicId | None = None) -> ClientRequest:
+    return read("GET", path, {"Accept": JSON}, topic=topic)._replace(answer=answer)
 
 
 def _write(
-    method: str, path: str, body: bytes = b"", topic: TopicId | None = None
+    method: str, path: str, answer: object, body: bytes = b"", topic: TopicId | None = None
 ) -> ClientRequest:
     headers = {"Accept": JSON, **({"Content-Type": JSON} if body else {})}
-    return ClientRequest(method, path, headers, body, topic, repeatable=True)
+    return ClientRequest(method, path, headers, body, topic, repeatable=True, answer=answer)
 
 
 def status(*, with_topics: bool = False, topic: TopicId | None = None) -> ClientRequest:
@@ -33,38 +34,40 @@ def status(*, with_topics: bool = False, topic: TopicId | None = None) -> Client
     the first ones by name. With ``topic`` the answer says of this topic alone which node leads it.
     """
     if topic is not None:
-        return _read(f"{_CLUSTER}?topics={topic.namespace}/{topic.topic}")
-    return _read(f"{_CLUSTER}?topics=yes" if with_topics else _CLUSTER)
+        return _read(f"{_CLUSTER}?topics={topic.namespace}/{topic.topic}", answer_shapes.CLUSTER)
+    return _read(f"{_CLUSTER}?topics=yes" if with_topics else _CLUSTER, answer_shapes.CLUSTER)
 
 
 def leader(topic: TopicId) -> ClientRequest:
     """Ask which node leads a topic."""
-    return _read(f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}/leader", topic)
+    path = f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}/leader"
+    return _read(path, answer_shapes.LEADER, topic)
 
 
 def drain(node: str) -> ClientRequest:
     """Make a node hand over all its topics. ``node`` is an instance id or a URL, here and below."""
-    return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/drain")
+    return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/drain", answer_shapes.DRAINED)
 
 
 def undrain(node: str) -> ClientRequest:
     """Let a node lead again."""
-    return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/undrain")
+    return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/undrain", answer_shapes.DRAINED)
 
 
 def pins() -> ClientRequest:
     """Ask for all pins."""
-    return _read(f"{_CLUSTER}/pins")
+    return _read(f"{_CLUSTER}/pins", answer_shapes.PINS)
 
 
 def pin(topic: TopicId, node: str) -> ClientRequest:
     """Let one node lead a topic as long as that node lives."""
-    return _write("PUT", _pin(topic), json.dumps({"node": node}).encode(), topic)
+    body = json.dumps({"node": node}).encode()
+    return _write("PUT", _pin(topic), answer_shapes.PINNED, body, topic)
 
 
 def unpin(topic: TopicId) -> ClientRequest:
     """Let any node lead a topic again."""
-    return _write("DELETE", _pin(topic), topic=topic)
+    return _write("DELETE", _pin(topic), answer_shapes.PINNED, topic=topic)
 
 
 def _pin(topic: TopicId) -> str:

@@ -35,7 +35,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack
 
-from broker.client import admin, protocol
+from broker.client import admin, answer_shapes, protocol
 from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later
@@ -550,7 +550,7 @@ class Client(Reader):
 
     async def ask(self, request: ClientRequest) -> dict[str, Any]:
         """Send a request of ``broker.client.admin`` and return the JSON object of its answer."""
-        return await self._calls.ask(request, protocol.json_object)
+        return await self._calls.ask(request, answer_shapes.read_as(request.answer))
 
     # --- Inside -----------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.client.dead_letters import LEFT_OUT, PREFIX, RETRY_FOR, default_topic, retry_for
 from broker.client.positions import id_of
-from broker.client.tail import TailOptions
 from broker.client.values import IdPlace, NewMessage, TopicName
 from broker.errors import BadRequest, NotFound, TopicNotFound
 from broker.model import Message, MessageId, TopicId
@@ -54,7 +53,8 @@ class DeadLetterCalls:
     """The calls of dead letters; ``client.dead_letters`` is an object of this class.
 
     ``topic`` is always that of the messages which failed; ``letters`` the topic of their letters, if it is not the default
-    one. Every method raises TopicNotFound if there is no such topic.
+    one. Every method raises TopicNotFound if there is no such topic, and another BrokerError if no answer came for the
+    client's ``deadline_s``.
     """
 
     def __init__(self, client: Client) -> None:
@@ -146,7 +146,7 @@ class DeadLetterCalls:
         name = f"{of.namespace}/{of.topic}"
         settled: set[MessageId] = set()
         try:
-            async for message in self._read(self._letters(topic, letters)):
+            async for message in self._client.read(self._letters(topic, letters)):
                 if (mark := _id(message, SETTLED)) is not None:
                     settled.add(mark)
         except TopicNotFound:
@@ -154,16 +154,10 @@ class DeadLetterCalls:
                 await self._client.topic(topic)
                 return  # It has no letters yet.
             raise
-        async for message in self._read(self._letters(topic, letters)):
+        async for message in self._client.read(self._letters(topic, letters)):
             found = _letter(message)
             if found is not None and found.topic == name and found.id not in settled:
                 yield found
-
-    async def _read(self, letters: TopicId) -> AsyncGenerator[Message]:
-        options = TailOptions(follow=False)
-        async with aclosing(self._client.tail(letters, options=options)) as messages:
-            async for message in messages:
-                yield message
 
     async def _whole(self, letter: OpenLetter) -> Message:
         """Return a message with all parts: the letter itself, or else the message that failed."""

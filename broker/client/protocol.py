@@ -65,7 +65,7 @@ _GENERATION = GENERATION_HEADER.lower()
 
 
 class ClientRequest(NamedTuple):
-    """One HTTP request; ``topic`` is its subject or None. This module's docstring explains the last two fields."""
+    """One HTTP request; ``topic`` is its subject or None. This module's docstring explains reading and repeatable."""
 
     method: str
     path: str
@@ -74,6 +74,8 @@ class ClientRequest(NamedTuple):
     topic: TopicId | None = None
     reading: bool = False
     repeatable: bool = False
+    answer: object = dict
+    """The shape of its JSON answer for ``Client.ask``; see ``answer_shapes``."""
 
 
 Reply = answer.HttpAnswer

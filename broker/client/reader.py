@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from broker.client import bulk, protocol
+from broker.client import answer_shapes, bulk, protocol
 from broker.client import tail as tails
 from broker.client.calls import Calls
 from broker.client.cursors import CursorCalls
@@ -208,11 +208,12 @@ class Reader(SubscriberFactory[Subscriber]):
         }
         given = {name: value for name, value in bounds.items() if value is not None}
         request = protocol.blockers(self._topic(topic), bounds=given, snapshot=snapshot)
-        return await self._calls.ask(request, protocol.json_object)
+        return await self._calls.ask(request, answer_shapes.read_as(answer_shapes.BLOCKERS))
 
     async def stats(self, topic: TopicName) -> Stats:
         """Return a topic's figures: messages, bytes, first and last, rates."""
-        return await self._calls.ask(protocol.stats(self._topic(topic)), protocol.json_object)
+        request = protocol.stats(self._topic(topic))
+        return await self._calls.ask(request, answer_shapes.read_as(answer_shapes.STATS))
 
     async def lag(self, topic: TopicName, after: IdPlace) -> int:
         """Return how many messages were published behind an id. This is the lag of a consumer at this id.

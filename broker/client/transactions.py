@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from broker.client import protocol
+from broker.client import answer_shapes, protocol
 from broker.client.calls import Calls
 from broker.client.protocol import JSON, ClientRequest, Reply
 from broker.errors import BadRequest
@@ -146,11 +146,11 @@ class TransactionService:
         transactions are strings of digits.
         """
         query = "" if limit is None else "?" + urlencode({"limit": limit})
-        return await self._read(_PATH + query)
+        return await self._read(_PATH + query, answer_shapes.TRANSACTIONS)
 
     async def show(self, transaction_id: int) -> dict[str, Any]:
         """Return one transaction in the service's form. Raises NotFound."""
-        return await self._read(_of(transaction_id))
+        return await self._read(_of(transaction_id), answer_shapes.TRANSACTION)
 
     async def truncate(
         self, *, ids: Collection[int] | None = None, before_ms: int | None = None
@@ -186,7 +186,8 @@ class TransactionService:
         Raises:
             NotAllowed: the broker was not started with ``transactions_reset_allowed``.
         """
-        return await self._write(f"{_PATH}/reset", b"", {"Accept": JSON}, protocol.json_object)
+        read = answer_shapes.read_as(answer_shapes.RESET)
+        return await self._write(f"{_PATH}/reset", b"", {"Accept": JSON}, read)
 
     async def prune_plan(self, *, through: int | None = None) -> dict[str, Any]:
         """Return which invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.
@@ -194,14 +195,15 @@ class TransactionService:
         Args:
             through: the highest pointer to include.
         """
-        return await self._read(_prune(through))
+        return await self._read(_prune(through), answer_shapes.PRUNE_PLAN)
 
     async def prune(self, *, through: int | None = None) -> dict[str, Any]:
         """Forget the invalid transactions that have no messages left in any topic.
 
         Unlike ``truncate`` it lets the broker choose them. Returns the plan, and the number ``removed``.
         """
-        return await self._write(_prune(through), b"", {"Accept": JSON}, protocol.json_object)
+        read = answer_shapes.read_as(answer_shapes.PRUNED)
+        return await self._write(_prune(through), b"", {"Accept": JSON}, read)
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -231,9 +233,9 @@ class TransactionService:
         request = ClientRequest("POST", path, headers, body, repeatable=repeatable)
         return await self._calls.ask(request, read)
 
-    async def _read(self, path: str) -> dict[str, Any]:
+    async def _read(self, path: str, shape: object) -> dict[str, Any]:
         request = protocol.read("GET", path, {"Accept": JSON})
-        return await self._calls.ask(request, protocol.json_object)
+        return await self._calls.ask(request, answer_shapes.read_as(shape))
 
 
 def _prune(through: int | None) -> str:
@@ -247,17 +249,18 @@ def _of(transaction_id: int) -> str:
 
 
 def _nothing(reply: Reply) -> None:
-    """Check that the body is none, or an object, which says no more than the status."""
-    if reply.body:
-        protocol.json_object(reply)
+    """Check that the body is ``{}``. Raises ValueError: another server's object, or none, ends no transaction."""
+    if protocol.json_object(reply):
+        raise ValueError("fields that no broker sends")
 
 
 def _invalidated(reply: Reply) -> bool:
-    return bool(protocol.json_object(reply)["invalidated"])
+    told = answer_shapes.read_as({"invalidated": bool})(reply)
+    return told["invalidated"] is True
 
 
 def _removed(reply: Reply) -> int:
-    return int(protocol.json_object(reply)["removed"])
+    return int(answer_shapes.read_as({"removed": int})(reply)["removed"])
 
 
 def _snapshot(reply: Reply) -> Snapshot:

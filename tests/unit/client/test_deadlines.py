@@ -14,6 +14,11 @@ async def consumed(source):
         pass
 
 
+async def in_block(client):
+    async with client.transaction():
+        raise AssertionError("it can't begin")
+
+
 CALLS = {
     "publish": lambda client: client.publish("ns1/t1", b"x"),
     "several": lambda client: client.publish("ns1/t1", [b"x", b"y"]),
@@ -25,6 +30,13 @@ CALLS = {
     "pages": lambda client: consumed(client.read("ns1/t1")),
     "table": lambda client: client.read("ns1/t1").to_arrow(),
     "batches": lambda client: consumed(client.read_arrow("ns1/t1", through="00" * 20)),
+    "dead letters": lambda client: client.dead_letters.list("ns1/t1"),
+    "a dead letter": lambda client: client.dead_letters.get("ns1/t1", "00" * 20),
+    "cursors": lambda client: client.cursors.list("ns1/t1"),
+    "cursor": lambda client: client.cursors.get("ns1/t1", "c"),
+    "transaction": lambda client: client.transactions.start(),
+    "table of pandas": lambda client: client.read("ns1/t1").to_pandas(),
+    "block": in_block,
     "tail": lambda client: consumed(
         client.tail("ns1/t1", options=TailOptions(follow=False, give_up_after_s=4))
     ),

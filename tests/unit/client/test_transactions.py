@@ -65,9 +65,10 @@ async def test_each_call_sends_its_documented_request(make_client, transport):
 async def test_transactions_are_listed_shown_and_truncated(make_client, transport):
     async with make_client() as client:
         service = client.transactions
-        transport.answer = answer_json({"in_progress": []})
-        assert await service.list(limit=5) == {"in_progress": []}
-        transport.answer = answer_json({"id": 7, "state": "invalid"})
+        counts = {"in_progress_count": 0, "committing": 0, "invalid": 2}
+        transport.answer = answer_json({"in_progress": [], **counts})
+        assert await service.list(limit=5) == {"in_progress": [], **counts}
+        transport.answer = answer_json({"id": "7", "state": "invalid"})
         assert (await service.show(7))["state"] == "invalid"
         transport.answer = answer_json({"removed": 2})
         assert await service.truncate(ids=[7, 8]) == 2
