@@ -65,7 +65,7 @@ _GENERATION = GENERATION_HEADER.lower()
 
 
 class ClientRequest(NamedTuple):
-    """One HTTP request; ``topic`` is its subject or None. This module's docstring explains reading and repeatable."""
+    """One HTTP request; ``answer``: the shape of its JSON (``answer_shapes``). The module explains ``reading``, ``repeatable``."""
 
     method: str
     path: str
@@ -75,7 +75,6 @@ class ClientRequest(NamedTuple):
     reading: bool = False
     repeatable: bool = False
     answer: object = dict
-    """The shape of its JSON answer for ``Client.ask``; see ``answer_shapes``."""
 
 
 Reply = answer.HttpAnswer

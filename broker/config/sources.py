@@ -171,12 +171,12 @@ def _parse_pairs(text: str) -> Mapping[str, str]:
 
 def _from_file(file: Path, keys: Mapping[str, Key]) -> Iterator[tuple[str, Any, str]]:
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text in UTF-8: see byte {error.start}") from error
     except OSError as error:
         raise ConfigError(f"{file} can't be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Also a number of thousands of digits.
         raise ConfigError(f"{file} is not TOML: {error}") from error
     for section, table in document.items():
         if not isinstance(table, dict):

@@ -413,6 +413,9 @@ def test_a_store_in_a_file_is_no_unknown_outcome(capsys, tmp_path):
     [
         (b"\xff\xfe", "is not text in UTF-8: see byte 0"),
         (b"x = = 1", "is not TOML: "),
+        (b"x = " + b"[" * 5000, "is not TOML: "),
+        (b"[server]\nport = " + b"9" * 5000, "is not TOML: "),
+        (b"\xef\xbb\xbf[server]\nprot = 1", "there is no key 'server.prot'"),
     ],
 )
 def test_a_configuration_that_can_not_be_read_is_named(capsys, tmp_path, content, said):
