@@ -23,8 +23,9 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from broker.cli import small_json
 from broker.config.sections import ConfigError
 from broker.errors import BadName
 from broker.http.address import Address
@@ -119,20 +120,16 @@ def known(environment: Mapping[str, str] = os.environ) -> Contexts:
 def load(file: Path) -> Contexts:
     """Read the file of contexts; none of them if it does not exist. Raises ConfigError, OSError."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return _parsed(small_json.read(file))
     except FileNotFoundError:
         return Contexts()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not text: {error}. Remove it to start again.") from error
-    try:
-        return _parsed(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, BadName) as error:
         raise ConfigError(
             f"{file} is not a file of contexts: {error}. Correct it, or remove it to start again."
         ) from error
 
 
-def _parsed(value: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Contexts:
+def _parsed(value: Any) -> Contexts:
     contexts = {name: Context(**fields) for name, fields in value["contexts"].items()}
     for context in contexts.values():
         check_urls(context.url)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from broker.cli import small_json
 from broker.errors import BadRequest
 from broker.model import MessageId, message_id_from_hex
 
@@ -45,20 +46,16 @@ class FileCursor(NamedTuple):
 def load(file: Path) -> FileCursor | None:
     """Read a cursor file; None if it does not exist yet. Raises click.ClickException, OSError."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return _parsed(small_json.read(file))
     except FileNotFoundError:
         return None
-    except UnicodeDecodeError:
-        text = ""
-    try:
-        return _parsed(json.loads(text))
     except (ValueError, KeyError, TypeError, BadRequest) as error:
         raise click.ClickException(
             f"{file} is not a cursor file. Name another file, or remove it to start again."
         ) from error
 
 
-def _parsed(value: dict[str, Any]) -> FileCursor:
+def _parsed(value: Any) -> FileCursor:
     brokers = value["brokers"]
     if not isinstance(brokers, list) or not all(isinstance(one, str) for one in brokers):
         raise TypeError("brokers are a list of addresses")

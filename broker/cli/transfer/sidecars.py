@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-BYTES_MAX: Final = 1 << 20
+from broker.cli import small_json
 
 
 def beside(file: Path, ending: str) -> Path:
@@ -31,11 +31,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if the file does not exist. Raises click.ClickException."""
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(BYTES_MAX))  # What is longer is cut, and so no JSON.
+        found = small_json.read(path)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise click.ClickException(
             f"{path} is not JSON: {error}. Remove it, or find out which program wrote it."
         ) from error

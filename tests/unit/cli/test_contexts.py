@@ -168,3 +168,12 @@ def test_the_certificates_of_a_context_are_those_of_its_client():
         assert client_settings(found.url, 5.0).ca_file == "ca"
         assert client_settings("http://other:1", 5.0).ca_file == ""
     assert client_settings(found.url, 5.0).ca_file == ""
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"9" * 5_000, b"\xff\xfe", b"null", b"[]"])
+def test_a_damaged_file_of_contexts_is_named(capsys, content):
+    run(capsys, "context", "add", "one", "--url", "http://h:1")
+    contexts.path().write_bytes(content)
+    code, _, err = run(capsys, "context", "list")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"broker: {contexts.path()} is not a file of contexts: " in err

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import click
 import pytest
@@ -57,6 +58,11 @@ def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, sai
     assert str(file) in refused.value.message
 
 
+def test_an_endless_file_is_no_cursor():
+    with pytest.raises(click.ClickException, match="/dev/zero is not a cursor file"):
+        cursor.load(Path("/dev/zero"))
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -68,6 +74,9 @@ def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, sai
         b"0" * 40 + b"\n",
         b'{"topic": "a/b", "brokers": 1}',
         b"7",
+        b"[" * 100_000,
+        b"9" * 5_000,
+        b"\0" * (1 << 20) + b"\0",
     ],
 )
 def test_a_file_that_is_no_cursor_is_refused(tmp_path, content):
