@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
@@ -71,9 +71,18 @@ class TookTooLong(TimeoutError):
 
 def ends_program(error: BaseException | None) -> bool:
     """Return whether an error asks the program to end: SystemExit, KeyboardInterrupt, or a group that has one."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(_ENDS_PROGRAM) is not None
-    return isinstance(error, _ENDS_PROGRAM)
+    return error is not None and any(isinstance(each, _ENDS_PROGRAM) for each in leaves(error))
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group and of the groups in it, in their order; of any other error, the error itself."""
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseExceptionGroup):
+            waiting.extend(reversed(each.exceptions))
+        else:
+            yield each
 
 
 def call(function: Callable[..., T], *arguments: Any) -> Ended[T]:

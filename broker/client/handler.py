@@ -171,6 +171,8 @@ class Calling:
             self._began_s = None
         if inspect.isgenerator(ended.value) or inspect.isasyncgen(ended.value):
             return Ended(None, TypeError("The handler returned a generator, whose body never ran."))
+        if ended.error is not None:
+            ended = Ended(None, _verdict_in(ended.error))
         if self._left:  # The store must not move the place any more: another subscriber may work.
             return Ended(None, TookTooLong("it took too long"))
         return ended
@@ -179,11 +181,16 @@ class Calling:
         self, work: Callable[[], Work], handle: Callable[[Any], Awaitable[Ended[Any]]]
     ) -> FailedCall | None:
         """Call ``handle`` within ``work()``. The error that comes first decides which of both has failed."""
-        made: Ended[Work] = user_code.call(work) if self._is_async else await self.run(work)
+        made: Ended[Any] = user_code.call(work) if self._is_async else await self.run(work)
         if made.error is not None:
             return FailedCall(made.error, of_place=True)
+        around = made.value
+        if not isinstance(around, AbstractContextManager | AbstractAsyncContextManager):
+            raise TypeError(
+                f"work of the place returns a context manager, not {type(around).__name__}."
+            )
         # In one task, since a context may have to be left in the task that entered it.
-        ended = await user_code.run(self._entered, made.result(), handle)
+        ended = await user_code.run(self._entered, around, handle)
         if isinstance(ended.error, Stopped):
             raise ended.error
         if isinstance(ended.error, HandlerFailed):
@@ -222,6 +229,15 @@ class _InThread(AbstractAsyncContextManager[Any]):
     @override
     async def __aexit__(self, *details: object) -> bool | None:
         return (await self._calling.run(self._around.__exit__, *details)).result()
+
+
+def _verdict_in(error: BaseException) -> BaseException:
+    """Return the verdict of which an error is made: a TaskGroup raises the Reject of a task as a group."""
+    leaves = list(user_code.leaves(error))
+    for verdict in (Reject, RetryLater):
+        if leaves and all(isinstance(each, verdict) for each in leaves):
+            return leaves[0]
+    return error
 
 
 def as_given(messages: Sequence[Message], *, in_batches: bool) -> Any:

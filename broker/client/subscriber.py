@@ -108,10 +108,13 @@ class Subscriber:
         wanted = CursorOptions(topic, self.name, self._begin, options.takeover_s, unwritten)
         self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
         named = options.dead_letters
+        letters = dead_letters.default_topic(topic) if named is None else client._topic(named)  # noqa: SLF001
+        if letters == topic:
+            raise ValueError("dead_letters is another topic: here each letter would fail again.")
         self._letters = LetterBox(
             client,
             retrier,
-            dead_letters.default_topic(topic) if named is None else client._topic(named),  # noqa: SLF001
+            letters,
             may_create=named is None or options.create_dead_letters,
             unless_stopped=self._unless_stopped,
         )
@@ -165,7 +168,7 @@ class Subscriber:
                 self.name,
                 self.topic,
             )
-            await _ended(late.running)
+            await self._unless_stopped(_ended(late.running))
 
     # The loop.
 

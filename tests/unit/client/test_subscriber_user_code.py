@@ -158,6 +158,75 @@ async def test_each_try_gets_its_own_list_and_headers(world: World) -> None:
     assert done == [b"last", b"last", b"first", b"last"], "none is lost"
 
 
+async def test_a_stop_ends_run_while_a_handler_that_took_too_long_goes_on(world: World) -> None:
+    client, ends, begun = world.client(), asyncio.Event(), asyncio.Event()
+    await client.publish(TOPIC, b"0")
+
+    async def handler(message: Message) -> None:
+        begun.set()
+        while not ends.is_set():
+            try:
+                await ends.wait()
+            except asyncio.CancelledError:
+                continue
+
+    subscriber = client.subscriber(TOPIC, "s", handler, handler_timeout_s=1.0)
+    async with running(subscriber), asyncio.timeout(600):
+        await begun.wait()
+        await pass_time(10)
+        assert not subscriber.is_working
+    ends.set()
+    assert "holder" not in (await client.cursors.get(TOPIC, "s")).data
+
+
+async def test_dead_letters_in_the_topic_itself_are_refused(world: World) -> None:
+    """Each letter would fail again, and make the next letter."""
+    with pytest.raises(ValueError, match="dead_letters"):
+        world.client().subscriber(TOPIC, "s", raises, dead_letters=TOPIC)
+
+
+@pytest.mark.parametrize(
+    "work", [lambda _: None, lambda _: 5, lambda _: raises], ids=["None", "5", "function"]
+)
+async def test_a_store_whose_work_is_no_context_is_a_type_error(world: World, work: Any) -> None:
+    """Retrying it can't help."""
+    client, store = world.client(), Ledger()
+    store.work = work  # type: ignore[method-assign]
+    await client.publish(TOPIC, b"0")
+
+    async def handler(message: Message, draft: Any) -> None:
+        raise AssertionError("not called")
+
+    async with asyncio.timeout(600):
+        with pytest.raises(TypeError, match="context"):
+            await client.subscriber(TOPIC, "s", handler, place=store, **QUICK).run()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_verdict_in_a_group_is_that_verdict(world: World, nested: bool) -> None:
+    """A TaskGroup of a handler raises the errors of its tasks as a group."""
+    client, handled = world.client(), Handled()
+    await client.publish(TOPIC, [b"reject", b"later", b"good"])
+    tries: list[bytes] = []
+
+    async def handler(message: Message) -> None:
+        tries.append(message.payload)
+        error: Exception | None = {b"reject": Reject("no"), b"later": RetryLater(3)}.get(
+            message.payload
+        )
+        if error is not None and tries.count(message.payload) < 3:
+            if nested:
+                error = ExceptionGroup("inner", [error])
+            raise ExceptionGroup("outer", [error])
+        await handled(message)
+
+    subscriber = client.subscriber(TOPIC, "s", handler, tries_max=10, **QUICK)
+    async with running(subscriber):
+        await handled.until(2)
+    assert tries == [b"reject", b"later", b"later", b"later", b"good"]
+    assert (subscriber.counts.failed, subscriber.counts.dead_letters) == (1, 1)
+
+
 class AwayStore(Ledger):
     """A store whose database is away, at a place of the call; ``away`` says how often."""
 
