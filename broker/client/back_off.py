@@ -1,7 +1,7 @@
 """The pause between two attempts at anything: it doubles, and is drawn from its upper half.
 
-So clients that failed together do not return together. Tenacity's waits draw from its own source of chance; this one
-draws from the caller's, so that a simulated run can be repeated.
+So clients that failed together do not return together. It
+draws from the caller's source of chance, so that a simulated run can be repeated.
 """
 
 from __future__ import annotations

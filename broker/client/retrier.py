@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
-
-from broker import user_code
+from broker import retries, user_code
 from broker.client import back_off, outcomes
 from broker.client.protocol import ClientRequest
 from broker.client.values import Settings
@@ -84,28 +82,22 @@ class Retrier:
             OutcomeUnknown: an earlier attempt of a write got no answer, and no later attempt settled its outcome.
         """
         attempts = _Attempts(self, request, attempt, ends or self.ends(), waits_s)
-        # Most calls succeed at once. tenacity is used only after a failure, because it costs 25 us a call.
+
+        def pause_s(error: Exception, tries: int) -> float | None:
+            if not isinstance(error, BrokerError) or not self._is_worth_it(request, error):
+                return None
+            seconds = self.pause_s(error, tries)
+            if attempts.are_over(seconds):
+                return None
+            self.tell(error, attempts.left_s())
+            return seconds
+
         try:
-            return await attempts.next()
-        except BrokerError as error:
-            if not self._is_worth_it(request, error):
-                raise  # tenacity's state would keep the error, and the error's traceback that state.
-            attempts.failed = error
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: self._is_worth_it(request, error)),
-            wait=lambda state: self.pause_s(_error_of(state), state.attempt_number),
-            stop=attempts.are_over,
-            before_sleep=lambda state: self.tell(_error_of(state), attempts.left_s()),
-            sleep=self.pause,
-            reraise=True,
-        )
-        try:
-            answer: T = await retrying(attempts.next)
+            return await retries.repeat(attempts.next, pause_s, self.pause)
         except BrokerError as error:
             if attempts.unknown and error.outcome == "refused":
                 raise outcomes.never_confirmed(error) from error
             raise
-        return answer
 
     def ends(self) -> float:
         """Return the deadline of a call that begins now, by the loop's clock. Raises RuntimeError, as ``loop`` does."""
@@ -132,13 +124,9 @@ class Retrier:
             self._loop = loop
         return loop
 
-    def _is_worth_it(self, request: ClientRequest, error: BaseException) -> bool:
+    def _is_worth_it(self, request: ClientRequest, error: BrokerError) -> bool:
         """Return whether another attempt makes sense, if there is time for it."""
-        return (
-            isinstance(error, BrokerError)
-            and not self.closed
-            and outcomes.worth_retrying(request, error)
-        )
+        return not self.closed and outcomes.worth_retrying(request, error)
 
     def tell(self, error: BrokerError | None, left_s: float | None) -> None:
         """Report trouble that will be retried to ``on_trouble``, if the caller gave one; see ``Trouble``.
@@ -201,8 +189,6 @@ class _Attempts(Generic[T]):
         deadline: float,
         waits_s: float,
     ) -> None:
-        self.failed: BrokerError | None = None
-        """The error of the first attempt, until ``next`` raises it for tenacity."""
         self.unknown = False
         self._retrier = retrier
         self._request = request
@@ -212,13 +198,7 @@ class _Attempts(Generic[T]):
         self._deadline = deadline
 
     async def next(self) -> T:
-        """Make one attempt, or raise the failure that tenacity has not seen yet."""
-        if self.failed is not None:
-            error, self.failed = self.failed, None
-            try:
-                raise error
-            finally:
-                del error  # The error's traceback keeps this frame.
+        """Make one attempt."""
         try:
             with self._retrier.watched(self._deadline, self._waits_s):
                 return await self._attempt(self._retrier.attempt_s(self._request, self.left_s()))
@@ -232,13 +212,6 @@ class _Attempts(Generic[T]):
         """Return how long the attempts may continue."""
         return max(0.0, self._deadline - self._now_s())
 
-    def are_over(self, state: RetryCallState) -> bool:
-        """Return whether no further attempt is allowed."""
-        return self._now_s() + state.upcoming_sleep >= self._deadline
-
-
-def _error_of(state: RetryCallState) -> BrokerError:
-    """Return the error of a failed attempt that is worth a retry."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(error, BrokerError), "only a BrokerError is retried"
-    return error
+    def are_over(self, pause_s: float) -> bool:
+        """Return whether no further attempt is allowed after such a pause."""
+        return self._now_s() + pause_s >= self._deadline

@@ -24,13 +24,6 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    retry_if_result,
-    stop_after_attempt,
-)
-
 from broker.client.back_off import pause_s
 from broker.client.transaction_aware import AnyTransactionService, asked
 from broker.escapes import escaping_logger
@@ -81,21 +74,13 @@ async def ask(
     service: AnyTransactionService, pointers: Collection[int], pause: Pause, rng: random.Random
 ) -> TransactionFate:
     """Ask the service for the outcome of a transaction, again if it does not answer or the outcome is unknown."""
-
-    async def look() -> TransactionFate:
+    for attempt in range(1, ASKED_MAX + 1):
         try:
-            return fate(await asked(service.snapshot), pointers)
-        except Exception as error:
+            found = fate(await asked(service.snapshot), pointers)
+            if found is not TransactionFate.UNKNOWN:
+                return found
+        except Exception as error:  # noqa: BLE001 - The service may be of the caller's.
             log.info("the transaction service did not tell the outcome of a transaction: %s", error)
-            raise
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(Exception)
-        | retry_if_result(lambda found: found is TransactionFate.UNKNOWN),
-        wait=lambda state: pause_s(state.attempt_number, PAUSE_MIN_S, PAUSE_MAX_S, rng),
-        stop=stop_after_attempt(ASKED_MAX),
-        sleep=pause,
-        retry_error_callback=lambda _: TransactionFate.UNKNOWN,
-    )
-    found: TransactionFate = await retrying(look)
-    return found
+        if attempt < ASKED_MAX:
+            await pause(pause_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, rng))
+    return TransactionFate.UNKNOWN

@@ -7,17 +7,13 @@ participant of the caller could not undo its changes, a conflict is not retried,
 
 from __future__ import annotations
 
+import asyncio
+import random
+import threading
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from tenacity import (
-    AsyncRetrying,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
-
+from broker import retries
 from broker.errors import BrokerError, TransactionConflict
 
 if TYPE_CHECKING:
@@ -32,8 +28,23 @@ DELAY_MIN_S: Final = 0.01
 DELAY_MAX_S: Final = 2.0
 
 
-class _AgainError(Exception):
-    """Raised internally, with the error as its cause, for a failure that is worth a retry."""
+class _Attempts:
+    """The attempts at one piece of work."""
+
+    def __init__(self, attempts_max: int) -> None:
+        self._attempts_max = attempts_max
+        self.context: TransactionContext | None = None
+        """That of the last attempt's transaction."""
+
+    def pause_s(self, error: Exception, attempts: int) -> float | None:
+        """Return the pause before the next attempt; None: there is none."""
+        context = self.context
+        if not isinstance(error, BrokerError) or context is None or attempts >= self._attempts_max:
+            return None
+        if not _is_worth_it(error, context):
+            return None
+        longest_s = min(DELAY_MIN_S * 2.0 ** min(attempts - 1, 16), DELAY_MAX_S)
+        return random.uniform(0, longest_s)  # noqa: S311 - Jitter is no secret.
 
 
 async def repeat(
@@ -42,55 +53,34 @@ async def repeat(
     attempts_max: int,
 ) -> T:
     """Run work with retries; see ``Client.in_transaction``."""
+    attempts = _Attempts(attempts_max)
 
     async def attempt() -> T:
         transaction = begin()
-        try:
-            async with transaction:
-                return await work(transaction)
-        except BrokerError as error:
-            if _is_worth_it(error, transaction.context):
-                raise _AgainError from error
-            raise
+        attempts.context = transaction.context
+        async with transaction:
+            return await work(transaction)
 
-    return await _unwrapped_async(AsyncRetrying(**_plan(attempts_max)), attempt)
+    return await retries.repeat(attempt, attempts.pause_s, asyncio.sleep)
 
 
 def repeat_blocking(
     begin: Callable[[], SyncTransaction], work: Callable[[SyncTransaction], T], attempts_max: int
 ) -> T:
     """Run work with retries; see ``SyncClient.in_transaction``."""
-
-    def attempt() -> T:
+    attempts, count = _Attempts(attempts_max), 0
+    while True:
         transaction = begin()
+        attempts.context = transaction.context
         try:
             with transaction:
                 return work(transaction)
         except BrokerError as error:
-            if _is_worth_it(error, transaction.context):
-                raise _AgainError from error
-            raise
-
-    try:
-        return Retrying(**_plan(attempts_max))(attempt)
-    except _AgainError as again:
-        raise _cause(again) from None
-
-
-async def _unwrapped_async(retrying: AsyncRetrying, attempt: Callable[[], Awaitable[T]]) -> T:
-    try:
-        return await retrying(attempt)
-    except _AgainError as again:
-        raise _cause(again) from None
-
-
-def _plan(attempts_max: int) -> dict[str, Any]:
-    return {
-        "retry": retry_if_exception_type(_AgainError),
-        "stop": stop_after_attempt(attempts_max),
-        "wait": wait_random_exponential(multiplier=DELAY_MIN_S, max=DELAY_MAX_S),
-        "reraise": True,
-    }
+            count += 1
+            seconds = attempts.pause_s(error, count)
+            if seconds is None:
+                raise
+        threading.Event().wait(seconds)
 
 
 def _is_worth_it(error: BrokerError, context: TransactionContext) -> bool:
@@ -98,8 +88,3 @@ def _is_worth_it(error: BrokerError, context: TransactionContext) -> bool:
     not_begun = context.state == "new" and error.outcome == "refused" and error.retriable
     conflicted = context.conflicted and isinstance(error, TransactionConflict)
     return not_begun or (conflicted and not context.left)
-
-
-def _cause(again: _AgainError) -> BaseException:
-    assert again.__cause__ is not None, "it is always raised from an error"
-    return again.__cause__

@@ -11,8 +11,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
-
+from broker import retries
 from broker.clock import Clock
 from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
@@ -101,22 +100,16 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
             raise
         return Claimed(hold, written(hold, sent, clock.now_ms()))
 
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(_AGAIN),
-        wait=lambda state: _back_off_s(state) * jitter.uniform(0.5, 1.0),
-        stop=lambda state: clock.monotonic() + _back_off_s(state) > deadline,
-        sleep=clock.sleep,
-        reraise=True,
-    )
+    def pause_s(error: Exception, attempts: int) -> float | None:
+        longest_s = min(BACK_OFF_S * 2.0 ** min(attempts - 1, 16), BACK_OFF_MAX_S)
+        if not isinstance(error, _AGAIN) or clock.monotonic() + longest_s > deadline:
+            return None
+        return longest_s * jitter.uniform(0.5, 1.0)
+
     try:
-        claimed: Claimed = await retrying(once)
+        return await retries.repeat(once, pause_s, clock.sleep)
     except _AGAIN as error:
         raise NoLeader(f"No node leads topic '{log.topic}' just now: {error.message}") from error
     except StorageFull as error:
         # The claim may be stored, but no other write was sent: so the error is definite.
         raise StorageFull(error.message) from error
-    return claimed
-
-
-def _back_off_s(state: RetryCallState) -> float:
-    return min(BACK_OFF_S * 2.0 ** min(state.attempt_number - 1, 16), BACK_OFF_MAX_S)

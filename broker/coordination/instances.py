@@ -23,9 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
-
-from broker import logs
+from broker import logs, retries
 from broker.clock import Clock
 from broker.coordination.members import SAME_URL
 from broker.coordination.ports import (
@@ -112,24 +110,11 @@ class _Retries:
 
     async def answer(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the first answer. Raises Unavailable if there is none in time."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Unavailable),
-            wait=wait_fixed(PAUSE_S),
-            stop=self._is_over,
-            sleep=self._clock.sleep,
-            reraise=True,
-        )
-        # tenacity awaits only coroutine functions, and does not recognize a partial of one.
-        answer: Answer = await retrying(_awaited, ask)
-        return answer
+        return await retries.repeat(ask, self._pause_s, self._clock.sleep)
 
-    def _is_over(self, state: RetryCallState) -> bool:
-        del state
-        return self._clock.monotonic() >= self._until
-
-
-async def _awaited(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    return await ask()
+    def _pause_s(self, error: Exception, _: int) -> float | None:
+        is_over = self._clock.monotonic() >= self._until
+        return PAUSE_S if isinstance(error, Unavailable) and not is_over else None
 
 
 async def claim_instance(

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
-
-from broker import logs
+from broker import logs, retries
 from broker.clock import Clock
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, Unavailable
 from broker.rowlog import execution_state
@@ -227,20 +225,12 @@ class Attempts:
                 )
 
         deadline = clock.monotonic() + MARK_S
-        # Most marks need one attempt, and the retries below cost as much as a mark.
-        try:
-            return await once()
-        except _RETRIED:
-            await clock.sleep(PAUSE_S)
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_RETRIED),
-            wait=wait_fixed(PAUSE_S),
-            stop=lambda _: clock.monotonic() > deadline,
-            sleep=clock.sleep,
-            reraise=True,
-        )
-        state: State = await retrying(once)
-        return state
+
+        def pause_s(error: Exception, _: int) -> float | None:
+            is_over = clock.monotonic() > deadline
+            return PAUSE_S if isinstance(error, _RETRIED) and not is_over else None
+
+        return await retries.repeat(once, pause_s, clock.sleep)
 
     async def _state_without_claim(
         self, claimed: _Claim, *, is_done: bool, may_be_open: bool

@@ -11,13 +11,12 @@ expected ones.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
-
+from broker import retries
 from broker.client import (
     BrokerError,
     Browsed,
@@ -34,6 +33,8 @@ from chaos.history import Ending, Value, snapshot_value
 from chaos.labels import collapse, expand
 from chaos.workloads.beside import message_of, others
 from chaos.workloads.workload import WorkloadStage
+
+T = TypeVar("T")
 
 PAUSE_MEANS_MAX: Final = 5
 """The longest pause, as a multiple of the mean."""
@@ -61,15 +62,16 @@ def short(identifier: MessageId) -> str:
     return identifier.hex()
 
 
-def stage_retries(stage: WorkloadStage, deadline: float) -> AsyncRetrying:
-    """Return retries of a call that fails with a BrokerError, until a time by the stage's clock."""
-    return AsyncRetrying(
-        retry=retry_if_exception_type(BrokerError),
-        wait=wait_fixed(stage.scale.again_s),
-        stop=lambda _: stage.clock.monotonic() >= deadline,
-        sleep=stage.clock.sleep,
-        reraise=True,
-    )
+async def until_answered(
+    stage: WorkloadStage, deadline: float, work: Callable[[], Awaitable[T]]
+) -> T:
+    """Return what a call returns; repeat it when it fails with a BrokerError, until a time by the stage's clock."""
+
+    def pause_s(error: Exception, _: int) -> float | None:
+        is_over = stage.clock.monotonic() >= deadline
+        return stage.scale.again_s if isinstance(error, BrokerError) and not is_over else None
+
+    return await retries.repeat(work, pause_s, stage.clock.sleep)
 
 
 def before(identifier: MessageId) -> MessageId:

@@ -21,7 +21,7 @@ from typing import Final
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
 from broker.places import Place
-from chaos.workloads.client_process import ClientProcess, TopicTarget, before, stage_retries
+from chaos.workloads.client_process import ClientProcess, TopicTarget, before, until_answered
 from chaos.workloads.workload import WorkloadStage
 
 LOOKS_MIN: Final = 5
@@ -105,13 +105,12 @@ async def _page(
     """
     asked = process.read_asked(target, place, snapshot=snapshot) | {"limit": PAGE_MESSAGES}
     with suppress(BrokerError), process.asking("read", target.id, asked) as ending:
-        page: list[Message] = await stage_retries(process.stage, deadline)(
-            process.client.poll,
-            target.id,
-            place,
-            inclusive=False,
-            limit=PAGE_MESSAGES,
-            snapshot=snapshot,
+        page = await until_answered(
+            process.stage,
+            deadline,
+            lambda: process.client.poll(
+                target.id, place, inclusive=False, limit=PAGE_MESSAGES, snapshot=snapshot
+            ),
         )
         process.read_told(ending, page)
         return page

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from broker.client import BrokerError, TopicId, TopicNotFound
 from chaos.history import Value
 from chaos.workloads import readers
-from chaos.workloads.client_process import ClientProcess, TopicTarget, stage_retries
+from chaos.workloads.client_process import ClientProcess, TopicTarget, until_answered
 from chaos.workloads.workload import WorkloadStage
 
 OWNER: Final = "owner"
@@ -116,5 +116,5 @@ async def _finally(process: ClientProcess, register: str) -> None:
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
     with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
-        held: Held = await stage_retries(stage, deadline)(_found, process, register, Held())
+        held = await until_answered(stage, deadline, lambda: _found(process, register, Held()))
         ending.ok({"value": held.value, "version": held.versions})

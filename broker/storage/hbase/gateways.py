@@ -37,8 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
-
+from broker import retries
 from broker.storage.call_health import CANCELLED, CallOutcome
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
@@ -307,12 +306,13 @@ class Gateways:
 
     async def _restore(self, gateway: Gateway) -> None:
         """Probe a suspect gateway until it answers."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type((OSError, thrift.GatewayError)),
-            wait=wait_exponential(multiplier=PAUSE_S_FIRST, max=PAUSE_S_MAX),
-            sleep=asyncio.sleep,
-        )
-        line: Line = await retrying(self._connect, gateway)
+
+        def pause_s(error: Exception, attempts: int) -> float | None:
+            if not isinstance(error, OSError | thrift.GatewayError):
+                return None
+            return min(PAUSE_S_FIRST * 2.0 ** min(attempts - 1, 16), PAUSE_S_MAX)
+
+        line = await retries.repeat(lambda: self._connect(gateway), pause_s, asyncio.sleep)
         gateway.ready.append(line)
         gateway.suspect = False
         self._some_good.set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random
-
+from broker import retries
 from broker.clock import Clock
 from broker.config.sections import HBaseConfig, parse_address
 from broker.errors import Unavailable
@@ -31,15 +31,14 @@ async def open_hbase(
     gateways = _gateways(config, observe)
     schema = schema_of(config)
     deadline = clock.monotonic() + config.hbase_call_s
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(TableError),
-        wait=wait_random(0.5 * PAUSE_S, 1.5 * PAUSE_S),
-        stop=lambda _: clock.monotonic() >= deadline,
-        sleep=clock.sleep,
-        reraise=True,
-    )
+
+    def pause_s(error: Exception, _: int) -> float | None:
+        if not isinstance(error, TableError) or clock.monotonic() >= deadline:
+            return None
+        return random.uniform(0.5 * PAUSE_S, 1.5 * PAUSE_S)  # noqa: S311 - Jitter is no secret.
+
     try:
-        await retrying(HBaseAdmin(gateways, schema).check)
+        await retries.repeat(HBaseAdmin(gateways, schema).check, pause_s, clock.sleep)
         return HBaseTable(gateways, schema)
     except TableError as error:
         await gateways.close()

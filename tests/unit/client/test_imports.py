@@ -31,6 +31,7 @@ ALLOWED = {
         "http",
         "moments",
         "places",
+        "retries",
         "typed_options",
         "user_code",
     )
