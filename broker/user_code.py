@@ -51,11 +51,11 @@ class Ended(NamedTuple, Generic[T]):
             EndedOddly: it raised anything else, such as a CancelledError of its own. The cause has it.
         """
         error = self.error
-        if error is None or ends_program(error):
-            return self.result()
-        if isinstance(error, Exception) and not isinstance(error, StopIteration):
-            return self.result()
         try:
+            if error is None or ends_program(error):
+                return self.result()
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                return self.result()
             raise EndedOddly(f"It raised {text_of(error)}.") from error
         finally:
             del self, error

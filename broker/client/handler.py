@@ -192,7 +192,10 @@ class Calling:
         # In one task, since a context may have to be left in the task that entered it.
         ended = await user_code.run(self._entered, around, handle)
         if isinstance(ended.error, Stopped):
-            raise ended.error
+            try:
+                raise ended.error
+            finally:
+                del ended  # The error's traceback keeps this frame.
         if isinstance(ended.error, HandlerFailed):
             return FailedCall(ended.error.__cause__ or ended.error)
         return ended.value if ended.error is None else FailedCall(ended.error, of_place=True)
@@ -201,6 +204,7 @@ class Calling:
         self, around: Work, handle: Callable[[Any], Awaitable[Ended[Any]]]
     ) -> FailedCall | None:
         failed: FailedCall | None = None
+        ended: Ended[Any] | None = None
         if not isinstance(around, AbstractAsyncContextManager):
             around = _InThread(around, self)
         try:
@@ -212,7 +216,10 @@ class Calling:
         except BaseException as error:
             if failed is None or (isinstance(error, CursorMoved) and error is not failed.error):
                 raise
-        return failed
+        try:
+            return failed
+        finally:
+            del failed, ended  # The error's traceback keeps this frame.
 
 
 class _InThread(AbstractAsyncContextManager[Any]):

@@ -118,12 +118,15 @@ class Backoff:
         """Wait before the next attempt. Raises the error if there is no time for one."""
         self._failures += 1
         left_s, pause_s = self._left_s(), self._retrier.pause_s(error, self._failures)
-        if pause_s >= left_s:
-            raise error
-        self._retrier.tell(error, None if math.isinf(left_s) else left_s)
-        await self._retrier.pause(pause_s)
-        if self._retrier.closed:
-            raise error
+        try:
+            if pause_s >= left_s:
+                raise error
+            self._retrier.tell(error, None if math.isinf(left_s) else left_s)
+            await self._retrier.pause(pause_s)
+            if self._retrier.closed:
+                raise error
+        finally:
+            del error  # Its traceback keeps this frame.
 
 
 async def tail(

@@ -167,9 +167,12 @@ async def asked(method: Callable[..., Awaitable[T] | T], *arguments: Any) -> T:
     """Call a method of a participant, plain or asynchronous. Raises its errors, see ``Ended.checked``."""
     made = user_code.call(method, *arguments)
     value: Any = made.value
-    if inspect.isawaitable(value):
-        made = await user_code.run(lambda: value)
-    return cast("T", made.checked())
+    try:
+        if inspect.isawaitable(value):
+            made = await user_code.run(lambda: value)
+        return cast("T", made.checked())
+    finally:
+        del made  # The traceback of its error keeps this frame.
 
 
 async def resolved(value: Awaitable[T] | T) -> T:

@@ -152,6 +152,7 @@ class HttpTransport:
             raise
         finally:
             self._opening.discard(opening)
+            del opening  # The error's traceback keeps this frame.
         try:
             self._check_open()
         except Unavailable:

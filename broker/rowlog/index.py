@@ -105,9 +105,9 @@ class Index:
             asked = {each: self._asked(each, subscription, starts[each], limit) for each in starts}
             await asyncio.wait([each.answer for each in asked.values()], timeout=LATE_S)
             found: list[Entry] = []
-            for shard, stretch in asked.items():
+            for shard in tuple(asked):
                 try:
-                    keys = self._answered(shard, subscription, stretch)
+                    keys = self._answered(shard, subscription, asked.pop(shard))
                 except TableError as error:
                     failed = error
                     del starts[shard]
@@ -120,7 +120,10 @@ class Index:
             if found:
                 yield sorted(found, key=lambda each: (each.timestamp, each.row, each.seq))
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # The error's traceback keeps this frame.
 
     def _asked(self, shard: int, subscription: str, start: bytes, limit: int) -> _Asked:
         """Return the call of a shard that is in flight, or was answered late; else a new one."""
@@ -135,7 +138,10 @@ class Index:
         if not asked.answer.done():
             self._late[shard, subscription] = asked
             raise NotWritten(f"shard {shard} of the index does not answer")
-        return asked.answer.result()
+        try:
+            return asked.answer.result()
+        finally:
+            del asked  # The error's traceback keeps this frame.
 
     def close(self) -> None:
         """Cancel the calls that are late."""

@@ -184,6 +184,8 @@ class ListenerNode:
             return json_reply({"done": calling.result()})
         except Exception as error:  # noqa: BLE001 - The answer carries any error of the listener.
             return json_reply({"done": False, "reason": reason_of(error)})
+        finally:
+            del calling, waited  # The error's traceback keeps this frame.
 
     def refuse(
         self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""

@@ -60,7 +60,10 @@ class SqlWork:
                 ended = await user_code.run(
                     _run_async, engine, lambda plain: work(plain, *args, **kwargs)
                 )
-        return ended.checked()
+        try:
+            return ended.checked()
+        finally:
+            del ended  # The error's traceback keeps this frame.
 
 
 def run(

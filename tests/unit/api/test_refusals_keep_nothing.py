@@ -6,11 +6,19 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from broker.client import Client, IdempotencyKeyReused, TopicNotFound
+from broker.client import (
+    BrokerError,
+    Client,
+    IdempotencyKeyReused,
+    TailOptions,
+    TopicNotFound,
+    Trouble,
+)
 from broker.clock import SystemClock
 from broker.model import Poll
 from broker.storage.log import Logs
@@ -168,3 +176,72 @@ async def test_a_refusal_of_the_client_leaves_no_cycle(
                     await client.publish("default/t", BODY, idempotency_key="k")
                 with pytest.raises(TopicNotFound):
                     await client.stats("default/none")
+
+
+Call = Callable[[Client], Awaitable[object]]
+
+
+async def published_plainly(client: Client) -> None:
+    await client.publish("default/t", BODY, coalesce=False)
+
+
+async def published_together(client: Client) -> None:
+    await client.publish("default/t", BODY)
+
+
+async def published_under_a_key(client: Client) -> None:
+    await client.publish("default/t", BODY, idempotency_key="k")
+
+
+async def read(client: Client) -> None:
+    await client.poll("default/t")
+
+
+async def looked_at(client: Client) -> None:
+    await client.browse("default/t")
+
+
+async def tailed(client: Client) -> None:
+    async for _ in client.tail("default/t", options=TailOptions(give_up_after_s=0.02, wait_s=0)):
+        pass
+
+
+async def in_a_transaction(client: Client) -> None:
+    async with client.transaction() as transaction:
+        await transaction.publish("default/t", BODY)
+
+
+async def in_transactions(client: Client) -> None:
+    await client.in_transaction(lambda each: each.publish("default/t", BODY), attempts_max=2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        published_plainly,
+        published_together,
+        published_under_a_key,
+        read,
+        looked_at,
+        tailed,
+        in_a_transaction,
+        in_transactions,
+    ],
+)
+async def test_a_call_that_fails_after_retries_leaves_no_cycle(call: Call) -> None:
+    troubles = []
+
+    def note(trouble: Trouble) -> None:
+        troubles.append(trouble.left_s)
+
+    async with Client(
+        "http://127.0.0.1:1",
+        on_trouble=note,
+        deadline_s=0.05,
+        retry_delay_min_s=0.001,
+        retry_delay_max_s=0.002,
+    ) as client:
+        for looked in (nullcontext, no_cycle_through_a_traceback):
+            with looked(), pytest.raises(BrokerError):
+                await call(client)
+    assert troubles, "it was retried"
