@@ -58,6 +58,7 @@ class TransactionsApi:
             name=name,
             epoch=epoch,
             deadline=request.deadline,
+            caller=request.caller,
         )
         reply = await snapshot_reply(request, begun)
         if not name:

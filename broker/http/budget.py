@@ -69,7 +69,7 @@ DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
         "Messages of decoded bodies. Eight pointers of a snapshot count as one message.",
     ),
     BudgetKind.REPLY_BYTES: Bounds(
-        160 * _MIB, 320 * _MIB, 512 * _MIB, "Bytes of replies that the client has not read yet."
+        288 * _MIB, 320 * _MIB, 512 * _MIB, "Bytes of replies that the client has not read yet."
     ),
     BudgetKind.ROWS: Bounds(
         20_000_000, 40_000_000, 80_000_000, "Rows that current requests have looked at."

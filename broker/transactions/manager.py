@@ -80,11 +80,13 @@ def start(  # noqa: PLR0913 - All by name.
     client: str = "",
     name: str = "",
     epoch: int | None = None,
+    held: int = 0,
 ) -> Decision[Snapshot]:
     """Begin a transaction. With a name, first make the transaction invalid that is in progress under this name.
 
     A program that sends no epoch becomes the owner of the name. Its epoch is the pointer of this transaction. It sends
-    the epoch with its later starts, which are refused once another program owns the name.
+    the epoch with its later starts, which are refused once another program owns the name. ``held`` is how many
+    transactions and checkpoints of this caller are in progress.
 
     Raises:
         TransactionFenced: another program owns the name, or the service has forgotten the name.
@@ -109,14 +111,14 @@ def start(  # noqa: PLR0913 - All by name.
     expires_ms = now_ms + max(int(timeout_s * 1000), 1)
     started = Started(pointer, long, now_ms, expires_ms, client)
     if not name:
-        _check_room(state, settings, long=long)
+        _check_room(state, settings, held, long=long)
         return Decision((started,), state.snapshot(pointer, long=long))
     owner = state.names.get(name)
     _check_owner(name, owner, epoch)
     named = Named(name, pointer if epoch is None else epoch, pointer)
     former = None if owner is None else state.in_progress.get(owner.transaction)
     if former is None or (long and not former.long):
-        _check_room(state, settings, long=long)
+        _check_room(state, settings, held, long=long)
     if former is None:
         return Decision((started, named), state.snapshot(pointer, long=long))
     ending = Invalidated((former.id,), False)
@@ -138,8 +140,24 @@ def _check_owner(name: str, owner: NameOwner | None, epoch: int | None) -> None:
     )
 
 
-def _check_room(state: ServiceState, settings: TransactionSettings, *, long: bool) -> None:
-    """Raise Overloaded if there is no room. A quarter is kept for short transactions, which soon make room again."""
+def share_of(settings: TransactionSettings) -> int:
+    """Return how many transactions and checkpoints one caller may have in progress."""
+    return max(1, settings.in_progress_max * 3 // 4)
+
+
+def _check_room(
+    state: ServiceState, settings: TransactionSettings, held: int, *, long: bool
+) -> None:
+    """Raise Overloaded if there is no room.
+
+    A quarter is kept for short transactions, which soon make room again, and a quarter for other callers.
+    """
+    if held >= share_of(settings):
+        raise Overloaded(
+            f"{held} transactions and checkpoints of this caller are in progress. One address may have at most 3/4 of "
+            "transactions.transactions_in_progress_max. End some of them, and try again.",
+            retry_after_s=1,
+        )
     reserve = settings.in_progress_max // 4 if long else 0
     if len(state.pointers) >= settings.in_progress_max - reserve:
         kind = "long" if long else "short"
@@ -233,19 +251,23 @@ def invalidate(state: ServiceState, transaction: int) -> Decision[bool]:
 
 
 def checkpoint(
-    state: ServiceState, now_ms: int, transaction: int, settings: TransactionSettings
+    state: ServiceState,
+    now_ms: int,
+    transaction: int,
+    settings: TransactionSettings,
+    held: int = 0,
 ) -> Decision[Snapshot]:
     """Give a transaction another write pointer. The answer is its snapshot with that pointer.
 
     The snapshot has the current invalid pointers. Pointers that became invalid since the transaction began were in
-    progress before, so they were not visible to it either.
+    progress before, so they were not visible to it either. ``held``: see ``start``.
 
     Raises:
         TransactionNotInProgress: the transaction is over.
         Overloaded: too many transactions and checkpoints are in progress.
     """
     found = _in_progress(state, transaction)
-    _check_room(state, settings, long=found.long)
+    _check_room(state, settings, held, long=found.long)
     pointer = next_pointer(state, now_ms)
     snapshot = Snapshot(
         transaction_id=transaction,

@@ -20,11 +20,13 @@ from broker.errors import (
     TransactionNotInProgress,
     UnavailableError,
 )
+from broker.http.budget import caller_at
 from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.slices import in_slices
 from broker.topics.leaders import Leaders
 from broker.transactions import manager
+from broker.transactions.callers import Callers
 from broker.transactions.edits import Invalidated
 from broker.transactions.journal import Decide, Doubt, Journal, LedState
 from broker.transactions.manager import Decision
@@ -51,13 +53,14 @@ class Transactions:
         self._around = leaders.around
         self._journal = Journal(leaders, self.settings, claimed=self._claimed)
         self._sweeping: asyncio.Task[None] | None = None
+        self._callers = Callers(self.settings)
         self._is_unused: bool | None = None
         """Whether the service had no journal when this node looked. None: it has not looked."""
         self.counts = dict.fromkeys(
             ("started", "committed", "aborted", "invalidated", "timed_out", "conflicts"), 0
         )
 
-    async def start(
+    async def start(  # noqa: PLR0913 - All by name.
         self,
         *,
         long: bool = False,
@@ -66,17 +69,21 @@ class Transactions:
         name: str = "",
         epoch: int | None = None,
         deadline: float | None = None,
+        caller: str = "",
     ) -> Snapshot:
         """Begin a transaction. Return its snapshot. ``name`` and ``epoch``: see manager.start.
+
+        ``caller`` is the address of the client. One caller can't take all places; without an address none is counted.
 
         Raises:
             BadRequest, TransactionFenced: see manager.start.
             NotLeader, NoLeader, Overloaded, Unavailable: no transaction began.
             OutcomeUnknown: a transaction may have begun; it ends by its time-out.
         """
+        name_of = caller_at(caller) if caller else ""
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
-            return manager.start(
+            begun = manager.start(
                 state,
                 now_ms,
                 self.settings,
@@ -85,7 +92,10 @@ class Transactions:
                 client=client,
                 name=name,
                 epoch=epoch,
+                held=self._callers.held(state, name_of),
             )
+            self._callers.note(state, begun.answer.transaction_id, name_of)
+            return begun
 
         return await self._execute("started", decide, deadline)
 
@@ -141,7 +151,8 @@ class Transactions:
         """Give a transaction another write pointer. Raises TransactionNotInProgress."""
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
-            return manager.checkpoint(state, now_ms, transaction_id, self.settings)
+            held = self._callers.held(state, self._callers.of(transaction_id))
+            return manager.checkpoint(state, now_ms, transaction_id, self.settings, held)
 
         return await self._execute("", decide, deadline)
 

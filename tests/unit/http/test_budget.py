@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from broker.config.sections import Config
 from broker.errors import BodyTooLarge, Overloaded
-from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Cut, Hold, caller_at
+from broker.http.budget import DEFAULTS, Account, Bounds, BudgetKind, Budgets, Cut, Hold, caller_at
+from broker.topics.streams import COPIES
 
 BODY = BudgetKind.BODY_BYTES
 
@@ -154,3 +156,8 @@ def test_lines_of_the_log_are_counted_by_the_second(budgets: Budgets) -> None:
     assert client.cut_by == []
     budgets.next_second()
     assert client.account.may_log()
+
+
+def test_one_connection_may_read_the_largest_message_in_columns() -> None:
+    largest = COPIES * Config().limits.body_inflated_bytes_max
+    assert DEFAULTS[BudgetKind.REPLY_BYTES].connection >= largest

@@ -1,0 +1,70 @@
+"""One caller of the transaction service can't take all places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from multidict import CIMultiDict
+
+from broker.api.transactions import TransactionsApi
+from broker.errors import Overloaded
+from broker.http.reply import Reply
+from broker.http.request import PathNames, Request
+from broker.transactions.service import Transactions
+from broker.transactions.service_settings import TransactionSettings
+from tests.kit.bench import Bench
+
+
+@pytest.fixture
+def api(bench: Bench) -> TransactionsApi:
+    settings = TransactionSettings(in_progress_max=8)
+    return TransactionsApi(Transactions(bench.topics.leaders, settings))
+
+
+def asked(caller: str, transaction: str = "", **sent: Any) -> Request:
+    return Request(
+        "POST",
+        "/v1/transactions",
+        "",
+        CIMultiDict(),
+        orjson.dumps(sent),
+        names=PathNames(transaction=transaction),
+        caller=caller,
+    )
+
+
+async def start(api: TransactionsApi, caller: str, **sent: Any) -> str:
+    reply = await api.start(asked(caller, **sent))
+    assert isinstance(reply, Reply)
+    return str(orjson.loads(reply.body)["transaction_id"])
+
+
+@pytest.mark.parametrize(
+    ("addresses", "other"),
+    [
+        (["10.0.0.1"], "10.0.0.2"),
+        ([f"2001:db8::{last}" for last in range(1, 7)], "2001:db8:1::1"),
+    ],
+)
+async def test_one_caller_leaves_a_quarter_to_others(
+    api: TransactionsApi, addresses: list[str], other: str
+) -> None:
+    begun = [await start(api, addresses[at % len(addresses)]) for at in range(6)]
+    with pytest.raises(Overloaded, match="of this caller"):
+        await start(api, addresses[0])
+    with pytest.raises(Overloaded, match="of this caller"):
+        await api.checkpoint(asked(addresses[0], begun[0]))
+    await start(api, other)
+    await api.commit(asked(addresses[0], begun[0]))
+    await start(api, addresses[0])
+
+
+async def test_checkpoints_of_one_transaction_count(api: TransactionsApi) -> None:
+    (begun,) = [await start(api, "10.0.0.1")]
+    for _ in range(5):
+        await api.checkpoint(asked("10.0.0.1", begun))
+    with pytest.raises(Overloaded, match="of this caller"):
+        await api.checkpoint(asked("10.0.0.1", begun))
+    assert await start(api, "10.0.0.2")
