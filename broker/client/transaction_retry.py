@@ -28,7 +28,7 @@ DELAY_MIN_S: Final = 0.01
 DELAY_MAX_S: Final = 2.0
 
 
-class _Attempts:
+class _TransactionAttempts:
     """The attempts at one piece of work."""
 
     def __init__(self, attempts_max: int) -> None:
@@ -53,7 +53,7 @@ async def repeat(
     attempts_max: int,
 ) -> T:
     """Run work with retries; see ``Client.in_transaction``."""
-    attempts = _Attempts(attempts_max)
+    attempts = _TransactionAttempts(attempts_max)
 
     async def attempt() -> T:
         transaction = begin()
@@ -68,7 +68,7 @@ def repeat_blocking(
     begin: Callable[[], SyncTransaction], work: Callable[[SyncTransaction], T], attempts_max: int
 ) -> T:
     """Run work with retries; see ``SyncClient.in_transaction``."""
-    attempts, count = _Attempts(attempts_max), 0
+    attempts, count = _TransactionAttempts(attempts_max), 0
     while True:
         transaction = begin()
         attempts.context = transaction.context

@@ -15,6 +15,7 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 CLIENT_RESTS_ON = {
     "moments",
     "places",
+    "retries",
     "typed_options",
     "user_code",
     "wire",
