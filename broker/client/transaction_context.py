@@ -32,6 +32,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
+from broker import user_code
 from broker.client.transaction_aware import (
     AnyTransactionService,
     DecidingAware,
@@ -141,7 +142,7 @@ class TransactionContext:
             raise ValueError("A transaction is in progress already.")
         self.state, self.conflicted, self.left = "new", False, []
         self._interrupted = None
-        started = self.transaction = await asked(partial(self._service.start, **self._wanted))
+        started = self.transaction = await self._begun()
         self.state = "in_progress"
         try:
             for aware in self.participants:
@@ -150,6 +151,22 @@ class TransactionContext:
             await self._abort_service(error)
             raise
         return started
+
+    async def _begun(self) -> Snapshot:
+        """Start a transaction. If the caller is cancelled meanwhile, end it: left open, it would hold up its readers."""
+        call = partial(self._service.start, **self._wanted)
+        starting = asyncio.create_task(user_code.run(asked, call))
+        try:
+            ended: user_code.Ended[Snapshot] = await asyncio.shield(starting)
+        except asyncio.CancelledError as error:
+            await asyncio.wait([starting])
+            if (begun := starting.result().value) is not None:
+                self.transaction = begun
+                await self._abort_service(error)
+            raise
+        finally:
+            starting.cancel()
+        return ended.checked()
 
     async def finish(self, *, published: Callable[[], Collection[Topical]] = tuple) -> None:
         """Commit the transaction.

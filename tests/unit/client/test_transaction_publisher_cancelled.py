@@ -202,3 +202,45 @@ async def test_a_cancellation_while_a_conflict_is_undone_ends_the_attempts(make_
         error = await raised_by(running, service.waiting)
     assert isinstance(error.__cause__, TransactionConflict)
     assert [tx.state for tx in begun] == ["aborted"]
+
+
+class Slow(Foreign):
+    """Begins a transaction, and answers only once ``answers`` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.began, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def start(self, **wanted):
+        started = await super().start(**wanted)
+        self.began.set()
+        await self.answers.wait()
+        return started
+
+
+async def test_a_transaction_whose_start_is_cancelled_does_not_stay_open():
+    """Left open, it would hold up its readers until its time-out."""
+    service = Slow()
+    context = TransactionContext(service)
+    starting = asyncio.create_task(context.start())
+    await service.began.wait()
+    starting.cancel()
+    await settle()
+    service.answers.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert context.state == "aborted"
+    assert [call[0] if isinstance(call, tuple) else call for call in service.calls] == [
+        "start",
+        "abort",
+    ]
+
+
+async def test_a_second_cancellation_ends_the_wait_for_a_start():
+    service = Slow()
+    starting = asyncio.create_task(TransactionContext(service).start())
+    await service.began.wait()
+    for _ in range(2):
+        starting.cancel()
+        await settle()
+    assert starting.cancelled()
