@@ -156,8 +156,9 @@ class CallersThread(Executor):
     def serve(self, done: Future[T], interrupted: Callable[[], None]) -> T:
         """Make the submitted calls until ``done``, and return its result.
 
-        ``interrupted`` is called if an interrupt comes to this thread, or a call raises one. It must bring about the
-        end of ``done``; meanwhile this goes on with calls, and raises the interrupt at the end.
+        ``interrupted`` is called if an interrupt comes while this thread waits. It must bring about the end of
+        ``done``; meanwhile this goes on with calls, and raises the interrupt at the end. Of an interrupt within a call
+        the work on the loop learns by the call's error.
         """
         done.add_done_callback(lambda _: self._jobs.put(None))
         interrupt: BaseException | None = None
@@ -167,11 +168,9 @@ class CallersThread(Executor):
                     job = self._jobs.get()
                     if job is None:
                         break
-                    error = job()
+                    interrupt = job() or interrupt
                 except KeyboardInterrupt as pressed:
-                    error = pressed
-                if error is not None:
-                    interrupt = interrupt or error
+                    interrupt = interrupt or pressed
                     interrupted()
             if interrupt is not None:
                 raise interrupt
