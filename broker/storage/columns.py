@@ -25,7 +25,8 @@ JUDGED: Final = POINTER | LIFE | REFERENCE
 _NUMBER = struct.Struct(">q")
 _ENTRIES = b"e"
 ENTRIES_END: Final = _ENTRIES + b"\xff" * (ROW_ID_BYTES + 10)
-_ROLLED = b"x"
+ROLLED: Final = b"x"
+"""The last byte of the column of an ``x`` cell."""
 _PLAIN = 0x30
 _KINDS = {flags: bytes([_PLAIN + flags]) for flags in range(8)}
 PLAIN_KIND: Final = _KINDS[0]
@@ -65,7 +66,7 @@ def has_life(column: bytes) -> bool:
 
 def rolled_column(column: bytes) -> bytes:
     """Return the column of the ``x`` cell of an entry: it holds the ranges of ids that were rolled back."""
-    return column + _ROLLED
+    return column + ROLLED
 
 
 def is_rolled_column(column: bytes) -> bool:

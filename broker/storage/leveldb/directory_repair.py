@@ -4,9 +4,9 @@ A check changes nothing. LevelDB writes when it opens a database, so it opens a 
 (snapshot.py). The table port can't find rows that no record and no head lead to; this module finds them by their
 keys.
 
-A repair never changes the original. It copies the whole store, and lets LevelDB keep the readable data. Stubs take the
-place of entries that are gone (page_mend.py), and the report lists their ids. The check of the copy shows other losses:
-a chain without a page, a topic without a record.
+A repair never changes the original. It copies the whole store, and lets LevelDB keep the readable data. Records, roots and
+heads that are gone are made again (row_mend.py), and stubs take the place of entries that are gone (page_mend.py). The
+report lists the ids. The check of the copy shows any other loss.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from broker.storage.keys import prefix_end
 from broker.storage.leveldb import files, snapshot, stand_in
 from broker.storage.leveldb.database import Database, Options, repair_database, translated
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
-from broker.storage.leveldb.page_mend import LostRange, mend_pages
+from broker.storage.leveldb.page_mend import mend_pages
 from broker.storage.leveldb.table import LevelDBTable, table_of
 from broker.storage.log import Logs
 from broker.storage.report import CheckReport, StoreProblem, Tell
@@ -227,11 +227,11 @@ async def repair(
     finally:
         lock.close()
     report = await verify_directory(copy, tell, window_ms=window_ms)
-    report.lost = [each.line() for each in lost]
+    report.lost = lost
     return report
 
 
-def _mend(directory: Path, copy: Path, window_ms: int) -> list[LostRange]:
+def _mend(directory: Path, copy: Path, window_ms: int) -> list[str]:
     copy.mkdir(mode=files.PRIVATE, parents=True)
     snapshot.copy_all(directory, copy)
     damaged = copy / _DAMAGED

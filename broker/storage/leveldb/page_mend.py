@@ -11,24 +11,24 @@ The rows of marks are an index, so they are put again from the entries.
 
 from __future__ import annotations
 
-import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import plyvel
 
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES, RowId, TopicId, row_after, row_before, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
-from broker.storage.columns import LIFE, REFERENCE, is_rolled_column, last_of, pointer_of
+from broker.storage.columns import LIFE, REFERENCE, ROLLED, is_rolled_column, last_of, pointer_of
 from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.gaps import LOST_MS, Gap, decode_gaps, encode_gaps, gaps_key
 from broker.storage.head import Head, PageState
 from broker.storage.keys import log_of_row
 from broker.storage.leveldb.database import Database, translated
-from broker.storage.leveldb.layout import cells_prefix, head_key
+from broker.storage.leveldb.layout import cells_prefix, head_key, row_of_cell
+from broker.storage.leveldb.raw_keys import RawKeys
+from broker.storage.leveldb.row_mend import mend_rows
 from broker.storage.marks import IDEMPOTENCY, PRODUCER, PRODUCER_LIFE_MS, encode_mark, mark_key
 from broker.storage.pagecheck import CELLS_COUNTED
 from broker.storage.resolve import NONCE_BYTES, random_nonce
@@ -66,19 +66,20 @@ class _Found(NamedTuple):
     entry: Entry
 
 
-def mend_pages(
-    database: Database, damaged: Path, *, now_ms: int, window_ms: int
-) -> list[LostRange]:
+def mend_pages(database: Database, damaged: Path, *, now_ms: int, window_ms: int) -> list[str]:
     """Put stubs for the entries that a repaired database lacks, and rows for marks that still count.
 
-    Return the ranges of ids that are gone. ``damaged`` is a copy of the database before its repair. It is used up.
+    Return a line for each range of ids that is gone, and for each record and root that was made again. ``damaged`` is a copy of the database before its repair. It is used up.
 
     Raises:
         StorageCorrupt, Unavailable: LevelDB can't read or write the copy.
     """
-    raw = _RawKeys(damaged)
+    raw = RawKeys(damaged)
     lost: list[LostRange] = []
     try:
+        for space in (Space.MESSAGES, Space.PAYLOADS):
+            _drop_unreadable(database, raw, space)
+        made = mend_rows(database, raw, now_ms)
         for space in (Space.MESSAGES, Space.PAYLOADS):
             for row, head in _pages(database, space):
                 found = _mend(database, raw, space, row, head)
@@ -88,7 +89,44 @@ def mend_pages(
                 _put_marks(database, space, row, now_ms - window_ms)
     finally:
         raw.close()
-    return lost
+    return [*(each.line() for each in lost), *made]
+
+
+def _drop_unreadable(database: Database, raw: RawKeys, space: Space) -> None:
+    """Remove the cells that can't be decoded. Without a part of its rollbacks an entry goes, too: no reader may see it."""
+    lead = at = cells_prefix(space, b"")[:1]
+    while pairs := database.pairs(at, lead + b"\xff" * 80, pairs_max=512, bytes_max=1 << 20)[0]:
+        _remove(database, [each for key, value in pairs for each in _unreadable(key, value)])
+        at = pairs[-1][0] + b"\0"
+    for key in raw.of(lead):
+        row = row_of_cell(key)
+        is_rolled = row is not None and is_rolled_column(key[len(cells_prefix(space, row)) :])
+        if is_rolled and (database.get(key) is None) != (database.get(key[:-1]) is None):
+            _remove(database, [key, key[:-1]])
+
+
+def _unreadable(key: bytes, value: bytes) -> list[bytes]:
+    """Return the keys to remove because of a cell that does not decode, or is not in its place."""
+    row = row_of_cell(key)
+    if row is None:
+        return [key]
+    column = key[3 + len(row) :]
+    try:
+        if is_rolled_column(column):
+            entries.decode_rolled(value)
+            return []
+        return [] if entries.decode(value).column == column else [key, key + ROLLED]
+    except (StorageCorrupt, ValueError, IndexError, struct.error):
+        return [key, key[:-1]] if is_rolled_column(column) else [key, key + ROLLED]
+
+
+def _remove(database: Database, keys: Sequence[bytes]) -> None:
+    if keys:
+        with translated(database.path):
+            batch = database.batch()
+            for key in keys:
+                batch.delete(key)
+            batch.write()
 
 
 def _pages(database: Database, space: Space) -> Iterator[tuple[bytes, Head]]:
@@ -110,34 +148,8 @@ def _pages(database: Database, space: Space) -> Iterator[tuple[bytes, Head]]:
         at = found[-1][0] + b"\0"
 
 
-class _RawKeys:
-    """The keys of a damaged database, read without a check of their blocks."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._db = plyvel.DB(str(path), paranoid_checks=False)
-        except (plyvel.Error, OSError):
-            self._db = None
-
-    def of(self, prefix: bytes) -> list[bytes]:
-        """Return the keys with a prefix, as far as they can be read."""
-        if self._db is None:
-            return []
-        try:
-            with self._db.iterator(prefix=prefix, include_value=False) as found:
-                return list(found)
-        except plyvel.Error:
-            return []
-
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-        shutil.rmtree(self._path, ignore_errors=True)
-
-
 def _mend(
-    database: Database, raw: _RawKeys, space: Space, row: bytes, head: Head
+    database: Database, raw: RawKeys, space: Space, row: bytes, head: Head
 ) -> list[LostRange]:
     prefix = cells_prefix(space, row)
     columns = [key[len(prefix) :] for key in database.keys_of(prefix)]
@@ -173,8 +185,7 @@ def _mend(
         batch.write()
     topic = b":".join(row.split(b":", 2)[:2]).decode(errors="backslashreplace")
     if not is_known:
-        first = min([stub.first for stub in stubs] + [each.entry.first for each in found])
-        return [LostRange(topic, first, head.pointer, some=True, entries=max(missing, 1))]
+        return [LostRange(topic, page, head.pointer, some=True, entries=max(missing, 1))]
     return _joined(topic, stubs, found)
 
 
@@ -237,7 +248,7 @@ def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int)
             for mark in () if entry is None else entry.marks:
                 if timestamp_of(mark.first) >= since_ms[mark.kind]:
                     rows[head_key(space, mark_key(log, mark))] = encode_mark(mark)
-    absent = [key for key in rows if database.get(key) is None]
+    absent = [key for key, value in rows.items() if database.get(key) != value]
     if absent:
         with translated(database.path):
             batch = database.batch()

@@ -146,7 +146,7 @@ def test_a_folder_without_a_store_is_an_error(
 # Repairing.
 
 
-def test_a_copy_is_repaired_and_losses_are_reported(
+def test_a_repaired_copy_verifies(
     full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert storage("repair", str(full), str(tmp_path / "copy")) == 0
@@ -154,8 +154,10 @@ def test_a_copy_is_repaired_and_losses_are_reported(
     assert storage("repair", str(full), str(tmp_path / "copy")) == 1
     assert "name a new directory" in capsys.readouterr().err
     store = damaged(full, tmp_path / "damaged")
-    assert storage("repair", str(store), str(tmp_path / "mended"), "--json") == 1
-    assert json.loads(capsys.readouterr().out)["wrong"] > 0
+    assert storage("verify", str(store)) == 1
+    assert "missing" in capsys.readouterr().out
+    assert storage("repair", str(store), str(tmp_path / "mended"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["wrong"] == 0
 
 
 # Showing.
