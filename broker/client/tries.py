@@ -58,6 +58,10 @@ class Taken(NamedTuple):
     suspects: int
 
 
+TAKEOVER_S_MAX: Final = 1e9
+"""A cursor with a longer time than any subscriber has was not written by one."""
+
+
 class HolderData(NamedTuple):
     """The data of a cursor.
 
@@ -95,7 +99,7 @@ def read_data(text: str) -> HolderData:
         return HolderData()
     holder, takeover_s, messages = told.get("holder"), told.get("takeover_s"), told.get("messages")
     tried = _tried(told.get("tried"))
-    if not isinstance(takeover_s, int | float) or not 0 < takeover_s < float("inf"):
+    if not isinstance(takeover_s, int | float) or not 0 < takeover_s <= TAKEOVER_S_MAX:
         return HolderData(tried=tried)
     return HolderData(
         holder if isinstance(holder, str) else "",
@@ -108,6 +112,6 @@ def read_data(text: str) -> HolderData:
 def _tried(told: Any) -> TryCount | None:
     try:
         made = TryCount(bytes.fromhex(told["id"]), int(told["messages"]), int(told["tries"]))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
     return made if made.tries > 0 else None

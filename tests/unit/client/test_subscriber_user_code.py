@@ -546,3 +546,22 @@ async def test_a_handler_of_the_wrong_shape_is_refused_at_the_start(
         world.client().subscriber(TOPIC, "s", handler, **options)
     if asyncio.iscoroutine(handler):
         handler.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"tried": {"id": "00", "messages": 1e999, "tries": 1}}',
+        '{"holder": "x", "takeover_s": 1' + "0" * 400 + "}",
+        '{"holder": "x", "takeover_s": NaN}',
+    ],
+    ids=["endless messages", "no double", "NaN"],
+)
+async def test_data_of_a_cursor_that_no_subscriber_wrote_count_as_none(
+    world: World, data: str
+) -> None:
+    client, handled = world.client(), Handled()
+    await client.publish(TOPIC, b"0")
+    await client.cursors.put(TOPIC, "s", None, expected=None, data=data)
+    async with running(client.subscriber(TOPIC, "s", handled)):
+        await handled.until(1)
