@@ -248,7 +248,7 @@ class TransactionsConfig:
     )
     transactions_in_progress_max: int = key(
         4_000,
-        "Most transactions in progress, with checkpoints; more get 503, long ones and those of one address from 3/4 on.",
+        "Most transactions in progress, with checkpoints; more get 503, long or of one address from 3/4.",
         least=1,
     )
     transaction_changes_max: int = key(
