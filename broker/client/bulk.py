@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.client import outcomes, protocol
-from broker.client.calls import decoded
+from broker.client.calls import decoded, each_within
 from broker.client.dataframes import check_pyarrow, with_attributes
 from broker.client.protocol import ClientRequest
 from broker.client.tail import ANSWER_S, Backoff, TailSource
@@ -71,7 +71,9 @@ async def record_batches(
         try:
             async with (
                 source.stream(request, backoff.attempt_s(ANSWER_S)) as reply,
-                aclosing(_batches(arrow, request, reply)) as batches,
+                aclosing(
+                    each_within(request, _batches(arrow, request, reply), backoff.ends)
+                ) as batches,
             ):
                 if span.generation is None:
                     span = span._replace(generation=protocol.generation(reply.headers))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -56,10 +57,11 @@ class Calls:
 
         An answer in which ``read`` raises an error is not by a broker; see ``outcomes``.
         """
+        ends = self._retrier.ends()
 
         async def attempt(left_s: float) -> T:
             if request.reading:
-                async with self.stream(request, left_s) as reply:
+                async with within(request, ends), self.stream(request, left_s) as reply:
                     whole = Reply(
                         reply.status, reply.headers, await _whole(reply.chunks), reply.url
                     )
@@ -67,16 +69,18 @@ class Calls:
                 whole = outcomes.checked(request, await self._transport.send(request, left_s))
             return outcomes.understood(request, whole, read)
 
-        return await self._retrier.run(request, attempt)
+        return await self._retrier.run(request, attempt, ends=ends)
 
     async def poll(self, request: ClientRequest, wait_s: float) -> list[Message]:
         """Send a poll that may wait, with retries where they are safe."""
+        ends = self._retrier.ends()
 
         async def attempt(left_s: float) -> list[Message]:
-            async with self.stream(request, wait_s + left_s) as reply:
+            limit = within(request, ends + wait_s)
+            async with limit, self.stream(request, wait_s + left_s) as reply:
                 return [message async for page in pages(request, reply) for message in page]
 
-        return await self._retrier.run(request, attempt, waits_s=wait_s)
+        return await self._retrier.run(request, attempt, ends=ends, waits_s=wait_s)
 
     @asynccontextmanager
     async def stream(
@@ -94,6 +98,30 @@ class Calls:
                 now_s = asyncio.get_running_loop().time()
                 self._blocked.note(request.topic, reply.headers.get(BLOCKED_BY), now_s)
             yield reply
+
+
+@asynccontextmanager
+async def within(request: ClientRequest, ends: float) -> AsyncGenerator[None]:
+    """Bound the block: an answer may arrive byte by byte for ever. ``ends`` is by the loop's clock. Raises Unavailable."""
+    try:
+        async with asyncio.timeout_at(None if math.isinf(ends) else ends):
+            yield
+    except TimeoutError as error:
+        raise outcomes.no_answer(request, "its end did not come in time") from error
+
+
+async def each_within(
+    request: ClientRequest, items: AsyncGenerator[T], ends: Callable[[], float]
+) -> AsyncGenerator[T]:
+    """Yield the items of an answer. Raises Unavailable if the next one does not come until ``ends``."""
+    async with aclosing(items):
+        while True:
+            async with within(request, ends()):
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    return
+            yield item
 
 
 async def pages(request: ClientRequest, reply: StreamedReply) -> AsyncGenerator[list[Message]]:

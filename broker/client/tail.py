@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 from broker import typed_options
 from broker.client import outcomes, protocol
-from broker.client.calls import decoded, pages
+from broker.client.calls import decoded, each_within, pages
 from broker.client.protocol import ClientRequest
 from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply
@@ -114,6 +114,10 @@ class Backoff:
             return math.inf
         return self._since + self._give_up_after_s - self._now_s()
 
+    def ends(self, waits_s: float = 0) -> float:
+        """Return when it gives up without a success, by the loop's clock; ``waits_s`` is what the broker may wait."""
+        return self._now_s() + waits_s + max(0.0, self._left_s())
+
     async def failed(self, error: BrokerError) -> None:
         """Wait before the next attempt. Raises the error if there is no time for one."""
         self._failures += 1
@@ -144,14 +148,14 @@ async def tail(
     wait_s = options.wait_s if options.follow else 0
     generation = options.generation if poll.generation is None else poll.generation
     poll = replace(poll, limit=options.page_messages_max, generation=generation)
-    node_stops = False
+    node_stops, ends = False, partial(backoff.ends, wait_s)
     while True:
         asked, empty = loop.time(), True
         request = protocol.poll(source.topic, poll, wait_s=wait_s, committed=committed)
         try:
             async with (
                 source.stream(request, wait_s + backoff.attempt_s(ANSWER_S)) as reply,
-                aclosing(pages(request, reply)) as received,
+                aclosing(each_within(request, pages(request, reply), ends)) as received,
             ):
                 if poll.generation is None:
                     poll = replace(poll, generation=protocol.generation(reply.headers))

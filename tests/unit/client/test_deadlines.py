@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.client.tail import TailOptions
+from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
 
 
@@ -71,3 +72,27 @@ async def test_a_call_of_a_stopped_broker_ends_at_its_deadline(make_client, tran
             await CALLS[name](client)
         assert loop.time() - began <= 4.001
     assert transport.requests
+
+
+WRITES = {"publish", "several", "keyed", "create", "transaction", "block"}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - WRITES))
+async def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline(make_client, transport, name):
+    async def dripping():
+        while True:
+            await asyncio.sleep(0.5)
+            yield b""  # A byte of a body that never ends: no step of a decoder has a result.
+
+    @asynccontextmanager
+    async def stream(request, timeout_s):
+        transport.requests.append(request)
+        yield StreamedReply(200, {}, dripping())
+
+    transport.stream = stream
+    loop = asyncio.get_running_loop()
+    async with make_client(deadline_s=4, retry_delay_min_s=0.05, retry_delay_max_s=5) as client:
+        began = loop.time()
+        with pytest.raises(UnavailableError, match="in time"):
+            await CALLS[name](client)
+        assert loop.time() - began <= 4.001
