@@ -81,7 +81,7 @@ WRITES = {"publish", "several", "keyed", "create", "transaction", "block"}
 async def test_an_answer_that_comes_byte_by_byte_ends_at_the_deadline(make_client, transport, name):
     async def dripping():
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.5)
             yield b""  # A byte of a body that never ends: no step of a decoder has a result.
 
     @asynccontextmanager
