@@ -28,7 +28,7 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from broker.errors import StorageCorrupt, Unavailable
 
@@ -194,14 +194,21 @@ def _read_identity(directory: Path) -> StoreIdentity | None:
     return identity
 
 
+_FACTS_BYTES_MAX: Final = 1 << 16
+
+
 def _facts(directory: Path, name: str) -> dict[str, Any] | None:
     """Return the facts in a file of ours; None: there is no such file. Raises StorageCorrupt."""
+    path = directory / name
     try:
-        facts = json.loads((directory / name).read_bytes())
+        if not path.is_file() and path.exists():  # A device or a pipe may have no end.
+            raise corrupt(directory, f"{name} is {'a directory' if path.is_dir() else 'no file'}")
+        with path.open("rb") as file:
+            facts = json.loads(
+                file.read(_FACTS_BYTES_MAX)
+            )  # What is longer is cut, and so no JSON.
     except FileNotFoundError:
         return None
-    except IsADirectoryError as error:
-        raise corrupt(directory, f"{name} is a directory") from error
     except (ValueError, RecursionError) as error:
         raise corrupt(directory, f"{name} can't be read") from error
     if not isinstance(facts, dict):
