@@ -126,9 +126,9 @@ async def each_within(
 
 async def pages(request: ClientRequest, reply: StreamedReply) -> AsyncGenerator[list[Message]]:
     """Yield the messages of a poll as they arrive. Raises Unavailable if it was cut off, or is not by a broker."""
-    if reply.headers.get("content-type", messages.CONTENT_TYPE) != messages.CONTENT_TYPE:
+    decoder = messages.decoder(reply.headers.get("content-type", messages.CONTENT_TYPE))
+    if decoder is None:
         raise outcomes.foreign(request, reply.status, reply.url)
-    decoder = messages.PagesDecoder()
     async for chunk in reply.chunks:
         found = decoded(request, reply, partial(decoder.feed, chunk))
         if found:

@@ -273,6 +273,13 @@ class PagesDecoder:
         return at
 
 
+def decoder(content_type: str) -> PagesDecoder | PollDecoder | None:
+    """Return a decoder for a content type: pages, or the original's own form. None: no broker sends this type."""
+    if content_type == CONTENT_TYPE:
+        return PagesDecoder()
+    return PollDecoder() if content_type == avro.CONTENT_TYPE else None
+
+
 class _Short(Exception):
     """The received bytes end within the part that begins at ``at``."""
 
