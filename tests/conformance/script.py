@@ -339,6 +339,6 @@ def _messages(body: bytes) -> list[Message]:
 def _shown(received: Received) -> str:
     """Return a body as text; JSON is normalized, with its fields in their order."""
     text = received.body.decode(errors="backslashreplace")
-    if received.type == "application/json":
+    if received.type == "application/json" and text:  # An answer to HEAD has none.
         return json.dumps(json.loads(text))
     return text if len(text) <= 2 * SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
