@@ -166,7 +166,11 @@ class TransactionContext:
             raise
         finally:
             starting.cancel()
-        return ended.checked()
+            del starting
+        try:
+            return ended.checked()
+        finally:
+            del ended  # The traceback of its error has this frame.
 
     async def finish(self, *, published: Callable[[], Collection[Topical]] = tuple) -> None:
         """Commit the transaction.

@@ -73,7 +73,7 @@ async def test_callers_that_wait_for_room_keep_their_order(make_client, transpor
 
 async def test_a_close_ends_the_waiting_for_room(make_client, transport):
     transport.gate = asyncio.Event()
-    client = make_client(later_messages_max=1)
+    client = make_client(later_messages_max=1, deadline_s=30)
     await client.publish_later("ns1/t1", b"0")
     waiting = [asyncio.create_task(client.publish_later("ns1/t1", b"1")) for _ in range(2)]
     await transport.arrived()
