@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from broker.api import routes
 from broker.api.openapi import OPERATIONS, make_document
 from broker.clock import SystemClock
-from broker.config.sections import Config, LimitsConfig
+from broker.config.sections import Config, LimitsConfig, TransactionsConfig
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
@@ -54,6 +54,7 @@ NOTHING_TO_GET_WRONG = {
 NEEDS_KNOWLEDGE = {
     "arrow",
     "arrow_as",
+    "blockers",
     "publish_stages",
     "store_staged",
     "browse_as",
@@ -104,7 +105,10 @@ def url() -> Iterator[str]:
         logs = Logs(MemoryTable(), clock)
         few = FewNodes(Records(logs.resolver), clock)
         broker = Broker(
-            Config(limits=LimitsConfig(wait_max_s=0.01)),
+            Config(
+                limits=LimitsConfig(wait_max_s=0.01),
+                transactions=TransactionsConfig(transactions_reset_allowed=True),
+            ),
             stores=(logs, few.records),
             clock=few.clock,
             cluster=few.view(),
