@@ -1,4 +1,4 @@
-"""Whatever a handler raises is one failed try; the errors of a store are none."""
+"""Each error of a handler is one failed try; the errors of a store are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other nodes write about themselves is read with doubt: an odd entry ends no reading of the others."""
+"""A node doubts the entries of other nodes: an odd entry ends no reading of the others."""
 
 import json
 

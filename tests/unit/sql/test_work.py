@@ -1,4 +1,4 @@
-"""Whatever a function or a driver raises comes out of a SQL transaction as an error, and rolls it back."""
+"""Each error of a function or a driver comes out of a SQL transaction as an error, and rolls it back."""
 
 from __future__ import annotations
 
