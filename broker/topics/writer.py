@@ -285,7 +285,7 @@ class LogWriter:
         now = self._clock.monotonic()
         unstored = [each for writes in self._not_stored.values() for each in writes]
         for write in unstored:
-            if write.deadline <= now and not write.future.done():
+            if write.deadline <= now and not write.is_done:
                 _refuse(write)
         waiting, self._queue = self._queue, deque()
         for write in waiting:

@@ -14,7 +14,7 @@ import pytest
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, Overloaded, Unavailable
 from broker.model import PublishRequest
 from broker.topics.settings import Producer, PublishOptions
-from tests.kit.bench import TOPIC, Bench, Gate, settle
+from tests.kit.bench import TOPIC, Bench, Gate, failing, settle
 
 
 def soon(bench: Bench, seconds: float) -> PublishOptions:
@@ -46,6 +46,28 @@ async def test_a_carried_publish_is_refused_at_its_deadline(bench: Bench) -> Non
     await waiting[1]
     await asyncio.gather(under_way, return_exceptions=True)
     assert b"0" not in await bench.payloads()
+
+
+async def test_each_publish_that_was_certainly_not_stored_is_refused_at_its_own_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.table, "keeps_order", True, raising=False)
+    await bench.create()
+    await bench.publish(b"first")
+    hanging = Gate()
+    bench.table.on("append", hanging.before, failing(Fenced("over")))
+    under_way = asyncio.ensure_future(bench.publish(b"sent"))
+    await hanging.reached.wait()
+    waiting = [
+        asyncio.ensure_future(bench.publish(bytes(20_000), options=soon(bench, 1.5 + number)))
+        for number in range(2)
+    ]
+    for each in waiting:
+        with pytest.raises(Overloaded, match="deadline"):
+            await each
+    assert not under_way.done(), "its leader still waits for its outcome"
+    hanging.open()
+    await asyncio.gather(under_way, return_exceptions=True)
 
 
 async def test_a_claim_that_hangs_holds_no_request_beyond_its_deadline(bench: Bench) -> None:
