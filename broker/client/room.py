@@ -84,7 +84,7 @@ class Room:
         try:
             return await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
                 undo(granted.result())
             raise
         finally:

@@ -117,3 +117,14 @@ async def test_a_close_refuses_the_calls_that_wait(make_client, held):
     assert [type(error) for error in told[1:]] == [Unavailable, Unavailable]
     with pytest.raises(Unavailable, match="closed"):
         await client.publish("ns1/t1", b"x")
+
+
+async def test_a_call_that_is_cancelled_as_it_is_refused_stays_cancelled():
+    room, loop = Room(1, 100), asyncio.get_running_loop()
+    assert room.take(1, 1)
+    (waiting,) = spawn([room.wait(1, 1, loop.time() + 9, lambda: None, lambda _: None)])
+    await settle()
+    room.close()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
