@@ -286,10 +286,7 @@ class Subscriber:
         mine = [each for each in batch if not dead_letters.is_for_another(each, topic, name)]
         if mine:
             failed = await self._handling.handle(progress, mine)
-            if failed is not None and len(batch) == 1:
-                await self._give_up(progress, mine[0], failed)
-                return
-            if failed is not None:
+            if failed is not None and len(mine) > 1:
                 for message in batch:
                     if self._stopping.is_set():
                         return
@@ -297,8 +294,12 @@ class Subscriber:
                     await self._batch(progress, [message])
                     await self._save_if_due(progress)
                 return
-        progress.handled(batch)
-        self.counts.handled += len(mine)
+            if failed is not None:
+                await self._give_up(progress, mine[0], failed)
+                mine, batch = [], batch[batch.index(mine[0]) + 1 :]
+        if batch:
+            progress.handled(batch)
+            self.counts.handled += len(mine)
 
     async def _give_up(
         self, progress: SubscriberProgress, message: Message, failed: GivenUp
@@ -362,6 +363,7 @@ class Subscriber:
             if not doing.done():
                 doing.cancel()
                 await asyncio.wait([doing])
+            del doing  # The error's traceback keeps this frame.
 
 
 async def _ended(running: asyncio.Task[object]) -> None:

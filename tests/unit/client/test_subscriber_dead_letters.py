@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.client import NewMessage, SubscriberOptions, TopicNotFound
+from broker.client.dead_letters import RETRY_FOR, retry_for
 from broker.errors import BodyTooLarge
 from broker.model import Message
 from broker.testing.mutants import in_force
@@ -66,6 +67,23 @@ async def test_a_batch_that_fails_is_handled_one_by_one(world: World) -> None:
     assert handled.calls[:2] == [[b"0", b"1", b"2"], batch]
     assert handled.calls[2:7] == [batch, first, [b"4"], [b"4"], last]
     assert [letter.payload for letter in await client.poll(LETTERS)] == [b"4"]
+
+
+async def test_a_message_that_is_alone_beside_anothers_retry_is_given_up_with_its_own_error(
+    world: World,
+) -> None:
+    client = world.client()
+    handled = Handled(lambda payload: payload == b"mine")
+    theirs = NewMessage(b"theirs", headers={RETRY_FOR: retry_for(TOPIC, "other")})
+    await client.publish(TOPIC, [theirs, b"mine", theirs])
+    last = (await client.poll(TOPIC))[-1].id
+    options = SubscriberOptions(batch_messages_max=3, tries_max=2)
+    async with running(client.subscriber(TOPIC, "mailer", handled, options=options)):
+        await pass_time(10)
+    assert handled.calls == [[b"mine"], [b"mine"]]
+    [letter] = await client.poll(LETTERS)
+    assert letter.headers["dead-letter-reason"] == b"ValueError: can't handle [b'mine']"
+    assert (await client.cursors.get(TOPIC, "mailer")).after == last
 
 
 async def test_a_named_dead_letter_topic_must_exist_or_is_created(world: World) -> None:
