@@ -53,7 +53,7 @@ class PlaceStore(Protocol):
 class TopicPlaceStore(PlaceStore, Protocol):
     """A store that keeps the topic and its generation beside the place."""
 
-    def begin(self, topic: TopicId, generation: int) -> None:
+    def begin(self, topic: TopicId, generation: int) -> Awaitable[None] | None:
         """Learn the topic to which the place belongs, before each first ``load`` of a process or after a takeover."""
 
 
@@ -77,19 +77,23 @@ class OwnPlace:
         """Return the place in a topic of this generation. Raises TopicRecreated if it is in another one."""
         self._topic, self._generation = topic, generation
         if isinstance(self._store, TopicPlaceStore):
-            self._store.begin(topic, generation)
+            await self._asked(self._store.begin, topic, generation)
         return await self._load()
 
-    async def _load(self) -> MessageId | None:
-        """Return the place. Raises Stopped; BadRequest or TypeError if the store returns anything else."""
+    async def _asked(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a method of the store; call it again after any error. Raises Stopped."""
         failures = 0
-        while (ended := await self._calling.run(self._store.load)).error is not None:
+        while (ended := await self._calling.run(method, *arguments)).error is not None:
             _check(ended.error)
             failures += 1
             _tell("loaded", ended.error, failures)
             del ended
             await self._pause(failures)
-        place: Any = ended.value
+        return ended.value
+
+    async def _load(self) -> MessageId | None:
+        """Return the place. Raises Stopped; BadRequest or TypeError if the store returns anything else."""
+        place = await self._asked(self._store.load)
         if isinstance(place, bytearray | memoryview):  # So some drivers return bytes.
             place = bytes(place)
         self._loaded = None if place is None else id_of(place, "the place of the store")

@@ -77,6 +77,28 @@ async def test_a_place_in_the_handlers_own_transaction_counts_each_message_once(
     assert (cursor.after, cursor.data, cursor.lag.messages) == (ledger.after, "", 0)
 
 
+async def test_a_store_that_fails_to_begin_is_asked_again(world: World) -> None:
+    class Named(Ledger):
+        begun: tuple[TopicId, int] | None = None
+        fails = 2
+
+        async def begin(self, topic: TopicId, generation: int) -> None:
+            if self.fails:
+                self.fails -= 1
+                raise OSError("the database is away")
+            self.begun = topic, generation
+
+    client, ledger = world.client(), Named()
+    await client.publish(TOPIC, numbers(3))
+
+    async def handler(message: Message, draft: list[bytes]) -> None:
+        draft.append(message.payload)
+
+    async with running(client.subscriber(TOPIC, "m", handler, place=ledger)):
+        await pass_time(10)
+    assert (ledger.begun, ledger.entries) == ((TopicId("default", "t"), 1), numbers(3))
+
+
 async def test_a_store_that_was_moved_is_followed(world: World) -> None:
     """Another program moves the place during a call of the handler, whose results do not count then."""
     client, ledger, done = world.client(), Ledger(), asyncio.Event()
@@ -166,7 +188,7 @@ async def test_a_place_of_another_generation_is_refused(world: World) -> None:
     client, handled, begun = world.client(), Handled(), []
 
     class Placed(Ledger):
-        def begin(self, topic: TopicId, generation: int) -> None:
+        async def begin(self, topic: TopicId, generation: int) -> None:
             begun.append((topic.topic, generation))
 
         async def load(self) -> Any:
