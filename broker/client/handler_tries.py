@@ -19,8 +19,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from broker import user_code
-from broker.client.back_off import pause_s
+from broker import retries, user_code
 from broker.client.handler import Calling, FailedCall, Reject, RetryLater, as_given, log
 from broker.client.place_store import OwnPlace
 from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
@@ -92,7 +91,8 @@ class Handling:
                 break
             if failure.of_place:
                 place_failures += 1
-                if await self._is_stored(failure, after, place_failures):
+                assert self._own is not None, "only a store fails"
+                if await self._own.is_moved(failure, after, place_failures):
                     break
             elif isinstance(failure.error, RetryLater):
                 await self._note(progress, batch, tries)
@@ -141,19 +141,17 @@ class Handling:
         work, failures = self._own.work(message.id), 0
         while (failure := await self._calling.skip(work)) is not None:
             failures += 1
-            if await self._is_stored(failure, message.id, failures):
+            if await self._own.is_moved(failure, message.id, failures):
                 break
         self._own.moved(message.id)
-
-    async def _is_stored(self, failure: FailedCall, after: bytes, failures: int) -> bool:
-        assert self._own is not None, "only a store fails"
-        return await self._own.is_moved(failure, after, failures)
 
     async def pause(self, failures: int) -> None:
         """Wait after so many failures in a row."""
         options = self._options
         await self._pause(
-            pause_s(failures, options.retry_delay_min_s, options.retry_delay_max_s, self._rng)
+            retries.jittered_s(
+                failures, options.retry_delay_min_s, options.retry_delay_max_s, self._rng
+            )
         )
 
     async def _note(self, progress: SubscriberProgress, batch: list[Message], tries: int) -> None:

@@ -94,8 +94,9 @@ class DeadLetterCalls:
     ) -> MessageId | None:
         """Publish the message of a letter again, for the subscriber that failed, and settle the letter.
 
-        The letter is given as ``list`` returned it, or by its id. The message comes behind all present messages. If the call is repeated after an unknown outcome, within the broker's window
-        of idempotency keys, the message is published once.
+        The letter is given as ``list`` returned it, or by its id. The message comes behind all present messages. If the
+        call is repeated after an unknown outcome, within the broker's window of idempotency keys, the message is
+        published once.
 
         Returns:
             The id of the new message; None if the message was published by an earlier attempt.

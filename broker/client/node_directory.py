@@ -32,7 +32,7 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from broker.client.back_off import pause_s
+from broker import retries
 from broker.http.address import Address
 from broker.model import TopicId
 
@@ -207,7 +207,7 @@ class NodeDirectory:
         if back_off is not None and now < back_off.until_s:
             return  # One failure of a node may lose many requests; count it once.
         failures = 1 if back_off is None else back_off.failures + 1
-        until_s = now + pause_s(failures, BACK_OFF_MIN_S, BACK_OFF_MAX_S, self._rng)
+        until_s = now + retries.jittered_s(failures, BACK_OFF_MIN_S, BACK_OFF_MAX_S, self._rng)
         self._back_off(url, _BackOff(failures, until_s))
 
     def leaving(self, url: str, now: float) -> None:

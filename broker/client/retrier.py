@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from broker import retries, user_code
-from broker.client import back_off, outcomes
+from broker.client import outcomes
 from broker.client.protocol import ClientRequest
 from broker.client.values import Settings
 from broker.errors import BrokerError
@@ -164,7 +164,7 @@ class Retrier:
     def pause_s(self, error: BrokerError, attempts: int) -> float:
         """Return the pause after so many attempts. It is never shorter than the broker's ``Retry-After``."""
         settings = self._settings
-        pause_s = back_off.pause_s(
+        pause_s = retries.jittered_s(
             attempts, settings.retry_delay_min_s, settings.retry_delay_max_s, self._rng
         )
         return max(pause_s, error.retry_after_s or 0.0)

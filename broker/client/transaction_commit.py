@@ -27,7 +27,7 @@ import random
 from collections.abc import Collection
 from typing import Final
 
-from broker.client.back_off import pause_s
+from broker import retries
 from broker.client.transaction_aware import AnyTransactionService, asked
 from broker.client.transaction_fate import (
     PAUSE_MAX_S,
@@ -123,7 +123,7 @@ class Commit:
 
     async def _between(self, attempt: int) -> None:
         try:
-            await self._pause(pause_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, self._rng))
+            await self._pause(retries.jittered_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, self._rng))
         except asyncio.CancelledError as error:
             self._note(error)
 

@@ -24,7 +24,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from broker.client.back_off import pause_s
+from broker import retries
 from broker.client.transaction_aware import AnyTransactionService, asked
 from broker.escapes import escaping_logger
 from broker.model import Snapshot
@@ -82,5 +82,5 @@ async def ask(
         except Exception as error:  # noqa: BLE001 - The service may be of the caller's.
             log.info("the transaction service did not tell the outcome of a transaction: %s", error)
         if attempt < ASKED_MAX:
-            await pause(pause_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, rng))
+            await pause(retries.jittered_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, rng))
     return TransactionFate.UNKNOWN

@@ -43,7 +43,7 @@ class _TransactionAttempts:
             return None
         if not _is_worth_it(error, context):
             return None
-        longest_s = min(DELAY_MIN_S * 2.0 ** min(attempts - 1, 16), DELAY_MAX_S)
+        longest_s = retries.doubled_s(attempts, DELAY_MIN_S, DELAY_MAX_S)
         return random.uniform(0, longest_s)  # noqa: S311 - Jitter is no secret.
 
 

@@ -101,7 +101,7 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
         return Claimed(hold, written(hold, sent, clock.now_ms()))
 
     def pause_s(error: Exception, attempts: int) -> float | None:
-        longest_s = min(BACK_OFF_S * 2.0 ** min(attempts - 1, 16), BACK_OFF_MAX_S)
+        longest_s = retries.doubled_s(attempts, BACK_OFF_S, BACK_OFF_MAX_S)
         if not isinstance(error, _AGAIN) or clock.monotonic() + longest_s > deadline:
             return None
         return longest_s * jitter.uniform(0.5, 1.0)

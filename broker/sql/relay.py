@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sqlalchemy.exc import IntegrityError
 
-from broker.client import back_off
+from broker import retries
 from broker.client.acknowledgements import ids_of
 from broker.clock import Clock, SystemClock
 from broker.errors import BrokerError, OutcomeUnknown
@@ -117,7 +117,7 @@ class Relay:
             rows = await self._work(self._outbox.counts)
         except Exception as error:
             self._failures += 1
-            pause_s = back_off.pause_s(self._failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
+            pause_s = retries.jittered_s(self._failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
             log.warning(
                 "the outbox can't be read, and the relay retries in %.1f s: %r",
                 pause_s,
@@ -151,7 +151,7 @@ class Relay:
             self._delays.pop(topic, None)
         except Exception as error:
             failures = self._delays.get(topic, NO_DELAY).failures + 1
-            pause_s = back_off.pause_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
+            pause_s = retries.jittered_s(failures, PAUSE_MIN_S, PAUSE_MAX_S, self._rng)
             self._delays[topic] = TopicDelay(failures, self._clock.monotonic() + pause_s)
             log.warning(
                 "messages of %s stay in the outbox, and the relay retries in %.1f s: %s",

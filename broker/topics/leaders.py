@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import TypeVar
 
-from broker import logs
+from broker import logs, retries
 from broker.coordination.claims import BACK_OFF_MAX_S, BACK_OFF_S
 from broker.coordination.tenure import not_leader
 from broker.errors import (
@@ -35,10 +35,10 @@ from broker.errors import (
     TopicNotFound,
 )
 from broker.model import Topic, TopicId
-from broker.shield import is_done_within
 from broker.slices import Slice
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
+from broker.topics.overdue import in_time
 from broker.topics.registry import RECORD_BYTES_MAX, TopicRegistry, check_generation, not_found
 from broker.topics.settings import PublishOptions
 from broker.topics.settlement import refused_below
@@ -154,7 +154,7 @@ class Leaders:
             except Fenced as error:
                 leader.end(error)
                 if self.around.clock.monotonic() > deadline:
-                    raise NoLeader(f"No node leads topic '{topic}' just now.") from error
+                    raise _no_leader(topic) from error
             except (OutcomeUnknown, StorageFull) as error:
                 may_repeat = options.key is not None or options.producer is not None
                 if not may_repeat or error.outcome != "unknown":
@@ -176,16 +176,10 @@ class Leaders:
         if leader is not None:
             return leader
         self.must_be_here(topic)
-        bound = asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0))
         try:
-            async with bound:
-                with state.used():
-                    async with self._claiming(state, deadline):
-                        return state.leader or await self._claim_or_pass_on(state, deadline)
-        except TimeoutError:
-            if not bound.expired():
-                raise
-            raise NoLeader(f"No node leads topic '{topic}' just now.") from None
+            with state.used():
+                async with self._in_time(topic, deadline), state.claiming:
+                    return state.leader or await self._claim_or_pass_on(state, deadline)
         except TopicNotFound:
             self._forget_unknown(state)
             raise
@@ -199,18 +193,9 @@ class Leaders:
         if not place.here:
             raise not_leader(topic, place)
 
-    @asynccontextmanager
-    async def _claiming(self, state: TopicState, deadline: float) -> AsyncIterator[None]:
-        """Hold the lock for the start and the end of leading a topic. Raises NoLeader if the deadline passes."""
-        try:
-            async with asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0)):
-                await state.claiming.acquire()
-        except TimeoutError:
-            raise NoLeader(f"No node leads topic '{state.id}' just now.") from None
-        try:
-            yield
-        finally:
-            state.claiming.release()
+    def _in_time(self, topic: TopicId, deadline: float) -> AbstractAsyncContextManager[None]:
+        """Bound a block by the deadline. Raises NoLeader."""
+        return in_time(self.around.clock, deadline, partial(_no_leader, topic))
 
     async def _claim_or_pass_on(self, state: TopicState, deadline: float) -> TopicLeader:
         try:
@@ -223,7 +208,7 @@ class Leaders:
 
     async def _claim_and_take_over(self, state: TopicState, deadline: float) -> TopicLeader:
         """Claim a topic, and first write the requests that its former leader did not store."""
-        await self._settle(state, deadline)
+        await self._settle(state)
         await self._back_off(state, deadline)
         leader = await self._claim_log(state, deadline)
         leader.rates = state.rates(leader.topic.generation)
@@ -264,20 +249,11 @@ class Leaders:
             await leader.learn_refused()
         return leader
 
-    async def _settle(self, state: TopicState, deadline: float) -> None:
-        if state.former is None:
-            return
-        settling = asyncio.ensure_future(self._carry_over(state, state.former))
-        left_s = max(deadline - self.around.clock.monotonic(), 0)
-        try:
-            if not await is_done_within(settling, left_s):
-                raise NoLeader(f"Earlier writes to topic '{state.id}' have no outcome yet.")
-        finally:
-            settling.cancel()
-            del settling  # See ``shield``.
-
-    async def _carry_over(self, state: TopicState, former: TopicLeader) -> None:
+    async def _settle(self, state: TopicState) -> None:
         """Carry over the requests that a former leader did not store. After the wait, no cancellation interrupts it."""
+        former = state.former
+        if former is None:
+            return
         writes = await former.settled()
         again = Fenced("Not done: another node leads the topic now.")
         fail([write for write in writes if not write.may_be_carried], again)
@@ -290,10 +266,10 @@ class Leaders:
         if not state.claims_lost:
             return
         clock = self.around.clock
-        pause_s = min(BACK_OFF_S * 2**state.claims_lost, BACK_OFF_MAX_S)
-        pause_s *= self._jitter.uniform(0.5, 1.0)
+        times = state.claims_lost + 1
+        pause_s = retries.jittered_s(times, BACK_OFF_S, BACK_OFF_MAX_S, self._jitter)
         if clock.monotonic() + pause_s > deadline:
-            raise NoLeader(f"No node leads topic '{state.id}' just now.")
+            raise _no_leader(state.id)
         await clock.sleep(pause_s)
 
     def _leader_ended(self, leader: TopicLeader) -> None:
@@ -318,8 +294,8 @@ class Leaders:
                 await state.former.quiet()
             deadline = self.deadline()
             try:
-                async with self._claiming(state, deadline):
-                    await self._settle(state, deadline)
+                async with self._in_time(state.id, deadline), state.claiming:
+                    await self._settle(state)
                     if state.carried and state.leader is None:
                         await self._claim_and_take_over(state, deadline)
             except BrokerError as error:
@@ -412,7 +388,9 @@ class Leaders:
 
     async def succeed(self, inherited: Callable[[TopicId], bool]) -> None:
         """Claim topics of nodes that are gone, in bounded time."""
-        await claim_topics(self.registry, self, inherited)
+        await claim_topics(
+            self.registry, lambda topic: self.lead(topic, self.deadline()), inherited
+        )
 
     async def close(self) -> None:
         """Finish the work in progress and hand every log off; then this node leads no topic."""
@@ -423,3 +401,7 @@ class Leaders:
             await self._release_all(list(self.states.values()))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+
+
+def _no_leader(topic: TopicId) -> NoLeader:
+    return NoLeader(f"No node leads topic '{topic}' just now.")

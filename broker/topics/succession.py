@@ -8,9 +8,9 @@ again. The claims are bounded, so that a cluster with very many topics is not bu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Final, Protocol
+from typing import Final
 
 from broker import logs
 from broker.errors import BrokerError
@@ -24,48 +24,26 @@ CLAIMS_MAX: Final = 1_000
 log = logs.get_logger()
 
 
-class Claiming(Protocol):
-    """Leads topics."""
-
-    async def lead(self, topic: TopicId, deadline: float) -> object:
-        """Claim a topic, unless this node leads it. Raises BrokerError."""
-
-    def deadline(self) -> float:
-        """Return the deadline of a claim that begins now."""
-
-
 async def claim_topics(
-    registry: TopicRegistry, leaders: Claiming, wanted: Callable[[TopicId], bool]
+    registry: TopicRegistry,
+    lead: Callable[[TopicId], Awaitable[object]],
+    wanted: Callable[[TopicId], bool],
 ) -> None:
     """Claim the topics that are ``wanted``, some at a time, up to ``CLAIMS_MAX``. Failures are left to requests."""
-    topics = _wanted(registry, wanted)
-    async with aclosing(topics):
-        batch: list[Awaitable[None]] = []
-        async for topic in topics:
-            batch.append(_claim(leaders, topic))
-            if len(batch) == AT_ONCE:
-                await asyncio.gather(*batch)
-                batch = []
-        await asyncio.gather(*batch)
 
+    async def claim(topic: TopicId) -> None:
+        with suppress(BrokerError):
+            await lead(topic)
 
-async def _claim(leaders: Claiming, topic: TopicId) -> None:
-    with suppress(BrokerError):
-        await leaders.lead(topic, leaders.deadline())
-
-
-async def _wanted(
-    registry: TopicRegistry, wanted: Callable[[TopicId], bool]
-) -> AsyncGenerator[TopicId, None]:
-    count = 0
+    left = CLAIMS_MAX
     try:
         async with aclosing(registry.generations()) as pages:
             async for page in pages:
-                for topic, _ in page:
-                    if wanted(topic):
-                        yield topic
-                        count += 1
-                    if count == CLAIMS_MAX:
-                        return
+                mine = [topic for topic, _ in page if wanted(topic)][:left]
+                left -= len(mine)
+                for first in range(0, len(mine), AT_ONCE):
+                    await asyncio.gather(*map(claim, mine[first : first + AT_ONCE]))
+                if not left:
+                    return
     except BrokerError as error:
         log.warning("the topics of a node that is gone can't be listed", error=error.message)

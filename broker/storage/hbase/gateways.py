@@ -310,7 +310,7 @@ class Gateways:
         def pause_s(error: Exception, attempts: int) -> float | None:
             if not isinstance(error, OSError | thrift.GatewayError):
                 return None
-            return min(PAUSE_S_FIRST * 2.0 ** min(attempts - 1, 16), PAUSE_S_MAX)
+            return retries.doubled_s(attempts, PAUSE_S_FIRST, PAUSE_S_MAX)
 
         line = await retries.repeat(lambda: self._connect(gateway), pause_s, asyncio.sleep)
         gateway.ready.append(line)
