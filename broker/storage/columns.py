@@ -59,9 +59,14 @@ def pointer_of(column: bytes) -> int | None:
     return int(pointer)
 
 
+def flags_of(column: bytes) -> int:
+    """Return the flags of an entry that its column has: those in JUDGED."""
+    return column[1 + ROW_ID_BYTES] - _PLAIN
+
+
 def has_life(column: bytes) -> bool:
     """True if an entry has a lifetime of its own, by its column."""
-    return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - _PLAIN) & LIFE)
+    return not is_rolled_column(column) and bool(flags_of(column) & LIFE)
 
 
 def rolled_column(column: bytes) -> bytes:

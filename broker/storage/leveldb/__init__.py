@@ -30,8 +30,7 @@ a log have keys of the same length. So the cells of consecutive pages are one ra
     directory_repair.py  checks of a store, and repaired copies
     page_mend.py         stubs for the entries that a repaired copy lacks
     row_mend.py          its topics' records and roots
-    chain_mend.py        the heads of its pages
+    chain_mend.py        the heads of its pages; the keys of the damaged original
     payload_mend.py      its payload logs
-    raw_keys.py          the keys of the damaged original
     layout.py            the keys above
 """

@@ -6,8 +6,13 @@ left gets a head, too. page_mend.py then puts stubs for the entries that such a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import plyvel
 
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_MIN, RowId, row_before, timestamp_of
@@ -16,11 +21,40 @@ from broker.storage import head as heads
 from broker.storage.columns import is_rolled_column, last_of
 from broker.storage.entry import Entry, messages_of
 from broker.storage.head import NO_END, NO_TOKEN, Head, PageState
-from broker.storage.leveldb.database import Database, translated
+from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key
-from broker.storage.leveldb.raw_keys import RawKeys
 from broker.storage.root import Root
 from broker.storage.table import Space
+
+Decoded = TypeVar("Decoded")
+
+
+class RawKeys:
+    """The keys of a damaged database, read without a check of their blocks."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the database at ``path``. If that fails, no key is known."""
+        self._path = path
+        try:
+            self._db = plyvel.DB(str(path), paranoid_checks=False)
+        except (plyvel.Error, OSError):
+            self._db = None
+
+    def of(self, prefix: bytes) -> list[bytes]:
+        """Return the keys with a prefix, as far as they can be read."""
+        if self._db is None:
+            return []
+        try:
+            with self._db.iterator(prefix=prefix, include_value=False) as found:
+                return list(found)
+        except plyvel.Error:
+            return []
+
+    def close(self) -> None:
+        """Close the database, and remove it."""
+        if self._db is not None:
+            self._db.close()
+        shutil.rmtree(self._path, ignore_errors=True)
 
 
 class _Counted(NamedTuple):
@@ -48,33 +82,29 @@ class MendedPage(NamedTuple):
 
 def delete_row(database: Database, space: Space, row: bytes) -> None:
     """Remove a row."""
-    delete(database, [head_key(space, row), *database.keys_of(cells_prefix(space, row))])
+    cells = database.keys_of(cells_prefix(space, row))
+    database.change({}, deletes=[head_key(space, row), *cells])
 
 
-def delete(database: Database, keys: Sequence[bytes]) -> None:
-    """Remove keys."""
-    with translated(database.path):
-        batch = database.batch()
-        for key in keys:
-            batch.delete(key)
-        batch.write()
-
-
-def is_damaged(value: bytes | None) -> bool:
-    """Return whether the value of a record or of a mark fails its checksum."""
+def readable(decode: Callable[[bytes], Decoded], value: bytes | None) -> Decoded | None:
+    """Return what a value decodes to; None: there is no value, or it is damaged."""
     try:
-        entries.unchecked(value or b"", "it")
-    except StorageCorrupt:
-        return value is not None
-    return False
+        return None if value is None else decode(value)
+    except (StorageCorrupt, ValueError, IndexError, struct.error):
+        return None
 
 
-def put(database: Database, key: bytes, value: bytes) -> None:
-    """Put a value."""
-    with translated(database.path):
-        batch = database.batch()
-        batch.put(key, value)
-        batch.write()
+def content_of(value: bytes) -> bytes:
+    """Return the content of a record or of a mark. Raises StorageCorrupt if its checksum is wrong."""
+    return entries.unchecked(value, "it")
+
+
+def all_pairs(database: Database, lead: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield the keys that begin with ``lead``, with their values, some at a time; they may change meanwhile."""
+    at = lead
+    while pairs := database.pairs(at, lead + b"\xff" * 80, pairs_max=256, bytes_max=1 << 20)[0]:
+        yield pairs
+        at = pairs[-1][0] + b"\0"
 
 
 class ChainMend:
@@ -117,7 +147,7 @@ class ChainMend:
             key = head_key(self._space, self._row(page.key))
             value = heads.encode(page.head)
             if self._database.get(key) != value:
-                put(self._database, key, value)
+                self._database.change({key: value})
         return chain
 
     def _page(
@@ -130,11 +160,7 @@ class ChainMend:
     ) -> MendedPage:
         row = self._row(key)
         counted = self._counted(row)
-        value = self._database.get(head_key(self._space, row))
-        try:
-            head = None if value is None else heads.decode(value)
-        except (StorageCorrupt, ValueError):
-            head = None
+        head = readable(heads.decode, self._database.get(head_key(self._space, row)))
         epoch = root.epoch if root is not None and following is None else 0
         if head is not None and _fits(head, before, following, counted, epoch):
             return MendedPage(key, head, counted, is_made=False)

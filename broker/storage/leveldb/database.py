@@ -21,7 +21,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +180,18 @@ class Database:
     def batch(self) -> Any:
         """Return an empty write batch, whose write is synced."""
         return self._db.write_batch(sync=True)
+
+    def change(self, puts: Mapping[bytes, bytes], *, deletes: Sequence[bytes] = ()) -> None:
+        """Put and remove keys in one synced write. Raises StorageCorrupt, Unavailable."""
+        if not puts and not deletes:
+            return
+        with translated(self._path):
+            batch = self.batch()
+            for key in deletes:
+                batch.delete(key)
+            for key, value in puts.items():
+                batch.put(key, value)
+            batch.write()
 
     def get(self, key: bytes) -> bytes | None:
         """Return a value."""

@@ -27,7 +27,7 @@ from broker.storage import walk
 from broker.storage.check import WINDOW_MS, verify
 from broker.storage.keys import prefix_end
 from broker.storage.leveldb import files, snapshot, stand_in
-from broker.storage.leveldb.database import Database, Options, repair_database, translated
+from broker.storage.leveldb.database import Database, Options, repair_database
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.page_mend import mend_pages
 from broker.storage.leveldb.table import LevelDBTable, table_of
@@ -241,10 +241,7 @@ def _mend(directory: Path, copy: Path, window_ms: int) -> list[str]:
     try:
         # The copy gets a store id of its own, because it may lack data of the original.
         identity = files.StoreIdentity(files.FORMAT, secrets.token_hex(16), complete=True)
-        batch = database.batch()
-        batch.put(FORMAT_KEY, files.format_row(identity))
-        with translated(copy / files.DATABASE):
-            batch.write()
+        database.change({FORMAT_KEY: files.format_row(identity)})
         now_ms = SystemClock().now_ms()
         lost = mend_pages(database, damaged, now_ms=now_ms, window_ms=window_ms)
     finally:

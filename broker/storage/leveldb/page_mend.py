@@ -11,32 +11,36 @@ The rows of marks are an index, so they are put again from the entries.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES, RowId, TopicId, row_after, row_before, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
-from broker.storage.columns import LIFE, REFERENCE, ROLLED, is_rolled_column, last_of, pointer_of
+from broker.storage.columns import (
+    LIFE,
+    REFERENCE,
+    ROLLED,
+    flags_of,
+    is_rolled_column,
+    last_of,
+    pointer_of,
+)
 from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.gaps import LOST_MS, Gap, decode_gaps, encode_gaps, gaps_key
 from broker.storage.head import Head, PageState
 from broker.storage.keys import log_of_row
-from broker.storage.leveldb.database import Database, translated
+from broker.storage.leveldb.chain_mend import RawKeys, all_pairs, content_of, readable
+from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key, row_of_cell
-from broker.storage.leveldb.raw_keys import RawKeys
 from broker.storage.leveldb.row_mend import mend_rows
 from broker.storage.marks import IDEMPOTENCY, PRODUCER, PRODUCER_LIFE_MS, encode_mark, mark_key
 from broker.storage.pagecheck import CELLS_COUNTED
 from broker.storage.resolve import NONCE_BYTES, random_nonce
 from broker.storage.table import Space
 
-_HEADS_AT_ONCE: Final = 256
-_PLAIN_KIND: Final = 0x30
-_KIND_AT: Final = 1 + ROW_ID_BYTES
 _TAIL_BYTES: Final = {Space.MESSAGES: 4 + ROW_ID_BYTES, Space.PAYLOADS: 12 + ROW_ID_BYTES}
 """The bytes of a page's row behind its topic: the generation, a payload log's number, the page."""
 
@@ -94,15 +98,15 @@ def mend_pages(database: Database, damaged: Path, *, now_ms: int, window_ms: int
 
 def _drop_unreadable(database: Database, raw: RawKeys, space: Space) -> None:
     """Remove the cells that can't be decoded. Without a part of its rollbacks an entry goes, too: no reader may see it."""
-    lead = at = cells_prefix(space, b"")[:1]
-    while pairs := database.pairs(at, lead + b"\xff" * 80, pairs_max=512, bytes_max=1 << 20)[0]:
-        _remove(database, [each for key, value in pairs for each in _unreadable(key, value)])
-        at = pairs[-1][0] + b"\0"
+    lead = cells_prefix(space, b"")[:1]
+    for pairs in all_pairs(database, lead):
+        gone = [each for key, value in pairs for each in _unreadable(key, value)]
+        database.change({}, deletes=gone)
     for key in raw.of(lead):
         row = row_of_cell(key)
         is_rolled = row is not None and is_rolled_column(key[len(cells_prefix(space, row)) :])
         if is_rolled and (database.get(key) is None) != (database.get(key[:-1]) is None):
-            _remove(database, [key, key[:-1]])
+            database.change({}, deletes=[key, key[:-1]])
 
 
 def _unreadable(key: bytes, value: bytes) -> list[bytes]:
@@ -111,41 +115,23 @@ def _unreadable(key: bytes, value: bytes) -> list[bytes]:
     if row is None:
         return [key]
     column = key[3 + len(row) :]
-    try:
-        if is_rolled_column(column):
-            entries.decode_rolled(value)
-            return []
-        return [] if entries.decode(value).column == column else [key, key + ROLLED]
-    except (StorageCorrupt, ValueError, IndexError, struct.error):
-        return [key, key[:-1]] if is_rolled_column(column) else [key, key + ROLLED]
-
-
-def _remove(database: Database, keys: Sequence[bytes]) -> None:
-    if keys:
-        with translated(database.path):
-            batch = database.batch()
-            for key in keys:
-                batch.delete(key)
-            batch.write()
+    if is_rolled_column(column):
+        return [key, key[:-1]] if readable(entries.decode_rolled, value) is None else []
+    entry = readable(entries.decode, value)
+    return [] if entry is not None and entry.column == column else [key, key + ROLLED]
 
 
 def _pages(database: Database, space: Space) -> Iterator[tuple[bytes, Head]]:
     """Yield the pages that have entries, with their heads."""
     lead = head_key(space, b"")
-    at = lead
-    while found := database.pairs(at, lead + b"\xff" * 80, pairs_max=_HEADS_AT_ONCE)[0]:
-        for key, value in found:
-            row = key[len(lead) :]
-            *names, tail = row.split(b":", 2)
-            if len(names) < 2 or len(tail) != _TAIL_BYTES[space] or tail.startswith(bytes(4)):
-                continue
-            try:
-                head = heads.decode(value)
-            except (StorageCorrupt, ValueError):
-                continue  # The check of the copy reports it.
-            if head.state is not PageState.GONE and head.cells:
-                yield row, head
-        at = found[-1][0] + b"\0"
+    for key, value in chain.from_iterable(all_pairs(database, lead)):
+        row = key[len(lead) :]
+        *names, tail = row.split(b":", 2)
+        if len(names) < 2 or len(tail) != _TAIL_BYTES[space] or tail.startswith(bytes(4)):
+            continue
+        head = readable(heads.decode, value)  # The check of the copy reports a damaged one.
+        if head is not None and head.state is not PageState.GONE and head.cells:
+            yield row, head
 
 
 def _mend(
@@ -161,7 +147,7 @@ def _mend(
     found = [
         _Found(last_of(column), entry)
         for column in there
-        if (entry := _entry(database, prefix + column)) is not None
+        if (entry := readable(entries.decode, database.get(prefix + column))) is not None
     ]
     page = row[-ROW_ID_BYTES:]
     known = set(there)
@@ -176,26 +162,15 @@ def _mend(
         stubs = _stubs_of(gone, found, page, is_stored=is_stored)
     else:
         stubs = _stub_of_gap(found, page, head, is_stored=is_stored)
-    with translated(database.path):
-        batch = database.batch()
-        for stub in stubs:
-            batch.put(prefix + stub.column, entries.encode(stub))
-        cells = len(there) + len(stubs)
-        batch.put(head_key(space, row), heads.encode(head._replace(cells=cells)))
-        batch.write()
+    cells = len(there) + len(stubs)
+    database.change(
+        {prefix + stub.column: entries.encode(stub) for stub in stubs}
+        | {head_key(space, row): heads.encode(head._replace(cells=cells))}
+    )
     topic = b":".join(row.split(b":", 2)[:2]).decode(errors="backslashreplace")
     if not is_known:
         return [LostRange(topic, page, head.pointer, some=True, entries=max(missing, 1))]
     return _joined(topic, stubs, found)
-
-
-def _entry(database: Database, key: bytes) -> Entry | None:
-    """Return an entry; None if it can't be decoded: the check of the copy reports it."""
-    value = database.get(key)
-    try:
-        return None if value is None else entries.decode(value)
-    except (StorageCorrupt, ValueError):
-        return None
 
 
 def _stubs_of(
@@ -206,12 +181,10 @@ def _stubs_of(
     before = dict(zip(lasts, [row_before(page), *lasts], strict=False))
     stubs = []
     for column in gone:
-        last, flags = last_of(column), column[_KIND_AT] - _PLAIN_KIND
+        last, flags = last_of(column), flags_of(column) & ~REFERENCE
         epoch = max((each.entry.epoch for each in found if each.last < last), default=0)
         first = row_after(before[last])
-        stubs.append(
-            _stub(flags & ~REFERENCE, epoch, first, last, pointer_of(column), is_stored=is_stored)
-        )
+        stubs.append(_stub(flags, epoch, first, last, pointer_of(column), is_stored=is_stored))
     return stubs
 
 
@@ -244,17 +217,11 @@ def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int)
     prefix, rows = cells_prefix(space, row), {}
     for key in database.keys_of(prefix):
         if not is_rolled_column(key[len(prefix) :]):
-            entry = _entry(database, key)
+            entry = readable(entries.decode, database.get(key))
             for mark in () if entry is None else entry.marks:
                 if timestamp_of(mark.first) >= since_ms[mark.kind]:
                     rows[head_key(space, mark_key(log, mark))] = encode_mark(mark)
-    absent = [key for key, value in rows.items() if database.get(key) != value]
-    if absent:
-        with translated(database.path):
-            batch = database.batch()
-            for key in absent:
-                batch.put(key, rows[key])
-            batch.write()
+    database.change({key: value for key, value in rows.items() if database.get(key) != value})
 
 
 def _put_gaps(database: Database, row: bytes, lost: Sequence[LostRange]) -> None:
@@ -266,12 +233,9 @@ def _put_gaps(database: Database, row: bytes, lost: Sequence[LostRange]) -> None
     value = database.get(key)
     known: Sequence[Gap] = ()
     if value is not None:
-        known = decode_gaps(entries.unchecked(value, "a record")[NONCE_BYTES:], generation)
+        known = decode_gaps(content_of(value)[NONCE_BYTES:], generation)
     gaps = [*known, *(Gap(each.first, each.last, each.entries) for each in lost)]
-    with translated(database.path):
-        batch = database.batch()
-        batch.put(key, entries.checked(random_nonce() + encode_gaps(generation, gaps)))
-        batch.write()
+    database.change({key: entries.checked(random_nonce() + encode_gaps(generation, gaps))})
 
 
 def _stub(

@@ -10,19 +10,23 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
-from broker.storage.columns import REFERENCE
+from broker.storage.columns import REFERENCE, flags_of
 from broker.storage.entry import messages_of
 from broker.storage.head import PageState
 from broker.storage.keys import MARK, ROOT
-from broker.storage.leveldb.chain_mend import ChainMend, MendedPage, delete, is_damaged, put
+from broker.storage.leveldb.chain_mend import (
+    ChainMend,
+    MendedPage,
+    RawKeys,
+    content_of,
+    readable,
+)
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key
-from broker.storage.leveldb.raw_keys import RawKeys
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -68,20 +72,23 @@ class PayloadsMend:
         self, number: bytes, known: set[RowId], reference: _KeptReference | None, floor: RowId
     ) -> Iterator[str]:
         root_key = head_key(Space.PAYLOADS, self._roots_prefix + number)
-        root = _decoded(self._database.get(root_key))
+        root = readable(roots.decode, self._database.get(root_key))
         if root is not None and root.state is RootState.DROPPED:
             return
         if not known:
             gone = Root(self._generation, RootState.DROPPED, dropped_ms=self._now_ms)
-            put(self._database, root_key, roots.encode(gone))
+            self._database.change({root_key: roots.encode(gone)})
             row = ROW_ID_MIN if reference is None else reference.row
             topic = self._topic[:-1].decode()
             yield f"{topic}: the messages from {row.hex()} to {row.hex()}"
             return
         prefix = self._pages_prefix + number
         last = self._database.get(head_key(Space.PAYLOADS, prefix + max(known)))
+        head = readable(heads.decode, last)
         is_closed = reference is not None or (
-            _is_closed(last) if root is None else root.state in _CLOSED
+            head is not None and head.state is PageState.CLOSED
+            if root is None
+            else root.state in _CLOSED
         )
         mend = ChainMend(self._database, self._raw, Space.PAYLOADS, prefix, begins_at_min=True)
         chain = mend.mend(known, root, PageState.CLOSED if is_closed else PageState.OPEN)
@@ -89,7 +96,8 @@ class PayloadsMend:
         if reference is not None and tail.is_made and tail.head.total < reference.messages:
             cells = tail.head.cells + (tail.head.cells == tail.counted.cells)
             head = tail.head._replace(total=reference.messages, cells=cells)
-            put(self._database, head_key(Space.PAYLOADS, prefix + tail.key), heads.encode(head))
+            key = head_key(Space.PAYLOADS, prefix + tail.key)
+            self._database.change({key: heads.encode(head)})
         keys = {page.key for page in chain}
         state = RootState.SEALED if is_closed else RootState.OPEN
         made = root or Root(self._generation, state, tail.head.epoch)
@@ -102,14 +110,13 @@ class PayloadsMend:
         first = made.floor if made.floor in keys else chain[0].key
         made = made._replace(page=page, floor=first, gone=min(made.gone, first), epoch=epoch)
         if made != root:
-            put(self._database, root_key, roots.encode(made))
+            self._database.change({root_key: roots.encode(made)})
 
     def _drop_damaged_marks(self) -> None:
         lead = head_key(Space.PAYLOADS, self._topic + bytes(4) + MARK)
         marks = self._database.keys_of(lead)
-        damaged = [key for key in marks if is_damaged(self._database.get(key))]
-        if damaged:
-            delete(self._database, damaged)
+        damaged = [key for key in marks if readable(content_of, self._database.get(key)) is None]
+        self._database.change({}, deletes=damaged)
 
     def _pages(self) -> dict[bytes, set[RowId]]:
         """Return the pages that have a head or entries, or had a head in the original, by number."""
@@ -135,28 +142,11 @@ class PayloadsMend:
         for page in chain:
             prefix = cells_prefix(Space.MESSAGES, self._pages_prefix + page.key)
             for key in self._database.keys_of(prefix):
-                kind = key[len(prefix) + 1 + ROW_ID_BYTES] - 0x30
-                if not kind & REFERENCE or (value := self._database.get(key)) is None:
+                if not flags_of(key[len(prefix) :]) & REFERENCE:
                     continue
-                try:
-                    entry = entries.decode(value)
-                except (StorageCorrupt, ValueError):
-                    continue  # It is the cell of a rollback.
-                if entry.number is not None and not entry.is_stub:
+                # The cell of a rollback is no entry.
+                entry = readable(entries.decode, self._database.get(key))
+                if entry is not None and entry.number is not None and not entry.is_stub:
                     number = entry.number.to_bytes(_NUMBER_BYTES, "big", signed=True)
                     found[number] = _KeptReference(entry.first, messages_of(entry))
         return found
-
-
-def _decoded(value: bytes | None) -> Root | None:
-    try:
-        return None if value is None else roots.decode(value)
-    except (StorageCorrupt, ValueError):
-        return None
-
-
-def _is_closed(value: bytes | None) -> bool:
-    try:
-        return value is not None and heads.decode(value).state is PageState.CLOSED
-    except (StorageCorrupt, ValueError):
-        return False

@@ -22,15 +22,14 @@ from broker.storage.keys import MARK, ROOT
 from broker.storage.leveldb.chain_mend import (
     ChainMend,
     MendedPage,
-    delete,
+    RawKeys,
+    content_of,
     delete_row,
-    is_damaged,
-    put,
+    readable,
 )
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.payload_mend import PayloadsMend
-from broker.storage.leveldb.raw_keys import RawKeys
 from broker.storage.marks import decode_mark
 from broker.storage.resolve import NONCE_BYTES, random_nonce
 from broker.storage.root import Root, RootState
@@ -67,7 +66,8 @@ def _is_stray(rest: bytes, value: bytes | None) -> bool:
     """Return whether a row is no page, no root, and no mark that can be read."""
     if value is None or not rest.startswith(bytes(4)) or rest == bytes(4) + ROOT:
         return False
-    if not rest.startswith(bytes(4) + MARK) or len(rest) != _MARK_BYTES or is_damaged(value):
+    is_mark = rest.startswith(bytes(4) + MARK) and len(rest) == _MARK_BYTES
+    if not is_mark or readable(content_of, value) is None:
         return True
     mark = decode_mark(rest, value)
     return mark.first > mark.last
@@ -85,7 +85,7 @@ def _rows(database: Database, raw: RawKeys) -> set[bytes]:
     while pairs := database.pairs(at, cells + b"\xff" * 80, pairs_max=1)[0]:
         row = row_of_cell(pairs[0][0])
         if row is None:
-            delete(database, [pairs[0][0]])
+            database.change({}, deletes=[pairs[0][0]])
             continue
         found.add(row)
         at = cells_prefix(Space.MESSAGES, row) + b"\xff" * 40
@@ -123,7 +123,7 @@ class _Topic:
         self._root_key = head_key(Space.MESSAGES, topic + bytes(4) + ROOT)
 
     def mend(self) -> Iterator[str]:
-        root = self._root()
+        root = readable(roots.decode, self._database.get(self._root_key))
         generation, is_deleted, is_there = self._recorded()
         if not is_there:
             if root is None and not self._raw.of(_record(self._topic)):
@@ -150,7 +150,7 @@ class _Topic:
         chain = mend.mend(known, root, ends)
         made = self._made_root(root, generation, chain, is_deleted=is_deleted)
         if made != root:
-            put(self._database, self._root_key, roots.encode(made))
+            self._database.change({self._root_key: roots.encode(made)})
         if root is None:
             yield f"{self._name}: its root, made again from its pages"
         payloads = PayloadsMend(self._database, self._raw, self._topic, live, self._now_ms)
@@ -165,18 +165,11 @@ class _Topic:
             for page in pages:
                 delete_row(self._database, Space.MESSAGES, self._row(generation, page))
 
-    def _root(self) -> Root | None:
-        value = self._database.get(self._root_key)
-        try:
-            return None if value is None else roots.decode(value)
-        except (StorageCorrupt, ValueError):
-            return None
-
     def _recorded(self) -> tuple[int, bool, bool]:
         """Return the generation in the record, whether it says deleted, and whether the record can be read."""
         value = self._database.get(_record(self._topic))
         try:
-            record = json.loads(entries.unchecked(value or b"", "a record")[NONCE_BYTES:])
+            record = json.loads(content_of(value or b"")[NONCE_BYTES:])
             return int(record["generation"]), bool(record["deleted"]), True
         except (StorageCorrupt, ValueError, KeyError, TypeError):
             return 1, False, False
@@ -190,7 +183,7 @@ class _Topic:
             "purged_ms": 0,
         }
         text = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
-        put(self._database, _record(self._topic), entries.checked(random_nonce() + text))
+        self._database.change({_record(self._topic): entries.checked(random_nonce() + text)})
 
     def _made_root(
         self, root: Root | None, generation: int, chain: list[MendedPage], *, is_deleted: bool
