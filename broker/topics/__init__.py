@@ -7,8 +7,8 @@
     topic_claims.py  hand_over.py                beginning and ending to lead a topic
     leader.py                                    one topic while one hold lasts
     writer.py  write.py  batches.py              group commit
-    gaps_passed.py                               telling that a reader passes lost messages
-    ids.py  ids_ahead.py                         ids that rise; telling that they are ahead of the clock
+    ids.py                                       ids that rise
+    told_once.py                                 telling that ids are ahead of the clock, or that messages are lost
     overdue.py  admission.py                     refusing requests: too late, or not allowed by the topic
     keyed_log.py  dedupe.py  producers.py        publishing once, by keys and by producers' numbers
     effects.py  mark_window.py                   whose effect a repetition finds; how long it counts

@@ -32,8 +32,9 @@ class TopicSettings:
     """The most bytes of all publishes of the node that are queued or being committed."""
     idempotency_window_ms: int = 600_000
     idempotency_keys_max: int = 100_000
-    idempotency_keys_bytes_max: int = 256 * 1024 * 1024
     """The most keys that one topic keeps in memory."""
+    idempotency_keys_bytes_max: int = 256 * 1024 * 1024
+    """The memory for the keys of all topics of the node."""
     payload_logs_open_max: int = 1000
     """The most payload logs of one topic that are kept open for writing."""
     poll_messages_max: int | None = None

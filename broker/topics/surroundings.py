@@ -15,11 +15,10 @@ from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
-from broker.topics.gaps_passed import GapsPassed
 from broker.topics.ids import RowIds, first_timestamp_ms
-from broker.topics.ids_ahead import IdsAhead
 from broker.topics.mark_window import MarkWindow
 from broker.topics.settings import TopicSettings
+from broker.topics.told_once import GapsPassed, IdsAhead
 
 OtherClocks = Callable[[], Awaitable[Sequence[Written]]]
 

@@ -1,0 +1,80 @@
+"""What the operator is told once: ids ahead of the clock, and lost messages that a reader passes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from broker import logs
+from broker.model import RowId, TopicId
+from broker.storage.entry import Entry
+from broker.storage.gaps import LOST_MS
+from broker.storage.keys import LogId
+
+log = logs.get_logger()
+
+KNOWN_MAX: Final = 10_000
+"""The most gaps that this node remembers to have told. A forgotten one is told again."""
+AHEAD_MS: Final = 60_000
+"""From which lead on ids are told to be ahead. Ids of a busy topic run ahead by a second at most."""
+
+
+class GapsPassed:
+    """Counts how often a reader passed messages that a repair of the store did not find; logs each gap once."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.count = 0
+        self._told: OrderedDict[tuple[TopicId, RowId], None] = OrderedDict()
+
+    def note(self, topic: TopicId, entry: Entry) -> None:
+        """Note that a reader passes this entry, if it stands for lost messages (storage/gaps.py)."""
+        if not entry.is_stub or entry.lifetime_ms != LOST_MS:
+            return
+        self.count += 1
+        if (topic, entry.last) in self._told:
+            return
+        self._told[topic, entry.last] = None
+        if len(self._told) > KNOWN_MAX:
+            self._told.popitem(last=False)
+        log.warning(
+            "a reader passes messages that are lost: a repair of the store did not find them",
+            topic=str(topic),
+            first=entry.first.hex(),
+            last=entry.last.hex(),
+            advice="docs/guides/troubleshooting.md, 'A reader passes messages that are lost'",
+        )
+
+
+class IdsAhead:
+    """The logs that this node writes, and whose ids are ahead of its clock.
+
+    Ids rise strictly. So after a message whose id is ahead, because a clock was once wrong, every later one is ahead
+    too, until the clock has caught up. No call sets this back. Only a topic with another name begins with the clock's
+    time.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._logs: set[LogId] = set()
+
+    def __len__(self) -> int:
+        """Return how many logs there are."""
+        return len(self._logs)
+
+    def note(self, written: LogId, ahead_ms: int) -> None:
+        """Note the lead of a log's ids at a batch. The first batch ahead is logged."""
+        if ahead_ms < AHEAD_MS:
+            self._logs.discard(written)
+        elif written not in self._logs:
+            self._logs.add(written)
+            log.warning(
+                "new messages get a time in the future: the topic's last id is ahead of this clock",
+                topic=str(written.topic),
+                ahead_s=ahead_ms // 1000,
+                advice="docs/guides/troubleshooting.md, 'New messages have a time in the future'",
+            )
+
+    def forget(self, written: LogId) -> None:
+        """Forget a log that this node writes no more."""
+        self._logs.discard(written)
