@@ -36,7 +36,7 @@ from broker.rowlog.execution_state import (
     State,
 )
 from broker.rowlog.first_seen import FirstSeen
-from broker.rowlog.listeners import ListenerTimeout, NoListener, Offers, reason_of
+from broker.rowlog.listeners import NoListener, Offers, reason_of
 from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Decide, Found, Message, Rows
@@ -174,8 +174,6 @@ class Attempts:
             reason = "" if is_done else "the listener returned False"
         except NoListener:
             raise
-        except ListenerTimeout as late:
-            reason = str(late)
         except Exception as error:  # noqa: BLE001 - Any error of a listener is a failed try.
             reason = reason_of(error)
         figures.tried(name, self._tools.clock.monotonic() - began, is_done=not reason)

@@ -34,14 +34,6 @@ class ListenerFailed(Exception):
     """A listener failed. The text is its reason."""
 
 
-class ListenerTimeout(Exception):
-    """A listener took too long, and was cancelled."""
-
-    def __init__(self, timeout_s: float) -> None:
-        """Name the time."""
-        super().__init__(f"the listener took longer than {timeout_s:g} s")
-
-
 class Offers(Protocol):
     """The port through which a processor offers messages to listeners, local or remote."""
 
@@ -51,7 +43,7 @@ class Offers(Protocol):
     async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
         """Offer a message, and return whether it is done. ``timeout_s`` counts from the listener's call on.
 
-        Raises NoListener, ListenerTimeout, ListenerFailed.
+        Raises NoListener, ListenerFailed.
         """
 
 
@@ -81,13 +73,13 @@ class LocalListeners:
         return subscription in self._listeners
 
     async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
-        """Call the listener. Raises NoListener, ListenerTimeout, ListenerFailed; and what of it ends the program."""
+        """Call the listener. Raises NoListener, ListenerFailed; and what of it ends the program."""
         listener = self._listeners.get(subscription)
         if listener is None:
             raise NoListener(f"subscription '{subscription}' has no listener in this process")
         ended = await user_code.run(listener, message, limit_s=timeout_s)
         if isinstance(ended.error, user_code.TookTooLong):
-            raise ListenerTimeout(timeout_s)
+            raise too_late(timeout_s)
         if user_code.ends_program(ended.error):
             return bool(ended.result())
         if ended.error is not None:
@@ -98,3 +90,8 @@ class LocalListeners:
                 f"TypeError: a listener returns True, False or None, not {type(told).__name__}"
             )
         return told is not False
+
+
+def too_late(timeout_s: float) -> ListenerFailed:
+    """Return the error of a listener that did not end in time, and was cancelled."""
+    return ListenerFailed(f"the listener took longer than {timeout_s:g} s")

@@ -41,10 +41,10 @@ from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server
 from broker.rowlog.listeners import (
     ListenerFailed,
-    ListenerTimeout,
     LocalListeners,
     NoListener,
     reason_of,
+    too_late,
 )
 from broker.rowlog.rows import Message
 
@@ -304,7 +304,7 @@ class RemoteListeners:
     async def offer(self, subscription: str, message: Message, timeout_s: float) -> bool:
         """Offer a message to the least busy listening node. Skip nodes that can't take it now.
 
-        Raises ListenerFailed, ListenerTimeout, NoListener.
+        Raises ListenerFailed, NoListener.
         """
         left = self._urls(subscription)
         if self._local.has(subscription):
@@ -337,7 +337,7 @@ class RemoteListeners:
             async with asyncio.timeout(timeout_s):
                 status, told = await self._ask(pool, url, ask, timeout_s)
         except TimeoutError as error:
-            raise ListenerTimeout(timeout_s) from error
+            raise too_late(timeout_s) from error
         except NoAnswer as error:
             raise ListenerFailed(f"{url} gave no answer: {error}") from error
         finally:
