@@ -19,9 +19,6 @@ def open_standard_streams() -> None:
             # The lowest free number is this one.
             os.open(os.devnull, os.O_RDWR)
     # A process with these streams lasts until its end, so they are never closed.
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))

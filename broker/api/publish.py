@@ -125,30 +125,21 @@ def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
     producer = _producer(request.headers)
     if producer is not None and not numbered:
         raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} are allowed only in a publish.")
+    options = PublishOptions(
+        deadline=request.deadline, producer=producer, generation=request.generation
+    )
     repeat = request.repeat
     if key is None and not request.query_string and repeat is None:
-        return PublishOptions(
-            deadline=request.deadline, producer=producer, generation=request.generation
-        )
+        return options
     if key is not None:
         check_key(key)
-    ttl_s = whole_seconds(request.query, "ttl", most=TTL_MAX_S)
+    options = options._replace(ttl_s=whole_seconds(request.query, "ttl", most=TTL_MAX_S), key=key)
     if repeat is None:
-        return PublishOptions(
-            ttl_s=ttl_s,
-            key=key,
-            deadline=request.deadline,
-            producer=producer,
-            generation=request.generation,
-        )
-    return PublishOptions(
-        ttl_s=ttl_s,
+        return options
+    return options._replace(
         key=key if repeat.key is None else NODE_KEY + repeat.key,
-        deadline=request.deadline,
         is_fresh=repeat.is_fresh,
         epoch=repeat.epoch,
-        producer=producer,
-        generation=request.generation,
     )
 
 

@@ -13,12 +13,14 @@ It gives fastavro each block as a small file of its own, with the fields of a me
 from __future__ import annotations
 
 import bz2
-import io
 import json
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
+
+from broker.wire.varint import encode_bytes, encode_long, read_bytes, read_long
 
 MAGIC: Final = b"Obj\x01"
 SYNC_BYTES: Final = 16
@@ -29,24 +31,34 @@ XZ_BYTES_MAX: Final = 128 << 20
 """How much memory an xz stream may ask for."""
 DEPTH_MAX: Final = 32
 _PRIMITIVE: Final = {"boolean", "int", "long", "float", "double", "bytes", "string"}
-_NUMBER_BYTES_MAX: Final = 10
+_NUMBERS_BYTES_MAX: Final = 20
+"""Two numbers begin a block."""
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:
     """Yield each block of a container file as a container file of its own. Raises ValueError, EOFError."""
-    header = io.BytesIO(file.read(HEADER_BYTES_MAX))
-    meta = _meta(header)
-    sync = _exactly(header, SYNC_BYTES)
-    file.seek(header.tell())
+    try:
+        yield from _blocks(file)
+    except IndexError as error:
+        raise EOFError("it ends too early") from error
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    meta, at = _meta(file.read(HEADER_BYTES_MAX))
+    file.seek(at)
+    sync = _exactly(file, SYNC_BYTES)
     try:
         schema = json.loads(meta[b"avro.schema"])
         _Types().check(schema)
     except (RecursionError, KeyError) as error:
         raise ValueError("its schema is missing, or nested too deeply") from error
     codec = meta.get(b"avro.codec", b"null")
-    own = MAGIC + _number(1) + _text(b"avro.schema") + _text(meta[b"avro.schema"]) + b"\0" + sync
-    while (start := file.read(1)) != b"":
-        count, size = _read_number(file, start), _read_number(file)
+    own_meta = encode_bytes(b"avro.schema") + encode_bytes(meta[b"avro.schema"])
+    own = MAGIC + encode_long(1) + own_meta + encode_long(0) + sync
+    while head := file.read(_NUMBERS_BYTES_MAX):
+        count, at = read_long(head, 0)
+        size, at = read_long(head, at)
+        file.seek(at - len(head), os.SEEK_CUR)
         if not 0 <= size <= BLOCK_BYTES_MAX:
             raise ValueError(f"a block of {size:,} bytes; {BLOCK_BYTES_MAX:,} are allowed")
         data = _unpacked(_exactly(file, size), codec)
@@ -54,38 +66,23 @@ def blocks(file: BinaryIO) -> Iterator[bytes]:
             raise ValueError(f"a block of {len(data):,} bytes says that it has {count:,} records")
         if _exactly(file, SYNC_BYTES) != sync:
             raise ValueError("a block does not end where it says")
-        yield own + _number(count) + _text(data) + sync
+        yield own + encode_long(count) + encode_bytes(data) + sync
 
 
-def _meta(header: BinaryIO) -> dict[bytes, bytes]:
-    if header.read(len(MAGIC)) != MAGIC:
+def _meta(header: bytes) -> tuple[dict[bytes, bytes], int]:
+    """Return the metadata, and the position behind them. Raises ValueError, IndexError."""
+    if not header.startswith(MAGIC):
         raise ValueError("it is no Avro container file")
     meta: dict[bytes, bytes] = {}
-    while count := _read_number(header):
+    count, at = read_long(header, len(MAGIC))
+    while count:
         if count < 0:
-            count = -count
-            _read_number(header)
-        for _ in range(count):
-            name = _read_text(header)
-            meta[name] = _read_text(header)
-    return meta
-
-
-def _read_number(file: BinaryIO, start: bytes = b"") -> int:
-    value = 0
-    for at in range(_NUMBER_BYTES_MAX):
-        (byte,) = start if start and not at else _exactly(file, 1)
-        value |= (byte & 0x7F) << (7 * at)
-        if not byte & 0x80:
-            return (value >> 1) ^ -(value & 1)
-    raise ValueError("a number that is too long")
-
-
-def _read_text(file: BinaryIO) -> bytes:
-    size = _read_number(file)
-    if not 0 <= size <= HEADER_BYTES_MAX:
-        raise ValueError(f"a header with {size:,} bytes; {HEADER_BYTES_MAX:,} are allowed")
-    return _exactly(file, size)
+            _, at = read_long(header, at)
+        for _ in range(abs(count)):
+            name, at = read_bytes(header, at)
+            meta[name], at = read_bytes(header, at)
+        count, at = read_long(header, at)
+    return meta, at
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
@@ -93,19 +90,6 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     if len(found) != size:
         raise EOFError("it ends too early")
     return found
-
-
-def _number(value: int) -> bytes:
-    value <<= 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _text(value: bytes) -> bytes:
-    return _number(len(value)) + value
 
 
 def _unpacked(data: bytes, codec: bytes) -> bytes:
