@@ -9,6 +9,9 @@ collection::
 
 So no frame that awaits a task may keep a name for it. The functions of this module keep this rule for their callers: a
 caller passes the task or the work itself, and names neither.
+
+``asyncio.timeout`` breaks the rule: its frame in the traceback of a TimeoutError has the task. An error that is raised in
+place of it keeps it, as its cause or its context. So it is raised ``from bare(error)``.
 """
 
 from __future__ import annotations
@@ -22,6 +25,11 @@ Result = TypeVar("Result")
 
 _under_way: set[asyncio.Task[Any]] = set()
 """Keeps the tasks alive: the event loop itself holds them only weakly."""
+
+
+def bare(error: OSError) -> OSError:
+    """Return an error, such as a TimeoutError, without its traceback, to be the cause of another one."""
+    return error.with_traceback(None)
 
 
 def begin(

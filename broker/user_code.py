@@ -86,7 +86,20 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def call(function: Callable[..., T], *arguments: Any) -> Ended[T]:
-    """Call a function in this thread."""
+    """Call a function in this thread.
+
+    A coroutine makes the call. Its frame has no link to this one: a link would lead from the traceback of the error to
+    the caller's frame, which may have a name for the error.
+    """
+    try:
+        _called(function, arguments).send(None)
+    except StopIteration as done:
+        ended: Ended[T] = done.value
+        return ended
+    raise AssertionError("it awaits no future")
+
+
+async def _called(function: Callable[..., T], arguments: tuple[Any, ...]) -> Ended[T]:
     try:
         return Ended(function(*arguments))
     except BaseException as error:  # noqa: BLE001 - The value carries it; see the module.

@@ -18,6 +18,7 @@ from broker.client.transport import StreamedReply, Transport
 from broker.errors import BodyTooLarge, UnavailableError
 from broker.http.outbound import REPLY_BYTES_MAX
 from broker.model import Message, PublishRequest
+from broker.shield import bare
 from broker.wire import messages
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ async def within(request: ClientRequest, ends: float) -> AsyncGenerator[None]:
         async with asyncio.timeout_at(None if math.isinf(ends) else ends):
             yield
     except TimeoutError as error:
-        raise outcomes.no_answer(request, "its end did not come in time") from error
+        raise outcomes.no_answer(request, "its end did not come in time") from bare(error)
 
 
 async def each_within(

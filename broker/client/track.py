@@ -23,6 +23,7 @@ from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import NO_CONNECTION, Transport
 from broker.client.values import Settings
 from broker.model import TopicId
+from broker.shield import bare
 
 
 class TrackTicket:
@@ -116,7 +117,7 @@ class Track:
         except TimeoutError as error:
             connects = self._may_reopen(ticket)
             why = NO_CONNECTION if connects else "earlier publishes of the topic are not settled"
-            raise outcomes.never_sent(why) from error
+            raise outcomes.never_sent(why) from bare(error)
         raise outcomes.never_sent("the client was closed")
 
     def _may_reopen(self, ticket: TrackTicket) -> bool:

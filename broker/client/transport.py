@@ -26,6 +26,7 @@ from broker.http import outbound
 from broker.http.answer import NotSent, Streamed
 from broker.http.pool import Pool
 from broker.model import TopicId
+from broker.shield import bare
 
 T = TypeVar("T")
 
@@ -218,7 +219,7 @@ class HttpTransport:
             async with asyncio.timeout_at(ends):
                 return self._writes.add(await self.connect(topic))
         except TimeoutError as error:
-            raise outcomes.never_sent(NO_CONNECTION) from error
+            raise outcomes.never_sent(NO_CONNECTION) from bare(error)
 
     @asynccontextmanager
     async def stream(

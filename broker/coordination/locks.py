@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from broker.coordination.tree import Created, NoNode, Reach, Unanswered
 from broker.errors import NoLeader, Unavailable
+from broker.shield import bare
 
 SEQUENCE_DIGITS = 10
 
@@ -131,9 +132,11 @@ class Locks:
         try:
             async with asyncio.timeout(max(deadline - self.reach.clock.monotonic(), 0.0)):
                 return await self._acquire(attempt)
-        except TimeoutError:
+        except TimeoutError as error:
             self.forget(attempt)
-            raise NoLeader(f"This node did not get the lock on '{resource}' in time.") from None
+            raise NoLeader(f"This node did not get the lock on '{resource}' in time.") from bare(
+                error
+            )
         except BaseException:
             self.forget(attempt)
             raise

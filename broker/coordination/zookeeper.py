@@ -55,6 +55,7 @@ from broker.coordination.tree import (
     Watch,
 )
 from broker.errors import Unavailable
+from broker.shield import bare
 
 log = logs.get_logger()
 
@@ -102,11 +103,10 @@ async def connect(
     try:
         async with asyncio.timeout(connect_s):
             await tree.open()
-    except TimeoutError:
+    except TimeoutError as error:
         await coordinator.close()
-        raise Unavailable(
-            f"No ZooKeeper answered at {', '.join(hosts)} within {connect_s:.0f} s."
-        ) from None
+        told = f"No ZooKeeper answered at {', '.join(hosts)} within {connect_s:.0f} s."
+        raise Unavailable(told) from bare(error)
     except BaseException:
         await coordinator.close()
         raise
@@ -353,8 +353,8 @@ class ZooKeeperTree:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     value = await answer
-            except TimeoutError:
-                raise Unanswered("ZooKeeper does not answer") from None
+            except TimeoutError as error:
+                raise Unanswered("ZooKeeper does not answer") from bare(error)
             except tuple(_MEANING) as error:
                 self._answered(asked_at)
                 raise _MEANING[type(error)](str(error)) from error

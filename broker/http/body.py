@@ -31,6 +31,7 @@ from broker.http.budget import BudgetKind, Hold
 from broker.http.content import Content
 from broker.http.inflater import Inflater
 from broker.http.pieces import Pieces
+from broker.shield import bare
 
 THREADS: Final = 2
 COUNTED_BYTES_MIN: Final = 1024
@@ -207,8 +208,8 @@ class BodyTimeouts:
         try:
             async with asyncio.timeout(left_s):
                 piece = await content.readany()
-        except TimeoutError:
-            raise BadRequest(self._why(left_s)) from None
+        except TimeoutError as error:
+            raise BadRequest(self._why(left_s)) from bare(error)
         except ConnectionError:
             raise
         except Exception as error:

@@ -34,6 +34,7 @@ from typing_extensions import override
 
 from broker.http.address import Address
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
+from broker.shield import bare
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """The largest head of an answer. Also the largest run of bytes without a head or a body: between head and body,
@@ -378,7 +379,7 @@ async def open_connection(
                 lambda: connection, address.host, address.port, ssl=context
             )
     except (OSError, TimeoutError) as error:
-        raise NotSent(str(error) or f"no connection in {timeout_s:g} s") from error
+        raise NotSent(str(error) or f"no connection in {timeout_s:g} s") from bare(error)
     return connection
 
 

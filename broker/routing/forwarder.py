@@ -16,6 +16,7 @@ from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, RelayedAnswer, whole
 from broker.routing.routed_calls import LEADER, MOVED, Call, LeaderSeen, Relayed
+from broker.shield import bare
 from broker.turns import CallSubject, Turns
 
 GRACE_S: Final = 0.5
@@ -231,8 +232,10 @@ class Forwarder:
         ends = call.deadline + GRACE_S
         try:
             turn = await turns.take(CallSubject(str(call.topic)), ends - self._clock.monotonic())
-        except TimeoutError:
-            raise NotSent(f"too many requests for topic '{call.topic}' are in flight") from None
+        except TimeoutError as error:
+            raise NotSent(f"too many requests for topic '{call.topic}' are in flight") from bare(
+                error
+            )
         is_answered = False
         begins()
         try:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from broker.http.answer import NoAnswer
+from broker.shield import bare
 
 LOOK_S: Final = 0.25
 GRACE_S: Final = 0.5
@@ -59,4 +60,6 @@ async def unless_moved(asking: Awaitable[Result], where: Callable[[], object]) -
             finally:
                 watch.end()
     except TimeoutError as error:
-        raise LeaderChanged("another node leads, and the node asked has not answered") from error
+        raise LeaderChanged("another node leads, and the node asked has not answered") from bare(
+            error
+        )

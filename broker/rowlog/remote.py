@@ -47,6 +47,7 @@ from broker.rowlog.listeners import (
     too_late,
 )
 from broker.rowlog.rows import Message
+from broker.shield import bare
 
 log = logs.get_logger()
 
@@ -337,7 +338,7 @@ class RemoteListeners:
             async with asyncio.timeout(timeout_s):
                 status, told = await self._ask(pool, url, ask, timeout_s)
         except TimeoutError as error:
-            raise too_late(timeout_s) from error
+            raise too_late(timeout_s) from bare(error)
         except NoAnswer as error:
             raise ListenerFailed(f"{url} gave no answer: {error}") from error
         finally:

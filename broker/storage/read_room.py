@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from broker.errors import Overloaded
+from broker.shield import bare
 
 ROOM_BYTES: Final = 128 * 1024 * 1024
 COUNTED_BYTES_MIN: Final = 3 * 1024 * 1024
@@ -61,7 +62,7 @@ class ReadRoom:
                 self.bytes -= size  # The room came together with the error.
             self._wake()
             if isinstance(error, TimeoutError):
-                raise Overloaded("This node reads too many large pages just now.") from None
+                raise Overloaded("This node reads too many large pages just now.") from bare(error)
             raise
 
     def _wake(self) -> None:

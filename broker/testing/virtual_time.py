@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from broker import slices
 from broker.clock import Jumps
+from broker.shield import bare
 
 Result = TypeVar("Result")
 
@@ -175,5 +176,5 @@ async def within(seconds: float, work: Awaitable[Result], state: Callable[[], st
     try:
         async with asyncio.timeout(seconds):
             return await work
-    except TimeoutError:
-        raise AssertionError(f"not within {seconds} s: {state()}") from None
+    except TimeoutError as error:
+        raise AssertionError(f"not within {seconds} s: {state()}") from bare(error)

@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from broker.clock import Clock
 from broker.errors import BrokerError, OutcomeUnknown, Unavailable
+from broker.shield import bare
 
 Result = TypeVar("Result")
 LOOK_S: Final = 0.05
@@ -81,10 +82,10 @@ async def in_time(
     try:
         async with bound:
             yield
-    except TimeoutError:
+    except TimeoutError as error:
         if not bound.expired():
             raise
-        raise late() from None
+        raise late() from bare(error)
 
 
 async def joined_in_time(

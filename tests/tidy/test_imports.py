@@ -18,6 +18,7 @@ CLIENT_RESTS_ON = {
     "retries",
     "typed_options",
     "user_code",
+    "shield",
     "wire",
     "model",
     "errors",

@@ -64,6 +64,24 @@ def too_long(source: str) -> list[str]:
     return [*long, f"the file has {lines} lines"] if lines > FILE_LINES_MAX else long
 
 
+def keeps_a_task(source: str) -> list[str]:
+    """Return where an error is raised for a time-out with the time-out's traceback; see ``broker.shield``."""
+    handlers = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ExceptHandler)
+        and node.type is not None
+        and "TimeoutError" in ast.unparse(node.type)
+    )
+    return [
+        f"line {node.lineno}: raise it from bare(error)"
+        for handler in handlers
+        for node in ast.walk(handler)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        if node.cause is None or not ast.unparse(node.cause).startswith("bare(")
+    ]
+
+
 def without_docstring(source: str) -> list[str]:
     return [] if ast.get_docstring(ast.parse(source)) else ["it has no docstring"]
 
@@ -100,3 +118,10 @@ def test_the_rules_find_long_functions_and_files() -> None:
     ]
     assert without_docstring("x = 1\n") == ["it has no docstring"]
     assert without_docstring('"""Why."""\n') == []
+
+
+def test_an_error_in_place_of_a_time_out_keeps_no_task() -> None:
+    assert offenders(tracked("broker/*.py"), keeps_a_task) == []
+    source = "try: ...\nexcept TimeoutError as error: raise ValueError() from {}"
+    found = [keeps_a_task(source.format(cause)) for cause in ("error", "bare(error)")]
+    assert [len(each) for each in found] == [1, 0]

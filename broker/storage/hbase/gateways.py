@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker import retries
+from broker.shield import bare
 from broker.storage.call_health import CANCELLED, CallOutcome
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
@@ -152,7 +153,7 @@ class Gateways:
         except TimeoutError as error:
             raise NotWritten(
                 "all connections to HBase's gateways are busy, or all that this region may use"
-            ) from error
+            ) from bare(error)
 
     def _sent(
         self, gateway: Gateway, line: Line, turn: Turn, request: bytes, tell: Tell
@@ -221,8 +222,8 @@ class Gateways:
                 try:
                     async with asyncio.timeout_at(deadline):
                         await self._some_good.wait()
-                except TimeoutError:
-                    raise NotWritten(f"no gateway of HBase answers: {self._why}") from None
+                except TimeoutError as error:
+                    raise NotWritten(f"no gateway of HBase answers: {self._why}") from bare(error)
             if self._is_closed:
                 raise NotWritten("the connections to HBase are closed")
             gateway = self._best()

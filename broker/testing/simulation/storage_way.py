@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any, Final, TypeVar
 
 from broker.errors import BodyTooLarge, BrokerError
+from broker.shield import bare
 from broker.storage.call_health import CANCELLED, CallOutcome
 from broker.storage.table import Cell, Cells, NotWritten, Space, Table, TableError, WriteUnknown
 from broker.testing.simulation.layers import Layers
@@ -67,8 +68,8 @@ class StorageWay:
         try:
             async with asyncio.timeout(CALL_S):
                 return await answer
-        except TimeoutError:
-            raise WriteUnknown("time-out") from None
+        except TimeoutError as error:
+            raise WriteUnknown("time-out") from bare(error)
 
     async def _serve(
         self, work: Callable[[], Coroutine[Any, Any, Answer]], answer: asyncio.Future[Answer]
