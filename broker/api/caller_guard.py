@@ -9,12 +9,14 @@ import orjson
 
 from broker import logs
 from broker.api.router import Handler
+from broker.api.transactions import truncated
 from broker.http.reply import Answer, Reply
 from broker.http.request import Request
 from broker.routing import nodeheaders
 from broker.transactions.hidden_messages import Unhiding
 
-_UNHIDING: Final = {"reset_transactions": "reset", "truncate_transactions": "truncation"}
+TRUNCATE: Final = "truncate_transactions"
+_UNHIDING: Final = {"reset_transactions": "reset", TRUNCATE: "truncation"}
 _NOTED: Final = {"invalidate_transaction": "invalidated", "prune_transactions": "removed"}
 """Operations that are logged if this field of their answer says that they changed anything."""
 
@@ -35,7 +37,11 @@ def guarded(
     def checked(name: str, handler: Handler) -> Handler:
         async def check(request: Request) -> Answer:
             if own(request):
-                await unhiding.check(_UNHIDING[name], request.caller, request.id)
+                is_asked = name == TRUNCATE and unhiding.asks_for_ids
+                ids, _ = await truncated(request) if is_asked else ((), None)
+                await unhiding.check(
+                    _UNHIDING[name], request.caller, request.id, ids=ids, deadline=request.deadline
+                )
             return await handler(request)
 
         return check
@@ -46,7 +52,7 @@ def guarded(
             if own(request) and isinstance(answer, Reply) and answer.status == 200:
                 field = _NOTED[name]
                 changed = orjson.loads(answer.body)[field]
-                if changed:
+                if changed and request.hold.may_log():
                     log.info(
                         "transactions ended by a caller",
                         operation=name,

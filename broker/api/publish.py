@@ -126,7 +126,10 @@ def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
     if producer is not None and not numbered:
         raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} are allowed only in a publish.")
     options = PublishOptions(
-        deadline=request.deadline, producer=producer, generation=request.generation
+        deadline=request.deadline,
+        producer=producer,
+        generation=request.generation,
+        caller=request.hold.caller,
     )
     repeat = request.repeat
     if key is None and not request.query_string and repeat is None:

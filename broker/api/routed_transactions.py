@@ -72,6 +72,7 @@ class RoutedTransactions:
         timeout_s: float | None = None,
         client: str = "",
         deadline: float | None = None,
+        caller: str = "",
     ) -> Snapshot:
         """Begin a transaction."""
         call = self._call(
@@ -87,6 +88,7 @@ class RoutedTransactions:
             timeout_s=timeout_s,
             client=client,
             deadline=call.deadline,
+            caller=caller,
         )
         return await self._answer(call, here, decode_transaction)
 
@@ -122,9 +124,11 @@ class RoutedTransactions:
         here = partial(self._local.checkpoint, transaction_id, call.deadline)
         return await self._answer(call, here, decode_transaction)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
-        call = self._call("transactions_snapshot", "/snapshot", method="GET", accept=THRIFT)
+        call = self._call(
+            "transactions_snapshot", "/snapshot", method="GET", accept=THRIFT, deadline=deadline
+        )
         here = partial(self._local.snapshot, call.deadline)
         return await self._answer(call, here, decode_transaction)
 

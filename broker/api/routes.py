@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -32,7 +33,9 @@ from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
-from broker.topics.overdue import in_time
+from broker.model import Snapshot
+from broker.topics.overdue import answered_in_time, in_time
+from broker.topics.settlement import bound_of
 from broker.topics.topics import Topics
 from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.prune import Pruning
@@ -174,8 +177,12 @@ SHAPES = (
 )
 
 
-_READS: Final = {shape.name for shape in SHAPES if shape.method == "GET"} - {"events"}
-_READS_AS: Final = {"browse_as", "arrow_as", "blockers"}
+_READS: Final = {shape.name for shape in SHAPES if shape.method == "GET"} | {
+    "browse_as",
+    "arrow_as",
+    "blockers",
+}
+_TIMED_INSIDE: Final = {"events", "poll", "publish", "publish_stages", "store", "store_staged"}
 _ROLES: Final = {_NAMESPACES: Role.TOPICS, TRANSACTIONS: Role.TRANSACTIONS}
 """The role that serves the routes under a path. Every node serves all other routes."""
 
@@ -206,7 +213,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
     own.bind(of_transactions)
     asked = service or own
-    unhiding = Unhiding(own, allowed=config.transactions.transactions_reset_allowed)
+    unhiding = _unhiding(own, config, topics)
     handlers = {
         **_topic_handlers(
             topics, config, asked, routed, _pointer_check(config, transactions, routed)
@@ -227,6 +234,22 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         Route(*shape[:4], handlers[shape.name], shape.query, shape.body_bytes_max)
         for shape in SHAPES
     ]
+
+
+def _unhiding(own: OwnService, config: Config, topics: Topics) -> Unhiding:
+    around, told = topics.around, config.transactions
+
+    def settled_below(snapshot: Snapshot) -> int:
+        settings = around.settings
+        return bound_of(
+            snapshot,
+            now_ms=around.clock.now_ms(),
+            life_ms=settings.transaction_life_max_s * 1000,
+            margin_ms=settings.sweep_margin_ms,
+        )
+
+    prunes = settled_below if told.transactions_prune_allowed else None
+    return Unhiding(own, allowed=told.transactions_reset_allowed, prunes=prunes)
 
 
 def _role_of(shape: Shape) -> Role:
@@ -314,24 +337,27 @@ def _topic_handlers(
         "put_cursor": cursors.put,
         "delete_cursor": cursors.delete,
     }
-    clock = topics.around.clock
-    handlers |= {
-        name: _read_in_time(clock, handlers[name])
-        for name in handlers.keys() & (_READS | _READS_AS)
-    }
+    handlers = _in_time(topics.around.clock, handlers)
     if routed is not None:
         handlers = {name: routed.bind(name, handler) for name, handler in handlers.items()}
     return {**handlers, "purge": admin.pinned(handlers["purge"])}
 
 
-def _read_in_time(clock: Clock, read: Handler) -> Handler:
-    """Return a handler of a read that ends at its request's deadline, wherever it waits. Polls see to that themselves."""
+def _in_time(clock: Clock, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+    """Return handlers that answer at their request's deadline, wherever they wait, but for those of ``_TIMED_INSIDE``."""
 
-    async def bounded(request: Request) -> Answer:
-        async with in_time(clock, request.deadline):
-            return await read(request)
+    def bounded(name: str, handler: Handler) -> Handler:
+        if name in _TIMED_INSIDE:
+            return handler
+        bound = in_time if name in _READS else answered_in_time
 
-    return bounded
+        async def in_bounds(request: Request) -> Answer:
+            async with bound(clock, request.deadline):
+                return await handler(request)
+
+        return in_bounds
+
+    return {name: bounded(name, handler) for name, handler in handlers.items()}
 
 
 def _transaction_handlers(transactions: Transactions, routed: Routed | None) -> dict[str, Handler]:
@@ -364,13 +390,13 @@ def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]
         margin_ms=settings.sweep_margin_ms,
     )
     api = PruningApi(pruning)
-    plan = _read_in_time(topics.around.clock, api.plan)
-    return {"prune_plan": plan, "prune_transactions": api.prune}
+    handlers: dict[str, Handler] = {"prune_plan": api.plan, "prune_transactions": api.prune}
+    return _in_time(topics.around.clock, handlers)
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:
     cluster, placing = ClusterViewHandlers(view), Placing(view, topics.registry)
-    return {
+    handlers: dict[str, Handler] = {
         "cluster": cluster.status,
         "cluster_node": cluster.node,
         "drain": placing.drain,
@@ -379,6 +405,7 @@ def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Han
         "pin": placing.pin,
         "unpin": placing.unpin,
     }
+    return _in_time(topics.around.clock, handlers)
 
 
 def _node_handlers(health: Health) -> dict[str, Handler]:

@@ -31,7 +31,7 @@ class TopicsAdmin:
     async def create(self, request: Request) -> Answer:
         """Create a topic that does not exist."""
         properties = decode_properties(request.body, self._properties_default, request.topic)
-        await self._topics.create(request.topic, properties)
+        await self._topics.create(request.topic, properties, request.deadline)
         return EMPTY
 
     async def update(self, request: Request) -> Answer:
@@ -91,7 +91,7 @@ class TopicsAdmin:
 
     async def delete(self, request: Request) -> Answer:
         """Delete a topic. Its messages are gone at once."""
-        await self._topics.delete(request.topic, request.generation)
+        await self._topics.delete(request.topic, request.generation, request.deadline)
         return EMPTY
 
 

@@ -120,20 +120,11 @@ class TransactionsApi:
 
     async def truncate(self, request: Request) -> Answer:
         """Remove pointers from the invalid list."""
-        sent = await _sent(request, ("ids", "before_ms"))
-        if len(sent) != 1:
-            raise BadRequest('The body must be {"ids": [...]} or {"before_ms": ...}.')
-        if "before_ms" in sent:
-            before_ms = _pointer("before_ms", sent["before_ms"])
-            removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
-        else:
-            if not isinstance(sent["ids"], list):
-                raise BadRequest("ids: must be a list of transaction ids.")
-            ids, piece = [], Slice()
-            for each in sent["ids"]:
-                ids.append(_pointer("ids", each))
-                await piece.go_on()
+        ids, before_ms = await truncated(request)
+        if before_ms is None:
             removed = await self._service.truncate_invalid(ids, request.deadline)
+        else:
+            removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
         return json_reply({"removed": removed})
 
     async def reset(self, request: Request) -> Answer:
@@ -141,6 +132,22 @@ class TransactionsApi:
         await _sent(request, ())
         in_progress, invalid = await self._service.reset(request.deadline)
         return json_reply({"in_progress": in_progress, "invalid": invalid})
+
+
+async def truncated(request: Request) -> tuple[list[int], int | None]:
+    """Return the ids, or the moment in ms, of a request that truncates. Raises BadRequest, BodyTooLarge."""
+    sent = await _sent(request, ("ids", "before_ms"))
+    if len(sent) != 1:
+        raise BadRequest('The body must be {"ids": [...]} or {"before_ms": ...}.')
+    if "before_ms" in sent:
+        return [], _pointer("before_ms", sent["before_ms"])
+    if not isinstance(sent["ids"], list):
+        raise BadRequest("ids: must be a list of transaction ids.")
+    ids, piece = [], Slice()
+    for each in sent["ids"]:
+        ids.append(_pointer("ids", each))
+        await piece.go_on()
+    return ids, None
 
 
 async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:

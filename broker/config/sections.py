@@ -272,6 +272,10 @@ class TransactionsConfig:
         False,
         "Allow reset and truncate of transactions. They show rolled-back messages; restart without it.",
     )
+    transactions_prune_allowed: bool = key(
+        False,
+        "Let brokers elsewhere prune: allow truncate of given transactions past their longest life.",
+    )
     transaction_sweep_interval_s: float = key(
         10.0, "How often the service looks for transactions past their time-out.", least=0.01
     )

@@ -186,6 +186,11 @@ class Account:
         self._caller.held[kind] -= amount
         self._budgets.held[kind] -= amount
 
+    @property
+    def caller(self) -> str:
+        """The name of the client address, with all its connections."""
+        return self._caller.address
+
     def may_log(self) -> bool:
         """Count a log line. Return False if there were too many in this second."""
         try:
@@ -256,6 +261,11 @@ class Hold:
         self._account = account
         self.held: dict[BudgetKind, int] = {}
 
+    @property
+    def caller(self) -> str:
+        """The name of the request's caller; empty within the process."""
+        return "" if self._account is None else self._account.caller
+
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
         """Hold more. Raises the errors of ``Account.take``."""
         if self._account is not None:
@@ -270,6 +280,10 @@ class Hold:
             self.held[kind] = held - amount
         if self._account is not None and amount:
             self._account.give(kind, amount)
+
+    def may_log(self) -> bool:
+        """Count a log line that this request causes. Return False if there were too many in this second."""
+        return self._account is None or self._account.may_log()
 
     def close(self) -> None:
         """Give everything back."""

@@ -7,6 +7,7 @@
     topic_claims.py  hand_over.py                beginning and ending to lead a topic
     leader.py                                    one topic while one hold lasts
     writer.py  write.py  batches.py              group commit
+    queue_budget.py                              the memory of queued publishes, shared among callers
     ids.py                                       ids that rise
     told_once.py                                 telling that ids are ahead of the clock, or that messages are lost
     overdue.py  admission.py                     refusing requests: too late, or not allowed by the topic

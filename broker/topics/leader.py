@@ -172,6 +172,7 @@ class TopicLeader:
             key=key,
             producer=producer,
             deadline=options.deadline,
+            caller=options.caller,
         )
         if request.payloads:
             return await self.writer.submit(write)

@@ -11,7 +11,8 @@ Deadlines mostly come in order: then the timer is set again only after it has fi
 whole queue. So it runs at most every LOOK_S, even if many deadlines pass.
 
 A request also waits before it queues: for the look-up of its key, or for its producer's publish before. There it has
-changed nothing yet, so ``in_time`` cancels the wait at the deadline.
+changed nothing yet, so ``in_time`` cancels the wait at the deadline. Once its change is in progress, only the caller
+stops waiting: its answer is that the outcome is unknown (``answered_in_time``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
 from broker.clock import Clock
@@ -29,6 +30,8 @@ from broker.shield import bare
 Result = TypeVar("Result")
 LOOK_S: Final = 0.05
 """A refusal may be late by this much, if other requests were refused just before."""
+ANSWER_S: Final = 2 * LOOK_S
+"""A change whose outcome is unknown is answered so long after its deadline: a refusal comes first."""
 
 
 class Overdue:
@@ -68,6 +71,11 @@ def _joined_late() -> BrokerError:
     return OutcomeUnknown("The same request is in progress, and has no outcome yet.")
 
 
+def unanswered() -> BrokerError:
+    """Return the error of a change that is in progress at its deadline."""
+    return OutcomeUnknown("The request's deadline passed before its outcome was known.")
+
+
 @asynccontextmanager
 async def in_time(
     clock: Clock, deadline: float | None, late: Callable[[], BrokerError] = _late
@@ -86,6 +94,15 @@ async def in_time(
         if not bound.expired():
             raise
         raise late() from bare(error)
+
+
+def answered_in_time(clock: Clock, deadline: float | None) -> AbstractAsyncContextManager[None]:
+    """Answer a change in time, wherever it waits. The block must be safe to cancel: what it has begun goes on.
+
+    Raises:
+        OutcomeUnknown: no refusal and no outcome came until shortly after the deadline.
+    """
+    return in_time(clock, None if deadline is None else deadline + ANSWER_S, unanswered)
 
 
 async def joined_in_time(

@@ -32,12 +32,13 @@ async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline:
     Raises:
         TopicNotFound: there is no such topic.
         NotLeader, NoLeader: nothing was done, or repeating the change is safe.
+        Unavailable: the deadline passed before its turn; nothing was done.
         OutcomeUnknown: the topic's leader may not know of the change.
     """
     state = leaders.state(topic)
     with state.used():
         leader = await leaders.lead(topic, deadline)
-        async with state.lock:
+        async with state.turn(deadline):
             try:
                 changed = await change(leader)
             except BrokerError as error:
@@ -49,7 +50,7 @@ async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline:
                 if leaders.around.clock.monotonic() >= deadline:
                     raise NoLeader("no node answered in time")
                 leader = await leaders.lead(topic, deadline)
-                async with state.lock:
+                async with state.turn(deadline):
                     state.adopt(leader, await leaders.registry.get(topic))
         except NotLeader:
             raise

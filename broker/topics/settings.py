@@ -29,7 +29,7 @@ class TopicSettings:
     queued_requests_max: int = 10_000
     """The most queued publishes of one log."""
     queued_bytes_max: int = 256 * 1024 * 1024
-    """The most bytes of all publishes of the node that are queued or being committed."""
+    """The most bytes of all publishes of the node that are queued or being committed. A caller has 3/4 of both bounds."""
     idempotency_window_ms: int = 600_000
     idempotency_keys_max: int = 100_000
     """The most keys that one topic keeps in memory."""
@@ -63,7 +63,8 @@ class PublishOptions(NamedTuple):
     ``is_fresh``: the key was made for this request, which is sent for the first time; so storage can't have the
     key, and need not be read. ``epoch``: write only under this epoch; under another one this node is not the leader
     that the sender means. ``producer``: the producer, and its number for this request; a number at or below its last
-    one stores nothing. ``generation``: write only to this generation of the topic.
+    one stores nothing. ``generation``: write only to this generation of the topic. ``caller``: the name under which
+    budgets count the sender; empty within the process.
     """
 
     ttl_s: int | None = None
@@ -73,6 +74,7 @@ class PublishOptions(NamedTuple):
     epoch: int | None = None
     producer: Producer | None = None
     generation: int | None = None
+    caller: str = ""
 
 
 NO_OPTIONS = PublishOptions()

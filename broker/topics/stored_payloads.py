@@ -170,6 +170,7 @@ class StoredPayloads:
             lifetimes_ms=lives.each_ms,
             key=key,
             deadline=options.deadline,
+            caller=options.caller,
         )
         return (await payloads.write(write))._replace(pointer=number)
 

@@ -17,21 +17,11 @@ from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
 from broker.topics.ids import RowIds, first_timestamp_ms
 from broker.topics.mark_window import MarkWindow
+from broker.topics.queue_budget import QueueBudget
 from broker.topics.settings import TopicSettings
 from broker.topics.told_once import GapsPassed, IdsAhead
 
 OtherClocks = Callable[[], Awaitable[Sequence[Written]]]
-
-
-class QueueBudget:
-    """The bytes of all requests of a node that are queued or being committed."""
-
-    __slots__ = ("bytes", "bytes_max")
-
-    def __init__(self, bytes_max: int) -> None:
-        """Start with no request."""
-        self.bytes_max = bytes_max
-        self.bytes = 0
 
 
 class Surroundings:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from broker.errors import BrokerError, Overloaded, TopicNotFound, TopicRecreated
@@ -14,7 +14,7 @@ from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.leader import TopicLeader
-from broker.topics.overdue import Overdue
+from broker.topics.overdue import Overdue, in_time
 from broker.topics.pages import PollPage
 from broker.topics.registry import held_bytes
 from broker.topics.stats import Rates
@@ -160,6 +160,16 @@ class TopicState:
             self.topic = None
             if self.leader is not None:
                 self.leader.end(error)  # The next one begins with the record as it is then.
+
+    @asynccontextmanager
+    async def turn(self, deadline: float | None) -> AsyncIterator[None]:
+        """Hold the lock for a change of the topic's record. Raises Unavailable: the deadline passed before."""
+        async with in_time(self.around.clock, deadline):
+            await self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def is_generation(self, generation: int) -> bool:
         """Return whether the topic still has this generation."""

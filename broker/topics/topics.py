@@ -40,7 +40,7 @@ from broker.topics.cursors import Cursors
 from broker.topics.fetch import behind
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
-from broker.topics.overdue import in_time
+from broker.topics.overdue import answered_in_time, in_time
 from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
 from broker.topics.registry import TopicRegistry, check_generation, not_found
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
@@ -70,15 +70,25 @@ class Topics:
 
     # Administration.
 
-    async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Create a topic, or the next generation of a deleted one. Raises TopicExists, NotLeader."""
-        self.leaders.must_be_here(topic)
-        return await to_its_end(self._create(topic, properties))
+    async def create(
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None
+    ) -> Topic:
+        """Create a topic, or the next generation of a deleted one.
 
-    async def _create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        Raises:
+            TopicExists, NotLeader: refused.
+            Unavailable: ``deadline`` (monotonic seconds) passed before its turn; nothing was done.
+            OutcomeUnknown: it may have been done.
+        """
+        self.leaders.must_be_here(topic)
+        return await to_its_end(self._create(topic, properties, deadline))
+
+    async def _create(
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None
+    ) -> Topic:
         state = self.leaders.state(topic)
         with state.used():
-            async with state.lock:
+            async with state.turn(deadline):
                 try:
                     created = await self.registry.create(topic, properties)
                 except TopicExists:
@@ -98,15 +108,16 @@ class Topics:
         *,
         generation: int | None = None,
     ) -> Topic:
-        """Replace a topic's properties. ``deadline`` (monotonic seconds) bounds the claim of leadership.
+        """Replace a topic's properties.
 
         Raises:
             TopicNotFound: there is no such topic.
             NotLeader, NoLeader: in a cluster; nothing was done.
+            Unavailable: ``deadline`` (monotonic seconds) passed before its turn; nothing was done.
             OutcomeUnknown: in a cluster; the topic's leader may not know of the change.
         """
         self.leaders.must_be_here(topic)
-        await self.get(topic, generation)
+        await self._check_there(topic, generation, deadline)
         if self.around.is_clustered:
             deadline = self.leaders.deadline() if deadline is None else deadline
 
@@ -116,12 +127,21 @@ class Topics:
             return await to_its_end(
                 record_changes.change_led(self.leaders, topic, change, deadline)
             )
-        return await to_its_end(self._update(topic, properties))
+        return await to_its_end(self._update(topic, properties, deadline))
 
-    async def _update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+    async def _check_there(
+        self, topic: TopicId, generation: int | None, deadline: float | None
+    ) -> None:
+        """Raise TopicNotFound, TopicRecreated; Unavailable if the deadline passes before storage answers."""
+        async with in_time(self.around.clock, deadline):
+            await self.get(topic, generation)
+
+    async def _update(
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None
+    ) -> Topic:
         state = self.leaders.state(topic)
         with state.used():
-            async with state.lock:
+            async with state.turn(deadline):
                 try:
                     state.topic = await self.registry.update(topic, properties)
                 except BrokerError as error:
@@ -146,11 +166,11 @@ class Topics:
         Raises:
             BadRequest: the moment lies in the future.
             TopicNotFound: there is no such topic.
-            NotLeader, NoLeader: nothing was done.
+            NotLeader, NoLeader, Unavailable: nothing was done.
             OutcomeUnknown: it may have been done, and the topic's leader may not know of it.
         """
         self.leaders.must_be_here(topic)
-        await self.get(topic, generation)
+        await self._check_there(topic, generation, deadline)
         deadline = self.leaders.deadline() if deadline is None else deadline
         change = record_changes.purge(self.leaders, before_ms)
         return await to_its_end(record_changes.change_led(self.leaders, topic, change, deadline))
@@ -194,22 +214,26 @@ class Topics:
         """Yield the names of a namespace's topics, in the order of their keys, some at a time."""
         return self.registry.names(namespace)
 
-    async def delete(self, topic: TopicId, generation: int | None = None) -> None:
+    async def delete(
+        self, topic: TopicId, generation: int | None = None, deadline: float | None = None
+    ) -> None:
         """Delete a topic: first fence its log, then mark its record as deleted.
 
         Raises:
             TopicNotFound: there is no such topic.
             TopicRecreated: it has another generation than the given one.
             NotLeader: another node should lead it; nothing was done.
+            Unavailable: ``deadline`` (monotonic seconds) passed before its turn; nothing was done.
+            OutcomeUnknown: it may have been done.
         """
         self.leaders.must_be_here(topic)
-        await self.get(topic, generation)
-        await to_its_end(self._delete(topic, generation))
+        await self._check_there(topic, generation, deadline)
+        await to_its_end(self._delete(topic, generation, deadline))
 
-    async def _delete(self, topic: TopicId, generation: int | None) -> None:
+    async def _delete(self, topic: TopicId, generation: int | None, deadline: float | None) -> None:
         state = self.leaders.state(topic)
         with state.used():
-            async with state.lock:
+            async with state.turn(deadline):
                 found = await self.registry.get(topic)
                 check_generation(found, generation)
                 log = LogId(topic, found.generation)
@@ -271,6 +295,7 @@ class Topics:
                         request.payloads,
                         attributes=request.attributes,
                         deadline=options.deadline,
+                        caller=options.caller,
                     )
                 )
         return self._publish(topic, request, options)
@@ -284,15 +309,15 @@ class Topics:
                 f"Topic: {topic.entity}"
             )
         self.leaders.must_be_here(topic)
-        async with in_time(self.around.clock, options.deadline):
-            await self._check_before_leading(topic, request, options)
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
             found = await leader.publish_request(request, options)
             return found._replace(generation=leader.topic.generation)
 
-        return await self.leaders.led(topic, attempt, options)
+        async with answered_in_time(self.around.clock, options.deadline):
+            await self._check_before_leading(topic, request, options)
+            return await self.leaders.led(topic, attempt, options)
 
     async def store(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
@@ -303,22 +328,21 @@ class Topics:
                 f"Store request must be transactional with payload. Topic: {topic.entity}"
             )
         self.leaders.must_be_here(topic)
-        async with in_time(self.around.clock, options.deadline):
-            await self._check_before_leading(topic, request, options)
 
         async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
             found = await leader.payloads.store(request, options)
             return found._replace(generation=leader.topic.generation)
 
-        return await self.leaders.led(topic, attempt, options)
+        async with answered_in_time(self.around.clock, options.deadline):
+            await self._check_before_leading(topic, request, options)
+            return await self.leaders.led(topic, attempt, options)
 
     async def begin_stage(self, topic: TopicId, options: PublishOptions = NO_OPTIONS) -> int:
         """Begin a stage and return its number. Each call begins another one. Raises as publish does."""
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
-            async with in_time(self.around.clock, options.deadline):
-                await self.get(topic)
+            await self._check_there(topic, None, options.deadline)
         return await self.leaders.led(
             topic, lambda leader: leader.payloads.begin_stage(options.deadline), options
         )
@@ -326,13 +350,13 @@ class Topics:
     async def rollback(
         self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
     ) -> None:
-        """Mark a transaction's messages as rolled back."""
+        """Mark a transaction's messages as rolled back. At the deadline its outcome is unknown, and it goes on."""
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
-            async with in_time(self.around.clock, options.deadline):
-                await self.get(topic)
+            await self._check_there(topic, None, options.deadline)
         admission.check_is_pointer(rollback.pointer)
-        await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
+        async with answered_in_time(self.around.clock, options.deadline):
+            await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 
     async def _check_before_leading(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions
@@ -341,8 +365,14 @@ class Topics:
 
         In a cluster the claim reads the record anyway, and then the leader checks the request.
         """
-        if not self.around.is_clustered:
-            self._check(await self.get(topic), request, options)
+        if self.around.is_clustered:
+            return
+        state = self._states.get(topic)
+        found = None if state is None else state.topic
+        if found is None:
+            async with in_time(self.around.clock, options.deadline):
+                found = await self.get(topic)
+        self._check(found, request, options)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
         now_ms = self.around.clock.now_ms()

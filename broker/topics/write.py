@@ -41,7 +41,7 @@ class Write:
     ``ids``. ``key`` is set for a request with an idempotency key, ``producer`` for one with a producer's number.
     ``attributes`` has those of each payload, and is empty if no payload has any. ``lifetimes_ms`` has the lifetime of
     each payload, and is empty if all have ``lifetime_ms``. ``rows`` is the number of ids that the request takes,
-    ``size`` its size in queues. ``depends``: the request depends on earlier writes through the same writer, so no
+    ``size`` its size in queues, ``counted`` the part of it that the queues' budget counts now. ``depends``: the request depends on earlier writes through the same writer, so no
     other writer may store it.
 
     The request lets go of its future with the outcome: an error there leads to frames that still name the request.
@@ -50,6 +50,8 @@ class Write:
     __slots__ = (
         "_future",
         "attributes",
+        "caller",
+        "counted",
         "deadline",
         "depends",
         "ids",
@@ -79,6 +81,7 @@ class Write:
         producer: ProducerMark | None = None,
         deadline: float | None = None,
         depends: bool = False,
+        caller: str = "",
     ) -> None:
         """Keep the request."""
         self._future: asyncio.Future[PublishedIds] | None = future
@@ -91,6 +94,8 @@ class Write:
         self.producer = producer
         self.deadline = math.inf if deadline is None else deadline
         self.depends = depends
+        self.caller = caller
+        self.counted = 0
         self.references: Sequence[Reference] = ()
         self.ids: Sequence[RowId] = ()
         self.rows = self.messages = len(payloads or ())
@@ -99,6 +104,11 @@ class Write:
         if attributes or lifetimes_ms:
             # Each message may have an entry of its own.
             self.size += sum(map(len, attributes)) + ENTRY_OVERHEAD_BYTES * self.rows
+
+    def let_go(self) -> None:
+        """Free the messages of a request that is going to fail before its turn."""
+        self.payloads = None if self.payloads is None else ()
+        self.attributes = ()
 
     def refer(self, references: Sequence[Reference]) -> None:
         """Turn the request into a publish of references."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -38,7 +38,8 @@ from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import LogHold
 from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.ids import LeadExceeded
-from broker.topics.overdue import Overdue
+from broker.topics.overdue import Overdue, unanswered
+from broker.topics.queue_budget import share_of
 from broker.topics.reserved import is_reserved
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
@@ -84,8 +85,12 @@ class LogWriter:
         self._lost = lost
         self._confirm = confirm
         self._queue: deque[Write] = deque()
+        self._waiting: Counter[str] = Counter()
+        """How many requests in the queue each caller has."""
         self._not_stored: dict[int, list[Write]] = {}
         """Requests of fenced batches, by the batch's number: they were certainly not stored."""
+        self._in_flight: dict[int, list[Write]] = {}
+        """The requests of each batch in flight, by its number."""
         self._batches = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._forming = False
@@ -112,13 +117,12 @@ class LogWriter:
             raise Fenced(f"No node leads topic '{self.hold.log.topic}' just now.")
         if write.size > self._message_bytes_max or write.size > self._request_bytes_max:
             self._check_sizes(write)
-        queue, budget = self._queue, self._budget
-        if len(queue) >= self._settings.queued_requests_max:
+        most, caller = self._settings.queued_requests_max, write.caller
+        if len(self._queue) >= most or (caller and self._waiting[caller] >= share_of(most)):
             raise Overloaded("The queue of this topic is full. Try again.", retry_after_s=1)
-        if budget.bytes > budget.bytes_max:
-            raise Overloaded("The queues of this node are full. Try again.", retry_after_s=1)
-        queue.append(write)
-        budget.bytes += write.size
+        self._budget.take(write)
+        self._queue.append(write)
+        self._waiting[caller] += 1
         if write.deadline < self._overdue.due:
             self._overdue.watch(write.deadline)
         if not self._forming:
@@ -146,7 +150,9 @@ class LogWriter:
     def take_over(self, writes: Sequence[Write]) -> None:
         """Queue requests that a former writer accepted and did not store. The queue's limits don't apply again."""
         self._queue.extend(writes)
-        self._budget.bytes += sum(write.size for write in writes)
+        for write in writes:
+            self._budget.keep(write)
+            self._waiting[write.caller] += 1
         self._overdue.watch(min((write.deadline for write in writes), default=math.inf))
         self._schedule_batch()
 
@@ -187,9 +193,10 @@ class LogWriter:
             write for number in sorted(self._not_stored) for write in self._not_stored[number]
         ]
         self._not_stored.clear()
-        self._budget.bytes -= sum(write.size for write in self._queue)
+        self._budget.give(self._queue)
         writes.extend(self._queue)
         self._queue.clear()
+        self._waiting.clear()
         return writes
 
     # Batches.
@@ -230,6 +237,7 @@ class LogWriter:
             ids = self.ids.take(rows, now_ms, self._clock.monotonic() * 1000)
         except LeadExceeded as exceeded:
             self._queue.extendleft(reversed(writes))
+            self._waiting.update(write.caller for write in writes)
             self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
             return
         self._batches += 1
@@ -257,44 +265,55 @@ class LogWriter:
         queue, settings = self._queue, self._settings
         bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
         writes: list[Write] = []
-        size = rows = dropped = 0
+        size = rows = 0
         now = self._clock.monotonic()
         while queue:
             write = queue[0]
             if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
                 break
-            queue.popleft()
+            self._leaves(queue.popleft())
             if write.is_done or (write.deadline <= now and _refuse(write)):
-                dropped += write.size
+                self._budget.give([write])
                 continue
             if write.pointer is not None and write.pointer < self.refused_below:
                 write.fail(_refusal_of_settled(write.pointer))
-                dropped += write.size
+                self._budget.give([write])
                 continue
             writes.append(write)
             size += write.size
             rows += write.rows
-        self._budget.bytes -= dropped
         return writes, rows, size
 
-    def _refuse_late(self) -> float:
-        """Refuse requests past their deadline that are queued, or wait for the next leader.
+    def _leaves(self, write: Write) -> None:
+        """Count a request among the waiting ones of its caller no more."""
+        self._waiting[write.caller] -= 1
+        if self._waiting[write.caller] <= 0:
+            del self._waiting[write.caller]
 
-        Return the earliest deadline of the others.
+    def _refuse_late(self) -> float:
+        """Answer requests past their deadline: refuse those that are queued, or wait for the next leader.
+
+        Of those in flight the outcome is unknown. Return the earliest deadline of the others.
         """
         now = self._clock.monotonic()
         unstored = [each for writes in self._not_stored.values() for each in writes]
         for write in unstored:
             if write.deadline <= now and not write.is_done:
                 _refuse(write)
+        in_flight = [each for writes in self._in_flight.values() for each in writes]
+        for write in in_flight:
+            # The others' callers wait beside the work, which must go on to its outcome (``answered_in_time``).
+            if write.deadline <= now and write.may_be_carried:
+                write.fail(unanswered())
         waiting, self._queue = self._queue, deque()
         for write in waiting:
             if write.is_done or (write.deadline <= now and _refuse(write)):
-                self._budget.bytes -= write.size
+                self._leaves(write)
+                self._budget.give([write])
             else:
                 self._queue.append(write)
         self._wake_if_idle()
-        left = (w.deadline for w in (*self._queue, *unstored) if w.deadline > now)
+        left = (w.deadline for w in (*self._queue, *unstored, *in_flight) if w.deadline > now)
         return min(left, default=math.inf)
 
     async def _batch_aside(self, writes: list[Write], ids: list[RowId]) -> Batch:
@@ -311,6 +330,8 @@ class LogWriter:
 
     async def _commit(self, number: int, writes: list[Write], ids: list[RowId], size: int) -> None:
         is_large = size >= ASIDE_BYTES_MIN or len(ids) >= ASIDE_ITEMS_MIN
+        self._in_flight[number] = writes
+        self._budget.sent(writes)
         try:
             if is_large:
                 batch = await self._batch_aside(writes, ids)
@@ -345,7 +366,8 @@ class LogWriter:
             # Count later: the callers of these requests run first.
             self._loop.call_soon(self._count, writes, batch)
         finally:
-            self._budget.bytes -= size
+            del self._in_flight[number]
+            self._budget.give(writes)
 
     @staticmethod
     async def _check_leadership(confirm: Callable[[], Awaitable[None]]) -> None:

@@ -268,8 +268,8 @@ class Journal:
         self._claimed = claimed
         self._replaying: asyncio.Task[None] | None = None
 
-    async def carry_out(self, decide: Decide[Result], deadline: float | None) -> Result:
-        """Decide on the current state, as the journal's leader. ``deadline`` is in monotonic seconds.
+    async def carry_out(self, decide: Decide[Result], deadline: float) -> Result:
+        """Decide on the current state, as the journal's leader. After ``deadline`` (monotonic seconds) do not begin.
 
         Raises:
             NotLeader: another node should lead the journal.
@@ -277,8 +277,6 @@ class Journal:
             BrokerError: the refusal, or the outcome of the edits.
         """
         clock = self._around.clock
-        if deadline is None:
-            deadline = clock.monotonic() + self._settings.request_deadline_s
         while True:
             led = await self._lead(deadline)
             try:

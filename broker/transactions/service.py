@@ -25,6 +25,7 @@ from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.slices import in_slices
 from broker.topics.leaders import Leaders
+from broker.topics.overdue import answered_in_time, in_time
 from broker.transactions import manager
 from broker.transactions.callers import Callers
 from broker.transactions.edits import Invalidated
@@ -166,7 +167,7 @@ class Transactions:
             TransactionNotInProgress: the pointer's transaction has ended, or never began.
         """
         state = self.state
-        if state is None and not (alone and await self._was_used()):
+        if state is None and not (alone and await self._was_used(deadline)):
             return
         if state is not None and state.is_in_progress(pointer):
             return
@@ -181,10 +182,11 @@ class Transactions:
                 "(A number in JavaScript has only 53 bits. Keep write pointers as strings.)"
             )
 
-    async def _was_used(self) -> bool:
+    async def _was_used(self, deadline: float | None) -> bool:
         """Return whether the service has a journal."""
         if self._is_unused is None:
-            self._is_unused = await self._journal.is_missing()
+            async with in_time(self._around.clock, deadline):
+                self._is_unused = await self._journal.is_missing()
         return not self._is_unused
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
@@ -247,12 +249,22 @@ class Transactions:
         return await self._read(lambda state: shown(state, transaction_id), deadline)
 
     async def _read(self, read: Callable[[ServiceState], Result], deadline: float | None) -> Result:
-        return await self._journal.carry_out(lambda state, _: Decision((), read(state)), deadline)
+        deadline = self._or_default(deadline)
+        async with in_time(self._around.clock, deadline):
+            return await self._journal.carry_out(
+                lambda state, _: Decision((), read(state)), deadline
+            )
+
+    def _or_default(self, deadline: float | None) -> float:
+        if deadline is not None:
+            return deadline
+        return self._around.clock.monotonic() + self.settings.request_deadline_s
 
     async def _execute(
         self, counter: str, decide: Decide[Result], deadline: float | None
     ) -> Result:
         """Execute a decision, and add it to this counter, if there are edits. Its edits are stored even if the caller is cancelled."""
+        deadline = self._or_default(deadline)
         counted: Decision[Result] | None = None
 
         def decide_and_note(state: ServiceState, now_ms: int) -> Decision[Result]:
@@ -261,7 +273,8 @@ class Transactions:
             return counted
 
         try:
-            result = await self._journal.carry_out(decide_and_note, deadline)
+            async with answered_in_time(self._around.clock, deadline):
+                result = await self._journal.carry_out(decide_and_note, deadline)
         except TransactionConflict:
             self.counts["conflicts"] += 1
             raise

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from broker import logs
@@ -63,8 +64,9 @@ class Serving(Protocol):
         timeout_s: float | None = None,
         client: str = "",
         deadline: float | None = None,
+        caller: str = "",
     ) -> Snapshot:
-        """Begin a transaction."""
+        """Begin a transaction. ``caller`` is the address of the client."""
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Store the keys that a transaction changed, if it conflicts with no other transaction."""
@@ -81,7 +83,7 @@ class Serving(Protocol):
     async def checkpoint(self, transaction_id: int) -> Snapshot:
         """Give a transaction another write pointer."""
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
 
     async def tephra_snapshot(self) -> bytes:
@@ -140,14 +142,16 @@ class TephraService:
         try:
             if method in _UNHIDING:
                 await self._unhiding.check(_UNHIDING[method], caller)
-            value = await self._methods[method](call.arguments)
+            # A start counts for its caller, so its function is made for the call.
+            known = self._methods.get(method) or _starts(self.transactions, caller)[method]
+            value = await known(call.arguments)
             frame = frames.encode_returned(self.idl, call, value)
         except BrokerError as error:
             if error.outcome == "unknown":
-                log.warning("outcome unknown", method=method, error=error.message)
+                log.warning("outcome unknown", method=method, error=error.message, caller=caller)
             return self.failed(call, error, transaction)
         except Exception as error:
-            log.exception("unexpected error", method=method)
+            log.exception("unexpected error", method=method, caller=caller)
             return self.failed(call, BrokerError(f"An unexpected error: {type(error).__name__}"))
         return TephraAnswer(frame, OK, committed=transaction if method in _COMMITS else None)
 
@@ -249,30 +253,31 @@ def _changes(arguments: Arguments) -> list[bytes]:
 
 
 def _methods(service: TephraService) -> dict[str, Method]:
-    """Return the function of each method, by the method's name."""
-    starts, asks = _starts(service.transactions), _asks(service)
-    return {**starts, **_ends(service), **asks}
+    """Return the function of each method but the starts, by the method's name."""
+    return {**_ends(service), **_asks(service)}
 
 
-def _starts(transactions: Serving) -> dict[str, Method]:
+def _starts(transactions: Serving, caller: str) -> dict[str, Method]:
+    """Return the functions of the methods that begin a transaction, for a client at this address."""
+    begin = partial(transactions.start, caller=caller)
+
     async def start(_: Arguments) -> Snapshot:
-        return await transactions.start()
+        return await begin()
 
     async def start_long(_: Arguments) -> Snapshot:
-        return await transactions.start(long=True)
+        return await begin(long=True)
 
     async def start_long_as(arguments: Arguments) -> Snapshot:
-        return await transactions.start(long=True, client=_client(arguments))
+        return await begin(long=True, client=_client(arguments))
 
     async def start_as(arguments: Arguments) -> Snapshot:
-        return await transactions.start(client=_client(arguments))
+        return await begin(client=_client(arguments))
 
     async def start_for(arguments: Arguments) -> Snapshot:
-        return await transactions.start(timeout_s=_number(arguments))
+        return await begin(timeout_s=_number(arguments))
 
     async def start_as_for(arguments: Arguments) -> Snapshot:
-        client = _client(arguments)
-        return await transactions.start(client=client, timeout_s=_number(arguments, 2))
+        return await begin(client=_client(arguments), timeout_s=_number(arguments, 2))
 
     return {
         "startShort": start,

@@ -10,6 +10,7 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from tests.kit.bench import Gate, HookedTable
+from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, Http, listening, topic_path
 
 PUBLISH = topic_path("t", "publish")
@@ -91,6 +92,31 @@ async def test_a_publish_that_waits_past_its_timeout_is_refused_and_never_stored
     ],
 )
 async def test_a_read_that_waits_for_storage_ends_at_its_timeout(method, path) -> None:
+    reply = await answered_while_storage_hangs(method, path)
+    assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", topic_path("new"), b""),
+        ("PUT", topic_path("t", "properties"), b"{}"),
+        ("POST", topic_path("t", "purge?before=now"), b""),
+        ("DELETE", topic_path("t"), b""),
+        ("PUT", topic_path("t", "cursors/c"), b'{"after": null, "expected": null}'),
+        ("DELETE", topic_path("t", "cursors/c"), b""),
+        ("POST", topic_path("t", "stages"), b""),
+        ("POST", "/v1/transactions", b""),
+        ("POST", "/v1/transactions/prune", b""),
+        ("POST", "/v1/transactions/reset", b""),
+    ],
+)
+async def test_a_change_that_waits_for_storage_ends_at_its_timeout(method, path, body) -> None:
+    reply = await answered_while_storage_hangs(method, path, body)
+    assert reply.headers["Broker-Outcome"] in {"refused", "unknown"}
+
+
+async def answered_while_storage_hangs(method: str, path: str, body: bytes = b"") -> Answered:
     clock = SystemClock()
     table = HookedTable(MemoryTable())
     logs = Logs(table, clock)
@@ -105,8 +131,8 @@ async def test_a_read_that_waits_for_storage_ends_at_its_timeout(method, path) -
             table.on(call, *[gate.before] * 50)
         async with asyncio.timeout(30):  # The reply comes while storage is still blocked.
             asked = {"Request-Timeout": "0.05", "Content-Type": "application/json"}
-            reply = await http(method, path, b"{}" if path.endswith("poll") else b"", asked)
+            reply = await http(method, path, b"{}" if path.endswith("poll") else body, asked)
         assert gate.reached.is_set(), reply
-        assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
         gate.open()
     await broker.close()
+    return reply

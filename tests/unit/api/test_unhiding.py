@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from typing_extensions import override
 
 from broker.client import Client, NotAllowed
-from broker.config.sections import Config, ServerConfig, TransactionsConfig
+from broker.clock import SystemClock
+from broker.config.sections import Config, ServerConfig, TopicsConfig, TransactionsConfig
 from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, Http, listening, topic_path
@@ -129,6 +131,45 @@ async def test_the_client_raises_the_refusal(http: Http) -> None:
 async def test_pruning_needs_no_permission(broker: Broker) -> None:
     reply = await post(broker, "/prune")
     assert (reply.status, reply.json["removed"]) == (200, 0)
+
+
+class Ahead(SystemClock):
+    ahead_ms = 0
+
+    @override
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+async def test_a_service_that_brokers_elsewhere_prune_forgets_only_what_is_past_its_life() -> None:
+    clock = Ahead()
+    broker = Broker(
+        Config(
+            topics=TopicsConfig(transaction_life_max_s=100),
+            transactions=TransactionsConfig(transactions_prune_allowed=True),
+        ),
+        clock=clock,
+    )
+    await broker.call("PUT", topic_path("t"))
+    begun = await hidden(broker)
+    for sent in ({"ids": [str(begun)]}, {"before_ms": str(clock.now_ms() * 2)}, {"ids": []}):
+        assert (await post(broker, "/truncate", sent)).json["code"] == "not_allowed"
+    assert (await post(broker, "/reset")).json["code"] == "not_allowed"
+    clock.ahead_ms = 200_000
+    running = int((await post(broker, "")).json["transaction_id"])
+    young = {"ids": [str(begun), str(running)]}
+    assert (await post(broker, "/truncate", young)).json["code"] == "not_allowed"
+    assert (await post(broker, "/truncate", {"ids": [str(begun)]})).json == {"removed": 1}
+    await broker.close()
+
+
+async def test_lines_about_ended_transactions_are_bounded(http: Http) -> None:
+    with capture_logs() as lines:
+        for _ in range(40):
+            begun = (await post(http, "")).json["transaction_id"]
+            assert (await post(http, f"/{begun}/invalidate")).json == {"invalidated": True}
+    told = [each for each in lines if each["event"] == "transactions ended by a caller"]
+    assert 0 < len(told) < 40
 
 
 def test_the_default_is_off() -> None:

@@ -49,7 +49,7 @@ def config(directory: Path, url: str | None = None, role: Role = Role.ALL) -> Co
         sweep=SweepConfig(sweep_interval_s=1000, sweep_margin_s=0),
         transactions=TransactionsConfig(
             transactions_url=url,
-            transactions_reset_allowed=role is Role.TRANSACTIONS,  # Pruning truncates there.
+            transactions_prune_allowed=role is Role.TRANSACTIONS,
         ),
     )
 

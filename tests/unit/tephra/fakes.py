@@ -15,6 +15,7 @@ class Scripted(Serving):
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.calls: list[tuple[Any, ...]] = []
+        self.callers: list[str] = []
 
     async def _next(self, *call: Any) -> Any:
         self.calls.append(call)
@@ -28,6 +29,7 @@ class Scripted(Serving):
 
     @override
     async def start(self, **named: Any) -> Any:
+        self.callers.append(named.pop("caller"))
         return await self._next("start", named)
 
     @override
@@ -51,7 +53,7 @@ class Scripted(Serving):
         return await self._next("checkpoint", transaction_id)
 
     @override
-    async def snapshot(self) -> Any:
+    async def snapshot(self, deadline: float | None = None) -> Any:
         return await self._next("snapshot")
 
     @override

@@ -32,11 +32,13 @@ UNKNOWN = OutcomeUnknown("no answer")
 
 
 class NothingHidden:
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
         return Snapshot(transaction_id=0, read_pointer=0)
 
 
-def ask(request: bytes, transactions: Scripted, *, reset_allowed: bool = True) -> TephraAnswer:
+def ask(
+    request: bytes, transactions: Scripted, caller: str = "", *, reset_allowed: bool = True
+) -> TephraAnswer:
     """Return the service's answer to one message."""
     with virtual_loop() as loop:
         service = TephraService(transactions, VirtualClock(loop), TephraBounds(5))
@@ -46,7 +48,7 @@ def ask(request: bytes, transactions: Scripted, *, reset_allowed: bool = True) -
             service.idl, request, head, most=service.most, take=lambda _: None
         )
         call = finish(steps)
-        return loop.run_until_complete(service.answer(call))
+        return loop.run_until_complete(service.answer(call, caller))
 
 
 def message(method: str, **arguments: Any) -> bytes:
@@ -285,6 +287,13 @@ def test_a_call_that_shows_hidden_messages_is_refused_unless_allowed(
         (told,) = [each for each in vars(told).values() if each is not None]
     assert (type(told).__name__, answer.code, script.calls) == (name, "not_allowed", [])
     assert "--transactions-reset-allowed true" in told.message
+
+
+@pytest.mark.parametrize("method", ["startShort", "startLong"])
+def test_a_start_counts_for_its_caller(method: str) -> None:
+    script = Scripted(Snapshot(transaction_id=7, read_pointer=6))
+    ask(message(method), script, "10.0.0.1")
+    assert script.callers == ["10.0.0.1"]
 
 
 def test_the_default_of_the_port_is_off() -> None:

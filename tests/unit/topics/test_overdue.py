@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from broker.errors import Fenced, Overloaded
+from broker.errors import Fenced, OutcomeUnknown, Overloaded
 from broker.testing.virtual_time import pass_time, within
 from broker.topics.overdue import LOOK_S, Overdue
-from broker.topics.settings import PublishOptions
+from broker.topics.settings import NO_OPTIONS, Producer, PublishOptions
 from tests.kit.bench import Bench, Gate, settle
 
 
@@ -124,18 +124,34 @@ async def test_a_refused_request_frees_its_room_in_the_queue(stalled: Stalled) -
     assert await stalled.go_on(stalled.publish(b"in time", within_s=30.0)) == [b"in time"]
 
 
-async def test_a_request_in_flight_is_not_refused_at_its_deadline(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        NO_OPTIONS,
+        PublishOptions(ttl_s=500),
+        PublishOptions(key="k"),
+        PublishOptions(producer=Producer("p", 1)),
+    ],
+    ids=["plain", "lifetime", "key", "number"],
+)
+async def test_a_request_in_flight_is_unknown_at_its_deadline(
+    bench: Bench, options: PublishOptions
+) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
     bench.table.on("append", gate.before)
-    options = PublishOptions(deadline=bench.clock.monotonic() + 1.0)
-    writing = asyncio.ensure_future(bench.publish(b"slow", options=options))
-    await gate.reached.wait()
-    await pass_time(5.0)
+    begun = bench.clock.monotonic()
+    with pytest.raises(OutcomeUnknown, match="deadline"):
+        await bench.publish(b"slow", options=options._replace(deadline=begun + 1.0))
+    assert 0.9 < bench.clock.monotonic() - begun < 1.2
+    assert gate.reached.is_set()
     gate.open()
-    await writing
+    await bench.leader().idle()
+    if options.key or options.producer:
+        assert (await bench.publish(b"slow", options=options)).replayed
     assert await bench.payloads() == [b"first", b"slow"]
+    assert bench.around.queue.bytes == 0
 
 
 async def test_a_writer_that_waits_for_ids_becomes_idle_when_its_requests_are_refused(

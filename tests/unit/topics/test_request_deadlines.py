@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 import pytest
 
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, Overloaded, Unavailable
-from broker.model import PublishRequest
+from broker.model import Poll, PublishRequest, RollbackRange, Snapshot
 from broker.topics.settings import Producer, PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, failing, settle
 
@@ -165,6 +165,47 @@ async def test_a_reference_whose_log_is_not_closed_in_time_is_never_published(
     assert await bench.payloads() == []
     await bench.topics.publish(TOPIC, reference)
     assert await bench.payloads() == [b"stored"]
+
+
+@pytest.mark.parametrize("how", ["create", "update", "purge", "delete"])
+async def test_a_change_of_a_record_waits_for_its_turn_until_its_deadline(
+    bench: Bench, how: str
+) -> None:
+    await bench.create()
+    await bench.publish(b"kept")
+    properties, record, begun = {"ttl": "99"}, Gate(), bench.clock.monotonic()
+    bench.table.on("record", record.before)
+    ahead = asyncio.ensure_future(bench.topics.update(TOPIC, {"ttl": "100"}))
+    await record.reached.wait()
+    deadline = begun + 1.5
+    changes = {
+        "create": lambda: bench.topics.create(TOPIC, properties, deadline),
+        "update": lambda: bench.topics.update(TOPIC, properties, deadline),
+        "purge": lambda: bench.topics.purge(TOPIC, 0, deadline),
+        "delete": lambda: bench.topics.delete(TOPIC, deadline=deadline),
+    }
+    await refused_in_time(bench, changes[how]())
+    record.open()
+    await ahead
+    assert (await bench.topics.get(TOPIC)).ttl_s == 100
+    assert await bench.payloads() == [b"kept"]
+
+
+async def test_a_rollback_in_progress_is_unknown_at_its_deadline_and_goes_on(bench: Bench) -> None:
+    await bench.create()
+    pointer = bench.clock.now_ms() * 10**6
+    ids = await bench.publish(b"back", pointer=pointer)
+    rolled, begun = Gate(), bench.clock.monotonic()
+    bench.table.on("rolled", rolled.before)
+    with pytest.raises(OutcomeUnknown, match="deadline"):
+        await bench.topics.rollback(
+            TOPIC, RollbackRange(pointer, ids.first, ids.last), soon(bench, 1.5)
+        )
+    assert bench.clock.monotonic() - begun < 1.7
+    rolled.open()
+    await bench.leader().idle()
+    everything = Snapshot(transaction_id=0, read_pointer=pointer)
+    assert await bench.payloads(Poll(snapshot=everything)) == []
 
 
 async def test_a_store_waits_for_its_payload_log_until_its_deadline(bench: Bench) -> None:
