@@ -8,11 +8,16 @@ from typing import Final
 import orjson
 
 from broker import logs
+from broker.api.own_service import OwnService
 from broker.api.router import Handler
 from broker.api.transactions import truncated
+from broker.config.sections import Config
 from broker.http.reply import Answer, Reply
 from broker.http.request import Request
+from broker.model import Snapshot
 from broker.routing import nodeheaders
+from broker.topics.settlement import bound_of
+from broker.topics.topics import Topics
 from broker.transactions.hidden_messages import Unhiding
 
 TRUNCATE: Final = "truncate_transactions"
@@ -21,6 +26,23 @@ _NOTED: Final = {"invalidate_transaction": "invalidated", "prune_transactions": 
 """Operations that are logged if this field of their answer says that they changed anything."""
 
 log = logs.get_logger()
+
+
+def unhiding_of(own: OwnService, config: Config, topics: Topics) -> Unhiding:
+    """Return the guard of the operations that show hidden messages, with the permissions of a configuration."""
+    around, told = topics.around, config.transactions
+
+    def settled_below(snapshot: Snapshot) -> int:
+        settings = around.settings
+        return bound_of(
+            snapshot,
+            now_ms=around.clock.now_ms(),
+            life_ms=settings.transaction_life_max_s * 1000,
+            margin_ms=settings.sweep_margin_ms,
+        )
+
+    prunes = settled_below if told.transactions_prune_allowed else None
+    return Unhiding(own, allowed=told.transactions_reset_allowed, prunes=prunes)
 
 
 def guarded(

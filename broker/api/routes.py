@@ -10,7 +10,7 @@ from broker.api.access import Action
 from broker.api.blockers import BlockersApi
 from broker.api.browse import Browsing
 from broker.api.bulk import BulkReading
-from broker.api.caller_guard import guarded
+from broker.api.caller_guard import guarded, unhiding_of
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events, PollNext
@@ -33,11 +33,8 @@ from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
-from broker.model import Snapshot
 from broker.topics.overdue import answered_in_time, in_time
-from broker.topics.settlement import bound_of
 from broker.topics.topics import Topics
-from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
 from broker.wire import jsontext
@@ -213,7 +210,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
     own.bind(of_transactions)
     asked = service or own
-    unhiding = _unhiding(own, config, topics)
+    unhiding = unhiding_of(own, config, topics)
     handlers = {
         **_topic_handlers(
             topics, config, asked, routed, _pointer_check(config, transactions, routed)
@@ -234,22 +231,6 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         Route(*shape[:4], handlers[shape.name], shape.query, shape.body_bytes_max)
         for shape in SHAPES
     ]
-
-
-def _unhiding(own: OwnService, config: Config, topics: Topics) -> Unhiding:
-    around, told = topics.around, config.transactions
-
-    def settled_below(snapshot: Snapshot) -> int:
-        settings = around.settings
-        return bound_of(
-            snapshot,
-            now_ms=around.clock.now_ms(),
-            life_ms=settings.transaction_life_max_s * 1000,
-            margin_ms=settings.sweep_margin_ms,
-        )
-
-    prunes = settled_below if told.transactions_prune_allowed else None
-    return Unhiding(own, allowed=told.transactions_reset_allowed, prunes=prunes)
 
 
 def _role_of(shape: Shape) -> Role:

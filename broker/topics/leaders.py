@@ -46,7 +46,7 @@ from broker.topics.succession import claim_topics
 from broker.topics.surroundings import Surroundings
 from broker.topics.topic_claims import TopicClaims
 from broker.topics.topic_state import TopicState
-from broker.topics.writer import fail
+from broker.topics.write import fail
 
 RELEASES_AT_ONCE = 256
 Result = TypeVar("Result")

@@ -36,8 +36,8 @@ from broker.topics.overdue import in_time
 from broker.topics.references import References, closed, too_old
 from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.surroundings import Surroundings
-from broker.topics.write import KeyMark, Write
-from broker.topics.writer import LogWriter, ends_hold, fail
+from broker.topics.write import KeyMark, Write, fail
+from broker.topics.writer import LogWriter, ends_hold
 
 Result = TypeVar("Result")
 

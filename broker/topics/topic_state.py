@@ -21,8 +21,7 @@ from broker.topics.stats import Rates
 from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
 from broker.topics.topic_reader import TopicReading
-from broker.topics.write import Write
-from broker.topics.writer import fail
+from broker.topics.write import Write, fail
 
 WOKEN_AT_ONCE: Final = 32
 """A change wakes so many readers in a round of the event loop: each then reads and answers without a pause."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from broker.errors import BrokerError
@@ -159,3 +159,9 @@ class Write:
             and not self.lifetimes_ms
             and self.payloads is not None
         )
+
+
+def fail(writes: Iterable[Write], error: BrokerError) -> None:
+    """Answer the requests that have no answer yet with an error."""
+    for write in writes:
+        write.fail(error)

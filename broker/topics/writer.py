@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from broker.errors import (
@@ -43,7 +43,7 @@ from broker.topics.queue_budget import share_of
 from broker.topics.reserved import is_reserved
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
-from broker.topics.write import Write
+from broker.topics.write import Write, fail
 
 Lost = Callable[["LogWriter", BrokerError], None]
 
@@ -86,11 +86,9 @@ class LogWriter:
         self._confirm = confirm
         self._queue: deque[Write] = deque()
         self._waiting: Counter[str] = Counter()
-        """How many requests in the queue each caller has."""
         self._not_stored: dict[int, list[Write]] = {}
         """Requests of fenced batches, by the batch's number: they were certainly not stored."""
         self._in_flight: dict[int, list[Write]] = {}
-        """The requests of each batch in flight, by its number."""
         self._batches = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._forming = False
@@ -285,7 +283,6 @@ class LogWriter:
         return writes, rows, size
 
     def _leaves(self, write: Write) -> None:
-        """Count a request among the waiting ones of its caller no more."""
         self._waiting[write.caller] -= 1
         if self._waiting[write.caller] <= 0:
             del self._waiting[write.caller]
@@ -401,9 +398,3 @@ def _refusal_of_settled(pointer: int) -> TransactionTooOld:
 def ends_hold(error: BrokerError, hold: LogHold) -> bool:
     """Return whether a change that failed with ``error`` ends its hold."""
     return hold.done or not isinstance(error, (RequestError, Unavailable))
-
-
-def fail(writes: Iterable[Write], error: BrokerError) -> None:
-    """Answer the requests that have no answer yet with an error."""
-    for write in writes:
-        write.fail(error)

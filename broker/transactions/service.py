@@ -50,8 +50,7 @@ class Transactions:
 
     def __init__(self, leaders: Leaders, settings: TransactionSettings | None = None) -> None:
         """Keep the parts. Nothing is claimed before the first call."""
-        self.settings = settings or TransactionSettings()
-        self._around = leaders.around
+        self.settings, self._around = settings or TransactionSettings(), leaders.around
         self._journal = Journal(leaders, self.settings, claimed=self._claimed)
         self._sweeping: asyncio.Task[None] | None = None
         self._callers = Callers(self.settings)
@@ -250,15 +249,13 @@ class Transactions:
 
     async def _read(self, read: Callable[[ServiceState], Result], deadline: float | None) -> Result:
         deadline = self._or_default(deadline)
+        deciding = self._journal.carry_out(lambda state, _: Decision((), read(state)), deadline)
         async with in_time(self._around.clock, deadline):
-            return await self._journal.carry_out(
-                lambda state, _: Decision((), read(state)), deadline
-            )
+            return await deciding
 
     def _or_default(self, deadline: float | None) -> float:
-        if deadline is not None:
-            return deadline
-        return self._around.clock.monotonic() + self.settings.request_deadline_s
+        after = self._around.clock.monotonic() + self.settings.request_deadline_s
+        return after if deadline is None else deadline
 
     async def _execute(
         self, counter: str, decide: Decide[Result], deadline: float | None
@@ -282,8 +279,7 @@ class Transactions:
             # A long transaction does not abort: it becomes invalid.
             is_long = counter == "aborted" and isinstance(counted.edits[0], Invalidated)
             self.counts["invalidated" if is_long else counter] += 1
-        led = self._journal.led
-        if led is not None:
+        if (led := self._journal.led) is not None:
             led.snapshot_soon()
         return result
 
@@ -335,8 +331,7 @@ class Transactions:
     @property
     def state(self) -> ServiceState | None:
         """The state, if this node leads. Use it only for metrics: it may be ahead of the disk."""
-        led = self._journal.led
-        return None if led is None or led.is_over else led.state
+        return None if (led := self._journal.led) is None or led.is_over else led.state
 
     def _claimed(self, led: LedState) -> None:
         self._is_unused = False
