@@ -56,11 +56,15 @@ def load(file: Path) -> FileCursor | None:
 
 
 def _parsed(value: Any) -> FileCursor:
+    return FileCursor(log_of(value), message_id_from_hex(value["after"]))
+
+
+def log_of(value: Any) -> CursorLog:
+    """Return the log that a JSON object names. Raises KeyError, TypeError, ValueError."""
     brokers = value["brokers"]
     if not isinstance(brokers, list) or not all(isinstance(one, str) for one in brokers):
         raise TypeError("brokers are a list of addresses")
-    log = CursorLog(str(value["topic"]), int(value["generation"]), tuple(brokers))
-    return FileCursor(log, message_id_from_hex(value["after"]))
+    return CursorLog(str(value["topic"]), int(value["generation"]), tuple(brokers))
 
 
 def save(file: Path, log: CursorLog, after: MessageId) -> None:
@@ -73,9 +77,8 @@ def save(file: Path, log: CursorLog, after: MessageId) -> None:
     new.replace(file)
 
 
-def check(file: Path, cursor: FileCursor, log: CursorLog) -> None:
-    """Refuse a cursor of another log. Raises click.ClickException with advice."""
-    of = cursor.log
+def check(file: Path, of: CursorLog, log: CursorLog) -> None:
+    """Refuse a file that keeps a place in another log. Raises click.ClickException with advice."""
     if of.topic != log.topic:
         raise click.ClickException(
             f"{file} belongs to {of.topic} at {', '.join(of.brokers)}, not to {log.topic}. "

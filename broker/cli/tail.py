@@ -81,7 +81,7 @@ def _bookmark(client: SyncClient, topic: TopicId, file: Path) -> _Bookmark:
     log = cursorfile.CursorLog(name, client.topic(topic).generation, client.settings.urls)
     found = cursorfile.load(file)
     if found is not None:
-        cursorfile.check(file, found, log)
+        cursorfile.check(file, found.log, log)
     return _Bookmark(file, log, found)
 
 

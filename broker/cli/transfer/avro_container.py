@@ -7,12 +7,13 @@ no byte, in any number. So this module refuses
 * a schema with a type that takes no byte: then a block has no more values than bytes;
 * a schema that is deep, or refers to itself: its values could be as deep as a block is long.
 
-It gives fastavro each block as a small file of its own, with the fields of a message alone; fastavro skips the others.
+It gives fastavro the checked blocks as one file, so that fastavro parses the schema once: it may be long, and blocks many.
 """
 
 from __future__ import annotations
 
 import bz2
+import io
 import json
 import lzma
 import os
@@ -33,17 +34,30 @@ DEPTH_MAX: Final = 32
 _PRIMITIVE: Final = {"boolean", "int", "long", "float", "double", "bytes", "string"}
 _NUMBERS_BYTES_MAX: Final = 20
 """Two numbers begin a block."""
+_TOO_SHORT: Final = "it ends too early"
 
 
-def blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield each block of a container file as a container file of its own. Raises ValueError, EOFError."""
-    try:
-        yield from _blocks(file)
-    except IndexError as error:
-        raise EOFError("it ends too early") from error
+class CheckedFile:
+    """A container file without compression, made of the blocks of another one. It holds one block at a time."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._parts = _checked_parts(file)
+        self._part = io.BytesIO()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of a part. A read never reaches beyond its part. Raises ValueError."""
+        found = self._part.read(size)
+        if not found and size:
+            try:
+                self._part = io.BytesIO(next(self._parts, b""))
+            except IndexError as error:
+                raise ValueError(_TOO_SHORT) from error
+            found = self._part.read(size)
+        return found
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
+def _checked_parts(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the header of a container file, and then each block. Raises ValueError, IndexError."""
     meta, at = _meta(file.read(HEADER_BYTES_MAX))
     file.seek(at)
     sync = _exactly(file, SYNC_BYTES)
@@ -54,7 +68,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
         raise ValueError("its schema is missing, or nested too deeply") from error
     codec = meta.get(b"avro.codec", b"null")
     own_meta = encode_bytes(b"avro.schema") + encode_bytes(meta[b"avro.schema"])
-    own = MAGIC + encode_long(1) + own_meta + encode_long(0) + sync
+    yield MAGIC + encode_long(1) + own_meta + encode_long(0) + sync
     while head := file.read(_NUMBERS_BYTES_MAX):
         count, at = read_long(head, 0)
         size, at = read_long(head, at)
@@ -66,7 +80,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
             raise ValueError(f"a block of {len(data):,} bytes says that it has {count:,} records")
         if _exactly(file, SYNC_BYTES) != sync:
             raise ValueError("a block does not end where it says")
-        yield own + encode_long(count) + encode_bytes(data) + sync
+        yield encode_long(count) + encode_bytes(data) + sync
 
 
 def _meta(header: bytes) -> tuple[dict[bytes, bytes], int]:
@@ -88,7 +102,7 @@ def _meta(header: bytes) -> tuple[dict[bytes, bytes], int]:
 def _exactly(file: BinaryIO, size: int) -> bytes:
     found = file.read(size)
     if len(found) != size:
-        raise EOFError("it ends too early")
+        raise ValueError(_TOO_SHORT)  # fastavro would take an EOFError for the end.
     return found
 
 

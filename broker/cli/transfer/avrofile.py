@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.transfer.avro_container import blocks
+from broker.cli.transfer.avro_container import CheckedFile
 from broker.cli.transfer.growing_file import GrowingFile, check_reaches
 from broker.cli.transfer.message_records import message_of
 from broker.model import Message
@@ -57,11 +57,12 @@ class AvroFile(GrowingFile):
         done = 0
         with file.open("rb") as opened:
             try:
-                for block in blocks(opened):
-                    for record in fastavro.reader(io.BytesIO(block)):
-                        yield message_of(record)
-                        done += 1
-            except (ValueError, TypeError, EOFError, LookupError) as error:
+                for record in fastavro.reader(CheckedFile(opened)):
+                    yield message_of(record)
+                    done += 1
+            except OSError:
+                raise
+            except Exception as error:  # fastavro raises anything for values of others.
                 reason = str(error) or type(error).__name__
                 raise click.ClickException(f"{file}, after record {done:,}: {reason}") from error
 

@@ -51,7 +51,10 @@ class Contents(NamedTuple):
         messages, digest = value["messages"], value["sha256"]
         if not isinstance(messages, int) or not isinstance(digest, str):
             raise TypeError("a count and a hash were expected")
-        return cls(messages, bytes.fromhex(digest))
+        contents = cls(messages, bytes.fromhex(digest))
+        if messages < 0 or len(contents.hash) != len(START):
+            raise ValueError("a count and a hash were expected")
+        return contents
 
 
 def _canonical(message: Message) -> bytes:

@@ -19,13 +19,15 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from broker.cli import cursorfile
+from broker.cli.cursorfile import CursorLog
 from broker.cli.transfer import sidecars
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import Format
 from broker.cli.transfer.message_records import size_of
 from broker.cli.transfer.progress import messages_bar
 from broker.client import SyncClient, TailOptions
-from broker.errors import TopicRecreated
+from broker.errors import BadRequest, TopicRecreated
 from broker.model import (
     ROW_ID_BYTES,
     ROW_ID_MIN,
@@ -33,6 +35,7 @@ from broker.model import (
     MessageId,
     TopicId,
     first_row_at,
+    message_id_from_hex,
     row_before,
 )
 from broker.places import Place
@@ -60,14 +63,8 @@ class ExportPlan(NamedTuple):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The values that a state must have if it belongs to this export."""
-        name = f"{self.topic.namespace}/{self.topic.topic}"
-        return {
-            "topic": name,
-            "format": self.format.name,
-            "since": self.since,
-            "until": self.until,
-        }
+        """The values that a state must have if it belongs to this export, beside those of its topic."""
+        return {"format": self.format.name, "since": self.since, "until": self.until}
 
     @property
     def part(self) -> Path:
@@ -92,7 +89,7 @@ class Export:
         """Start, or continue by the state file.
 
         Raises:
-            click.ClickException: the state file is about another export.
+            click.ClickException: the state file is about another export, or damaged.
             TopicRecreated: a place of the range is in another generation of the topic.
         """
         self._client = client
@@ -102,27 +99,40 @@ class Export:
         for named in wanted.generations:
             if named is not None and named != generation:
                 raise TopicRecreated.between(wanted.topic, named, generation)
+        log = CursorLog(
+            f"{wanted.topic.namespace}/{wanted.topic.topic}", generation, client.settings.urls
+        )
         found = sidecars.read_json(wanted.state)
         self.is_resumed = found is not None
-        self._state = self._begun(generation) if found is None else found
-        asked = {**wanted.asked, "generation": generation}
-        stored = {name: self._state.get(name) for name in asked}
-        if stored != asked:
-            raise click.ClickException(
-                f"{wanted.state} belongs to another export: {_differences(stored, asked)}. Repeat that export's command, "
-                f"name another file, or remove {wanted.state.name}."
-            )
+        self._state = self._begun(log) if found is None else self._continued(found, log)
         self._contents = Contents.of(self._state)
 
-    def _begun(self, generation: int) -> dict[str, Any]:
+    def _continued(self, found: dict[str, Any], log: CursorLog) -> dict[str, Any]:
+        """Return the state of an earlier process. Raises click.ClickException."""
+        wanted = self._wanted
+        try:
+            of = cursorfile.log_of(found)
+            stored = {name: found[name] for name in wanted.asked}
+            _check_values(found)
+        except (KeyError, TypeError, ValueError, BadRequest) as error:
+            raise sidecars.damaged(wanted.state, wanted.part) from error
+        cursorfile.check(wanted.state, of, log)
+        if stored != wanted.asked:
+            raise click.ClickException(
+                f"{wanted.state} belongs to another export: {_differences(stored, wanted.asked)}. Repeat that export's "
+                f"command, name another file, or remove {wanted.state.name}."
+            )
+        return {**found, "brokers": log.brokers}
+
+    def _begun(self, log: CursorLog) -> dict[str, Any]:
         wanted = self._wanted
         found = self._client.range(wanted.topic)
-        if found.generation not in (None, generation):
-            raise TopicRecreated.between(wanted.topic, generation, found.generation)
+        if found.generation not in (None, log.generation):
+            raise TopicRecreated.between(wanted.topic, log.generation, found.generation)
         through = found.latest
         return {
+            **log._asdict(),
             **wanted.asked,
-            "generation": generation,
             "stage": READING,
             "after": _behind(wanted.start).hex(),
             "through": min(through, _last_before(wanted.stop)).hex(),
@@ -224,6 +234,20 @@ def _last_before(stop: MessageId | int | None) -> MessageId:
         return row_before(first_row_at(stop)) + ROW_ID_MIN
     row, payload = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
     return (row if payload != ROW_ID_MIN else row_before(row)) + ROW_ID_MIN
+
+
+def _check_values(state: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError, ValueError or BadRequest unless a state file has values that this module writes."""
+    message_id_from_hex(state["after"])
+    message_id_from_hex(state["through"])
+    ends, contents = (state["first"], state["last"]), Contents.of(state)
+    if contents.messages:
+        for each in ends:
+            message_id_from_hex(each)
+    elif ends != (None, None):
+        raise ValueError("it has ends without messages")
+    if state["stage"] not in {READING, READ, PLACED} or state["position"] < 0:
+        raise ValueError("there is no such stage or position")
 
 
 def _differences(stored: dict[str, Any], asked: dict[str, Any]) -> str:

@@ -30,7 +30,11 @@ class GrowingFile:
 def check_reaches(path: Path, size: int) -> None:
     """Raise click.ClickException if a growing file is missing, or shorter than ``size``."""
     if size and (not path.exists() or path.stat().st_size < size):
-        raise click.ClickException(
-            f"{path} was changed or removed: it had {size:,} bytes. Remove the .part and the .state of this export, "
-            "and start again."
-        )
+        raise changed(path, f"it had {size:,} bytes")
+
+
+def changed(part: Path, how: str) -> click.ClickException:
+    """Return the error for an unfinished file that another program has changed."""
+    return click.ClickException(
+        f"{part} was changed or removed: {how}. Remove the .part and the .state of this export, and start again."
+    )

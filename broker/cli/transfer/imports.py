@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from broker.cli import cursorfile
+from broker.cli.cursorfile import CursorLog
 from broker.cli.options import DoneInPart
 from broker.cli.transfer import sidecars
 from broker.cli.transfer.contents import Contents
@@ -94,7 +96,10 @@ class Import:
     """One import, which may have begun in another process."""
 
     def __init__(self, client: SyncClient, given: ImportPlan, ends: list[Contents]) -> None:
-        """Start, or continue by the state file. Raises click.ClickException if that is about another import.
+        """Start, or continue by the state file.
+
+        Raises:
+            click.ClickException: the state file is about another import, or damaged.
 
         Args:
             client: A client of the broker.
@@ -105,26 +110,47 @@ class Import:
         self._given = given
         self._ends = ends
         self._contents = contents = ends[-1] if ends else Contents()
-        generation = client.topic(given.topic).generation
+        log = CursorLog(given.name, client.topic(given.topic).generation, client.settings.urls)
         by_contents = f"import-{contents.hash.hex()}"
         found = sidecars.read_json(given.state)
         if found is not None and given.again and found.get("producer") == by_contents:
             # The state belongs to an import without --again, which has another producer.
             found = None
         self.is_resumed = found is not None
-        asked = {"topic": given.name, "generation": generation, **contents.as_json()}
-        self._state: dict[str, Any] = found or {
-            **asked,
-            "producer": f"import-{secrets.token_hex(16)}" if given.again else by_contents,
-            "chunks": 0,
-            "done": 0,
+        producer = f"import-{secrets.token_hex(16)}" if given.again else by_contents
+        chunks_done = 0
+        if found is not None:
+            producer, chunks_done = self._continued(found, log)
+        self._state: dict[str, Any] = {
+            **log._asdict(),
+            **contents.as_json(),
+            "producer": producer,
+            "chunks": chunks_done,
         }
-        if {name: self._state.get(name) for name in asked} != asked:
-            raise click.ClickException(
-                f"{given.state} belongs to an import of another file, or to a topic that was deleted and created again. "
-                "Remove it to start again."
-            )
         self._counts = {"published": 0, "already": 0, "verified": 0}
+
+    def _continued(self, found: dict[str, Any], log: CursorLog) -> tuple[str, int]:
+        """Return the producer of an earlier process, and how many chunks it has done. Raises click.ClickException."""
+        file = self._given.state
+        try:
+            of, contents = cursorfile.log_of(found), Contents.of(found)
+            producer, done = found["producer"], found["chunks"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise sidecars.damaged(file) from error
+        cursorfile.check(file, of, log)
+        if contents != self._contents:
+            raise click.ClickException(
+                f"{file} belongs to an import of another file. Remove it to start again."
+            )
+        if not isinstance(producer, str) or done not in range(len(self._ends) + 1):
+            raise sidecars.damaged(file)
+        return producer, done
+
+    @property
+    def _done(self) -> int:
+        """How many messages are published."""
+        chunks_done = self._state["chunks"]
+        return self._ends[chunks_done - 1].messages if chunks_done else 0
 
     def run(self) -> dict[str, Any]:
         """Import the rest of the file, and return the counts.
@@ -137,7 +163,7 @@ class Import:
         state = self._state
         # The producer's id must be on disk before its first use.
         sidecars.write_json(self._given.state, state)
-        skipped = state["done"]
+        skipped = self._done
         self._counts["already"] = skipped
         seen = Contents()
         with messages_bar() as bar:
@@ -149,7 +175,7 @@ class Import:
                 if number <= state["chunks"]:
                     continue
                 self._publish(number, chunk)
-                state.update(chunks=number, done=state["done"] + len(chunk))
+                state["chunks"] = number
                 sidecars.write_json(self._given.state, state)
                 bar.advance(task, len(chunk))
         if seen != self._contents:
@@ -158,9 +184,9 @@ class Import:
         return {"topic": self._given.name, **self._contents.as_json(), **self._counts}
 
     def _changed(self) -> click.ClickException:
-        failure = DoneInPart if self._state["done"] else click.ClickException
+        failure = DoneInPart if self._done else click.ClickException
         return failure(
-            f"{self._given.file} has changed since it was checked. {self._state['done']:,} of its "
+            f"{self._given.file} has changed since it was checked. {self._done:,} of its "
             f"{self._contents.messages:,} messages are published. The same command continues the import if the file is "
             "as before."
         )
@@ -175,12 +201,12 @@ class Import:
             )
         except TopicRecreated as error:
             raise DoneInPart(
-                f"{error.message} {self._state['done']:,} messages were published to the former topic. Remove "
+                f"{error.message} {self._done:,} messages were published to the former topic. Remove "
                 f"{self._given.state} to import the file into the new one."
             ) from error
         except BrokerError as error:
             error.add_note(
-                f"{self._state['done']:,} of {self._contents.messages:,} messages are published. The same "
+                f"{self._done:,} of {self._contents.messages:,} messages are published. The same "
                 "command continues the import, and publishes each message once."
             )
             raise

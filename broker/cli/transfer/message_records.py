@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message
 
@@ -17,9 +17,9 @@ def size_of(message: Message) -> int:
     return len(message.payload) + len(message.key or b"") + attributes
 
 
-def message_of(record: Mapping[str, Any]) -> Message:
+def message_of(record: object) -> Message:
     """Return the message of a record; ``key`` and ``headers`` are optional. Raises ValueError."""
-    if "payload" not in record:
+    if not isinstance(record, Mapping) or "payload" not in record:
         raise ValueError("has no field payload")
     key = record.get("key")
     headers = dict(record.get("headers") or ())

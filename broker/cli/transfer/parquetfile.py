@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from broker.cli.transfer import sidecars
+from broker.cli.transfer.growing_file import changed
 from broker.cli.transfer.message_records import message_of
 from broker.cli.transfer.parquet_pages import rows_at_once
 from broker.model import MESSAGE_ID_BYTES, Message
@@ -35,6 +36,8 @@ class ParquetFile:
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
         """Write a chunk; a position is the number of chunks."""
         arrow = _pyarrow()
+        if position and not (part / _name(position - 1)).is_file():
+            raise changed(part, f"it had {position:,} chunks")
         part.mkdir(exist_ok=True)
         if not messages:
             return position
@@ -46,7 +49,7 @@ class ParquetFile:
             "headers": [list(message.headers.items()) for message in messages],
         }
         table = arrow.table(columns, schema=_schema(arrow))
-        chunk = part / f"{position:08}"
+        chunk = part / _name(position)
         arrow.parquet.write_table(table, chunk)
         _sync(chunk)
         return position + 1
@@ -55,11 +58,14 @@ class ParquetFile:
         """Copy the row groups of all ``position`` chunks into one file, and rename it to ``file``."""
         arrow = _pyarrow()
         whole = part / _WHOLE
-        with arrow.parquet.ParquetWriter(whole, _schema(arrow)) as writer:
-            for number in range(position):
-                with arrow.parquet.ParquetFile(part / f"{number:08}") as chunk:
-                    for group in range(chunk.num_row_groups):
-                        writer.write_table(chunk.read_row_group(group))
+        try:
+            with arrow.parquet.ParquetWriter(whole, _schema(arrow)) as writer:
+                for number in range(position):
+                    with arrow.parquet.ParquetFile(part / _name(number)) as chunk:
+                        for group in range(chunk.num_row_groups):
+                            writer.write_table(chunk.read_row_group(group))
+        except (FileNotFoundError, arrow.ArrowException) as error:
+            raise changed(part, str(error)) from error
         _sync(whole)
         sidecars.place(whole, file)
 
@@ -127,6 +133,10 @@ def _schema(arrow: Any) -> Any:
             arrow.field("headers", arrow.map_(arrow.string(), arrow.binary())),
         ]
     )
+
+
+def _name(chunk: int) -> str:
+    return f"{chunk:08}"
 
 
 def _sync(path: Path) -> None:

@@ -45,6 +45,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def damaged(path: Path, *others: Path) -> click.ClickException:
+    """Return the error for a file of a transfer that is not as the transfer has left it."""
+    names = " and ".join(each.name for each in (path, *others))
+    return click.ClickException(
+        f"{path} is damaged, or not of this release. Remove {names} to start again."
+    )
+
+
 def place(new: Path, path: Path) -> None:
     """Rename a synced file to ``path``, and sync the folder."""
     new.replace(path)

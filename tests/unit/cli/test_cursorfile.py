@@ -35,7 +35,7 @@ def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
     ],
 )
 def test_one_address_in_common_is_the_same_broker(tmp_path, log):
-    cursor.check(tmp_path, FileCursor(HERE, ID), log)
+    cursor.check(tmp_path, HERE, log)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_one_address_in_common_is_the_same_broker(tmp_path, log):
 def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, said):
     file = tmp_path / "states.cursor"
     with pytest.raises(click.ClickException) as refused:
-        cursor.check(file, FileCursor(HERE, ID), log)
+        cursor.check(file, HERE, log)
     assert said in refused.value.message
     assert str(file) in refused.value.message
 

@@ -27,6 +27,7 @@ from broker.cli.transfer.jsonlines import JsonLines
 MAGIC, SYNC = b"Obj\x01", bytes(range(16))
 HUGE = 1 << 60
 PAYLOAD = {"name": "payload", "type": "bytes"}
+TIME = {"name": "time", "type": {"type": "long", "logicalType": "timestamp-millis"}}
 
 
 def number(value: int) -> bytes:
@@ -89,6 +90,8 @@ BOMBS = {
         [PAYLOAD, {"name": "more", "type": LINKED}], 1, text(b"") + b"\x02" * 100_000
     ),
     "two to the sixtieth": container([PAYLOAD, {"name": "z", "type": doubling(60)}], 1, text(b"")),
+    "a time beyond the calendar": container([PAYLOAD, TIME], 1, text(b"x") + number(1 << 61)),
+    "text for records": raw_container(b'"string"', number(1) + text(text(b"payload")) + SYNC),
     "a long name": MAGIC + number(1) + number(HUGE),
     "many names": MAGIC + number(HUGE) + text(b"") * 2,
     "no Avro": b"something else",
@@ -106,6 +109,19 @@ def test_an_avro_bomb_is_refused_with_its_place(bomb: str, tmp_path: Path) -> No
         list(AvroFile().read(file))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 220 * 1024, f"{grown // 1024} MB"
+
+
+def test_a_long_schema_of_many_blocks_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsed for each of these 8,000 blocks, this file of 600 kB takes minutes."""
+    parsed, parse = [], fastavro.reader
+    monkeypatch.setattr(fastavro, "reader", lambda file: parsed.append(1) or parse(file))
+    fields = [PAYLOAD, *({"name": f"more{each}", "type": "bytes"} for each in range(10_000))]
+    schema = json.dumps({"type": "record", "name": "M", "fields": fields}).encode()
+    file = tmp_path / "long.avro"
+    file.write_bytes(raw_container(schema, (number(0) + text(b"") + SYNC) * 8_000))
+    assert (list(AvroFile().read(file)), len(parsed)) == ([], 1)
 
 
 def deflated(data: bytes) -> bytes:
