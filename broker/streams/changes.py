@@ -52,9 +52,12 @@ def encode(form: Form) -> str:
 
 
 def decode(text: str) -> Form:
-    """Return the form that ``encode`` made into ``text``."""
-    form: Form = json.loads(text)
-    return form
+    """Return the form that ``encode`` made into ``text``; of any other text an empty one, which ``check`` refuses."""
+    try:
+        form = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return form if isinstance(form, dict) and {"sources", "stores"} <= form.keys() else {}
 
 
 def pending(before: Form, now: Form, batch: int) -> Form:
@@ -77,8 +80,8 @@ def check(job_id: str, end: str, before: Form, now: Form) -> None:
     """Raise JobChanged unless a job of form ``now`` may go on from a checkpoint of form ``before``."""
     where = f"The job {job_id} can't go on from its checkpoint ({end}):"
     way_out = "Write it as it was, or give it a new checkpoint."
-    if before["version"] != VERSION:
-        raise JobChanged(f"{where} another release wrote it. {way_out}")
+    if before.get("version") != VERSION:
+        raise JobChanged(f"{where} another release wrote it, or it is damaged. {way_out}")
     if before["sources"] != now["sources"]:
         raise JobChanged(
             f"{where} its sources were {_listed(before['sources'])}, and are {_listed(now['sources'])}. {way_out}"

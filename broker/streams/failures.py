@@ -9,6 +9,7 @@ of a letter is the message of the record if it is known, else the record's value
     id        the message's id, hex       time, key, start, end      of a late record, JSON or text
 
 The result of a closed window or of a processor's timer is from no single message. Its letter has the key and the time.
+A record fails whatever its function raises (``broker.user_code``); only SystemExit and KeyboardInterrupt end the job.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import orjson
 
+from broker import user_code
 from broker.model import MESSAGE_ID_BYTES
 from broker.streams.stream_records import Letter, StreamRecord
 
@@ -41,17 +43,23 @@ class Failures:
         self.job = job
         self.topic = topic
 
-    def letter(self, reason: str, operator: str, record: StreamRecord, error: Exception) -> Letter:
+    def letter(
+        self, reason: str, operator: str, record: StreamRecord, error: BaseException
+    ) -> Letter:
         """Return the letter of a record that failed.
 
         Raises:
             Failed: the job shall stop.
+            SystemExit, KeyboardInterrupt: this is the error.
         """
+        if user_code.ends_program(error):
+            raise error
+        told = user_code.text_of(error, TEXT_BYTES_MAX)
         message_id = record.at[:MESSAGE_ID_BYTES].hex()
         if self.topic is None:
-            where = f"the message {message_id}" if message_id else f"the key {record.key!r}"
+            where = f"the message {message_id}" if message_id else f"the key {_repr(record.key)}"
             raise Failed(
-                f"{operator} failed at {where} ({reason}): {type(error).__name__}: {error}. "
+                f"{operator} failed at {where} ({reason}): {told}. "
                 "Give the builder dead_letters=TOPIC to go on without such records."
             ) from error
         stack = "".join(traceback.format_exception(error))
@@ -68,7 +76,7 @@ class Failures:
                 "job": self.job.encode(),
                 "operator": operator.encode(),
                 "id": message_id.encode(),
-                "error": _text(f"{type(error).__name__}: {error}"),
+                "error": told.encode(),
                 "stack": _encoded(stack)[-STACK_BYTES_MAX:],
                 **of,
             },
@@ -103,11 +111,12 @@ def _shown(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:  # A value that JSON can't hold, such as a very large integer.
-        return _encoded(repr(value))
+        return _encoded(_repr(value))
 
 
-def _text(text: str) -> bytes:
-    return _encoded(text)[:TEXT_BYTES_MAX]
+def _repr(value: Any) -> str:
+    shown = user_code.call(repr, value).value
+    return f"a {type(value).__name__}, whose repr fails" if shown is None else shown
 
 
 def _encoded(text: str) -> bytes:

@@ -25,6 +25,8 @@ from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
+from broker import user_code
+
 _FLOAT: Final = struct.Struct(">d")
 _SIZE: Final = struct.Struct(">I")
 
@@ -117,7 +119,24 @@ def _joined(parts: Sequence[object]) -> bytes:
 
 
 def _object(kind: type, parts: Sequence[object]) -> bytes:
-    return encode_key(_name_of(kind)) + _joined(parts)
+    name = _name_of(kind)
+    if not issubclass(kind, enum.Enum):
+        _check_made_again(kind, parts)
+    return encode_key(name) + _joined(parts)
+
+
+def _check_made_again(kind: type, parts: Sequence[object]) -> None:
+    """Raise TypeError unless a class makes the same object of its parts again, as ``made`` needs it."""
+
+    def is_same() -> bool:
+        again = kind(*parts)
+        return list(again if isinstance(again, tuple) else _fields_of(again)) == list(parts)
+
+    ended = user_code.call(is_same)
+    if not ended.value:
+        raise TypeError(
+            f"A {kind.__name__} can't be a key: its class does not make the same object again of its fields."
+        ) from ended.error
 
 
 @cache

@@ -267,10 +267,18 @@ class Chain:
         """Return whether any part waits for times."""
         return any(isinstance(part, KeyedOperator) and part.is_timed for part in self.parts)
 
-    def take(self, records: Sequence[StreamRecord], cells: Cells, watermark_ms: int) -> Taken:
-        """Yield the results of a key's records; ``cells`` is the key's state. Raises Failed."""
+    def take(
+        self, given: Sequence[StreamRecord | Letter], cells: Cells, watermark_ms: int
+    ) -> Taken:
+        """Yield the results of a key's records, and letters as they are; ``cells`` is the key's state. Raises Failed."""
+        records = [each for each in given if isinstance(each, StreamRecord)]
+        yield from (each for each in given if isinstance(each, Letter))
         for record in sorted(records, key=operator.attrgetter("at")):
             yield from self._run(record, cells, watermark_ms, 0)
+
+    def unreadable(self, record: StreamRecord, error: BaseException) -> Letter:
+        """Return the letter of a record whose value can't be unpickled here. Raises Failed."""
+        return self._failures.letter("decode", self.parts[0].name, record, error)
 
     def expire(self, key: Any, cells: Cells, watermark_ms: int) -> Taken:
         """Yield the results that are due for a key. Raises Failed."""

@@ -18,7 +18,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
+from broker.client.publish_request import payload_bytes
 from broker.clock import SystemClock
+from broker.model import NO_HEADERS
 from broker.streams import stateless_steps
 from broker.streams.failures import Failures
 from broker.streams.key_codec import decode_key, encode_key
@@ -41,6 +43,7 @@ from broker.streams.stream_records import (
     unpacked_records,
 )
 from broker.streams.windows import Window
+from broker.wire import attributes
 
 ROWS_AT_ONCE: Final = 20_000
 BYTES_AT_ONCE: Final = 8 << 20
@@ -98,7 +101,7 @@ class SourceReader:
             record = StreamRecord(None, message_id, time_ms, payload=payload)
             try:
                 record.value = self._serde.deserialize(payload)
-            except Exception as error:  # noqa: BLE001 - The user's serde may raise anything.
+            except BaseException as error:  # noqa: BLE001 - The user's serde may raise anything.
                 yield self._failures.letter("decode", self._name, record, error)
             else:
                 yield record
@@ -139,7 +142,7 @@ class RowWriter:
             key = encode_key(record.key)
             name = self._made_by
             return record.row(key)
-        except Exception as error:  # noqa: BLE001 - Pickle calls methods of the user's classes.
+        except BaseException as error:  # noqa: BLE001 - Pickle calls methods of the user's classes.
             return self._failures.letter("error", name, record, error)
 
 
@@ -159,12 +162,14 @@ class MessageWriter:
     def __call__(self, record: StreamRecord) -> Row | Letter | None:
         """Return the message of a record as a row: its payload and its key."""
         try:
-            payload = self._serde.serialize(record.value)
+            serialized = self._serde.serialize(record.value)
+            if serialized is None:
+                return None
+            payload = payload_bytes(serialized, "the result of serialize")
             key = key_bytes(record.key) if self._has_keys else None
-        except Exception as error:  # noqa: BLE001 - The user's serde may raise anything.
+            attributes.encode(key, NO_HEADERS)  # A larger key no broker takes.
+        except BaseException as error:  # noqa: BLE001 - The user's serde may raise anything.
             return self._failures.letter("error", self._name, record, error)
-        if payload is None:
-            return None
         return (RECORD, record.at, 0, key, payload, 0, None, None, self._topic, None)
 
 
@@ -268,9 +273,10 @@ class TypedPass(Pass):
     def _typed(self, record: StreamRecord) -> Row | Letter:
         try:
             pa.scalar(record.value, self._type)
-        except (pa.ArrowException, OverflowError, ValueError) as error:
-            wrong = TypeError(f"its result is no {self._returns}: {error}")
-            return self._failures.letter("error", self._name, record, wrong)
+        except BaseException as error:  # noqa: BLE001 - Arrow calls methods of the user's classes.
+            if isinstance(error, pa.ArrowException | OverflowError | ValueError):
+                error = TypeError(f"its result is no {self._returns}: {error}")
+            return self._failures.letter("error", self._name, record, error)
         return (RECORD, record.at, record.time_ms, NO_KEY, record.value, 0, None, None, None, None)
 
     @override
@@ -331,7 +337,8 @@ class KeyedPass(StatefulProcessor):
         cells = self._cells()
         due_ms = self._chain.due_ms(cells)
         watermark_ms = self._watermark_ms(timerValues)
-        records = [record for row in rows for record in unpacked_records(row, decoded)]
+        unreadable = self._chain.unreadable
+        records = [each for row in rows for each in unpacked_records(row, decoded, unreadable)]
         yield from self._packed(self._chain.take(records, cells, watermark_ms))
         self._keep(cells, due_ms)
 

@@ -156,7 +156,7 @@ def results(given: Taken, failures: Failures, name: str, record: StreamRecord) -
     while True:
         try:
             following = next(given, None)
-        except Exception as error:  # noqa: BLE001 - The user's function may raise anything.
+        except BaseException as error:  # noqa: BLE001 - The user's function may raise anything.
             yield failures.letter("error", name, record, error)
             return
         if following is None:

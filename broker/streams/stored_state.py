@@ -38,7 +38,7 @@ class JobEndState:
             raise NoState(
                 f"{checkpoint} has no checkpoint of an end called {end}: broker streams status names the ends of a job."
             ) from error
-        self._stores: Sequence[Store] = changes.decode(line.value)["stores"]
+        self._stores: Sequence[Store] = changes.decode(line.value).get("stores", ())
 
     @property
     def operators(self) -> list[str]:

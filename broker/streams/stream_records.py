@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from broker.streams.windows import Window
@@ -118,14 +118,25 @@ def packed_rows(rows: Iterable[Row]) -> Iterator[Row]:
         yield (RECORD, b"", time_ms, key, value, mine[0][5], None, None, None, None)
 
 
-def unpacked_records(row: Sequence[Any], key: Any) -> Iterator[StreamRecord]:
-    """Yield the records of a row of ``packed_rows``; ``key`` is the decoded key."""
+def unpacked_records(
+    row: Sequence[Any], key: Any, unreadable: Callable[[StreamRecord, BaseException], Letter]
+) -> Iterator[StreamRecord | Letter]:
+    """Yield the records of a row of ``packed_rows``; ``key`` is the decoded key.
+
+    A class of the user's may pickle an object that it can't make again: ``unreadable`` makes the letter of such a record.
+    """
     side = row[5]
     for at, time_ms, value, start, end in pickle.loads(row[4]):  # noqa: S301 - The job's own.
         window = None if start is None else Window(start, end)
-        record = StreamRecord(pickle.loads(value), at, time_ms, key, window)  # noqa: S301 - The same.
+        record = StreamRecord(None, at, time_ms, key, window)
         record.side = side
-        yield record
+        try:
+            record.value = pickle.loads(value)  # noqa: S301 - The same.
+        except BaseException as error:  # noqa: BLE001 - The user's class may raise anything.
+            record.payload = b""
+            yield unreadable(record, error)
+        else:
+            yield record
 
 
 def beat_row(time_ms: int) -> Row:

@@ -133,6 +133,12 @@ def test_state_of_another_release_is_refused() -> None:
         go_on({**form(counted), "version": 0}, form(counted))
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', "[" * 100_000])
+def test_a_damaged_form_is_refused(text: str) -> None:
+    with pytest.raises(JobChanged, match="it is damaged"):
+        go_on(changes.settled(decode(text), 1), form(counted))
+
+
 def test_a_form_counts_once_a_batch_was_committed_in_it() -> None:
     old, new = form(counted), form(lambda s: counted(s).sum())
     stored = decode(encode(changes.pending(old, new, 7)))

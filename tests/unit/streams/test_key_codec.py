@@ -34,6 +34,24 @@ class Named:
     name: str
 
 
+@dataclass
+class Once:
+    """Its fields are not what it is made of."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        self.text += "!"
+
+
+@dataclass
+class Refusing(Once):
+    def __post_init__(self) -> None:
+        if not self.text.islower():
+            raise ValueError
+        self.text = self.text.upper()
+
+
 class Pair(NamedTuple):
     one: Any
     other: Any
@@ -154,6 +172,8 @@ def inner_class() -> Any:
         inner_class(),
         Square(2),
         Named(name="a"),
+        Once("a"),
+        Refusing("a"),
         Rights.READ | Rights.WRITE,
     ],
     ids=lambda wrong: type(wrong).__name__,

@@ -1,5 +1,6 @@
 """Steps without state, and the dead letters of records that fail in them."""
 
+from asyncio import CancelledError
 from datetime import UTC, datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from broker.streams import stateless_steps
 from broker.streams.failures import Failed, Failures, late_letter, payload_of
+from broker.streams.operators import Chain
 from broker.streams.stateless_steps import Step
 from broker.streams.stream_records import (
     BEAT,
@@ -126,6 +128,39 @@ def test_a_function_that_raises_fails_only_its_record() -> None:
     assert b"test_stateless_steps.py" in letter.headers["stack"]
 
 
+class Odd(BaseException):
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration(), GeneratorExit(), CancelledError(), Odd(), Unspeakable()]
+)
+def test_any_end_of_a_function_fails_only_its_record(error: BaseException) -> None:
+    def fails(_: Any) -> None:
+        raise error
+
+    [letter] = through(stateless_steps.Mapping(fails))
+    assert (letter.topic, letter.payload) == ("dead", b"message")
+    with pytest.raises(Failed, match="step-1 failed at"):
+        through(stateless_steps.Mapping(fails), topic=None)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_function_may_end_the_program(error: type[BaseException]) -> None:
+    def ends(_: Any) -> None:
+        raise error
+
+    with pytest.raises(error):
+        through(stateless_steps.Mapping(ends))
+
+
 def test_a_flat_map_that_fails_half_way_keeps_its_earlier_results() -> None:
     def some(value: int) -> Any:
         yield value
@@ -146,6 +181,13 @@ class TestLetters:
         assert payload_of(StreamRecord(values[0], ID, 0)) == b'{"a":1}'
         assert all(payload_of(StreamRecord(value, ID, 0)) for value in values)
         assert payload_of(StreamRecord(1, ID, 0, payload=b"\x00raw")) == b"\x00raw"
+
+    def test_a_value_or_a_key_that_can_not_be_shown_fails_alone(self) -> None:
+        record = StreamRecord(Unspeakable(), b"", 0, Unspeakable())
+        letter = Failures("job", "dead").letter("error", "op", record, ValueError())
+        assert letter.payload == letter.headers["key"] == b"a Unspeakable, whose repr fails"
+        with pytest.raises(Failed, match="a Unspeakable, whose repr fails"):
+            Failures("job", None).letter("error", "op", record, ValueError())
 
     def test_a_long_error_is_cut_and_its_end_is_kept(self) -> None:
         error = ValueError("\ud800" + "x" * 100_000)
@@ -195,7 +237,7 @@ class TestRows:
             (RECORD, 5, b"k"),
             (RECORD, 9, b"l"),
         ]
-        found = list(unpacked_records(packed[1], "k"))
+        found = list(unpacked_records(packed[1], "k", Chain([], Failures("job", None)).unreadable))
         assert len(found) == 3
         for mine, theirs in zip(found, records, strict=True):
             for name in ("value", "at", "time_ms", "key", "window", "side"):
