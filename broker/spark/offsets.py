@@ -21,9 +21,11 @@ text, so the order of keys is part of the format.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from broker.errors import BadRequest
 from broker.model import (
     ROW_ID_BYTES,
     ROW_ID_MIN,
@@ -101,14 +103,24 @@ def id_of(offset: Mapping[str, Any]) -> MessageId:
     """Return the id in an offset.
 
     Raises:
-        ValueError: the offset has another version or another format.
+        ValueError: the offset has another version or another format, or it is damaged.
     """
-    if offset.get("v") != VERSION:
-        raise ValueError(
-            f"The checkpoint has the offset {dict(offset)}, which this version of the format tms can't "
-            "read: use the version that wrote it, or a new checkpoint."
+    try:
+        is_known = (
+            offset["v"] == VERSION
+            and isinstance(offset["topic"], str)
+            and isinstance(offset["generation"], int | None)
+            and isinstance(offset.get("beat", 0), int)
         )
-    return message_id_from_hex(str(offset["id"]))
+        if is_known:
+            message_id_from_hex(str(offset.get("from", offset["id"])))
+            return message_id_from_hex(str(offset["id"]))
+    except (KeyError, TypeError, BadRequest):
+        pass
+    raise ValueError(
+        f"The checkpoint has the offset {json.dumps(offset)}, which this version of the format tms can't "
+        "read: use the version that wrote it, or a new checkpoint."
+    )
 
 
 def place_in(offset: Mapping[str, Any], topic: str) -> Place:

@@ -47,7 +47,6 @@ from broker.spark.offsets import (
     SourceOffset,
     beat_ms_of,
     first_offset,
-    id_of,
     next_offset,
     offset_at,
     place_in,
@@ -241,17 +240,17 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ValueError: messages have expired before they were read, and ``failOnDataLoss`` is set; or the checkpoint is
                 of another topic, or of an earlier topic of this name.
         """
-        beat_ms = beat_ms_of(start, end)
+        last = place_in(end, self._options.topic_name)
+        parts, beat_ms = self._parts(start, end, last), beat_ms_of(start, end)
         if beat_ms is not None:
-            beat = Beat(self._options.topic, id_of(end), beat_ms)
-            return [*self._parts(start, end), InputPartition(beat)]
-        return self._parts(start, end)
+            parts.append(InputPartition(Beat(self._options.topic, last.id, beat_ms)))
+        return parts
 
-    def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
+    def _parts(self, start: Offset, end: Offset, last: Place) -> list[InputPartition]:
         after, through = range_of(start, end)
         if after >= through:
             return []
-        begin = place_in(end, self._options.topic_name)._replace(id=after)
+        begin = last._replace(id=after)
         found, self._planned = self._planned, None
         if found is None or (found.after, found.through) != (after, through):
             with _of_one_topic():

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,8 @@ from broker.spark.offsets import (
     SourceOffset,
     beat_ms_of,
     first_offset,
-    id_of,
     next_offset,
+    place_in,
     range_of,
 )
 
@@ -94,6 +95,22 @@ def test_a_heart_beat_lies_between_two_offsets_that_differ_and_has_no_messages()
     assert beat_ms_of(second, dict(second)) is None
 
 
-def test_an_offset_of_another_version_is_refused() -> None:
+WHOLE = {"v": 2, "topic": "n/t", "generation": 1, "id": ident(5).hex()}
+DAMAGED = [
+    {"v": 1, "id": ident(5).hex()},
+    *({name: value for name, value in WHOLE.items() if name != left_out} for left_out in WHOLE),
+    {**WHOLE, "id": WHOLE["id"][:-1]},
+    {**WHOLE, "id": None},
+    {**WHOLE, "topic": 1},
+    {**WHOLE, "generation": "1"},
+    {**WHOLE, "from": "12"},
+    {**WHOLE, "beat": "12"},
+    [],
+]
+
+
+@pytest.mark.parametrize("offset", DAMAGED, ids=str)
+def test_an_offset_of_another_version_or_a_damaged_one_is_refused(offset: Any) -> None:
+    assert place_in(WHOLE, "n/t") == (ident(5), 1)
     with pytest.raises(ValueError, match="use the version that wrote it"):
-        id_of({"v": 1, "id": ident(5).hex()})
+        place_in(offset, "n/t")

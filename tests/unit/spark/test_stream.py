@@ -322,6 +322,8 @@ def test_a_checkpoint_of_another_topic_is_refused(made, topic) -> None:
     for use in (
         lambda: other.latestOffset(end, ALL),
         lambda: other.partitions(other.initialOffset(), end),
+        lambda: other.partitions(end, end),
+        lambda: other.partitions(end, {**end, "beat": 7}),
     ):
         with pytest.raises(ValueError, match=r"default/t, and the query reads default/other"):
             use()
