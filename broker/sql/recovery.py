@@ -14,7 +14,7 @@ from broker.client.values import Browsed, Start
 from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound, TopicRecreated
 from broker.escapes import escaping_logger
 from broker.model import POINTERS_PER_MS, Snapshot
-from broker.sql.work import DATABASE_ERRORS, SqlWork
+from broker.sql.work import SqlWork
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -78,7 +78,7 @@ class _Renewal:
         """Delete the record; if that fails, the next recovery does it."""
         try:
             await self._work(self._record.forget, self._old.number, self._new)
-        except DATABASE_ERRORS as error:
+        except Exception as error:  # noqa: BLE001 - The transaction is committed, so nothing may be raised.
             log.warning("transaction %d is committed; its record stays: %r", self._new, error)
 
     def rollback_tx(self) -> bool:
@@ -104,22 +104,24 @@ class Recovery:
 
     async def run(self) -> Recovered:
         """Process one record after the other. If one fails, continue with the others."""
-        committed, republished = 0, 0
-        left: list[tuple[int, Exception]] = []
+        committed, republished, left = 0, 0, 0
+        first: tuple[int, Exception] | None = None
         for decision in await self._work(self._record.all):
             try:
                 renewed = await self._follow(decision.number)
-            except (BrokerError, *DATABASE_ERRORS) as error:
+            except Exception as error:  # noqa: BLE001 - A damaged record, or a service of others, may raise anything.
                 log.warning("the record of transaction %d stays: %r", decision.number, error)
-                left.append((decision.number, error))
+                first, left = first or (decision.number, error), left + 1
             else:
                 republished += renewed
                 committed += not renewed
-        if left:
-            number, first = left[0]
-            raise OutcomeUnknown(
-                f"{len(left)} records stay for the next recovery, for example that of transaction {number}: {first}"
-            ) from first
+        try:
+            if first is not None:
+                raise OutcomeUnknown(
+                    f"{left} records stay for the next recovery, for example that of transaction {first[0]}: {first[1]}"
+                ) from first[1]
+        finally:
+            del first  # The error's traceback keeps this frame.
         return Recovered(committed, republished)
 
     async def _follow(self, number: int) -> bool:

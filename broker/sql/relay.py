@@ -191,8 +191,11 @@ class Relay:
             relayed += count
             if 0 < count < left:
                 waiting[topic] = left - count
-        if first is not None:
-            raise first
+        try:
+            if first is not None:
+                raise first
+        finally:
+            del first  # The error's traceback keeps this frame.
         return relayed
 
     async def _next(self, topic: str) -> int:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from broker.client.transaction_aware import ParticipantFailed, Topical
 from broker.escapes import escaping_logger
 from broker.model import Snapshot
-from broker.sql.work import DATABASE_ERRORS, run
+from broker.sql.work import run
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -71,23 +71,22 @@ class Participant:
         try:
             self._record.write(self._session, transaction, published)
             self._session.flush()
-        except DATABASE_ERRORS as error:
+        except Exception as error:  # Also of the program's own listeners. The commit has not begun.
             raise ParticipantFailed(f"The database did not take the record: {error!r}") from error
         try:
             self._session.commit()
         except Exception as error:
-            if not self._is_decided(error):
-                raise ParticipantFailed(f"The database did not commit: {error}") from error
+            if self._is_decided():
+                return
+            is_cut_off = isinstance(error, DBAPIError) and error.connection_invalidated
+            if is_cut_off or isinstance(error, OSError):
+                raise  # The commit may still be in progress in the server. A TimeoutError is an OSError, too.
+            raise ParticipantFailed(f"The database did not commit: {error}") from error
 
-    def _is_decided(self, error: Exception) -> bool:
-        """Return whether a commit that raised an error has committed. Raises an error if that is unknown."""
+    def _is_decided(self) -> bool:
+        """Return whether a commit that raised an error has left a record. Raises an error if that is unknown."""
         self._session.rollback()  # It raises an error if the connection is lost.
-        if run(self._engine, self._record.get, self._number) is not None:
-            return True
-        is_cut_off = isinstance(error, DBAPIError) and error.connection_invalidated
-        if is_cut_off or isinstance(error, OSError):
-            raise error  # The commit may still be in progress in the server. A TimeoutError is an OSError, too.
-        return False
+        return run(self._engine, self._record.get, self._number) is not None
 
     def post_commit(self) -> None:
         """Delete the record; if that fails, recovery does it."""
@@ -106,7 +105,7 @@ class Participant:
         self._stop_watching()
         try:
             self._session.rollback()
-        except DATABASE_ERRORS as error:
+        except Exception as error:  # noqa: BLE001 - Listeners of the program may raise anything.
             log.info("a rollback failed; the database rolls back by itself: %r", error)
             self._session.invalidate()
         return not self._committed

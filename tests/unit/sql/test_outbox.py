@@ -1,6 +1,7 @@
 """The outbox: its rows, the order of publishing, and the relay after failures."""
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from sqlalchemy import create_engine, delete, select, update
@@ -13,6 +14,7 @@ from broker.client import BadName, BadRequest, Client, NewMessage, OutcomeUnknow
 from broker.clock import SystemClock
 from broker.sql import Outbox, SqlRecord
 from broker.sql.relay import KNOWN_MS, CounterWentBack, Relay
+from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.kit.served import ServedNode
 
 DAY_MS = 24 * 3600 * 1000
@@ -374,6 +376,13 @@ async def test_a_topic_in_trouble_does_not_hold_up_others(world):
     assert raised.value.__notes__ == ["In the outbox, of topic a/missing."]
     assert await world.seen() == [b"y"]
     assert await world.outbox.waiting(world.engine) == {"a/missing": 1}
+
+
+async def test_a_refused_topic_leaves_no_cycle(world):
+    world.write("a/missing", bytes(10_000))
+    for looked in (nullcontext, no_cycle_through_a_traceback):
+        with looked(), pytest.raises(TopicNotFound):
+            await world.relay()
 
 
 async def test_a_busy_topic_holds_up_neither_others_nor_the_stop(world, monkeypatch):

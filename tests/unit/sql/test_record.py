@@ -1,6 +1,6 @@
 """A session of SQLAlchemy decides a transaction: the order of its commits, and its end after failures."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, event, insert, select
@@ -18,6 +18,7 @@ from broker.client import (
 )
 from broker.client.protocol import Reply
 from broker.sql.record import SqlRecord
+from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.unit.client.stand_in import LOST, OverHttp, Topics
 
 # ruff: noqa: PT012, SIM117 - The tests need whole blocks.
@@ -417,3 +418,63 @@ async def test_a_commit_that_times_out_is_unknown(world, monkeypatch):
                 await tx.publish("ns/t", "x")
     assert tx.state == "unknown"
     assert tx.id in world.service.rules.in_progress
+
+
+async def test_a_listener_that_fails_before_the_commit_ends_the_transaction(world):
+    """The statement of the record never reached the database, so nothing is decided, and no reader waits."""
+
+    def refuse(_connection, _cursor, statement, *_):
+        if statement.startswith(f"INSERT INTO {RECORD.decisions.name}"):
+            raise ValueError("a listener of the program")
+
+    event.listen(world.engine, "before_cursor_execute", refuse)
+    with Session(world.engine) as session:
+        with pytest.raises(ParticipantFailed, match="a listener of the program"):
+            async with world.block(session) as tx:
+                session.execute(insert(ORDERS), [{"number": 1}])
+                await tx.publish("ns/a", b"0")
+    assert (tx.state, world.orders(), len(world.topics.rolled_back)) == ("aborted", [], 1)
+
+
+async def decided(world, monkeypatch, *bodies):
+    """Commit transactions whose records stay; return their numbers."""
+    ids = []
+    with monkeypatch.context() as patch, Session(world.engine) as session:
+        patch.setattr(RECORD, "forget", lambda *_: (_ for _ in ()).throw(TimeoutError()))
+        for body in bodies:
+            async with world.block(session) as tx:
+                await tx.publish("ns/a", body)
+            ids.append(tx.id)
+    return ids
+
+
+def damage(world, number):
+    row = {"number": number, "place": -1, "topic": "pointers", "body": b"[1"}
+    with world.engine.begin() as connection:
+        connection.execute(insert(RECORD.messages), [row])
+
+
+async def test_a_damaged_record_does_not_hold_up_others(world, monkeypatch):
+    ids = await decided(world, monkeypatch, b"0", b"1")
+    damage(world, ids[0])
+    with pytest.raises(OutcomeUnknown, match=f"1 records stay .* transaction {ids[0]}"):
+        await world.recover()
+    assert world.records() == ids[:1]
+
+
+@SHORT
+async def test_an_unknown_outcome_leaves_no_cycle(world, monkeypatch):
+    """A traceback keeps its frames, and these the messages."""
+    damage(world, *await decided(world, monkeypatch, bytes(10_000)))
+    for looked in (nullcontext, no_cycle_through_a_traceback):
+        with looked(), pytest.raises(OutcomeUnknown):
+            await world.recover()
+
+    def times_out():
+        raise TimeoutError
+
+    for looked in (nullcontext, no_cycle_through_a_traceback):
+        with looked(), Session(world.engine) as session, pytest.raises(OutcomeUnknown):
+            session.commit = times_out
+            async with world.block(session) as tx:
+                await tx.publish("ns/a", bytes(10_000))
