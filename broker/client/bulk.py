@@ -108,7 +108,14 @@ async def _batches(
 
 def _batch(arrow: Any, buffer: Any, schema: Any) -> RecordBatch:
     batch = arrow.ipc.read_record_batch(buffer, schema)
-    return with_attributes(batch) if batch.num_rows else batch
+    batch.validate(
+        full=True
+    )  # Arrow trusts the places in a batch: a wrong one would end the process at the first use.
+    if not batch.num_rows:
+        return batch
+    if any(batch.column(name).type != arrow.binary() for name in ("id", "value")):
+        raise ValueError("its ids or values are not bytes")
+    return with_attributes(batch)
 
 
 class MessageSplitter:
@@ -126,10 +133,12 @@ class MessageSplitter:
         Raises:
             OutcomeUnknown: these bytes are not an Arrow stream.
         """
+        messages: list[memoryview] = []
+        if self._ended:
+            return messages
         self._pieces.append(data)
         self._missing -= len(data)
-        messages: list[memoryview] = []
-        if self._ended or self._missing > 0:
+        if self._missing > 0:
             return messages
         whole, at = memoryview(b"".join(self._pieces)), 0
         while len(whole) - at >= (size := _size(whole[at:])):

@@ -1,5 +1,6 @@
 """The client reads Arrow record batches from a stream in any pieces, and resumes a stream that is cut off."""
 
+import struct
 import sys
 from contextlib import aclosing
 
@@ -19,6 +20,22 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 
 def message_id(number):
     return row_id(1000 + number, 0) + bytes(10)
+
+
+def foreign(*names):
+    """Return a stream with a batch of numbers in columns of these names."""
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({name: [1, 2] for name in names})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def damaged():
+    """Return a stream in which the second id begins far behind the batch."""
+    whole, places = stream([5, 5, 5]), struct.pack("<ii", 20, 40)
+    assert whole.count(places) == 1
+    return whole.replace(places, struct.pack("<ii", 1 << 30, 40))
 
 
 def stream(*batches, names=("id", "value")):
@@ -151,6 +168,9 @@ async def test_a_transaction_reads_with_its_snapshot(make_client, transport):
         END[:4] + b"\xff\xff\xff\xff",
         END[:4] + (1 << 30).to_bytes(4, "little"),
         END[:4] + (16).to_bytes(4, "little") + b"\xff" * 16,
+        foreign("number"),
+        foreign("id", "value"),
+        damaged(),
     ],
 )
 async def test_a_body_that_is_no_arrow_stream_is_an_error(make_client, transport, answer):
