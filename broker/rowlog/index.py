@@ -106,12 +106,15 @@ class Index:
             await asyncio.wait([each.answer for each in asked.values()], timeout=LATE_S)
             found: list[Entry] = []
             for shard in tuple(asked):
+                start = asked[shard].start
                 try:
                     keys = self._answered(shard, subscription, asked.pop(shard))
                 except TableError as error:
                     failed = error
                     del starts[shard]
                     continue
+                if start > starts[shard]:
+                    continue  # A former scan asked, for a later stretch: ask again, for this one.
                 found += [entry for entry, _ in keys if not self._is_going(entry)]
                 if len(keys) < limit:
                     del starts[shard]

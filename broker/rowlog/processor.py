@@ -173,15 +173,14 @@ class Processor:
         tools = self._tools
         began, now = tools.clock.monotonic(), tools.clock.now_ms()
         since = self._since(setup, began)
-        await self._means.entries.index.flush()
-        async for page in self._means.entries.index.pages(self._name, since):
-            for entry in page:
-                if entry not in self._done:
-                    self.work.offer(entry)
-            self._ready.set()
-            while self.work.is_full:
-                self._room.clear()
-                await self._room.wait()
+        try:
+            await self._offer(since)
+        except TableError:
+            # The next scan must cover what this one may have left out.
+            self._polled_at = 0.0
+            if since == 0:
+                self._full_at = 0.0
+            raise
         self._done.clear()
         self._scanned_at = now
         figures = tools.figures
@@ -191,6 +190,18 @@ class Processor:
         oldest = self.work.oldest
         age_ms = max(now - oldest, 0) if oldest else 0  # The writer's clock may be fast.
         figures.set("oldest_open_seconds", self._name, age_ms / 1000)
+
+    async def _offer(self, since: int) -> None:
+        """Offer the entries from a time on to ``work``. Raises TableError."""
+        await self._means.entries.index.flush()
+        async for page in self._means.entries.index.pages(self._name, since):
+            for entry in page:
+                if entry not in self._done:
+                    self.work.offer(entry)
+            self._ready.set()
+            while self.work.is_full:
+                self._room.clear()
+                await self._room.wait()
 
     # Working.
 

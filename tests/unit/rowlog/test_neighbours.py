@@ -174,6 +174,59 @@ async def test_a_shard_that_hangs_holds_up_no_other(world: World) -> None:
     assert INDEX_COLUMN == b"messages:msg"
 
 
+@virtual
+async def test_a_late_call_for_later_entries_hides_no_earlier_ones(world: World) -> None:
+    process = await world.process(shards=1)
+    log = process.log
+    await log.subscribe(Subscription("a"))
+    await log.put(b"early")
+    await pass_time(60)
+    since = world.clock.now_ms()
+    await log.put(b"late")
+    real, hung = process.rows.scan, asyncio.Event()
+
+    async def scan(*given: Any, **named: Any) -> Any:
+        await hung.wait()
+        return await real(*given, **named)
+
+    async def rows(since: int) -> list[bytes]:
+        return [entry.row async for page in log.index.pages("a", since) for entry in page]
+
+    process.rows.scan = scan  # type: ignore[method-assign]
+    with pytest.raises(NotWritten, match="does not answer"):
+        await rows(since)
+    whole = asyncio.ensure_future(rows(0))
+    await pass_time(1)
+    hung.set()
+    assert await whole == [b"early", b"late"]
+
+
+@virtual
+async def test_a_scan_of_the_whole_index_that_failed_is_repeated(world: World) -> None:
+    process = await world.process(shards=1)
+    log, heard = process.log, Heard(False)
+    await log.subscribe(Subscription("a", max_tries=1))
+    log.listen("a", heard)
+    await log.start()
+    await log.put(ROW)
+    await until(lambda: log.figures.values["dead", "a"] == 1)
+    await pass_time(300)
+    real, failed = process.rows.scan, []
+
+    async def scan(table: bytes, *given: Any, **named: Any) -> Any:
+        if table == INDEX and world.clock.monotonic() < over:
+            failed.append(world.clock.monotonic())
+            raise NotWritten("the region moves")
+        return await real(table, *given, **named)
+
+    (letter,) = await log.dead("a")
+    over = world.clock.monotonic() + 2
+    process.rows.scan = scan  # type: ignore[method-assign]
+    await log.revive(letter)
+    await until(lambda: heard.seqs == [1, 1], within_s=30)
+    assert failed
+
+
 # Nodes that listen.
 
 
