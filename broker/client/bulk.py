@@ -92,7 +92,7 @@ async def _batches(
 ) -> AsyncGenerator[RecordBatch]:
     """Yield the batches of one reply. Raises Unavailable if it was cut off, or is not by a broker."""
     if reply.headers.get("content-type", protocol.ARROW) != protocol.ARROW:
-        raise outcomes.foreign(request, reply.status, reply.url)
+        raise outcomes.foreign(request, reply)
     splitter, schema = MessageSplitter(), None
     async for chunk in reply.chunks:
         for message in decoded(request, reply, partial(splitter.feed, chunk)):

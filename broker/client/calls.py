@@ -129,7 +129,7 @@ async def pages(request: ClientRequest, reply: StreamedReply) -> AsyncGenerator[
     """Yield the messages of a poll as they arrive. Raises Unavailable if it was cut off, or is not by a broker."""
     decoder = messages.decoder(reply.headers.get("content-type", messages.CONTENT_TYPE))
     if decoder is None:
-        raise outcomes.foreign(request, reply.status, reply.url)
+        raise outcomes.foreign(request, reply)
     async for chunk in reply.chunks:
         found = decoded(request, reply, partial(decoder.feed, chunk))
         if found:
@@ -144,7 +144,7 @@ def decoded(request: ClientRequest, reply: StreamedReply, decode: Callable[[], T
     except UnavailableError:
         raise  # It was cut off.
     except Exception as error:
-        raise outcomes.foreign(request, reply.status, reply.url) from error
+        raise outcomes.foreign(request, reply) from error
 
 
 async def _whole(chunks: AsyncIterator[bytes], bytes_max: int | None = None) -> bytes:

@@ -19,8 +19,8 @@ whether the server read the request. The client and the broker avoid this in pla
   the 408 as its answer, and the client sends it to another node.
 
 A proxy may answer 503 after it has passed a request on and lost the node's answer. All errors of this broker name the
-outcome, those of the original never do. So once an answer from an address showed that the server is this project's, a
-503 from there that does not name the outcome is a proxy's, and the outcome of a write is unknown.
+outcome, those of the original never do. So once an answer from an address showed that the server is this project's, an
+error from there that does not name the outcome is a proxy's, and the outcome of a write is unknown.
 
 A crash, a cut network, a time-out or a cancelled call leaves an outcome unknown.
 
@@ -41,6 +41,7 @@ from typing_extensions import override
 from broker.client import outcomes
 from broker.client.node_directory import HEADER, NodeDirectory
 from broker.client.protocol import ClientRequest, Reply
+from broker.errors import BrokerError
 from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
@@ -132,8 +133,7 @@ class ClientConnection(outbound.OutboundConnection):
             self._lost()
             raise outcomes.no_answer(request, error) from error
         self._note(request, reply.status, reply.headers)
-        if self._nodes.is_ours(self.url) and outcomes.is_by_a_proxy(request, reply):
-            raise outcomes.by_a_proxy(reply)
+        self._check_source(request, reply)
         return reply
 
     async def read(self, request: ClientRequest, timeout_s: float) -> Streamed:
@@ -153,7 +153,17 @@ class ClientConnection(outbound.OutboundConnection):
                 request, "it is compressed, although the client did not ask for that"
             )
         self._note(request, streamed.status, streamed.headers)
+        try:
+            self._check_source(request, Reply(streamed.status, streamed.headers, b"", self.url))
+        except BrokerError:
+            streamed.close()
+            raise
         return streamed
+
+    def _check_source(self, request: ClientRequest, reply: Reply) -> None:
+        """Raise Unavailable or OutcomeUnknown if a proxy answered in the place of this project's broker."""
+        if self._nodes.is_ours(self.url) and outcomes.is_by_a_proxy(reply):
+            raise outcomes.foreign(request, reply)
 
     @contextmanager
     def _watched(self, request: ClientRequest, look_s: float) -> Generator[None]:

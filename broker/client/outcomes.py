@@ -8,11 +8,16 @@ Any other server may answer, too: a proxy, a portal that asks for a login, a ser
 answer means that the broker is away, whatever its status and its body are::
 
     status                     a read             a write
-    200, with a body that      Unavailable:       OutcomeUnknown: repeated only if that is safe
-      no broker sends          repeated
-    1xx to 3xx, 425, 429,      Unavailable:       OutcomeUnknown
-      500 to 599               repeated           503, 408: as the broker's, from an address without a broker so far
-    other 4xx                  RequestError, as the original's: the request was refused
+    401, 407                   Forbidden          Forbidden: the proxy wants to know the caller
+    413                        BodyTooLarge       BodyTooLarge
+    408, 503                   Unavailable:       as the broker's (refused for now), if no broker has answered at this address
+                               repeated           so far; else OutcomeUnknown
+    any other; and 200, with   Unavailable:       OutcomeUnknown: repeated only if that is safe
+      a body that no broker    repeated
+      sends
+
+An answer of 400 to 499 is another server's if it does not name its outcome, and a broker has answered at the address before,
+or its body is none of the original's: that is plain text, and for a missing topic it names the topic.
 
 The pause before a retry is never shorter than the answer's ``Retry-After``. The error names the address and the status.
 
@@ -26,7 +31,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from broker.client.protocol import AVRO, JSON, ClientRequest, Reply
 from broker.errors import (
@@ -63,7 +68,7 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
-from broker.http.answer import json_of
+from broker.http.answer import HttpAnswer, json_of
 from broker.wire.transaction import THRIFT
 
 T = TypeVar("T")
@@ -106,6 +111,7 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
     400: BadRequest,
     401: Forbidden,
     403: Forbidden,
+    407: Forbidden,
     405: MethodNotAllowed,
     408: Unavailable,  # The unsolicited 408 of a node that stops: it has read nothing.
     413: BodyTooLarge,
@@ -117,8 +123,8 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
 _FOREIGN: Final = (
     "another kind of server may listen there, or a proxy answered in the broker's place"
 )
-_FOR_NOW: Final = frozenset({408, 425, 429})
-"""Statuses from 400 to 499 that say nothing about the request itself."""
+_OF_ANY_SERVER: Final = frozenset({401, 407, 413})
+"""These statuses refuse a request for good, no matter which server sends them."""
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 RETRY_AFTER_S_MAX: Final = 300.0
 """The longest ``Retry-After`` that the client follows."""
@@ -142,6 +148,22 @@ _CONCERNS_EACH_ALIKE: Final = (
 )
 
 
+class AnswerHead(Protocol):
+    """The part of an answer before its body."""
+
+    @property
+    def status(self) -> int:
+        """Its status."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers, with names in lower case."""
+
+    @property
+    def url(self) -> str:
+        """The address that was asked."""
+
+
 def is_success(status: int) -> bool:
     """Return whether a status says that the broker did the request."""
     return status == 200
@@ -156,7 +178,7 @@ def checked(request: ClientRequest, reply: Reply) -> Reply:
     if not is_success(reply.status):
         raise error_of(request, reply)
     if reply.body and not request.reading and not _is_expected(request, reply):
-        raise foreign(request, reply.status, reply.url)
+        raise foreign(request, reply)
     return reply
 
 
@@ -165,17 +187,25 @@ def understood(request: ClientRequest, reply: Reply, read: Callable[[Reply], T])
     try:
         return read(reply)
     except Exception as error:
-        raise foreign(request, reply.status, reply.url) from error
+        raise foreign(request, reply) from error
 
 
-def foreign(request: ClientRequest, status: int, url: str) -> BrokerError:
+def foreign(request: ClientRequest, reply: AnswerHead) -> BrokerError:
     """Return the error for an answer that no broker sends."""
-    told = (
-        f"{url or 'A server'} answered with status {status}, but not as a broker does: {_FOREIGN}."
-    )
-    if request.reading:
-        return Unavailable(told)
-    return OutcomeUnknown(f"{told} It is unknown whether a broker carried out the request.")
+    told = f"{reply.url or 'A server'} answered with status {reply.status}, but not as a broker does: {_FOREIGN}."
+    if not request.reading:
+        told += " It is unknown whether a broker carried out the request."
+    if isinstance(reply, HttpAnswer) and (text := _message(reply)):
+        told += f" Its text: {text:.200}"
+    error = Unavailable(told) if request.reading else OutcomeUnknown(told)
+    error.retry_after_s = _seconds(reply.headers)
+    return error
+
+
+def is_by_a_proxy(reply: Reply) -> bool:
+    """Return whether an error from an address of this project's broker is another server's: the broker names its outcome."""
+    refused_by_any = reply.status < 400 or reply.status in _OF_ANY_SERVER
+    return not refused_by_any and "broker-outcome" not in reply.headers
 
 
 def _is_expected(request: ClientRequest, reply: Reply) -> bool:
@@ -193,9 +223,10 @@ def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
     kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
     if kind is NotFound and reply.status == 405:
         kind = MethodNotAllowed
-    if kind is None and reply.status == 404 and not message:
-        kind = NotFound
-    kind = kind or _kind_by_text(message) or _kind_by_status(request, reply.status)
+    kind = kind or _kind_by_text(message)
+    if kind is None and not _is_explained(request, reply, message):
+        return foreign(request, reply)
+    kind = kind or _kind_by_status(request, reply.status)
     error = kind(_told(reply, message))
     if isinstance(error, CursorMoved):
         error.cursor = _json(reply).get("cursor")
@@ -209,8 +240,8 @@ def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
 
 
 def _told(reply: Reply, message: str) -> str:
-    """Return the text of an error. A broker's own text is enough; of any other server, name it and its status."""
-    if message and ("broker-error" in reply.headers or 400 <= reply.status < 500):
+    """Return the text of an error. This broker's own text is enough; of any other server, name it and its status."""
+    if message and "broker-error" in reply.headers:
         return message
     name = reply.url or ("The broker" if "broker-error" in reply.headers else "A server")
     if message:
@@ -223,7 +254,7 @@ def _told(reply: Reply, message: str) -> str:
 def _message(reply: Reply) -> str:
     """Return the text in an unsuccessful answer; empty if it has none, or a page for people."""
     kind = reply.headers.get("content-type", "").lower()
-    if kind.startswith("application/json"):
+    if _is_json(reply):
         told = _json(reply).get("message")
         if isinstance(told, str):
             return told[:MESSAGE_CHARACTERS_MAX]
@@ -233,6 +264,10 @@ def _message(reply: Reply) -> str:
         is_text = "broker-error" in reply.headers and all(line.isprintable() for line in lines)
         return " ".join(lines)[:MESSAGE_CHARACTERS_MAX] if is_text else ""
     return text[:MESSAGE_CHARACTERS_MAX]
+
+
+def _is_json(reply: Reply) -> bool:
+    return reply.headers.get("content-type", "").lower().startswith("application/json")
 
 
 def _json(reply: Reply) -> Mapping[str, Any]:
@@ -267,6 +302,18 @@ def _kind_by_text(message: str) -> type[BrokerError] | None:
     return None
 
 
+def _is_explained(request: ClientRequest, reply: Reply, message: str) -> bool:
+    """Return whether a status without broker headers says something about the request: it may be the original's."""
+    status = reply.status
+    if "broker-error" in reply.headers or status in _OF_ANY_SERVER:
+        return True
+    if not 400 <= status < 500 or status == 408:
+        return True  # Any server's: see ``_kind_by_status``.
+    if status in {425, 429} or not message or _is_json(reply):
+        return False
+    return status != 404 or (request.topic is not None and request.topic.topic in message)
+
+
 def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
     """Read a status without broker headers, as from the original. An unexplained status is unknown."""
     if status == 404:
@@ -276,7 +323,7 @@ def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
     known = _BY_STATUS.get(status)
     if known is not None:
         return known
-    if 400 <= status < 500 and status not in _FOR_NOW:
+    if 400 <= status < 500:
         return RequestError
     return Unavailable if request.reading else OutcomeUnknown
 
@@ -301,20 +348,6 @@ def no_answer(request: ClientRequest, reason: object) -> BrokerError:
     return OutcomeUnknown(
         f"The connection was lost before the answer, so it is unknown whether the request was "
         f"carried out: {reason}"
-    )
-
-
-def is_by_a_proxy(request: ClientRequest, reply: Reply) -> bool:
-    """Return whether an answer to a write reads like a refusal for now, but is not by this project's broker."""
-    is_for_now = reply.status in {408, 503, 507}
-    return is_for_now and not request.reading and "broker-outcome" not in reply.headers
-
-
-def by_a_proxy(reply: Reply) -> BrokerError:
-    """Return the error for such an answer: the proxy may have passed the request on to the broker."""
-    return OutcomeUnknown(
-        f"A proxy answered in the broker's place, with status {reply.status}, so it is unknown whether the request "
-        f"was carried out: {_message(reply):.200}"
     )
 
 

@@ -235,7 +235,7 @@ async def _event_blocks(
     """
     kind = reply.headers.get("content-type", EVENTS)
     if not kind.startswith(EVENTS):
-        raise outcomes.foreign(request, reply.status, reply.url)
+        raise outcomes.foreign(request, reply)
     identifier, data, leader = b"", b"", b""
     pieces: list[bytes] = []  # The incomplete last line.
     waiting = 0
@@ -247,7 +247,7 @@ async def _event_blocks(
         pieces.append(rest)
         waiting = len(rest) if lines else waiting + len(rest)
         if waiting > REPLY_BYTES_MAX:
-            raise outcomes.foreign(request, reply.status, reply.url)
+            raise outcomes.foreign(request, reply)
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()

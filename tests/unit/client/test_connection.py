@@ -3,10 +3,11 @@ import contextlib
 
 import pytest
 
-from broker.client import Client, Settings, protocol
+from broker.client import Client, Settings, TailOptions, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import Poll, PublishRequest, TopicId
+from broker.model import Message, Poll, PublishRequest, TopicId, row_id
+from tests.kit import poll_replies
 
 TOPIC = TopicId("ns1", "t1")
 PUBLISH = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
@@ -147,11 +148,34 @@ async def test_a_proxys_503_to_a_write_is_an_unknown_outcome_on_any_connection_t
     assert (await transport.send(PUBLISH, 5)).status == 503  # It may be the original's.
     await transport.send(PUBLISH, 5)
     for _ in range(2):
-        with pytest.raises(OutcomeUnknown, match=r"proxy answered .* 503, .*: reset"):
+        with pytest.raises(OutcomeUnknown, match=r"status 503, .* proxy answered .*: reset"):
             await transport.send(PUBLISH, 5)
-    assert (await transport.send(POLL, 5)).status == 503
+    with pytest.raises(Unavailable, match="status 503"):
+        async with transport.stream(POLL, 5):
+            pass
     assert raw_broker.connections == 4
     await transport.close()
+
+
+PAGE = b"\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\n<p>"
+TEXT = b"\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\ndenied"
+
+
+@pytest.mark.parametrize("answer", [b"400 Bad" + PAGE, b"403 No" + TEXT, b"404 No" + PAGE])
+async def test_after_an_answer_of_the_broker_any_refusal_of_a_proxy_is_the_broker_away(
+    raw_broker, answer
+):
+    page = poll_replies.page_of([Message(row_id(1, 0) + bytes(10), b"x")]) + b"\0"
+    begin = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: %d\r\n\r\n"
+    proxys = b"HTTP/1.1 " + answer
+    raw_broker.answers.extend([begin % len(page) + page, proxys, proxys, begin % 1 + b"\0"])
+    told = []
+    async with Client(raw_broker.url, on_trouble=told.append, retry_delay_max_s=0) as client:
+        tail = client.tail("ns1/t1", options=TailOptions(follow=False))
+        assert len([each async for each in tail]) == 1
+    status = answer.split()[0].decode()
+    name = f"{raw_broker.url} answered with status {status}"
+    assert [each.error.message.startswith(name) for each in told] == [True, True]
 
 
 async def test_a_503_that_names_its_outcome_is_the_brokers(raw_broker):

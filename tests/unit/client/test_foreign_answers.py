@@ -8,7 +8,7 @@ import pytest
 from broker.client import admin
 from broker.client.protocol import Reply
 from broker.client.tail import TailOptions
-from broker.errors import OutcomeUnknown, Unavailable
+from broker.errors import Forbidden, OutcomeUnknown, Unavailable
 from broker.model import Message, TopicId, row_id
 from tests.kit.poll_replies import page_of
 
@@ -28,6 +28,10 @@ FOREIGN = {
     "gateway": Reply(502, {"content-type": "text/html"}, PAGE),
     "late": Reply(504, {}, b"upstream request timeout"),
     "cloud": Reply(520, {}, b""),
+    "bad": Reply(400, {"content-type": "text/html"}, PAGE),
+    "forbidden": Reply(403, {"content-type": "application/json"}, b'{"message": "Forbidden"}'),
+    "no back end": Reply(404, {"content-type": "text/html"}, PAGE),
+    "no route": Reply(404, {"content-type": "text/plain"}, b"default backend - 404"),
 }
 
 
@@ -169,3 +173,13 @@ async def test_the_pause_after_429_is_that_of_the_server(make_client, transport)
     async with make_client() as client:
         assert await first(client.tail("ns1/t1"))
     assert loop.time() - began == pytest.approx(14, abs=0.1)
+
+
+@pytest.mark.parametrize("status", [401, 407])
+@pytest.mark.parametrize("name", ["poll", "messages", "publish", "list"])
+async def test_a_proxy_that_asks_for_credentials_ends_a_call(make_client, transport, status, name):
+    transport.answer = lambda _: Reply(status, {"content-type": "text/html"}, PAGE)
+    async with make_client() as client:
+        with pytest.raises(Forbidden, match=f"status {status}"):
+            await {**READS, **WRITES}[name](client)
+    assert len(transport.requests) == 1

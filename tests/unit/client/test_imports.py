@@ -32,6 +32,7 @@ ALLOWED = {
         "moments",
         "places",
         "retries",
+        "shield",
         "typed_options",
         "user_code",
     )

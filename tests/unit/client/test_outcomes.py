@@ -1,4 +1,5 @@
 import random
+import re
 
 import pytest
 
@@ -42,11 +43,48 @@ POLL = protocol.poll(TOPIC, Poll())
     ],
 )
 def test_an_answer_becomes_an_error(request_, status, headers, expected):
-    error = outcomes.error_of(request_, Reply(status, headers, b"why", "http://a:1"))
+    error = outcomes.error_of(request_, Reply(status, headers, b"no ns1:t1", "http://a:1"))
     assert type(error) is expected
-    is_by_a_broker = "broker-error" in headers or status in range(400, 500)
-    server = "http://a:1 answered with status"
-    assert error.message == ("why" if is_by_a_broker else f"{server} {status}: why")
+    if "broker-error" in headers:
+        assert error.message == "no ns1:t1"
+    else:
+        assert re.match(f"http://a:1 answered with status {status}\\b.*: no ns1:t1$", error.message)
+
+
+PAGE = b"<html>404 Not Found</html>"
+AWAY, REFUSED = "away", "refused"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "effect"),
+    [
+        (400, "text/html", PAGE, AWAY),
+        (401, "text/html", PAGE, REFUSED),
+        (403, "text/html", PAGE, AWAY),
+        (403, "application/json", b'{"message": "Forbidden"}', AWAY),
+        (403, "text/plain", b"user may not read ns1:t1", REFUSED),
+        (404, "text/html", PAGE, AWAY),
+        (404, "text/plain", b"default backend - 404", AWAY),
+        (404, "application/json", b'{"message": "no route for t1"}', AWAY),
+        (404, "text/plain", b"Topic ns1:t1 was not found", REFUSED),
+        (405, "text/html", PAGE, AWAY),
+        (407, "", b"", REFUSED),
+        (409, "text/html", PAGE, AWAY),
+        (410, "text/html", PAGE, AWAY),
+        (413, "text/html", PAGE, REFUSED),
+        (418, "", b"", AWAY),
+        (429, "text/plain", b"slow down", AWAY),
+        (451, "text/html", PAGE, AWAY),
+    ],
+)
+def test_a_refusal_of_another_server_is_the_broker_away(status, kind, body, effect):
+    reply = Reply(status, {"content-type": kind, "retry-after": "3"}, body, "http://a:1")
+    read, write = outcomes.error_of(POLL, reply), outcomes.error_of(KEYED, reply)
+    for request, error in (POLL, read), (KEYED, write):
+        assert outcomes.worth_retrying(request, error) is (effect is AWAY)
+        assert error.message.startswith(f"http://a:1 answered with status {status}")
+        assert error.retry_after_s == 3
+    assert write.outcome == ("unknown" if effect is AWAY else "refused")
 
 
 def test_the_text_of_an_original_server_decides_over_its_status():
@@ -57,12 +95,12 @@ def test_the_text_of_an_original_server_decides_over_its_status():
 
 
 def test_the_message_of_a_json_error_is_read_and_a_broken_one_is_shown_as_it_is():
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "broker-error": "bad_request"}
     assert outcomes.error_of(PUBLISH, Reply(400, headers, b'{"message":"m"}')).message == "m"
     assert outcomes.error_of(PUBLISH, Reply(400, headers, b"[1]")).message == "[1]"
     for page in (Reply(404, {}, b" "), Reply(404, {"content-type": "text/html"}, b"<p>no</p>")):
         error = outcomes.error_of(PUBLISH, page)
-        assert type(error) is errors.NotFound
+        assert type(error) is errors.OutcomeUnknown
         assert "another kind of server" in error.message
     assert "418" in outcomes.error_of(PUBLISH, Reply(418, {}, b"")).message
 
