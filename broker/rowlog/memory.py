@@ -25,6 +25,8 @@ class MemoryRows:
     ) -> None:
         """Begin with the rows that are stored, by table."""
         self.stored = {} if stored is None else stored
+        self.splits: list[bytes] = []
+        """The first keys of the regions of each table, without the first region."""
         self._before = before
 
     async def _step(self, name: str, table: bytes) -> dict[bytes, Cells]:
@@ -126,6 +128,11 @@ class MemoryRows:
         is_new = table not in self.stored
         self.stored.setdefault(table, {})
         return is_new
+
+    async def region_starts(self, table: bytes) -> list[bytes]:
+        """Return the empty key and ``splits``."""
+        self._rows(table)
+        return [b"", *self.splits]
 
     async def tables(self) -> list[bytes]:
         """Return the names of all tables."""

@@ -17,9 +17,11 @@ any stale entry is.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Final
 
 from broker import logs
@@ -30,8 +32,10 @@ from broker.rowlog.counters import Figures
 from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import Gone, Standing, State, freed, unknown, without
 from broker.rowlog.index import Index, entries_for
+from broker.rowlog.listeners import reason_of
 from broker.rowlog.meta import Meta
 from broker.rowlog.ring import Ring
+from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found, Rows
 from broker.rowlog.setup import Setup
 
@@ -39,6 +43,8 @@ log = logs.get_logger()
 
 ROWS: Final = 200
 """How many rows of the user's table one step of a sweep reads."""
+REGIONS_AT_ONCE: Final = 4
+"""How many regions of the user's table are swept side by side: fewer than a rowlog's calls that run at once."""
 ALONE_MAX: Final = 50_000
 """How many entries without a message are looked at again together."""
 
@@ -99,11 +105,37 @@ class Repair:
         self._entries = entries
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
-        """Read the states of all rows of the user's table, and compare them with the index. Raises TableError."""
-        start = b""
+        """Read the states of all rows of the user's table, and compare them with the index.
+
+        A region that hangs, and a row that fails, hold up no others. Raises the first error behind all rows.
+        """
+        places, failed = asyncio.Semaphore(REGIONS_AT_ONCE), list[Exception]()
+
+        async def swept(start: bytes, stop: bytes) -> None:
+            async with places:
+                try:
+                    await self._region(start, stop, report, failed, mend=mend)
+                except Exception as error:  # noqa: BLE001 - It is raised behind the other regions.
+                    log.warning(
+                        "rowlog region not swept", start=start.hex(), reason=reason_of(error)
+                    )
+                    failed.append(error)
+
+        starts = await self._rows.region_starts()
+        await asyncio.gather(*(swept(*each) for each in pairwise([*starts, b""])))
+        try:
+            if failed:
+                raise failed[0]
+        finally:
+            failed.clear()  # The traceback of an error keeps this frame.
+
+    async def _region(
+        self, start: bytes, stop: bytes, report: Report, failed: list[Exception], *, mend: bool
+    ) -> None:
+        """Sweep the rows of ``[start, stop)``. ``failed`` gets the first error of a row. Raises TableError."""
         while True:
             setup = await self._meta.setup()
-            rows = await self._rows.sweep(start, ROWS)
+            rows = await self._rows.sweep(start, ROWS, stop)
             if any(unknown(each.state, setup) for _, found in rows for each in found or ()):
                 setup = await self._meta.fresh()
             for row, found in rows:
@@ -112,7 +144,14 @@ class Repair:
                     report.unreadable += 1
                     log.error("rowlog state can't be read", row=row.hex())
                     continue
-                await self._row(row, found, setup, report, mend=mend)
+                try:
+                    await self._row(row, found, setup, report, mend=mend)
+                except TableError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - It is raised behind the other rows.
+                    log.warning("rowlog row not swept", row=row.hex(), reason=reason_of(error))
+                    if not failed:
+                        failed.append(error)
             if len(rows) < ROWS:
                 return
             start = rows[-1][0] + b"\0"

@@ -89,6 +89,9 @@ class RowTable(Protocol):
     async def make_table(self, table: bytes, family: bytes, splits: Sequence[bytes]) -> bool:
         """Make a table with one version of each cell, pre-split if the gateway can. Return False if it exists."""
 
+    async def region_starts(self, table: bytes) -> list[bytes]:
+        """Return the first key of each region of a table, in order. The first one is empty. A region may hang alone."""
+
     async def tables(self) -> list[bytes]:
         """Return the names of all tables."""
 

@@ -211,15 +211,24 @@ class Rows:
             self._last.pop((row, each), None)
         await self._rows.delete(self.table, [(row, columns)])
 
-    async def sweep(self, start: bytes, limit: int) -> list[tuple[bytes, list[Found] | None]]:
-        """Return rows from ``start`` on that have messages, without their payloads. Raises TableError.
+    async def region_starts(self) -> list[bytes]:
+        """Return the first key of each region of the user's table; of one alone if they can't be had."""
+        try:
+            return await self._rows.region_starts(self.table)
+        except TableError:
+            return [b""]
+
+    async def sweep(
+        self, start: bytes, limit: int, stop: bytes = b""
+    ) -> list[tuple[bytes, list[Found] | None]]:
+        """Return rows of ``[start, stop)`` that have messages, without their payloads. Raises TableError.
 
         If a state of a row can't be decoded, None is in place of its messages.
         """
         scanned = await self._rows.scan(
             self.table,
             start,
-            b"",
+            stop,
             [self.columns.family + b":"],
             limit=limit,
             qualifier_prefix=self.columns.state_prefix,

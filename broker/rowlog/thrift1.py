@@ -197,6 +197,11 @@ class Thrift1Rows:
 
         return await self._do(work, again=True)
 
+    async def region_starts(self, table: bytes) -> list[bytes]:
+        """Return the first key of each region."""
+        found = await self._do(lambda connection: connection.table(table).regions(), again=True)
+        return sorted({b"", *(each["start_key"] for each in found)})
+
     async def tables(self) -> list[bytes]:
         """Return the names of all tables."""
         return sorted(await self._do(lambda connection: connection.tables(), again=True))

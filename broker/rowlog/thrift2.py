@@ -14,7 +14,7 @@ from broker.config.sections import parse_address
 from broker.rowlog.row_table import Cells, Guard
 from broker.storage.hbase import thrift
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
-from broker.storage.hbase.requests import FSYNC_WAL, SYNC_WAL
+from broker.storage.hbase.requests import FSYNC_WAL, SYNC_WAL, region_locations
 from broker.storage.hbase.thrift import STOP, begin, call, i32, i64, record, records, text, texts
 
 SCAN_ROWS: Final = 500
@@ -22,6 +22,7 @@ SCAN_ROWS: Final = 500
 _EQUAL, _DELETE_COLUMNS = 2, 1
 _CELLS, _ROW = 2, 1
 _FAMILY, _QUALIFIER, _VALUE = 1, 2, 3
+_REGION, _START_KEY = 2, 3
 
 
 class Thrift2Rows:
@@ -147,6 +148,11 @@ class Thrift2Rows:
             "createTable", call("createTable") + descriptor + texts(2, splits) + STOP
         )
         return True
+
+    async def region_starts(self, table: bytes) -> list[bytes]:
+        """Return the first key of each region."""
+        found = await self._gateways.ask("getAllRegionLocations", region_locations(table))
+        return sorted({b"", *(each[_REGION].get(_START_KEY, b"") for each in found)})
 
     async def tables(self) -> list[bytes]:
         """Return the names of all tables."""

@@ -168,6 +168,11 @@ class RowTableContract:
         assert await rows.change(table, row, {b"d:c": b"4"}, [A], None)
         assert await rows.get(table, [row], [b"d:"]) == {row: {b"d:c": b"4"}}
 
+    async def test_the_regions_of_a_table_begin_with_the_empty_key(self, opened: Opened) -> None:
+        starts = await opened.rows.region_starts(opened.table)
+        assert starts[0] == b""
+        assert starts == sorted({*starts})
+
 
 LOCK_MS = 10_000
 SETTINGS = Settings(row_locks=True, lock_timeout_ms=LOCK_MS)

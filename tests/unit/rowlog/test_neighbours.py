@@ -2,20 +2,23 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker.errors import OutcomeUnknown
 from broker.rowlog import Message, Subscription, remote
-from broker.rowlog.cell_keys import INDEX_COLUMN
+from broker.rowlog.cell_keys import INDEX_COLUMN, entry_of
 from broker.rowlog.listeners import LocalListeners
 from broker.rowlog.remote import RemoteListeners
-from broker.rowlog.row_table import NotWritten
+from broker.rowlog.row_table import NotWritten, WriteUnknown
 from broker.rowlog.rows import Rows
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
-from tests.unit.rowlog.world import INDEX, ROW, Heard, World, until, virtual
+from tests.kit.garbage import no_cycle_through_a_traceback
+from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard, World, until, virtual
 
 MESSAGE = Message("mq", b"row", 2, 7, b"", b"payload")
 
@@ -49,6 +52,49 @@ def test_any_error_of_a_listener_is_one_failed_try(error: Exception) -> None:
         assert not [each for each in told if each["log_level"] == "error"]
 
     run()
+
+
+@virtual
+async def test_failed_tries_and_calls_keep_nothing(world: World) -> None:
+    process = await world.process()
+    log, rows = process.log, process.rows
+    for name in ("a", "b"):
+        await log.subscribe(Subscription(name, max_tries=2))
+
+    async def fails(_: Message) -> bool:
+        raise ValueError("no")
+
+    async def late(_: Message) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    log.listen("a", fails)
+    log.listen("b", late)
+    await log.change_settings(listener_timeout_s=1.0)
+    await log.start()
+    check_and_put, scan = rows.check_and_put, rows.scan
+    failing = [WriteUnknown, NotWritten, ZeroDivisionError] * 3
+
+    async def broken_swap(*given: Any) -> bool:
+        if failing:
+            raise failing.pop()("no")
+        return await check_and_put(*given)
+
+    async def broken_scan(*given: Any, **named: Any) -> Any:
+        if failing:
+            raise failing.pop()("no")
+        return await scan(*given, **named)
+
+    with no_cycle_through_a_traceback(), capture_logs():
+        rows.check_and_put = broken_swap  # type: ignore[method-assign]
+        rows.scan = broken_scan  # type: ignore[method-assign]
+        await log.put(ROW, payload=bytes(1000))
+        await until(lambda: log.figures.values["dead", "b"] == 1)
+        await until(lambda: log.figures.values["dead", "a"] == 1)
+        failing.append(NotWritten)
+        with suppress(NotWritten):
+            await log.verify()
+        assert not failing
 
 
 @virtual
@@ -225,6 +271,38 @@ async def test_a_scan_of_the_whole_index_that_failed_is_repeated(world: World) -
     await log.revive(letter)
     await until(lambda: heard.seqs == [1, 1], within_s=30)
     assert failed
+
+
+@virtual
+async def test_a_region_that_hangs_and_a_row_that_fails_hold_up_no_sweep_of_the_others(
+    world: World,
+) -> None:
+    process = await world.process()
+    log, rows = process.log, process.rows
+    await log.subscribe(Subscription("a"))
+    for row in (b"bad", b"good", b"hung", b"other"):
+        await log.put(row)
+    for key in world.entries():
+        del world.stored[INDEX][key]
+    rows.splits = [b"hung", b"i", b"p"]
+    scan, get = rows.scan, rows.get
+
+    async def hanging(table: bytes, start: bytes, stop: bytes, *given: Any, **named: Any) -> Any:
+        if table == TABLE and start < b"i" and (not stop or stop > b"hung"):
+            await pass_time(25)
+            raise NotWritten("the region does not answer")
+        return await scan(table, start, stop, *given, **named)
+
+    async def failing(table: bytes, keys: Any, columns: Any) -> Any:
+        if table == TABLE and b"bad" in keys:
+            raise OutcomeUnknown("A message's state changes too often.")
+        return await get(table, keys, columns)
+
+    rows.scan, rows.get = hanging, failing  # type: ignore[method-assign]
+    with pytest.raises((NotWritten, OutcomeUnknown)):
+        await log.verify(mend=True)
+    found = (entry_of(key, b"") for key in world.entries())
+    assert {each[0].row for each in found if each} == {b"good", b"other"}
 
 
 # Nodes that listen.
