@@ -274,8 +274,6 @@ class Node:
         if self._topics is not None:
             self._topics.begin_drain()
         await self._close_listeners(deadline)
-        if isinstance(self._service, ServiceElsewhere):
-            await self._service.close()
         if self._transactions is not None:
             await self._transactions.close()
         if self._topics is not None:
@@ -289,7 +287,10 @@ class Node:
     async def _close_listeners(self, deadline: float) -> None:
         left_s = max(deadline - self.clock.monotonic(), 0.0)
         listeners = (self._tephra, self._server)
-        await asyncio.gather(*(each.close(left_s) for each in listeners if each is not None))
+        closing = [each.close(left_s) for each in listeners if each is not None]
+        if isinstance(self._service, ServiceElsewhere):
+            closing.append(self._service.close())  # Requests that wait for it end, too.
+        await asyncio.gather(*closing)
 
     async def _close_topics(self, topics: Topics, seconds: float) -> None:
         """Close the topics. In a cluster wait at most ``seconds``, since its storage may not answer."""

@@ -2,62 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from broker.api.own_service import DEADLINE_S, OwnService
 from broker.client import Client
+from broker.client.outcomes import UNREACHED
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.errors import NotFound, OutcomeUnknown
+from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable
 from broker.model import Snapshot
 from broker.topics.inversion import Source
 from broker.topics.overdue import in_time
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import TRANSACTIONS
 
+CLOSE_S: Final = 1.0
+"""How long a node that stops waits for calls of a service elsewhere, which may be away."""
+
 
 class ServiceElsewhere:
     """A service at another address, over HTTP. Call ``close`` at the end.
 
-    A call ends at its request's ``deadline``, and after DEADLINE_S at the latest.
+    A call ends at its request's ``deadline``, and after DEADLINE_S at the latest. Its errors name the service.
     """
 
     def __init__(self, url: str, clock: Clock) -> None:
         """Call the service at ``url``. It may list several nodes, with commas between them."""
         self._clock = clock
+        self._url = url
         self._client = Client(url, deadline_s=DEADLINE_S)
         self._service = self._client.transactions
+        self._under_way: set[asyncio.Future[None]] = set()
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
-        async with in_time(self._clock, deadline):
+        async with self._asked(deadline):
             return await self._service.snapshot()
 
     async def list(
         self, *, limit: int | None = None, deadline: float | None = None
     ) -> dict[str, Any]:
         """Return the transactions in progress."""
-        async with in_time(self._clock, deadline):
+        async with self._asked(deadline):
             return await self._service.list(limit=limit)
 
     async def show(self, transaction_id: int, deadline: float | None = None) -> dict[str, Any]:
         """Return one transaction as the service knows it. Raises NotFound."""
-        async with in_time(self._clock, deadline):
+        async with self._asked(deadline):
             return await self._service.show(transaction_id)
 
     async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Forget invalid transactions; return how many were known. Raises OutcomeUnknown at the deadline."""
-        async with in_time(self._clock, deadline, _unknown):
+        async with self._asked(deadline, OutcomeUnknown):
             return await self._service.truncate(ids=ids)
 
+    @asynccontextmanager
+    async def _asked(
+        self, deadline: float | None, late: type[BrokerError] = Unavailable
+    ) -> AsyncIterator[None]:
+        """Bound a call by its request's deadline; it raises ``late`` then."""
+        ended = asyncio.get_running_loop().create_future()
+        self._under_way.add(ended)
+        try:
+            async with in_time(self._clock, deadline, lambda: late("it did not answer in time.")):
+                yield
+        except BrokerError as error:
+            why = error.message.removeprefix(UNREACHED)
+            error.message = f"The transaction service at {self._url}: {why}"
+            raise
+        finally:
+            self._under_way.discard(ended)
+            ended.set_result(None)
+
     async def close(self) -> None:
-        """Close its connections."""
+        """Wait a little for the calls in progress, end them, and close the connections: the stop is not the service's."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=CLOSE_S)
         await self._client.close()
-
-
-def _unknown() -> OutcomeUnknown:
-    return OutcomeUnknown("The transaction service did not answer before the request's deadline.")
 
 
 def asked_service(config: Config, clock: Clock) -> OwnService | ServiceElsewhere:

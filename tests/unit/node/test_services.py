@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from typing_extensions import override
 
 from broker.api.own_service import OwnService
@@ -20,6 +22,7 @@ from broker.config.sections import (
     TopicsConfig,
     TransactionsConfig,
 )
+from broker.node import transactions
 from broker.node.alone import open_store
 from broker.node.node import Node
 from broker.node.transactions import ServiceElsewhere, asked_service
@@ -111,3 +114,30 @@ def test_the_configuration_names_the_service(tmp_path: Path) -> None:
     assert isinstance(asked_service(config(tmp_path), SystemClock()), OwnService)
     elsewhere = asked_service(config(tmp_path, "http://127.0.0.1:1"), SystemClock())
     assert isinstance(elsewhere, ServiceElsewhere)
+
+
+async def test_a_service_that_does_not_answer_is_named_and_holds_up_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "CLOSE_S", 0)
+    asked, stopped = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await stopped.wait()
+        writer.close()
+
+    service = await asyncio.start_server(hang, "127.0.0.1")
+    url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}"
+    node = Node(config(tmp_path, url))
+    await node.start()
+    async with Http(node.port) as http:
+        asking = asyncio.create_task(http("GET", "/v1/transactions/prune", b"", JSON))
+        await asked.wait()
+        async with asyncio.timeout(5):  # The request itself may take longer.
+            await node.stop()
+        reply = await asking
+    stopped.set()
+    service.close()
+    assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+    assert f"The transaction service at {url}: " in reply.json["message"]
