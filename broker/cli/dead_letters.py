@@ -9,6 +9,7 @@ import click
 
 from broker.cli.options import (
     TOPIC,
+    Command,
     confirm,
     connect,
     id_type,
@@ -38,12 +39,17 @@ _subscriber_option = click.option("--subscriber", metavar="NAME", help="Only let
 _all_option = click.option("--all", "every", is_flag=True, help="All open letters of the topic.")
 
 
-class _Letters(NamedTuple):
-    """Which letters a command is about."""
+class _Named(NamedTuple):
+    """Which letters a command is about, and how it asks for them."""
 
     topic: TopicId
-    letters: TopicId | None
+    ids: tuple[MessageId, ...]
+    every: bool
     subscriber: str | None
+    letters: TopicId | None
+    url: str
+    deadline_s: float
+    as_json: bool
 
 
 @click.group("dead-letters")
@@ -137,24 +143,18 @@ def show(
     )
 
 
+def _letters_named(command: Command) -> Command:
+    """Add the arguments and options that name letters; the command gets them as the fields of ``_Named``."""
+    ids = click.argument("ids", nargs=-1, type=id_type, metavar="[ID]...")
+    for add in (_letters_option, _subscriber_option, _all_option, ids, topic_argument):
+        command = add(command)
+    return command
+
+
 @dead_letters.command()
-@topic_argument
-@click.argument("ids", nargs=-1, type=id_type, metavar="[ID]...")
-@_all_option
-@_subscriber_option
-@_letters_option
+@_letters_named
 @to_broker
-def retry(  # noqa: PLR0913 - One parameter per option.
-    *,
-    topic: TopicId,
-    ids: tuple[MessageId, ...],
-    every: bool,
-    subscriber: str | None,
-    letters: TopicId | None,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
-) -> None:
+def retry(**named: Any) -> None:
     """Publish the messages of dead letters again, for the subscriber that gave them up.
 
     Each comes behind all present messages of the topic. Subscribers with other names pass it by; other readers see it.
@@ -163,68 +163,45 @@ def retry(  # noqa: PLR0913 - One parameter per option.
     broker dead-letters retry shop/orders 0000019a0b0c0d0e00000000000000000000000a
     broker dead-letters retry shop/orders --all --subscriber mailer
     """  # noqa: D301
-    _check_chosen(ids, every=every)
-    with connect(url, deadline_s) as client:
-        calls = client.dead_letters
-        chosen = _chosen(client, _Letters(topic, letters, subscriber), ids, every=every)
-        _settle(
-            chosen,
-            lambda each: calls.retry(topic, each, letters=letters),
-            "retried",
-            as_json=as_json,
-        )
+    of = _checked(_Named(**named))
+    with connect(of.url, of.deadline_s) as client:
+        _settle(client, of, client.dead_letters.retry, "retried")
 
 
 @dead_letters.command()
-@topic_argument
-@click.argument("ids", nargs=-1, type=id_type, metavar="[ID]...")
-@_all_option
-@_subscriber_option
-@_letters_option
+@_letters_named
 @yes_option
 @to_broker
-def drop(  # noqa: PLR0913 - One parameter per option.
-    *,
-    topic: TopicId,
-    ids: tuple[MessageId, ...],
-    every: bool,
-    subscriber: str | None,
-    letters: TopicId | None,
-    yes: bool,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
-) -> None:
+def drop(*, yes: bool, **named: Any) -> None:
     """Drop dead letters: no command lists them any more. Their topic has them until they expire.
 
     \b
     broker dead-letters drop shop/orders 0000019a0b0c0d0e00000000000000000000000a --yes
     """  # noqa: D301
-    _check_chosen(ids, every=every)
-    count = "all" if every else str(len(ids))
+    of = _checked(_Named(**named))
+    count = "all" if of.every else str(len(of.ids))
     confirm(
-        f"Drop {count} dead letters of {topic.namespace}/{topic.topic}?", yes=yes, as_json=as_json
+        f"Drop {count} dead letters of {of.topic.namespace}/{of.topic.topic}?",
+        yes=yes,
+        as_json=of.as_json,
     )
-    with connect(url, deadline_s) as client:
-        calls = client.dead_letters
-        chosen = _chosen(client, _Letters(topic, letters, subscriber), ids, every=every)
-        _settle(
-            chosen,
-            lambda each: calls.drop(topic, each, letters=letters),
-            "dropped",
-            as_json=as_json,
-        )
+    with connect(of.url, of.deadline_s) as client:
+        _settle(client, of, client.dead_letters.drop, "dropped")
 
 
-def _chosen(
-    client: SyncClient, of: _Letters, ids: tuple[MessageId, ...], *, every: bool
-) -> Iterator[OpenLetter]:
+def _checked(of: _Named) -> _Named:
+    if bool(of.ids) == of.every:
+        raise click.UsageError("Give the ids of dead letters, or --all.")
+    return of
+
+
+def _chosen(client: SyncClient, of: _Named) -> Iterator[OpenLetter]:
     """Yield the letters that a command names. ``--all`` is those that are open when the command begins."""
     calls, end = client.dead_letters, None
-    for each in ids:
+    for each in of.ids:
         yield calls.get(of.topic, each, letters=of.letters)
     seen: set[MessageId] = set()
-    while every and (page := calls.list(of.topic, letters=of.letters, subscriber=of.subscriber)):
+    while of.every and (page := calls.list(of.topic, letters=of.letters, subscriber=of.subscriber)):
         # A message may fail again during the command.
         end = end or client.range(of.letters or default_topic(of.topic)).latest
         new = [each for each in page if each.id not in seen and each.id <= end]
@@ -234,23 +211,12 @@ def _chosen(
         yield from new
 
 
-def _check_chosen(ids: tuple[MessageId, ...], *, every: bool) -> None:
-    if bool(ids) == every:
-        raise click.UsageError("Give the ids of dead letters, or --all.")
-
-
-def _settle(
-    chosen: Iterator[OpenLetter],
-    settle: Callable[[OpenLetter], object],
-    done: str,
-    *,
-    as_json: bool,
-) -> None:
+def _settle(client: SyncClient, of: _Named, settle: Callable[..., object], done: str) -> None:
     settled: list[str] = []
-    for letter in chosen:
-        settle(letter)
+    for letter in _chosen(client, of):
+        settle(of.topic, letter, letters=of.letters)
         settled.append(letter.id.hex())
-        if not as_json:
+        if not of.as_json:
             write_line(f"{settled[-1]} {done}")
-    if as_json:
+    if of.as_json:
         write_json({done: settled})

@@ -32,7 +32,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, RowId
+from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, RowId, timestamp_of
 from broker.storage.attributed import ITEM_BYTES, Attributed, pack, unpack
 from broker.storage.attributed import part as cut
 from broker.storage.columns import JUDGED, LIFE, POINTER, REFERENCE, column_of
@@ -161,6 +161,11 @@ class Entry:
     def is_plain(self) -> bool:
         """True if only their age can hide its messages from a consumer."""
         return not self.flags & JUDGED
+
+    @property
+    def end_ms(self) -> int | None:
+        """When its own lifetime ends, ms since 1970; None: it has none."""
+        return None if self.lifetime_ms is None else timestamp_of(self.last) + self.lifetime_ms
 
     @property
     def is_reference(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import BrokerError, OutcomeUnknown, Unavailable
-from broker.model import ROW_ID_MIN, RowId, timestamp_of
+from broker.model import ROW_ID_MIN, RowId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import (
@@ -327,9 +327,8 @@ class LogHold(OwnChain):
             values = await self._values(row, alive[first : first + CELLS_AT_ONCE])
             for column, value in values.items():
                 entry = entries.decode(value, is_checked=self._resolver.table.checks_values)
-                if entry.is_stub or entry.lifetime_ms is None:
+                if entry.is_stub or (ends_ms := entry.end_ms) is None:
                     continue
-                ends_ms = timestamp_of(entry.last) + entry.lifetime_ms
                 if ends_ms < before_ms:
                     stubs[column] = entries.encode(entries.stub_of(entry))
                 else:

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final, NoReturn, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Unavailable
-from broker.model import RowId, timestamp_of
+from broker.model import RowId
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage import entry as entries
 from broker.storage import head as heads
@@ -160,8 +160,8 @@ class OwnPage:
         size, end_ms = head.size, head.first_end_ms
         for entry in added:
             size += entry.stored_bytes
-            if entry.lifetime_ms is not None:
-                end_ms = min(end_ms, timestamp_of(entry.last) + entry.lifetime_ms)
+            if entry.end_ms is not None:
+                end_ms = min(end_ms, entry.end_ms)
         cells = head.cells + len(added)
         is_full = size >= self._bounds.bytes_max or cells >= self._bounds.cells_max
         return Head(  # Half the time of _replace.

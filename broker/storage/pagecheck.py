@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from broker.errors import BadRequest, StorageCorrupt
-from broker.model import ROW_ID_MIN, RowId, row_before, timestamp_of
+from broker.model import ROW_ID_MIN, RowId, row_before
 from broker.storage import entry as entries
 from broker.storage.attributed import unpack
 from broker.storage.columns import column_from, is_rolled_column, last_of
@@ -172,11 +172,11 @@ class PageCheck:
             self._check_items(entry)
 
     def _check_life(self, entry: Entry) -> None:
-        if entry.lifetime_ms is None:
+        ends_ms = entry.end_ms
+        if ends_ms is None:
             if entry.is_stub:
                 self.wrong("it is a stub, but it has no lifetime", at=entry.last)
             return
-        ends_ms = timestamp_of(entry.last) + entry.lifetime_ms
         if not entry.is_stub:
             self._first_end_ms = min(self._first_end_ms, ends_ms)
         elif ends_ms > self._now_ms + SLACK_MS:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import plyvel
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_MIN, RowId, row_before, timestamp_of
+from broker.model import ROW_ID_MIN, RowId, row_before
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import is_rolled_column, last_of
@@ -221,24 +221,16 @@ class ChainMend:
 
 
 def _plus(counted: _Counted, entry: Entry) -> _Counted:
+    counted = counted._replace(
+        last=entry.last, epoch=max(counted.epoch, entry.epoch), cells=counted.cells + 1
+    )
     if entry.is_stub:
-        return counted._replace(
-            last=entry.last,
-            epoch=max(counted.epoch, entry.epoch),
-            cells=counted.cells + 1,
-            has_stub=True,
-        )
-    ends_ms = NO_END
-    if entry.lifetime_ms is not None:
-        ends_ms = timestamp_of(entry.last) + entry.lifetime_ms
+        return counted._replace(has_stub=True)
     return counted._replace(
-        last=entry.last,
-        epoch=max(counted.epoch, entry.epoch),
-        cells=counted.cells + 1,
         messages=counted.messages + messages_of(entry),
         bytes=counted.bytes + (0 if entry.is_reference else entry.payload_bytes()),
         size=counted.size + entry.stored_bytes,
-        first_end_ms=min(counted.first_end_ms, ends_ms),
+        first_end_ms=min(counted.first_end_ms, NO_END if entry.end_ms is None else entry.end_ms),
     )
 
 
