@@ -44,6 +44,7 @@ from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
 from broker.storage.table import NotWritten, TableError, WriteUnknown
 from broker.turns import CallSubject, Turn, Turns
+from broker.user_code import Ended
 
 CALL_S = 10.0
 """Longer than the gateway's own limit, so that most late answers still come."""
@@ -271,24 +272,26 @@ class Gateways:
         async with asyncio.timeout(self._connect_s):
             _, line = await loop.create_connection(lambda: Line(left), *gateway.address)
             self._lines.add(line)
-            answered: asyncio.Future[Any] = loop.create_future()
-
-            def settle(answer: Any, error: Exception | None) -> None:
-                if not answered.done():
-                    answered.set_result(error if error is not None else answer)
-
-            line.ask(requests.SERVER_TYPE, self._connect_s, settle)
             try:
-                answer = await answered
+                answer = (await self._probed(line)).result()
             except BaseException:
                 line.end()
                 raise
         if answer != requests.THRIFT_2 or self._is_closed:
             line.end()
-            raise (
-                answer if isinstance(answer, Exception) else OSError("it is not a Thrift 2 gateway")
-            )
+            raise OSError("it is not a Thrift 2 gateway")
         return line
+
+    async def _probed(self, line: Line) -> Ended[Any]:
+        """Return the answer of a new line to the question of its kind; no frame of the caller keeps an error."""
+        answered: asyncio.Future[Ended[Any]] = asyncio.get_running_loop().create_future()
+
+        def settle(answer: Any, error: Exception | None) -> None:
+            if not answered.done():
+                answered.set_result(Ended(answer, error))
+
+        line.ask(requests.SERVER_TYPE, self._connect_s, settle)
+        return await answered
 
     def _suspect(self, gateway: Gateway, why: Exception) -> None:
         """Mark a gateway as suspect, and start a task that probes it until it answers."""

@@ -11,9 +11,10 @@ import pytest
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase import gateways as module
 from broker.storage.hbase import requests
-from broker.storage.hbase.gateways import GatewayAddress, Gateways
-from broker.storage.table import NotWritten, WriteUnknown
+from broker.storage.hbase.gateways import GatewayAddress, GatewayFailed, Gateways
+from broker.storage.table import NotWritten, TableError, WriteUnknown
 from tests.kit.bench import settle
+from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.kit.serving import eventually, quiet_port
 from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving
 
@@ -461,3 +462,33 @@ async def test_calls_in_flight_stay_within_their_limit(served: Served) -> None:
     async with opened(served.address, connections_max=3) as gateways:
         assert await gathered(*(ask(gateways) for _ in range(50))) == [True] * 50
         assert len(served.open) == 3
+
+
+# Memory.
+
+
+async def test_failed_calls_and_probes_keep_nothing() -> None:
+    async def outcome(gateways: Gateways) -> type[TableError] | None:
+        try:
+            await ask(gateways)
+        except TableError as error:
+            return type(error)
+        return None
+
+    told = reply("tableExists", io=IDL.TIOError(message="no"))
+    async with scripted() as ((gateway,), addresses), opened(*addresses) as gateways:
+        gateway.answers = [TRUE, told, b"no Thrift", TRUE, None]
+        with no_cycle_through_a_traceback():
+            assert [await outcome(gateways) for _ in range(5)] == [
+                None,
+                GatewayFailed,
+                GatewayFailed,
+                None,
+                GatewayFailed,
+            ]
+        gateway.identity = None
+        asked = gateway.questions
+        with no_cycle_through_a_traceback():
+            assert await outcome(gateways) is NotWritten
+            await eventually(lambda: gateway.questions >= asked + 2, lambda: gateway.questions)
+        gateway.identity = TWO
