@@ -77,8 +77,9 @@ def cannot_open(error: OSError, directory: Path, what: str) -> str:
         return f"can't {what}: {named}: {error.strerror or error}"
     problem = f"can't {what} the data directory {directory}"
     if error.errno in {errno.EEXIST, errno.ENOTDIR}:
-        file = next(path for path in (directory, *directory.parents) if path.exists())
-        return f"{problem}: {file} is a file. Name another directory"
+        file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+        kind = "a file" if file.exists() else "a link that leads nowhere"
+        return f"{problem}: {file} is {kind}. Name another directory"
     where = "" if named == directory else f" ({named})"
     advice = _FILE_ADVICE.get(error.errno or 0, "")
     return f"{problem}: {error.strerror or error}{where}{advice and '. '}{advice}"
@@ -92,9 +93,9 @@ def add_damage_advice(error: BrokerError, directory: Path) -> None:
 
 
 def repair_advice(directory: Path) -> str:
-    """Return the advice to repair a data directory; empty if another release wrote it."""
+    """Return the advice to repair a data directory; empty if it has no store, or another release wrote it."""
     from broker.storage.leveldb import files  # noqa: PLC0415 - Slow to import.
 
-    if files.other_format(directory) is not None:
+    if not files.is_store(directory) or files.other_format(directory) is not None:
         return ""
     return f"Restore a backup, or make a repaired copy with: broker storage repair {directory} COPY"

@@ -12,6 +12,7 @@ report lists the ids. The check of the copy shows any other loss.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import secrets
 import shutil
@@ -26,7 +27,7 @@ from broker.errors import BrokerError, StorageCorrupt, Unavailable
 from broker.storage import walk
 from broker.storage.check import WINDOW_MS, verify
 from broker.storage.keys import prefix_end
-from broker.storage.leveldb import files, snapshot, stand_in
+from broker.storage.leveldb import files, snapshot, stand_in, torn_tail
 from broker.storage.leveldb.database import Database, Options, repair_database
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.page_mend import mend_pages
@@ -232,7 +233,17 @@ async def repair(
 
 
 def _mend(directory: Path, copy: Path, window_ms: int) -> list[str]:
+    if not files.data_files(directory):
+        raise files.corrupt(directory, f"{files.DATABASE}/ has no file with data to repair")
     copy.mkdir(mode=files.PRIVATE, parents=True)
+    try:
+        return _mend_copy(directory, copy, window_ms)
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)  # A part of a store helps nobody.
+        raise
+
+
+def _mend_copy(directory: Path, copy: Path, window_ms: int) -> list[str]:
     snapshot.copy_all(directory, copy)
     damaged = copy / _DAMAGED
     shutil.copytree(copy / files.DATABASE, damaged)
@@ -247,7 +258,28 @@ def _mend(directory: Path, copy: Path, window_ms: int) -> list[str]:
     finally:
         database.close()
     files.write_identity(copy, identity)
-    return lost
+    return [*lost, *_damaged_files(directory, copy)]
+
+
+def _damaged_files(directory: Path, copy: Path) -> Iterator[str]:
+    """Yield a line for each file that LevelDB could not keep whole: of rows that it alone had, no other line tells."""
+    database = directory / files.DATABASE
+    found = dict[str, str]()
+    with contextlib.suppress(StorageCorrupt):
+        found |= files.changed_sizes(directory)
+    for path in database.glob("*.log"):
+        if what := torn_tail.damage_of(path):
+            found.setdefault(path.name, what)
+    there = {path.stem for path in files.data_files(directory)}
+    with contextlib.suppress(OSError, ValueError, torn_tail.Damaged):
+        for number in torn_tail.live_tables(snapshot.manifest_of(database)[1]):
+            if f"{number:06}" not in there:
+                found.setdefault(f"{number:06}.ldb", f"{number:06}.ldb is missing")
+    # LevelDB's repair puts a table there that it could not read to its end.
+    for path in (copy / files.DATABASE / "lost").glob("*.ldb"):
+        found.setdefault(path.name, f"{path.name} is damaged")
+    for what in sorted(found.values()):
+        yield f"{files.DATABASE}/{what}: rows that lay only there are gone"
 
 
 def _strays(database: Database) -> Iterator[StoreProblem]:

@@ -27,6 +27,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +44,8 @@ _OWN_NAMES = frozenset({_IDENTITY, _CLEAN, _LOCK, _PROBE, DATABASE})
 PRIVATE = 0o700
 """The mode of a directory with a store."""
 _PRIVATE_FILE = 0o600
+_BEGINNING_BYTES_MAX: Final = 4096
+"""More than a database has that only its first row was written to."""
 _PROBE_CHUNK = bytes(1 << 20)
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"})
 
@@ -104,11 +107,16 @@ class DirectoryLock:
     def __init__(self, directory: Path, *, reads_only: bool = False) -> None:
         """Take the lock; if ``reads_only``, also on a read-only disk. Raises Unavailable if another process has it."""
         mode = os.O_RDONLY if reads_only else os.O_RDWR | os.O_CREAT
-        self._fd = os.open(directory / _LOCK, mode | os.O_CLOEXEC, _PRIVATE_FILE)
+        file = directory / _LOCK
+        if reads_only and not file.exists():
+            file = directory  # A backup may have no such file. A directory can be locked, too.
+        self._fd = os.open(file, mode | os.O_CLOEXEC, _PRIVATE_FILE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            holder = "unknown"
+            if file != directory:
+                holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or holder
             os.close(self._fd)
             raise Unavailable(
                 f"the store in {directory} is in use by another process (pid {holder}). "
@@ -127,11 +135,13 @@ class DirectoryLock:
         path = self._directory / _LOCK
         try:
             is_same = os.path.samestat(os.fstat(self._fd), path.stat())
+            path = self._directory / DATABASE / "CURRENT"
+            is_there = path.is_file()
         except OSError as error:
             return f"the data directory {self._directory} is lost: {path}: {error.strerror}"
         if not is_same:
             return f"the data directory {self._directory} was replaced while it was served"
-        if not (self._directory / DATABASE / "CURRENT").is_file():
+        if not is_there:
             return f"the data directory {self._directory} is lost: {DATABASE}/CURRENT is missing"
         return None
 
@@ -158,8 +168,18 @@ def remove_beginnings(directory: Path) -> None:
 
     LevelDB writes the name of its first manifest to CURRENT before it syncs the manifest. So a power cut may leave
     a manifest that LevelDB can't read.
+
+    Raises StorageCorrupt: it holds more than its first row, so IDENTITY is not the one that belongs to it.
     """
+    if sum(path.stat().st_size for path in data_files(directory)) > _BEGINNING_BYTES_MAX:
+        raise corrupt(directory, f"{_IDENTITY} is that of a new store, but {DATABASE}/ holds data")
     shutil.rmtree(directory / DATABASE, ignore_errors=True)
+
+
+def data_files(directory: Path) -> list[Path]:
+    """Return LevelDB's logs and tables, the files that hold rows."""
+    database = directory / DATABASE
+    return [path for suffix in ("log", "ldb", "sst") for path in database.glob(f"*.{suffix}")]
 
 
 def examine(directory: Path) -> StoreIdentity | None:
@@ -187,7 +207,7 @@ def _read_identity(directory: Path) -> StoreIdentity | None:
         identity = StoreIdentity(**fields)
     except TypeError as error:
         raise corrupt(directory, f"{_IDENTITY} has other fields than it should") from error
-    if tuple(map(type, identity)) != (int, str, bool):
+    if tuple(map(type, identity)) != (int, str, bool) or not identity.store_id.isascii():
         raise corrupt(directory, f"{_IDENTITY} has fields of the wrong type")
     if identity.format != FORMAT:
         raise StorageCorrupt(_wrong_format(directory, identity.format))
@@ -252,14 +272,19 @@ def _check_database(directory: Path, files: list[str]) -> None:
 
 
 def _check_sizes(directory: Path) -> None:
-    expected = _facts(directory, _CLEAN)
-    if expected is None:
-        return
-    found = _sizes(directory)
+    for what in changed_sizes(directory).values():
+        raise corrupt(directory, f"{DATABASE}/{what}")
+
+
+def changed_sizes(directory: Path) -> dict[str, str]:
+    """Return what is wrong with each file whose size is not that of the last clean close. Raises StorageCorrupt."""
+    expected, found = _facts(directory, _CLEAN) or {}, _sizes(directory)
+    changed = {}
     for name, size in expected.items():
         if found.get(name) != size:
             what = "is missing" if name not in found else f"has {found[name]} bytes"
-            raise corrupt(directory, f"{DATABASE}/{name} {what}; at the last close it had {size}")
+            changed[name] = f"{name} {what}; at the last close it had {size}"
+    return changed
 
 
 def _sizes(directory: Path) -> dict[str, int]:
@@ -302,7 +327,7 @@ def mark_open(directory: Path) -> bool:
 
 def _replace(directory: Path, name: str, text: str) -> None:
     temporary = directory / f"{name}.new"
-    with open(temporary, "w", opener=_private_file) as file:
+    with _naming(temporary), open(temporary, "w", opener=_private_file) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -310,10 +335,21 @@ def _replace(directory: Path, name: str, text: str) -> None:
     _sync_directory(directory)
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the path to the errors of writes and syncs, which name none: the operator must know which disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with _naming(directory):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

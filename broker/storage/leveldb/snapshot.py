@@ -50,7 +50,7 @@ def copy_closed(directory: Path, target: Path, *, links_to: Path | None = None) 
     database, copy = directory / DATABASE, target / DATABASE
     copy.mkdir(parents=True)
     with contextlib.suppress(OSError, ValueError, torn_tail.Damaged):  # LevelDB reports the damage.
-        _link_tables(database, copy, _manifest(database)[1], links_to)
+        _link_tables(database, copy, manifest_of(database)[1], links_to)
     for path in database.iterdir():
         if path.is_file() and path.suffix not in _TABLES:
             shutil.copyfile(path, copy / path.name)
@@ -83,14 +83,14 @@ def copy_served(directory: Path, target: Path) -> None:
 
 def _is_copied(database: Path, copy: Path) -> bool:
     """Copy once; return True if the copy is a state of one moment."""
-    name, edits = _manifest(database)
+    name, edits = manifest_of(database)
     logs = list(database.glob("*.log"))
     _link_tables(database, copy, edits)
     for log in logs:
         shutil.copyfile(log, copy / log.name)
     (copy / name).write_bytes(edits)
     (copy / "CURRENT").write_text(f"{name}\n")
-    return _manifest(database) == (name, edits)
+    return manifest_of(database) == (name, edits)
 
 
 def _link_tables(database: Path, copy: Path, edits: bytes, links_to: Path | None = None) -> None:
@@ -103,6 +103,7 @@ def _link_tables(database: Path, copy: Path, edits: bytes, links_to: Path | None
                 (copy / path.name).symlink_to(links_to / path.name)
 
 
-def _manifest(database: Path) -> tuple[str, bytes]:
+def manifest_of(database: Path) -> tuple[str, bytes]:
+    """Return the name and the contents of the manifest. Raises OSError, ValueError."""
     name = (database / "CURRENT").read_text().strip()
     return name, (database / name).read_bytes()

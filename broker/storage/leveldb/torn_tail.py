@@ -37,7 +37,7 @@ _BLOCK = 32 << 10
 _HEADER = struct.Struct("<IHB")
 _BATCH = struct.Struct("<QI")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_LOG_NUMBER, _TABLE = 2, 7
+_LOG_NUMBER, _REMOVED_TABLE, _TABLE = 2, 6, 7
 _BEGINNING = re.compile(rb"[\x01\x02]")
 _BEGINNING_IN_LOG = re.compile(rb"[\x01\x02](?=[\s\S]{6}\x00\x00)")
 """The kind of a record that begins a write, followed by the high bytes of its sequence number."""
@@ -78,6 +78,15 @@ def mend(database: Path, *, may_cut: bool) -> list[str]:
             file.truncate(end)
             os.fsync(file.fileno())
     return [path.name for path, _ in cuts]
+
+
+def damage_of(log: Path) -> str | None:
+    """Return what is wrong with a log; None: each of its writes may be sound."""
+    try:
+        end = _end_to_cut(log, is_log=True)
+    except Damaged as error:
+        return str(error)
+    return None if end is None else f"{log.name} is damaged at byte {end}"
 
 
 def _manifest(database: Path) -> Path | None:
@@ -263,6 +272,19 @@ def log_number(edits: Bytes) -> int | None:
 def table_numbers(edits: Bytes) -> set[int]:
     """Return the numbers of all tables that a manifest names, including tables removed since."""
     return {numbers[1] for tag, numbers in _fields(edits) if tag == _TABLE}
+
+
+def live_tables(edits: Bytes) -> set[int]:
+    """Return the numbers of the tables that the last edit of a manifest leaves. Raises Damaged."""
+    live = set[int]()
+    for tag, numbers in _fields(edits):
+        if tag == _TABLE:
+            live.add(numbers[1])
+        elif (
+            tag == _REMOVED_TABLE
+        ):  # A table that moves to another level is removed, and added behind that.
+            live.discard(numbers[1])
+    return live
 
 
 def _fields(edits: Bytes) -> Iterator[tuple[int, list[int]]]:

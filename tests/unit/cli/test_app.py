@@ -408,6 +408,30 @@ def test_a_store_in_a_file_is_no_unknown_outcome(capsys, tmp_path):
         assert f"{tmp_path / 'file'} is a file. Name another directory" in err
 
 
+def test_a_link_that_leads_nowhere_is_named(capsys, tmp_path):
+    link = tmp_path / "data"
+    link.symlink_to(tmp_path / "unmounted" / "data")
+    for words in (
+        ("serve", "--port", "0", "--data-dir", str(link)),
+        ("storage", "init", str(link)),
+    ):
+        code, _, err = run(capsys, *words)
+        assert (code, f"{link} is a link that leads nowhere. Name another" in err) == (1, True), err
+
+
+@pytest.mark.parametrize("words", [("serve", "--port", "0", "--data-dir"), ("storage", "init")])
+def test_a_full_disk_is_named_although_the_error_of_a_sync_names_no_file(
+    capsys, tmp_path, monkeypatch, words
+):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run(capsys, *words, str(tmp_path / "data"))
+    assert (code, f"the data directory {tmp_path / 'data'}: No space left" in err) == (1, True), err
+    assert "Free some space" in err
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

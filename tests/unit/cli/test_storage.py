@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,6 +159,28 @@ def test_a_repaired_copy_verifies(
     assert "missing" in capsys.readouterr().out
     assert storage("repair", str(store), str(tmp_path / "mended"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["wrong"] == 0
+
+
+def test_what_can_not_be_repaired_leaves_no_copy_and_no_advice_that_leads_in_a_circle(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    shutil.copytree(full, store)
+    identity = json.loads((store / "IDENTITY").read_text())
+    (store / "IDENTITY").write_text(json.dumps({**identity, "format": 1}))
+    assert storage("repair", str(store), str(copy)) != 0
+    other_format = capsys.readouterr().err
+    assert "Start the release that wrote it" in other_format
+    shutil.copy(full / "IDENTITY", store)
+    shutil.rmtree(store / "db")
+    assert storage("repair", str(store), str(copy)) != 0
+    missing = capsys.readouterr().err
+    assert "db/ has no file with data to repair" in missing
+    (store / "db").mkdir()
+    (store / "db" / "CURRENT").mkdir()
+    assert storage("repair", str(store), str(copy)) != 0
+    assert "broker storage" not in other_format + missing + capsys.readouterr().err
+    assert not copy.exists()
 
 
 # Showing.

@@ -167,3 +167,23 @@ def test_a_store_whose_creation_was_interrupted_is_created_again(
     identity = files.examine(tmp_path)
     assert identity is not None
     assert identity.complete
+
+
+def test_the_identity_of_a_new_store_removes_no_data(tmp_path: Path) -> None:
+    lock, database = open_directory(tmp_path, Options())
+    for number in range(100):
+        batch = database.batch()
+        batch.put(b"%d" % number, bytes(100))
+        batch.write()
+    database.close()
+    lock.close()
+    identity = files.examine(tmp_path)
+    assert identity is not None
+    files.write_identity(tmp_path, identity._replace(complete=False))
+    with pytest.raises(StorageCorrupt, match="that of a new store, but db/ holds data"):
+        open_directory(tmp_path, Options())
+    files.write_identity(tmp_path, identity)
+    lock, database = open_directory(tmp_path, Options())
+    assert database.get(b"99") == bytes(100)
+    database.close()
+    lock.close()

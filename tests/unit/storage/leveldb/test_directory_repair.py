@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -394,3 +394,39 @@ async def test_a_record_a_root_and_the_head_of_a_page_are_made_again(
         database.delete(key) if is_gone else database.put(key, bytes(value))
         database.close()
         await is_mended(directory, tmp_path / f"mended{number}", before)
+
+
+def test_a_repair_names_the_files_that_held_rows_of_which_no_trace_is_left(tmp_path: Path) -> None:
+    """The newest messages lie in the log alone: without it the store is sound, as it was before them."""
+    store = tmp_path / "store"
+
+    async def fill() -> None:
+        table = await open_table(store, Options(write_buffer_bytes=1 << 16))
+        await Filler(Logs(table, StillClock(), bounds=BOUNDS)).fill()
+        await table.close()
+
+    asyncio.run(fill())
+    (log,) = (store / "db").glob("*.log")
+    tables = sorted((store / "db").glob("*.ldb"))
+    assert tables
+
+    def lost(name: str, change: Callable[[Path], object]) -> str:
+        copy = Path(tempfile.mkdtemp(dir=tmp_path)) / "store"
+        shutil.copytree(store, copy)
+        change(copy / "db" / name)
+        return "\n".join(asyncio.run(repair(copy, copy.with_suffix(".mended"))).lost)
+
+    def zero(path: Path) -> None:
+        path.write_bytes(bytes(path.stat().st_size))
+
+    def unlink_in_an_open_store(path: Path) -> None:
+        path.unlink()
+        (path.parents[1] / "CLEAN").unlink()
+
+    gone = ": rows that lay only there are gone"
+    assert f"db/{log.name} is damaged at byte 0{gone}" in lost(log.name, zero)
+    assert f"db/{log.name} is missing; at the last close" in lost(log.name, Path.unlink)
+    for path in tables:
+        assert f"db/{path.name} is damaged{gone}" in lost(path.name, zero)
+        assert f"db/{path.name} is missing{gone}" in lost(path.name, unlink_in_an_open_store)
+    assert lost("CURRENT", Path.exists) == ""

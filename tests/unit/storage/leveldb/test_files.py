@@ -106,6 +106,11 @@ def test_a_cleanly_closed_store_is_accepted(store: Path) -> None:
             '{"format": "4", "store_id": 1, "complete": 1}',
             "IDENTITY has fields of the wrong type",
         ),
+        (
+            "IDENTITY",
+            json.dumps({"format": files.FORMAT, "store_id": "\ud800", "complete": True}),
+            "IDENTITY has fields of the wrong type",
+        ),
         ("CLEAN", "[]", "CLEAN is no JSON object"),
         ("db/CURRENT", "", "names no manifest"),
         ("db/CURRENT", "MANIFEST-000004", "names no manifest"),
@@ -177,6 +182,14 @@ def test_a_second_lock_of_a_directory_is_refused(tmp_path: Path) -> None:
         files.DirectoryLock(tmp_path)
     lock.close()
     files.DirectoryLock(tmp_path).close()
+
+
+def test_a_read_only_directory_without_a_lock_file_is_locked_itself(tmp_path: Path) -> None:
+    lock = files.DirectoryLock(tmp_path, reads_only=True)
+    with pytest.raises(Unavailable, match="in use by another process"):
+        files.DirectoryLock(tmp_path, reads_only=True)
+    lock.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_probe_leaves_no_file(tmp_path: Path) -> None:
