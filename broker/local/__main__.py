@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
+from broker.config.sections import iter_keys
 from broker.escapes import escaped_lines
 from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
@@ -47,8 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
         report=_progress,
     )
     interrupting = _Interrupting(cluster)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupting)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As under nohup.
+        signal.signal(signal.SIGHUP, interrupting)
     return up(cluster, as_json=given.json)
 
 
@@ -62,7 +67,7 @@ def up(cluster: LocalCluster, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         _progress("stopped")
         return 0
-    except (ServerFailed, ServerMissing) as error:
+    except (ServerFailed, ServerMissing, OSError) as error:
         _progress(f"the cluster did not start: {error}")
         return 1
 
@@ -159,22 +164,33 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(text: str) -> int | None:
+    if text != "free" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no port, and not 'free'")
     return None if text == "free" else int(text)
 
 
 def _setting(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
-    return key, json.loads(value)
+    if key not in {each.dotted for each in iter_keys()}:
+        raise argparse.ArgumentTypeError(f"there is no key {key!r}; see: broker config")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"the value of {key} is no JSON: {value!r}") from None
 
 
 def _progress(line: str) -> None:
-    sys.stderr.write(escaped_lines(line) + "\n")
-    sys.stderr.flush()
+    _write(sys.stderr, line)
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(escaped_lines(line) + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, line)
+
+
+def _write(stream: TextIO, line: str) -> None:
+    # The reader of a pipe may have gone, or a terminal; the cluster runs all the same, and ends in order.
+    with suppress(OSError):
+        os.write(stream.fileno(), escaped_lines(line).encode() + b"\n")
 
 
 if __name__ == "__main__":

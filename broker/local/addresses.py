@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -22,6 +21,7 @@ from broker.local.servers.process import HOST, ServerFailed, free_ports
 
 PORTS_OF_ONE: Final = 3
 """The ports of one process."""
+PORT_MAX: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
     """Choose and store the addresses of a cluster; a second call before it runs returns the same ones.
 
     Raises:
-        ServerFailed: A port that the user chose is in use.
+        ServerFailed: A port that the user chose is in use, or is none; or the stored ones can't be read.
     """
     names = list(sizes.names())
     stored, chosen = _stored_ports(folder), _chosen_ports(sizes)
@@ -126,10 +126,14 @@ def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
 
 
 def _stored_ports(folder: Path) -> dict[str, list[int]]:
-    with suppress(FileNotFoundError):
-        kept: dict[str, list[int]] = json.loads((folder / "ports.json").read_text())
-        return kept
-    return {}
+    file = folder / "ports.json"
+    try:
+        kept = json.loads(file.read_text())
+        return {name: [int(port) for port in ports] for name, ports in kept.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ServerFailed(f"{file} is damaged; give the cluster another folder") from error
 
 
 def _new_port(known: set[int]) -> int:
@@ -148,6 +152,8 @@ def _chosen_ports(sizes: Sizes) -> dict[str, int]:
 
 
 def _checked_port(port: int) -> int:
+    if not 0 < port <= PORT_MAX:
+        raise ServerFailed(f"there is no port {port}; choose others with --ports, or --ports free")
     if not _is_free(port):
         raise ServerFailed(f"port {port} is in use; choose others with --ports, or --ports free")
     return port

@@ -2,15 +2,19 @@
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.local import LocalCluster, Sizes, pids, single, storage_tables
+from broker.local import __main__ as launcher
 from broker.local.member import spec_file
 from broker.local.servers import ServerFailed, ServerMissing
 
@@ -139,3 +143,74 @@ def test_a_broker_that_does_not_start_tells_why(
         broker.start()
     assert not broker.running
     assert str(failed.value).endswith(f"the end of {broker.log_path}:\nwhy")
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Put the handlers of signals back, which the launcher replaces."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--ports", "70000"], 1, "the cluster did not start: there is no port 70000"),
+        (["--ports", "65534"], 1, "there is no port 65536; choose others with --ports"),
+        (["--ports", "http"], 2, "'http' is no port, and not 'free'"),
+        (["--set", "server.prot=1"], 2, "there is no key 'server.prot'"),
+        (["--set", "server.drain_s=soon"], 2, "the value of server.drain_s is no JSON: 'soon'"),
+        (["--dir", "/dev/null/x"], 1, "the cluster did not start: [Errno 20] Not a directory"),
+        ([], 1, "ports.json is damaged; give the cluster another folder"),
+    ],
+)
+def test_a_start_that_can_not_be_is_told_in_one_line(
+    words: list[str], code: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    is_damaged = not words
+    if is_damaged:
+        (tmp_path / "ports.json").write_text("[1")
+    try:
+        ended = launcher.main(["up", "--dir", str(tmp_path), "--ports", "free", *words])
+    except SystemExit as refused:
+        ended = int(refused.code or 0)
+    told = capfd.readouterr().err
+    assert (ended, says in told) == (code, True), told
+
+
+@pytest.mark.usefixtures("handlers")
+def test_under_nohup_a_cluster_outlives_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert launcher.main(["up", "--dir", "/dev/null/x"]) == 1
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_cluster_runs_on_and_ends_in_order_after_the_reader_of_its_output_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Started:
+        urls = ("http://127.0.0.1:8081",)
+        ended = False
+
+        def __enter__(self) -> None:
+            """Start."""
+
+        def __exit__(self, *_: object) -> None:
+            self.ended = True
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    read, write = os.pipe()
+    os.close(read)
+    cluster: Any = Started()
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        monkeypatch.setattr(sys, "stderr", gone)
+        monkeypatch.setattr(signal, "pause", interrupted)
+        assert launcher.up(cluster, as_json=False) == 0
+    assert cluster.ended
