@@ -10,7 +10,7 @@ from typing import Final
 import happybase
 
 from broker.clock import Clock, SystemClock
-from broker.errors import Unavailable
+from broker.errors import NotFound, StorageCorrupt, Unavailable
 from broker.rowlog.cell_keys import TABLE_PREFIX, check_id
 from broker.rowlog.meta import Meta
 from broker.rowlog.row_table import RowTable, TableError
@@ -66,10 +66,17 @@ async def rows_at(address: tuple[str, int], *, synced: bool) -> AsyncIterator[Ro
         door.close()
 
 
-async def all_setups(rows: RowTable) -> list[Setup]:
-    """Return the setups of all rowlogs. Raises TableError, Unavailable, StorageCorrupt."""
-    names = [each for each in await rows.tables() if each.startswith(TABLE_PREFIX.encode())]
-    return [await Meta(rows, name, SystemClock()).fresh() for name in names]
+async def all_setups(rows: RowTable) -> tuple[list[Setup], list[str]]:
+    """Return the setups of all rowlogs, and why others can't be read. Raises TableError, Unavailable."""
+    found, problems = list[Setup](), list[str]()
+    for name in await rows.tables():
+        if not name.startswith(TABLE_PREFIX.encode()):
+            continue
+        try:
+            found.append(await Meta(rows, name, SystemClock()).fresh())
+        except (NotFound, StorageCorrupt) as error:
+            problems.append(f"{name.decode(errors='backslashreplace')}: {error.message}")
+    return found, problems
 
 
 @asynccontextmanager

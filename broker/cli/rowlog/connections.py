@@ -51,14 +51,19 @@ def reaching(command: Command) -> Command:
     return command
 
 
+def address_of(option: str, text: str) -> tuple[str, int]:
+    """Return the host and the port that an option names. Raises click.UsageError."""
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from error
+
+
 class At:
     """The addresses of HBase and ZooKeeper."""
 
     def __init__(self, hbase: str, zookeeper: str, *, synced: bool) -> None:
-        try:
-            self.address = parse_address(hbase)
-        except ValueError as error:
-            raise click.UsageError(f"--hbase {hbase}: {error}") from error
+        self.address = address_of("--hbase", hbase)
         self.synced = synced
         self.zookeeper = [each for each in zookeeper.split(",") if each]
 

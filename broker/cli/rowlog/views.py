@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,7 +39,7 @@ def list_(hbase: str, zookeeper: str, *, synced: bool, as_json: bool) -> None:
         async with at.rows() as rows:
             from broker.rowlog.directory import all_setups  # noqa: PLC0415
 
-            found = await all_setups(rows)
+            found, problems = await all_setups(rows)
         if as_json:
             write_json([setup_json(each) for each in found])
         else:
@@ -47,6 +48,10 @@ def list_(hbase: str, zookeeper: str, *, synced: bool, as_json: bool) -> None:
                 for each in found
             ]
             write_table(("ID", "TABLE", "FAMILY", "LOG BYTE", "SUBSCRIPTIONS"), lines)
+        for problem in problems:
+            write_line(f"problem: {problem}", err=True)
+        if problems:
+            raise click.exceptions.Exit(1)
 
     run(work())
 
@@ -122,7 +127,7 @@ async def _show(log: RowLog, as_json: bool) -> None:
 
 
 async def _show_row(log: RowLog, row: str, as_json: bool) -> None:
-    found = await log.messages.open(row.encode())
+    found = await log.messages.open(os.fsencode(row))
     messages = [
         {
             "seq": each.id.seq,

@@ -15,8 +15,8 @@ import click
 
 from broker.cli.options import json_option
 from broker.cli.output import write_json, write_line
-from broker.cli.rowlog.connections import At, id_argument, reaching
-from broker.config.sections import parse_address
+from broker.cli.rowlog.connections import At, address_of, id_argument, reaching
+from broker.user_code import check_takes
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog
@@ -73,6 +73,7 @@ def process(  # noqa: PLR0913 - One parameter per option.
     if not serve and (listen_only or url):
         option = "--listen-only" if listen_only else "--url"
         raise click.UsageError(f"{option} needs --serve HOST:PORT")
+    host, port = address_of("--serve", serve) if serve else ("", 0)
     sys.path.insert(0, str(Path.cwd()))
     functions = dict(map(_function, listeners))
 
@@ -80,8 +81,10 @@ def process(  # noqa: PLR0913 - One parameter per option.
         for subscription, function in functions.items():
             log.listen(subscription, function)
         if serve:
-            host, port = parse_address(serve)
-            told = await log.serve_listeners(host, port, url=url or "")
+            try:
+                told = await log.serve_listeners(host, port, url=url or "")
+            except OSError as error:
+                raise click.ClickException(f"can't listen on {serve}: {error.strerror}") from error
             _report({"event": "listening", "url": told}, f"listening at {told}", as_json)
         if not listen_only:
             await log.start(remote=bool(log.zookeeper))
@@ -105,10 +108,12 @@ def _function(given: str) -> tuple[str, Any]:
     if not equals or not colon or not module:
         raise click.UsageError(f"--listener {given}: write SUBSCRIPTION=MODULE:FUNCTION")
     try:
-        return subscription, getattr(importlib.import_module(module), function)
+        listener = getattr(importlib.import_module(module), function)
+        check_takes(listener, 1, "A listener")
     except Exception as error:
         # The module runs while it is imported, so it may raise anything.
         raise click.UsageError(f"--listener {given}: {type(error).__name__}: {error}") from error
+    return subscription, listener
 
 
 def _report(event: dict[str, str], text: str, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -60,14 +61,14 @@ def put(  # noqa: PLR0913 - One parameter per option.
         column, equals, value = cell.partition("=")
         if not equals or ":" not in column:
             raise click.UsageError(f"--cell {cell}: write FAMILY:COLUMN=VALUE")
-        change[column.encode()] = value.encode()
+        change[os.fsencode(column)] = os.fsencode(value)
 
     async def work(log: RowLog) -> None:
         message = await log.put(
-            row.encode(),
+            os.fsencode(row),
             change,
-            payload.encode(),
-            data=data.encode(),
+            os.fsencode(payload),
+            data=os.fsencode(data),
             subscriptions=only or None,
         )
         seq = None if message is None else message.seq
@@ -148,7 +149,7 @@ def subscriptions(  # noqa: PLR0913 - One parameter per option.
             there = (await log.meta.fresh()).named(add) or Subscription(add)
             wanted = replace(there, **changes)
             if row_prefix is not None:
-                wanted = replace(wanted, filter=Filter(row_prefix.encode()))
+                wanted = replace(wanted, filter=Filter(os.fsencode(row_prefix)))
             await log.subscribe(wanted, since=cast("Literal['now', 'open']", since))
         if remove:
             write_line(f"removed {remove}; {await log.unsubscribe(remove)} messages waited for it")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.rowlog import Subscription, directory
+from broker.rowlog.cell_keys import INDEX_COLUMN, meta_key
 from broker.rowlog.letters import LISTED_MAX
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.row_table import RowTable
@@ -104,3 +105,22 @@ def test_all_passes_over_held_letters_but_not_those_that_nothing_holds_any_more(
     let_go()
     capsys.readouterr()
     assert run(capsys, "rowlog", "retry", "mq", "second", "--all")[:2] == (0, "revived row:1\n")
+
+
+@pytest.mark.usefixtures("many")
+def test_a_row_may_have_any_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "rowlog", "put", "mq", "\udcff", "--cell", "d:a=\udcfe")[0] == 0
+    code, out, _ = run(capsys, "rowlog", "show", "mq", "\udcff", "--json")
+    assert (code, json.loads(out)[0]["seq"]) == (0, 1)
+
+
+def test_a_table_that_is_no_rowlog_hides_no_other(
+    dead: Stored, stored: Stored, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored.update(dead)
+    stored[b"rowlog-\xff"] = {}
+    stored[b"rowlog-later"] = {meta_key("setup"): {INDEX_COLUMN: b'{"format": 99}'}}
+    code, out, told = run(capsys, "rowlog", "list", "--json")
+    assert (code, [each["id"] for each in json.loads(out)]) == (1, ["mq"])
+    assert "problem: rowlog-\\xff: There is no rowlog" in told
+    assert "problem: rowlog-later: The rowlog's setup has format 99" in told

@@ -9,7 +9,7 @@ from tests.unit.cli.running import run
 MODULES = {
     "misspelt": "def on_message(:",
     "ending": "raise RuntimeError('no configuration')",
-    "fine": "async def on_message(message): ...",
+    "fine": "async def on_message(message): ...\nasync def two(message, more): ...\nname = 1",
 }
 
 
@@ -21,6 +21,9 @@ MODULES = {
         (["indexer=ending:on_message"], "RuntimeError: no configuration"),
         (["indexer=fine:another"], "AttributeError"),
         (["indexer=missing:on_message"], "ModuleNotFoundError"),
+        (["indexer=fine:two"], "A listener is called with 1 argument by position"),
+        (["indexer=fine:name"], "A listener is a function, not int"),
+        (["indexer=fine:on_message", "--serve", "here"], "--serve: 'here' is not host:port"),
         (["indexer=fine:on_message", "--listen-only"], "--listen-only needs --serve"),
         (["indexer=fine:on_message", "--url", "http://me:1"], "--url needs --serve"),
     ],
