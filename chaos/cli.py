@@ -92,7 +92,7 @@ def sum_(directory: Path, as_json: bool) -> None:
 def _read(file: Path) -> Judged:
     try:
         return read_verdict(file)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotJudged(f"{file} is not a verdict: {error!r}") from error
 
 

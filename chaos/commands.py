@@ -17,7 +17,9 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from broker import logs
+from broker.cli.options import FiniteRange
 from broker.config.sections import LogLevel, LogsConfig
+from broker.http.address import Address
 from broker.local import Sizes
 from broker.local.servers import ServerFailed, ServerMissing
 from broker.testing import mutants
@@ -98,7 +100,7 @@ def _plan_options(command: Command) -> Command:
                 "--minutes",
                 default=5.0,
                 show_default=True,
-                type=click.FloatRange(min=0.1),
+                type=FiniteRange(min=0.1),
                 help="How long the workloads run.",
             ),
             click.option(
@@ -117,7 +119,7 @@ def _plan_options(command: Command) -> Command:
                 default=UNAVAILABLE_S,
                 show_default=True,
                 metavar="SECONDS",
-                type=click.FloatRange(min=0),
+                type=FiniteRange(min=0),
                 help="How long a topic may acknowledge nothing while there is no fault; 0: not judged.",
             ),
             click.option(
@@ -126,7 +128,7 @@ def _plan_options(command: Command) -> Command:
                 default=HEALING_S,
                 show_default=True,
                 metavar="SECONDS",
-                type=click.FloatRange(min=0),
+                type=FiniteRange(min=0),
                 help="How long after a fault a silence does not count.",
             ),
         )
@@ -209,6 +211,7 @@ def _given_cluster_options(command: Command) -> Command:
                 "--session-s",
                 default=4.0,
                 show_default=True,
+                type=FiniteRange(min=0.1),
                 help="ZooKeeper's session time-out in that cluster; it sets the length of pauses.",
             ),
         )
@@ -288,8 +291,9 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(workloads)}"
     try:
         folder = RunFolder(directory or STORE / name)
-    except FileExistsError as error:
-        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise click.UsageError(told) from error
     if target is not None:
         commands = {key.removesuffix("_cmd"): command for key, command in hooks.items()}
         given = GivenTarget(urls, Hooks(**commands), session_s=session_s)
@@ -321,6 +325,11 @@ def _addresses(target: str | None) -> list[str]:
     urls = [url.strip() for url in target.split(",") if url.strip()]
     if not urls:
         raise click.UsageError("--target has no address")
+    try:
+        for url in urls:
+            Address.of(url)
+    except ValueError as error:
+        raise click.UsageError(f"--target: {error}") from error
     return urls
 
 

@@ -188,5 +188,5 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def read_verdict(file: Path) -> Judged:
-    """Read a verdict. Raises OSError, ValueError, KeyError."""
+    """Read a verdict. Raises OSError, ValueError, KeyError, TypeError, AttributeError."""
     return Judged.from_json(json.loads(file.read_text()))

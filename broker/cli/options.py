@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -335,3 +336,17 @@ class SpanType(click.ParamType[float]):
             most = "" if self._max_s == float("inf") else f" and at most {self._max_s:g} s"
             self.fail(f"{value} is not at least {self._min_s:g} s{most}", param, ctx)
         return seconds
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range. Click takes ``nan`` for one in any range, and ``inf`` where there is no upper bound."""
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number. Raises click.BadParameter."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number

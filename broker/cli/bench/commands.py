@@ -12,7 +12,13 @@ from broker.cli.bench.publish_load import Load
 from broker.cli.bench.publish_load import publish as publish_load
 from broker.cli.bench.stamp import BYTES_MIN
 from broker.cli.bench.tail_load import tail as tail_topic
-from broker.cli.options import client_settings, teller, to_broker, topic_argument
+from broker.cli.options import (
+    FiniteRange,
+    client_settings,
+    teller,
+    to_broker,
+    topic_argument,
+)
 from broker.cli.output import write_json, write_line
 from broker.client import Client
 from broker.model import TopicId
@@ -41,12 +47,12 @@ def bench() -> None:
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Messages per second.  [default: as fast as possible]",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Publish for so many seconds.",
@@ -97,7 +103,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
 @topic_argument
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Receive for so many seconds.",

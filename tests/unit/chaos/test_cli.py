@@ -89,6 +89,36 @@ def test_a_run_without_an_address_or_into_the_folder_of_another_run_is_refused(
     assert (refused.exit_code, "holds a run already" in refused.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--minutes", "nan"], "nan is no finite number"),
+        (["--minutes", "inf"], "inf is no finite number"),
+        (["--healing", "nan"], "nan is no finite number"),
+        (["--target", "http://h", "--session-s", "0"], "0.0 is not in the range"),
+        (["--target", "h:8080"], "must look like http://host:port"),
+        (["--target", "http://h:99999"], "Port out of range"),
+        (["--target", "http://h,http://u:p@h"], "no user and password"),
+        (["--dir", "/dev/null/run"], "/dev/null/run: Not a directory"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused_without_a_traceback(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ChaosCluster", Unstartable)
+    refused = CliRunner().invoke(cli, ["run", *words])
+    told = " ".join(refused.stderr.split())
+    assert (refused.exit_code, says in told, "Traceback" in told) == (2, True, False), told
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"details": 1}', '{"details": [1]}', "{", "\xff"])
+def test_a_damaged_verdict_is_no_error_of_the_verifier(text: str, tmp_path: Path) -> None:
+    (tmp_path / "verdict.json").write_bytes(text.encode("latin-1"))
+    ended = CliRunner().invoke(cli, ["sum", str(tmp_path)])
+    assert (ended.exit_code, "Traceback" in ended.stderr) == (2, False)
+    assert "is not a verdict" in ended.stderr
+
+
 class Unstartable:
     """A cluster whose servers are missing."""
 
