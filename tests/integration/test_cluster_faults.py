@@ -140,6 +140,28 @@ async def test_the_writes_of_a_leader_that_was_paused_for_long_are_fenced(
             await asyncio.to_thread(node.resume)
 
 
+@pytest.mark.nightly
+async def test_a_frozen_leader_delays_a_publisher_with_keys_for_a_session_and_a_second_at_most(
+    cluster: LocalCluster,
+) -> None:
+    topic = "faults/frozen"
+    async with Client(cluster.urls) as client:
+        await client.create_topic(topic)
+        await client.publish(topic, b"before", idempotency_key="before")
+        node = await leading_node(cluster, topic)
+        began = time.monotonic()
+        await asyncio.to_thread(node.pause)
+        try:
+            await client.publish(topic, b"after", idempotency_key="after")
+            took_s = time.monotonic() - began
+        finally:
+            await asyncio.to_thread(node.resume)
+        print(f"acknowledged {took_s:.2f} s after SIGSTOP")  # noqa: T201  Print the figure.
+        assert took_s <= SESSION_S + 1
+        await in_contact(cluster)
+        assert [each.payload for each in await client.poll(topic)] == [b"before", b"after"]
+
+
 @pytest.mark.parametrize("away_s", [4 * SESSION_S, pytest.param(20.0, marks=pytest.mark.nightly)])
 async def test_leaders_go_on_without_zookeeper(cluster: LocalCluster, away_s: float) -> None:
     name = f"alone-{away_s:g}"
