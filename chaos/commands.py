@@ -19,11 +19,10 @@ from typing_extensions import override
 from broker import logs
 from broker.cli.options import FiniteRange
 from broker.config.sections import LogLevel, LogsConfig
-from broker.http.address import Address
 from broker.local import Sizes
 from broker.local.servers import ServerFailed, ServerMissing
 from broker.testing import mutants
-from chaos.given_cluster import GivenTarget, Hooks
+from chaos.given_cluster import GivenTarget, Hooks, addresses
 from chaos.nemeses import NEMESES
 from chaos.promises import HEALING_S, UNAVAILABLE_S
 from chaos.proxied_cluster import ChaosCluster, HBaseMode
@@ -273,7 +272,10 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
             "the run starts: leave out --target and --standalone"
         )
     _refuse_ignored("target" if target is not None else "standalone" if standalone else "")
-    urls = _addresses(target)
+    try:
+        urls = [] if target is None else addresses(target)
+    except ValueError as error:
+        raise click.UsageError(f"--target: {error}") from error
     if standalone:
         in_namespace(sys.argv[1:])
     is_mix = MIX in nemeses
@@ -316,21 +318,6 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         )
         judged = _on_own(cluster, plan, folder)
     tell(judged, folder.folder, as_json=as_json)
-
-
-def _addresses(target: str | None) -> list[str]:
-    """Return the addresses of a given cluster; none without --target. Raises UsageError."""
-    if target is None:
-        return []
-    urls = [url.strip() for url in target.split(",") if url.strip()]
-    if not urls:
-        raise click.UsageError("--target has no address")
-    try:
-        for url in urls:
-            Address.of(url)
-    except ValueError as error:
-        raise click.UsageError(f"--target: {error}") from error
-    return urls
 
 
 def _refuse_ignored(kind: str) -> None:

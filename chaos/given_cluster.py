@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from broker.client import BrokerError
 from broker.client.protocol import ClientRequest
+from broker.http.address import Address
 from broker.local.servers import ServerFailed
 from chaos.target import Ability, Target
 from chaos.workloads import REGISTRY
@@ -33,6 +34,16 @@ READY_S: Final = 120.0
 POLL_S: Final = 0.5
 _OWN: Final = re.compile(rf"default/((?:{'|'.join(REGISTRY)})-[0-9a-f]{{8}}|churned)-")
 """The names of topics that workloads and nemeses create. All other topics, and their pins, are the owner's."""
+
+
+def addresses(text: str) -> list[str]:
+    """Return the addresses of nodes, with commas between them. Raises ValueError."""
+    urls = [url.strip() for url in text.split(",") if url.strip()]
+    if not urls:
+        raise ValueError("it has no address")
+    for url in urls:
+        Address.of(url)
+    return urls
 
 
 class Hooks(NamedTuple):

@@ -239,7 +239,7 @@ def _mend(directory: Path, copy: Path, window_ms: int) -> list[str]:
     try:
         return _mend_copy(directory, copy, window_ms)
     except BaseException:
-        shutil.rmtree(copy, ignore_errors=True)  # A part of a store helps nobody.
+        shutil.rmtree(copy, ignore_errors=True)  # It is no store yet.
         raise
 
 
