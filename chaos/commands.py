@@ -187,6 +187,14 @@ def _splittable(_: click.Context, __: click.Parameter, command: str | None) -> s
     return command
 
 
+def _addresses(_: click.Context, __: click.Parameter, target: str | None) -> list[str] | None:
+    """Refuse addresses that no client can have."""
+    try:
+        return None if target is None else addresses(target)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def _given_cluster_options(command: Command) -> Command:
     """Add the options of a cluster that runs already."""
     for option in reversed(
@@ -195,6 +203,7 @@ def _given_cluster_options(command: Command) -> Command:
                 "--target",
                 metavar="URL,URL",
                 help="A cluster that runs already, by the addresses of its nodes.",
+                callback=_addresses,
             ),
             *(
                 click.option(
@@ -243,7 +252,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
     hbase: HBaseMode,
     standalone: bool,
     mutant: str,
-    target: str | None,
+    target: list[str] | None,
     session_s: float,
     directory: Path | None,
     as_json: bool,
@@ -272,10 +281,6 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
             "the run starts: leave out --target and --standalone"
         )
     _refuse_ignored("target" if target is not None else "standalone" if standalone else "")
-    try:
-        urls = [] if target is None else addresses(target)
-    except ValueError as error:
-        raise click.UsageError(f"--target: {error}") from error
     if standalone:
         in_namespace(sys.argv[1:])
     is_mix = MIX in nemeses
@@ -298,7 +303,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         raise click.UsageError(told) from error
     if target is not None:
         commands = {key.removesuffix("_cmd"): command for key, command in hooks.items()}
-        given = GivenTarget(urls, Hooks(**commands), session_s=session_s)
+        given = GivenTarget(target, Hooks(**commands), session_s=session_s)
         judged = asyncio.run(_run(given, plan, folder))
     else:
         sizes = Sizes(
