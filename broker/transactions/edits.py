@@ -10,11 +10,13 @@ order, restore the state::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from broker.errors import StorageCorrupt
 from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_long
+
+T = TypeVar("T")
 
 FORMAT: Final = 1
 
@@ -140,93 +142,21 @@ def decode_edit(message: bytes) -> tuple[int, Edit]:
         if message[0] != FORMAT:
             raise StorageCorrupt(f"The journal has a message of unknown format {message[0]}.")
         number, at = read_long(message, 2)
-        edit, at = _DECODERS[message[1]](message, at)
+        kind = KINDS[message[1]]
+        values: list[Any] = []
+        for read in _READERS[kind]:
+            value, at = read(message, at)
+            values.append(value)
         check_end(message, at)
     except (IndexError, Malformed, UnicodeDecodeError) as error:
         raise StorageCorrupt("An edit of the journal does not decode.") from error
-    return number, edit
+    return number, kind(*values)
 
 
 def check_end(message: bytes, at: int) -> None:
     """Raise Malformed if a message has bytes behind its last field."""
     if at != len(message):
         raise Malformed("bytes are left")
-
-
-_Decoded = tuple[Edit, int]
-
-
-def _reset(body: bytes, at: int) -> _Decoded:
-    pointer, at = read_long(body, at)
-    return Reset(pointer), at
-
-
-def _started(body: bytes, at: int) -> _Decoded:
-    pointer, at = read_long(body, at)
-    long, at = read_long(body, at)
-    started_ms, at = read_long(body, at)
-    expires_ms, at = read_long(body, at)
-    client, at = read_bytes(body, at)
-    return Started(pointer, bool(long), started_ms, expires_ms, client.decode()), at
-
-
-def _checkpointed(body: bytes, at: int) -> _Decoded:
-    transaction, at = read_long(body, at)
-    pointer, at = read_long(body, at)
-    return Checkpointed(transaction, pointer), at
-
-
-def _committing(body: bytes, at: int) -> _Decoded:
-    transaction, at = read_long(body, at)
-    changes, at = read_keys(body, at)
-    return Committing(transaction, tuple(changes)), at
-
-
-def _committed(body: bytes, at: int) -> _Decoded:
-    transaction, at = read_long(body, at)
-    return Committed(transaction), at
-
-
-def _aborted(body: bytes, at: int) -> _Decoded:
-    transaction, at = read_long(body, at)
-    return Aborted(transaction), at
-
-
-def _invalidated(body: bytes, at: int) -> _Decoded:
-    transactions, at = read_numbers(body, at)
-    timed_out, at = read_long(body, at)
-    return Invalidated(tuple(transactions), bool(timed_out)), at
-
-
-def _truncated(body: bytes, at: int) -> _Decoded:
-    pointers, at = read_numbers(body, at)
-    return Truncated(tuple(pointers)), at
-
-
-def _truncated_before(body: bytes, at: int) -> _Decoded:
-    pointer, at = read_long(body, at)
-    return TruncatedBefore(pointer), at
-
-
-def _named(body: bytes, at: int) -> _Decoded:
-    name, at = read_bytes(body, at)
-    epoch, at = read_long(body, at)
-    transaction, at = read_long(body, at)
-    return Named(name.decode(), epoch, transaction), at
-
-
-_DECODERS: Final[tuple[Callable[[bytes, int], _Decoded], ...]] = (
-    _reset,
-    _started,
-    _checkpointed,
-    _committing,
-    _committed,
-    _aborted,
-    _invalidated,
-    _truncated,
-    _truncated_before,
-    _named,
-)
 
 
 # Lists. Snapshots of the state use them, too.
@@ -240,12 +170,7 @@ def encode_numbers(numbers: Iterable[int]) -> bytes:
 
 def read_numbers(body: bytes, at: int) -> tuple[list[int], int]:
     """Return a list of numbers and the place after it. Raises Malformed, IndexError."""
-    count, at = read_long(body, at)
-    numbers = []
-    for _ in range(count):
-        number, at = read_long(body, at)
-        numbers.append(number)
-    return numbers, at
+    return _read_list(read_long, body, at)
 
 
 def encode_keys(keys: Iterable[bytes]) -> bytes:
@@ -256,9 +181,38 @@ def encode_keys(keys: Iterable[bytes]) -> bytes:
 
 def read_keys(body: bytes, at: int) -> tuple[list[bytes], int]:
     """Return a list of byte strings and the place after it. Raises Malformed, IndexError."""
+    return _read_list(read_bytes, body, at)
+
+
+def _read_list(
+    read: Callable[[bytes, int], tuple[T, int]], body: bytes, at: int
+) -> tuple[list[T], int]:
     count, at = read_long(body, at)
-    keys = []
+    found = []
     for _ in range(count):
-        key, at = read_bytes(body, at)
-        keys.append(key)
-    return keys, at
+        each, at = read(body, at)
+        found.append(each)
+    return found, at
+
+
+def _reader(
+    read: Callable[[bytes, int], tuple[T, int]], form: Callable[[T], object]
+) -> Callable[[bytes, int], tuple[object, int]]:
+    def value(body: bytes, at: int) -> tuple[object, int]:
+        found, at = read(body, at)
+        return form(found), at
+
+    return value
+
+
+_READER_OF: Final[Mapping[object, Callable[[bytes, int], tuple[object, int]]]] = {
+    int: read_long,
+    bool: _reader(read_long, bool),
+    str: _reader(read_bytes, bytes.decode),
+    tuple[int, ...]: _reader(read_numbers, tuple),
+    tuple[bytes, ...]: _reader(read_keys, tuple),
+}
+_READERS: Final = {
+    kind: tuple(_READER_OF[field] for field in get_type_hints(kind).values()) for kind in KINDS
+}
+"""How to read the fields of each kind, in their order: by their types."""
