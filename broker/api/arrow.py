@@ -42,8 +42,6 @@ from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
 from broker.topics.pages import PollPage, Run
 from broker.wire import attributes
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
-
 _LEAD_BYTES: Final = 1
 _INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
 """The bytes before the length in an item of the message log. An item of a payload log has a row id before it."""

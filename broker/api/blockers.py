@@ -10,15 +10,15 @@ from broker.api.own_service import AnyService
 from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply, media_type
-from broker.http.request import Request, whole_number
+from broker.http.request import Request
 from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
 from broker.moments import rfc3339
+from broker.operations.media_types import THRIFT
+from broker.operations.parameters import BLOCKER_LIMIT
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.topics.topics import Topics
-from broker.wire.transaction import THRIFT, transaction_steps
+from broker.wire.transaction import transaction_steps
 
-LIMIT_DEFAULT: Final = 10
-LIMIT_MAX: Final = 100
 LISTED_MAX: Final = 10_000
 
 
@@ -33,7 +33,7 @@ class BlockersApi:
 
     async def blockers(self, request: Request) -> Answer:
         """Answer which transactions hold a consumer back, the first one first."""
-        limit = whole_number(request.query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_DEFAULT)
+        limit = BLOCKER_LIMIT.of(request.query)
         place = place_in(request, "from")
         snapshot, of = await self._snapshot(request)
         wanted = BlockersQuery(snapshot, place, limit, request.generation)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from broker.errors import BadRequest
-from broker.http.reply import AVRO, AVRO_JSON, JSON, MESSAGES, media_type
+from broker.http.reply import media_type
+from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES
 
 
 class BodyType(enum.Enum):

@@ -12,10 +12,12 @@ from broker.api.body_reader import read_snapshot
 from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.http.budget import BudgetKind, Hold
-from broker.http.reply import JSON, Answer, ChunkedReply, Piece, Reply
-from broker.http.request import Request, one_of, whole_number
+from broker.http.reply import Answer, ChunkedReply, Piece, Reply
+from broker.http.request import Request
 from broker.model import Snapshot, timestamp_of
 from broker.moments import rfc3339, rfc3339_or_none
+from broker.operations.media_types import JSON
+from broker.operations.parameters import BROWSE_LIMIT, ORDER, PAYLOAD
 from broker.places import Place
 from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
@@ -24,9 +26,7 @@ from broker.wire import attributes
 from broker.wire.avrojson import PART_BYTES
 from broker.wire.json_numbers import shown_long
 
-LIMIT_DEFAULT = 100
 PREVIEW_BYTES = 1024
-CHOICES: Final = ("preview", "full")
 _OPENING: Final = b'{"messages":'
 
 
@@ -48,14 +48,12 @@ class Browsing:
 
     async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
         query = request.query
-        bytes_max = None if one_of(query, "payload", CHOICES) == "full" else PREVIEW_BYTES
+        bytes_max = None if PAYLOAD.of(query) == "full" else PREVIEW_BYTES
         wanted = BrowseQuery(
             start=place_in(request, "from"),
             end=place_in(request, "to"),
-            limit=whole_number(
-                query, "limit", least=1, most=self._messages_max, default=LIMIT_DEFAULT
-            ),
-            descending=one_of(query, "order", ("asc", "desc")) == "desc",
+            limit=BROWSE_LIMIT.of(query, most=self._messages_max),
+            descending=ORDER.of(query) == "desc",
             snapshot=snapshot,
             # The extra byte shows whether the payload is longer than the preview.
             payload_bytes_max=None if bytes_max is None else bytes_max + 1,

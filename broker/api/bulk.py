@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
+from broker.api.arrow import ArrowMaker, ArrowStream
 from broker.api.asked_places import id_in, in_generation
 from broker.api.body_reader import read_snapshot
 from broker.api.polls import blocked_by
@@ -18,6 +18,7 @@ from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece
 from broker.http.request import Request
 from broker.model import Snapshot
+from broker.operations.media_types import ARROW
 from broker.slices import Slice
 from broker.topics.pages import PollPage, cut
 from broker.topics.streams import RowStream

@@ -23,13 +23,13 @@ from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId, check_namespace, check_topic
 from broker.moments import rfc3339
+from broker.operations.parameters import TOPICS_NAMED_MAX
 from broker.storage.call_health import StorageHealth
 from broker.storage.records import RecordStore
 from broker.topics.reserved import is_reserved
 
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0
-TOPICS_NAMED_MAX: Final = 2_000
 """A node names at most so many of the topics that it leads, the first by name."""
 
 

@@ -24,7 +24,7 @@ from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
-from broker.http.reply import JSON
+from broker.operations.media_types import JSON
 from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders

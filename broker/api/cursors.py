@@ -8,14 +8,14 @@ import orjson
 
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
-from broker.http.request import Request, whole_number
+from broker.http.request import Request
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, Topic, check_cursor, timestamp_of
 from broker.moments import rfc3339
+from broker.operations.parameters import CURSOR_LIMIT
 from broker.places import Place
 from broker.topics.cursors import StoredCursor, shown
 from broker.topics.topics import Topics
 
-LIMIT_MAX: Final = 100
 DATA_BYTES_MAX: Final = 1024
 _FIELDS: Final = {"after", "expected", "data"}
 
@@ -30,7 +30,7 @@ class CursorHandlers:
     async def list(self, request: Request) -> Answer:
         """Answer a page of a topic's cursors, each with its lag."""
         query = request.query
-        limit = whole_number(query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_MAX)
+        limit = CURSOR_LIMIT.of(query)
         topic = await self._topics.get(request.topic, request.generation)
         page = await self._topics.cursors.page(topic, query.get("after", ""), limit)
         told = [await self._with_lag(topic, cursor) for cursor in page.cursors]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 
 from broker import logs
 from broker.api import bodies
-from broker.api.access import Authorize, allow_all
 from broker.api.origins import UNDER_ANY_NAME, Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
@@ -22,8 +21,9 @@ from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, St
 from broker.http.budget import Cut
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
-from broker.http.request import Request
+from broker.http.request import PathNames, Request
 from broker.metrics import OK, Metrics
+from broker.operations.operation import Action
 from broker.routing.deadlines import REQUEST_TIMEOUT, parse_timeout_s
 
 UNKNOWN_ROUTE = "unknown"
@@ -33,6 +33,17 @@ INTERNAL = BrokerError.code
 log = logs.get_logger()
 monotonic: Callable[[], float] = time.perf_counter
 """Measures how long answers take, for metrics only. No decision depends on it."""
+
+
+Authorize = Callable[[str | None, Action, PathNames], None]
+"""Takes the principal (None: unknown), the action, and the names in the path.
+
+Returns if the action is allowed. Raises Forbidden if not.
+"""
+
+
+def allow_all(principal: str | None, action: Action, resource: PathNames) -> None:
+    """Allow every action: there are no rules yet."""
 
 
 class Dispatch:
@@ -69,14 +80,15 @@ class Dispatch:
         if method == "OPTIONS" and self._origins.is_preflight(headers):
             return self._preflight(path)
         found = self.router.find(method, path)
-        if found.route.name not in UNDER_ANY_NAME:
+        operation = found.route.operation
+        if operation.name not in UNDER_ANY_NAME:
             self._origins.check_host(headers)
         timeout = headers.get(REQUEST_TIMEOUT)
         timeout_s = self._deadline_s
         if timeout is not None:
             timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
-        bodies.check_coding(headers, found.route.name)
-        most = bodies.bytes_max(headers, found.route.body_bytes_max)
+        bodies.check_coding(headers, operation.name)
+        most = bodies.bytes_max(headers, operation.body_bytes_max)
         return Admitted(found, found.names, timeout_s, most)
 
     def lines(self, headers: Mapping[str, str]) -> str:
@@ -86,17 +98,17 @@ class Dispatch:
     async def answer(self, found: RouteMatch, request: Request) -> Answer:
         """Return the handler's answer, or the reply for its error."""
         started = monotonic()
-        route = found.route
+        operation = found.route.operation
         code = OK
         try:
-            self._authorize(request.principal, route.action, request.names)
+            self._authorize(request.principal, operation.action, request.names)
             if request.query_string:
-                route.check_query(request.query)
-            answer = await route.handler(request)
+                operation.check_query(request.query)
+            answer = await found.route.handler(request)
         except BrokerError as error:
             code = error.code
             if error.outcome == "unknown":
-                self._metrics.unknown(route.name)
+                self._metrics.unknown(operation.name)
             return self.failure(error, request.headers, request.id)
         except Cut as error:
             refusal = Overloaded(str(error))  # The connection is closed: no client reads this.
@@ -104,14 +116,14 @@ class Dispatch:
             return self.failure(refusal, request.headers, request.id)
         except Exception as error:  # noqa: BLE001 - Every exception becomes a reply and a log line.
             code = INTERNAL
-            self._metrics.unknown(route.name)
+            self._metrics.unknown(operation.name)
             return self.failure(error, request.headers, request.id)
         else:
             # Sending the answer may take long if the client reads slowly, and needs no body.
             request.let_go_of_body()
             return answer
         finally:
-            self._metrics.answered(route.name, code, monotonic() - started)
+            self._metrics.answered(operation.name, code, monotonic() - started)
 
     @staticmethod
     def failure(error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:

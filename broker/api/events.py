@@ -41,9 +41,10 @@ from broker.api.polls import committed_in
 from broker.api.routed import BROKER_LEADER
 from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
-from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers
+from broker.http.reply import Answer, ChunkedReply, Headers
 from broker.http.request import Request
 from broker.model import MESSAGE_ID_BYTES, MessageId, Poll, ShownMessage, TopicId
+from broker.operations.media_types import EVENTS
 from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
 from broker.slices import Slice

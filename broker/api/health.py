@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.errors import Unavailable
-from broker.http.reply import JSON, PLAIN, Answer, Reply, json_reply
+from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.metrics import CONTENT_TYPE
+from broker.operations.media_types import JSON, PLAIN
 
 _PONG = Reply(200, b"OK.\n", PLAIN)
 _READY = Reply(200, b'{"status":"ready"}', JSON)

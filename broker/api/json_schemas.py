@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from broker.coordination.ports import Contact
 from broker.errors import registry
-from broker.http.reply import JSON
-from broker.wire.topics import TTL_MAX_S
+from broker.operations.media_types import JSON, TEXT
+from broker.operations.operation import (
+    BOOLEAN,
+    CURSOR_NAME,
+    ID_PLACE,
+    INTEGER,
+    MESSAGE_ID,
+    NUMBER,
+    STAGE,
+    STRING,
+    TOPIC_NAME,
+    TTL_SENT,
+    Schema,
+    of,
+)
 
-Spec = dict[str, Any]
-
-STRING: Final[Spec] = {"type": "string"}
-INTEGER: Final[Spec] = {"type": "integer"}
-NUMBER: Final[Spec] = {"type": "number"}
-BOOLEAN: Final[Spec] = {"type": "boolean"}
-BYTES: Final[Spec] = {"type": "string", "format": "binary"}
-MESSAGE_ID: Final[Spec] = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
-POSITIVE: Final[Spec] = {"type": "integer", "minimum": 1}
-ID_PLACE: Final[Spec] = {"type": "string", "pattern": "^[0-9a-fA-F]{40}(@[0-9]{1,10})?$"}
-"""A message id, and perhaps the generation of the topic to which it belongs."""
-MOMENT: Final[Spec] = {
+MOMENT: Final[Schema] = {
     "type": "string",
     "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
 }
-INT64: Final[Spec] = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
-LONG: Final[Spec] = {"type": "string", "pattern": "^-?(0|[1-9][0-9]{0,18})$"}
-LONG_SENT: Final[Spec] = {"anyOf": [LONG, INT64]}
-CODE_POINTS: Final[Spec] = {
+INT64: Final[Schema] = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+LONG: Final[Schema] = {"type": "string", "pattern": "^-?(0|[1-9][0-9]{0,18})$"}
+LONG_SENT: Final[Schema] = {"anyOf": [LONG, INT64]}
+CODE_POINTS: Final[Schema] = {
     "type": "string",
     "pattern": "^[\\u0000-\\u00ff]*$",
     "description": "Bytes, each as the code point of its value.",
 }
 
 
-def nullable(schema: Spec) -> Spec:
+def nullable(schema: Schema) -> Schema:
     """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def record(**properties: Spec) -> Spec:
+def record(**properties: Schema) -> Schema:
     """Return the schema of an object with exactly these properties."""
     return {
         "type": "object",
@@ -49,40 +51,17 @@ def record(**properties: Spec) -> Spec:
     }
 
 
-def array(items: Spec) -> Spec:
+def array(items: Schema) -> Schema:
     """Return the schema of a list of such items."""
     return {"type": "array", "items": items}
 
 
-def _union(branch: str, schema: Spec) -> Spec:
+def _union(branch: str, schema: Schema) -> Schema:
     """Return the schema of a value that may be null, bare, or wrapped under its branch's name as in Avro."""
     return {"anyOf": [record(**{branch: schema}), schema, {"type": "null"}]}
 
 
-def decimals_up_to(most: int) -> str:
-    """Return a pattern for the whole numbers from 1 to ``most``. ``most`` must have at least two digits."""
-    digits = str(most)
-    ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", digits]
-    for place, digit in enumerate(digits):
-        least, below = (0 if place else 1), int(digit) - 1
-        if least <= below:
-            # The digits of ``most`` up to here, then a smaller digit, then any digits.
-            rest = len(digits) - place - 1
-            ways.append(f"{digits[:place]}[{least}-{below}][0-9]{{{rest}}}")
-    return f"^({'|'.join(ways)})$"
-
-
-CURSOR_NAME: Final[Spec] = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"}
-TTL_SENT: Final[Spec] = {
-    "anyOf": [
-        {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
-        {"type": "string", "pattern": decimals_up_to(TTL_MAX_S) + "|^[1-9][0-9]{0,3}[smhd]$"},
-    ]
-}
-STAGE: Final[Spec] = {"type": "string", "pattern": decimals_up_to((1 << 63) - 1)}
-
-
-SNAPSHOT: Final[Spec] = {
+SNAPSHOT: Final[Schema] = {
     "anyOf": [
         {"type": "string", "description": "A TTransaction, in hex or base64."},
         {
@@ -110,7 +89,7 @@ _NEXT = {
     **nullable(ID_PLACE),
     "description": "Where the next page begins: send it as `from`, or with `order=desc` as `to`.",
 }
-SHOWN_BYTES: Final[Spec] = {
+SHOWN_BYTES: Final[Schema] = {
     "anyOf": [STRING, record(base64=STRING)],
     "description": "Bytes: as text if they are UTF-8, else in base64.",
 }
@@ -130,8 +109,7 @@ _BROWSED = record(
     headers={"type": "object", "additionalProperties": SHOWN_BYTES},
 )
 
-_INSTANCE: Final[Spec] = {"type": "integer", "minimum": 0, "maximum": 255}
-TOPIC_NAME: Final[Spec] = {"type": "string", "pattern": "^[a-zA-Z0-9_]+/[a-zA-Z0-9_-]+$"}
+_INSTANCE: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 255}
 _NODE_VIEW = record(
     node=_INSTANCE,
     incarnation=STRING,
@@ -157,7 +135,7 @@ _NODE_VIEW = record(
     now_ms=INTEGER,
 )
 
-_CURSOR: Final[dict[str, Spec]] = {
+_CURSOR: Final[dict[str, Schema]] = {
     "name": CURSOR_NAME,
     "after": nullable(MESSAGE_ID),
     "version": STRING,
@@ -169,7 +147,7 @@ _CURSOR_LAG: Final = record(
     **_CURSOR,
     lag=record(messages=INTEGER, lost=INTEGER, oldest=_END),
 )
-SCHEMAS: Final[dict[str, Spec]] = {
+SCHEMAS: Final[dict[str, Schema]] = {
     "Error": {
         "type": "object",
         "properties": {
@@ -352,12 +330,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
 }
 
 
-def of(name: str) -> Spec:
-    """Return a reference to the schema of this name."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _error(text: str) -> Spec:
+def _error(text: str) -> Schema:
     return {
         "description": text,
         "headers": {
@@ -374,11 +347,11 @@ def _error(text: str) -> Spec:
             },
             "Retry-After": {"description": "Seconds.", "schema": INTEGER},
         },
-        "content": {JSON: {"schema": of("Error")}, "text/plain": {"schema": STRING}},
+        "content": {JSON: {"schema": of("Error")}, TEXT: {"schema": STRING}},
     }
 
 
-RESPONSES: Final[dict[str, Spec]] = {
+RESPONSES: Final[dict[str, Schema]] = {
     "400": _error("The request is malformed, or a name is not valid."),
     "403": _error(
         "The caller may not do this, or a browser sent the request for a page of another site."

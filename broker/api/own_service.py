@@ -14,11 +14,12 @@ import orjson
 from broker.api.router import Handler
 from broker.clock import Clock
 from broker.errors import BrokerError, OutcomeUnknown, RequestError, Unavailable, registry
-from broker.http.reply import JSON, Reply
+from broker.http.reply import Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
+from broker.operations.media_types import JSON, THRIFT
 from broker.topics.reserved import TRANSACTIONS
-from broker.wire.transaction import THRIFT, decode_transaction
+from broker.wire.transaction import decode_transaction
 
 DEADLINE_S: Final = 10.0
 _PATH: Final = "/v1/transactions"

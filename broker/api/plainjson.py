@@ -44,6 +44,7 @@ from broker.model import (
     message_id_from_hex,
 )
 from broker.moments import checked_ms, rfc3339, whole_s
+from broker.operations.operation import TTL_MAX_S
 from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
@@ -53,7 +54,6 @@ from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
 from broker.wire.read_steps import Steps, Take, free
 from broker.wire.snapshotjson import snapshot_steps
-from broker.wire.topics import TTL_MAX_S
 from broker.wire.varint import INT_MAX
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024

@@ -5,28 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 from broker.api.json_schemas import (
-    BOOLEAN,
-    INTEGER,
     LONG,
     LONG_SENT,
-    MESSAGE_ID,
     MOMENT,
     SHOWN_BYTES,
     SNAPSHOT,
-    STRING,
-    TTL_SENT,
-    Spec,
     array,
     nullable,
     record,
 )
+from broker.operations.operation import BOOLEAN, INTEGER, MESSAGE_ID, STRING, TTL_SENT, Schema
 
 _BASE64 = record(base64={"type": "string", "contentEncoding": "base64"})
-_JSON_VALUE: Final[Spec] = {
+_JSON_VALUE: Final[Schema] = {
     **record(json={}),
     "description": "Any JSON value. The message is its compact text in UTF-8.",
 }
-_NEW_MESSAGE: Final[Spec] = {
+_NEW_MESSAGE: Final[Schema] = {
     "anyOf": [
         STRING,
         _BASE64,
@@ -44,7 +39,7 @@ _NEW_MESSAGE: Final[Spec] = {
         },
     ]
 }
-PLAIN_SCHEMAS: Final[dict[str, Spec]] = {
+PLAIN_SCHEMAS: Final[dict[str, Schema]] = {
     "PublishRequest": {
         "anyOf": [
             {

@@ -19,20 +19,12 @@ from broker.api.message_list import ItemForm, JsonList
 from broker.api.own_service import AnyService
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind
-from broker.http.reply import (
-    AVRO,
-    AVRO_JSON,
-    JSON,
-    MESSAGES,
-    Answer,
-    ChunkedReply,
-    Headers,
-    Piece,
-    Reply,
-)
+from broker.http.reply import Answer, ChunkedReply, Headers, Piece, Reply
 from broker.http.request import Request
 from broker.model import Poll, ShownMessage, Snapshot
 from broker.moments import span_s
+from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES
+from broker.operations.parameters import COMMITTED, WAIT
 from broker.routing.forwarder import READING_S
 from broker.slices import Slice
 from broker.topics.overdue import in_time
@@ -43,7 +35,6 @@ from broker.wire import avro, avrojson
 from broker.wire.blocks import END
 
 BLOCKED_BY = "Broker-Blocked-By"
-COMMITTED: Final = "committed"
 WHOLE_BYTES_MAX = 16 * 1024
 """A reply of at most so many bytes is joined and sent at once. Joining a larger one costs more than a stream: for
 each copy, the process gets memory from the system and gives it back.
@@ -142,7 +133,7 @@ class Polling:
         return snapshot
 
     def _wait_s(self, request: Request) -> float:
-        if not request.query_string or (text := request.query.get("wait")) is None:
+        if not request.query_string or (text := request.query.get(WAIT.name)) is None:
             return 0.0
         try:
             wait_s = span_s(text)
@@ -155,10 +146,7 @@ class Polling:
 
 def committed_in(request: Request) -> bool:
     """Return whether a reader asks for committed messages only. Raises BadRequest."""
-    text = request.query.get(COMMITTED, "false") if request.query_string else "false"
-    if text not in ("true", "false"):
-        raise BadRequest(f"committed is true or false, not {text!r:.80}.")
-    return text == "true"
+    return bool(request.query_string) and COMMITTED.of(request.query) == "true"
 
 
 def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:

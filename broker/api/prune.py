@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from broker.http.reply import Answer, json_reply
-from broker.http.request import Request, whole_number
-from broker.model import POINTER_MAX, ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
+from broker.http.request import Request
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
 from broker.moments import rfc3339
+from broker.operations.parameters import THROUGH
 from broker.transactions.prune import Pruning, PruningPlan
 from broker.wire.json_numbers import shown_long
 
@@ -21,16 +22,14 @@ class PruningApi:
 
     async def plan(self, request: Request) -> Answer:
         """Answer which transactions can be pruned. Change nothing."""
-        return json_reply(told(await self._pruning.plan(_through(request), request.deadline)))
+        return json_reply(
+            told(await self._pruning.plan(THROUGH.of(request.query), request.deadline))
+        )
 
     async def prune(self, request: Request) -> Answer:
         """Prune all transactions that may be pruned."""
-        plan, removed = await self._pruning.prune(_through(request), request.deadline)
+        plan, removed = await self._pruning.prune(THROUGH.of(request.query), request.deadline)
         return json_reply({**told(plan), "removed": removed})
-
-
-def _through(request: Request) -> int:
-    return whole_number(request.query, "through", least=0, most=POINTER_MAX, default=POINTER_MAX)
 
 
 def told(plan: PruningPlan) -> dict[str, Any]:

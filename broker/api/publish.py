@@ -8,24 +8,15 @@ from broker.api import body_reader, plainjson
 from broker.api.bodies import BodyType, body_type
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind
-from broker.http.reply import (
-    AVRO,
-    AVRO_JSON,
-    EMPTY,
-    EMPTY_REPLAYED,
-    JSON,
-    Answer,
-    Headers,
-    Reply,
-    media_type,
-)
-from broker.http.request import Request, whole_seconds
+from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, media_type
+from broker.http.request import Request
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, check_key, check_producer
+from broker.operations.media_types import AVRO, AVRO_JSON, JSON
+from broker.operations.parameters import TTL
 from broker.places import GENERATION_HEADER
 from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from broker.topics.topics import Topics
 from broker.wire import avro, avrojson, messages
-from broker.wire.topics import TTL_MAX_S
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRODUCER_ID = "Producer-Id"
@@ -136,7 +127,7 @@ def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
         return options
     if key is not None:
         check_key(key)
-    options = options._replace(ttl_s=whole_seconds(request.query, "ttl", most=TTL_MAX_S), key=key)
+    options = options._replace(ttl_s=TTL.of(request.query), key=key)
     if repeat is None:
         return options
     return options._replace(

@@ -1,6 +1,6 @@
 """Handlers in a cluster: bring each request about a topic to the topic's leader, on any node.
 
-The handlers themselves know nothing of this. ``Routed.bind`` wraps each handler whose route is about a topic::
+The handlers themselves know nothing of this. ``Routed.bound`` wraps each handler of an operation that the leader answers::
 
     from a node?  ──▶ secret, deadline, lane ──▶ led here? ──▶ handler     else 421: never forwarded again
     from a client ──▶ led here? ──▶ handler
@@ -30,12 +30,15 @@ from broker.api.router import Handler
 from broker.api.transactions import NAME_EPOCH
 from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
-from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, ChunkedReply, Reply
+from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import TopicId
+from broker.operations.media_types import JSON
+from broker.operations.operation import Answerer, RepeatEffect
+from broker.operations.table import BY_NAME
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
-from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, RepeatEffect, is_final
+from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, is_final
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.peer_requests import Receiving
@@ -44,39 +47,6 @@ from broker.routing.routing import Routing
 from broker.topics.topics import Topics
 
 BROKER_LEADER: Final = "Broker-Leader"
-
-KINDS: Final = {
-    "create_topic": RepeatEffect.ONCE,
-    "update_topic": RepeatEffect.ONCE,
-    "delete_topic": RepeatEffect.ONCE,
-    "show_topic": RepeatEffect.READING,
-    "publish": RepeatEffect.KEYED,
-    "store": RepeatEffect.KEYED,
-    "rollback": RepeatEffect.IDEMPOTENT,
-    "browse": RepeatEffect.READING,
-    "browse_as": RepeatEffect.READING,
-    "purge": RepeatEffect.IDEMPOTENT,
-    "stats": RepeatEffect.READING,
-    "lag": RepeatEffect.READING,
-    "range": RepeatEffect.READING,
-    "begin_stage": RepeatEffect.IDEMPOTENT,
-    "store_staged": RepeatEffect.KEYED,
-    "publish_stages": RepeatEffect.IDEMPOTENT,
-    "leader": RepeatEffect.READING,
-    "blockers": RepeatEffect.READING,
-    "start_transaction": RepeatEffect.ONCE,
-    "list_transactions": RepeatEffect.LED_READING,
-    "transactions_snapshot": RepeatEffect.LED_READING,
-    "truncate_transactions": RepeatEffect.IDEMPOTENT,
-    "reset_transactions": RepeatEffect.IDEMPOTENT,
-    "show_transaction": RepeatEffect.LED_READING,
-    "can_commit_transaction": RepeatEffect.IDEMPOTENT,
-    "commit_transaction": RepeatEffect.ONCE,
-    "abort_transaction": RepeatEffect.IDEMPOTENT,
-    "invalidate_transaction": RepeatEffect.IDEMPOTENT,
-    "checkpoint_transaction": RepeatEffect.ONCE,
-}
-"""The routes that the topic's leader answers, beside polls (see ``routed_polls``). Any node answers bulk reads."""
 
 REPEATABLE_BY: Final = ("Idempotency-Key", "Producer-Id")
 """Headers with which a client makes a write repeatable."""
@@ -122,23 +92,26 @@ class Routed:
         self._deadline_s = deadline_s
         self._empties: dict[tuple[bool, str], Reply] = {}
 
-    def bind(self, name: str, handler: Handler) -> Handler:
-        """Return a handler that routes to the leader first; the same handler if its route is not about a topic."""
-        kind = KINDS.get(name)
-        if kind is None:
-            return handler
-        bound = kind
+    def bound(self, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+        """Return the handlers; those that the leader answers route to the leader first. Polls do that themselves."""
+        return {
+            name: self._bound(name, BY_NAME[name].effect, handler)
+            if BY_NAME[name].by is Answerer.LEADER and name != "poll"
+            else handler
+            for name, handler in handlers.items()
+        }
 
+    def _bound(self, name: str, effect: RepeatEffect, handler: Handler) -> Handler:
         async def routed(request: Request) -> Answer:
             if nodeheaders.are_there(request.headers):
-                return await self.received(bound, handler, request)
+                return await self.received(effect, handler, request)
             if self.routing.place(request.topic).here:
                 try:
                     return self.told(request.topic, await handler(request))
                 except UnavailableError as error:
                     if error.code not in LOOK_AGAIN or error.outcome != "refused":
                         raise
-            return await self._routed(name, bound, handler, request)
+            return await self._routed(name, effect, handler, request)
 
         return routed
 

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from broker.api.abandonment import unless_abandoned
 from broker.api.bodies import BodyType
 from broker.api.events import EventPage
-from broker.api.polls import COMMITTED, Polling, PollRequest, answer_of, committed_in
+from broker.api.polls import Polling, PollRequest, answer_of, committed_in
 from broker.api.routed import Routed
 from broker.errors import (
     BrokerError,
@@ -36,12 +36,14 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.http.budget import BudgetKind, Hold
-from broker.http.reply import AVRO, MESSAGES, Answer, ChunkedReply, Reply
+from broker.http.reply import Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll
+from broker.operations.media_types import AVRO, MESSAGES
+from broker.operations.operation import RepeatEffect
+from broker.operations.parameters import COMMITTED
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
-from broker.routing.decisions import RepeatEffect
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.routed_calls import MOVED, Call, Relayed
@@ -159,7 +161,7 @@ class RoutedPolls:
             # A poll may wait longer than the deadline of a publish.
             deadline = max(deadline, until + READING_S)
         # Each attempt states the remaining wait itself.
-        target = f"{request.path}?{COMMITTED}=true" if asked.committed else request.path
+        target = f"{request.path}?{COMMITTED.name}=true" if asked.committed else request.path
         return call._replace(target=target, waits_until=until, deadline=deadline)
 
     async def _local(

@@ -14,9 +14,6 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from broker.api.routed import KINDS
-from broker.api.routes import TRANSACTIONS as PATH
-from broker.api.transactions import TEPHRA_SNAPSHOT
 from broker.errors import (
     BadRequest,
     BrokerError,
@@ -31,14 +28,16 @@ from broker.errors import (
     Unavailable,
 )
 from broker.http.answer import HttpAnswer
-from broker.http.reply import JSON
 from broker.model import Snapshot
+from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
+from broker.operations.table import BY_NAME
+from broker.operations.table import TRANSACTIONS as PATH
 from broker.routing.routed_calls import ERROR, OUTCOME, Call, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
 from broker.wire.json_numbers import shown_long
-from broker.wire.transaction import THRIFT, decode_transaction
+from broker.wire.transaction import decode_transaction
 
 Result = TypeVar("Result")
 
@@ -178,7 +177,7 @@ class RoutedTransactions:
         deadline: float | None = None,
     ) -> Call:
         return Call(
-            KINDS[name],
+            BY_NAME[name].effect,
             name,
             TRANSACTIONS,
             method,

@@ -10,25 +10,22 @@ slash at the end is ignored.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from broker.api.access import Action
-from broker.errors import BadRequest, MethodNotAllowed, NotFound
+from broker.errors import MethodNotAllowed, NotFound
 from broker.http.reply import Answer
 from broker.http.request import NO_NAMES, PathNames, Request
 from broker.model import check_namespace, check_topic
+from broker.operations.operation import Operation
 from broker.topics.reserved import TRANSACTIONS
 
 PATHS_KEPT_MAX = 20_000
 KEPT_PATH_CHARACTERS_MAX = 500
 SEGMENTS_MAX = 12
-SHOWN_MAX = 80
-"""How many characters of an unknown parameter an error shows."""
 _OF_TRANSACTIONS = ("", "v1", "transactions")
 _SLASHES = re.compile("(?<=.)/{2,}")
 
@@ -36,35 +33,10 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class Route(NamedTuple):
-    """One operation of the interface. ``name`` is the name of its entry in the OpenAPI document.
+    """An operation and its handler on this node."""
 
-    ``query`` has the names of the query parameters that it takes. ``body_bytes_max`` is the largest body, both as
-    sent and as inflated. None means the configured maximum.
-    """
-
-    name: str
-    method: str
-    template: str
-    action: Action
+    operation: Operation
     handler: Handler
-    query: tuple[str, ...] = ()
-    body_bytes_max: int | None = None
-
-    def check_query(self, given: Iterable[str]) -> None:
-        """Raise BadRequest, with the nearest name, for a parameter that this route would ignore."""
-        for name in given:
-            if name not in self.query:
-                raise BadRequest(self._unknown(name))
-
-    def _unknown(self, name: str) -> str:
-        shown = name[:SHOWN_MAX]
-        near = difflib.get_close_matches(shown, self.query, n=1)
-        meant = f"; did you mean {near[0]}?" if near else "."
-        takes = ", ".join(self.query) or "none"
-        return (
-            f"{shown}: there is no such parameter{meant} "
-            f"{self.method} {self.template} takes {takes}."
-        )
 
 
 class RouteMatch(NamedTuple):
@@ -84,10 +56,10 @@ class Router:
         self._kept: OrderedDict[str, RouteMatch] = OrderedDict()
         shapes: dict[tuple[str, ...], dict[str, Route]] = {}
         for route in self.routes:
-            shape = tuple(route.template.split("/"))
-            methods = shapes.setdefault(shape, {})
-            assert route.method not in methods, f"two routes for {route.method} {route.template}"
-            methods[route.method] = route
+            method, template = route.operation.method, route.operation.template
+            methods = shapes.setdefault(tuple(template.split("/")), {})
+            assert method not in methods, f"two routes for {method} {template}"
+            methods[method] = route
         # Sort literal segments before parameters, so that the more exact template is tried first.
         self._shapes = sorted(
             shapes.items(), key=lambda item: [part[:1] == "{" for part in item[0]]

@@ -1,12 +1,11 @@
-"""The table of routes: all operations of this interface, each with its handler."""
+"""The routes of a node: each operation of the table with its handler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
-from broker.api.access import Action
 from broker.api.blockers import BlockersApi
 from broker.api.browse import Browsing
 from broker.api.bulk import BulkReading
@@ -18,7 +17,7 @@ from broker.api.health import Health
 from broker.api.leadership import Leadership
 from broker.api.own_service import AnyService, OwnService
 from broker.api.placement import Placing
-from broker.api.polls import COMMITTED, Polling
+from broker.api.polls import Polling
 from broker.api.prune import PruningApi
 from broker.api.publish import CheckPointer, Publishing, any_pointer
 from broker.api.routed import Routed
@@ -33,155 +32,16 @@ from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
+from broker.operations.operation import Operation
+from broker.operations.table import BY_NAME, OPERATIONS
 from broker.topics.overdue import answered_in_time, in_time
 from broker.topics.topics import Topics
 from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
-from broker.wire import jsontext
 from broker.wire.topics import TTL
 
-SMALL_BYTES_MAX: Final = 1024 * 1024
-"""The largest body without messages and without a snapshot."""
-SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest body with a snapshot: a million pointers take 8 MB. JSON has a smaller bound (wire/jsontext.py)."""
-
-CURSOR_BYTES_MAX: Final = 16 * 1024
-"""The largest body of a cursor: 1 KiB of data, each byte written as an escape."""
-
-
-class Shape(NamedTuple):
-    """A route without its handler.
-
-    ``query``: the parameters that it takes. It refuses any other. ``body_bytes_max``: see ``Route``.
-    """
-
-    name: str
-    method: str
-    template: str
-    action: Action
-    query: tuple[str, ...] = ()
-    body_bytes_max: int | None = SMALL_BYTES_MAX
-
-
-_NAMESPACES = "/v1/namespaces"
-_TOPICS = f"{_NAMESPACES}/{{namespace}}/topics"
-TOPIC = f"{_TOPICS}/{{topic}}"
-_MESSAGES = f"{TOPIC}/messages"
-_CURSOR = f"{TOPIC}/cursors/{{cursor}}"
-_CLUSTER = "/v1/cluster"
-TRANSACTIONS = "/v1/transactions"
-_TRANSACTION = f"{TRANSACTIONS}/{{transaction}}"
-_PRUNE = f"{TRANSACTIONS}/prune"
-_PIN = f"{_CLUSTER}/pins/{{namespace}}/{{topic}}"
-_PAGE = ("from", "to", "limit", "order", "payload")
-
-SHAPES = (
-    # The nine endpoints of the original.
-    Shape("create_topic", "PUT", TOPIC, Action.ADMIN),
-    Shape("update_topic", "PUT", f"{TOPIC}/properties", Action.ADMIN),
-    Shape("show_topic", "GET", TOPIC, Action.ADMIN),
-    Shape("list_topics", "GET", _TOPICS, Action.ADMIN),
-    Shape("delete_topic", "DELETE", TOPIC, Action.ADMIN),
-    Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH, ("ttl",), None),
-    Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH, ("ttl",), None),
-    Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
-    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait", COMMITTED), SNAPSHOT_BYTES_MAX),
-    # More about topics.
-    Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
-    Shape("browse", "GET", _MESSAGES, Action.BROWSE, _PAGE),
-    Shape("browse_as", "POST", _MESSAGES, Action.BROWSE, _PAGE, SNAPSHOT_BYTES_MAX),
-    Shape("purge", "POST", f"{TOPIC}/purge", Action.ADMIN, ("before",)),
-    Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
-    Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE, ("after",)),
-    Shape(
-        "range",
-        "GET",
-        f"{TOPIC}/range",
-        Action.BROWSE,
-        ("after", "through", "messages", "bytes", "parts"),
-    ),
-    Shape("begin_stage", "POST", f"{TOPIC}/stages", Action.PUBLISH),
-    Shape("publish_stages", "POST", f"{TOPIC}/stages/publish", Action.PUBLISH, ("ttl",)),
-    Shape(
-        "store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH, ("ttl",), None
-    ),
-    Shape("arrow", "GET", f"{TOPIC}/arrow", Action.CONSUME, ("after", "through")),
-    Shape(
-        "arrow_as",
-        "POST",
-        f"{TOPIC}/arrow",
-        Action.CONSUME,
-        ("after", "through"),
-        SNAPSHOT_BYTES_MAX,
-    ),
-    Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from", COMMITTED)),
-    Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
-    Shape(
-        "blockers",
-        "POST",
-        f"{TOPIC}/blockers",
-        Action.BROWSE,
-        ("transaction", "from", "limit"),
-        SNAPSHOT_BYTES_MAX,
-    ),
-    Shape("cursors", "GET", f"{TOPIC}/cursors", Action.BROWSE, ("after", "limit")),
-    Shape("show_cursor", "GET", _CURSOR, Action.CONSUME),
-    Shape("put_cursor", "PUT", _CURSOR, Action.CONSUME, (), CURSOR_BYTES_MAX),
-    Shape("delete_cursor", "DELETE", _CURSOR, Action.CONSUME),
-    # Transactions.
-    Shape("start_transaction", "POST", TRANSACTIONS, Action.TRANSACTIONS),
-    Shape("list_transactions", "GET", TRANSACTIONS, Action.TRANSACTIONS, ("limit",)),
-    Shape("transactions_snapshot", "GET", f"{TRANSACTIONS}/snapshot", Action.TRANSACTIONS),
-    Shape(
-        "truncate_transactions",
-        "POST",
-        f"{TRANSACTIONS}/truncate",
-        Action.TRANSACTIONS,
-        (),
-        jsontext.BYTES_MAX,
-    ),
-    Shape("prune_plan", "GET", _PRUNE, Action.TRANSACTIONS, ("through",)),
-    Shape("prune_transactions", "POST", _PRUNE, Action.TRANSACTIONS, ("through",)),
-    Shape("reset_transactions", "POST", f"{TRANSACTIONS}/reset", Action.ADMIN),
-    Shape("show_transaction", "GET", _TRANSACTION, Action.TRANSACTIONS),
-    Shape(
-        "can_commit_transaction",
-        "POST",
-        f"{_TRANSACTION}/can-commit",
-        Action.TRANSACTIONS,
-        (),
-        jsontext.BYTES_MAX,
-    ),
-    Shape("commit_transaction", "POST", f"{_TRANSACTION}/commit", Action.TRANSACTIONS),
-    Shape("abort_transaction", "POST", f"{_TRANSACTION}/abort", Action.TRANSACTIONS),
-    Shape("invalidate_transaction", "POST", f"{_TRANSACTION}/invalidate", Action.TRANSACTIONS),
-    Shape("checkpoint_transaction", "POST", f"{_TRANSACTION}/checkpoint", Action.TRANSACTIONS),
-    # The cluster.
-    Shape("cluster", "GET", _CLUSTER, Action.CLUSTER, ("topics",)),
-    Shape("cluster_node", "GET", f"{_CLUSTER}/node", Action.CLUSTER, ("topics",)),
-    Shape("drain", "POST", f"{_CLUSTER}/nodes/{{node}}/drain", Action.CLUSTER),
-    Shape("undrain", "POST", f"{_CLUSTER}/nodes/{{node}}/undrain", Action.CLUSTER),
-    Shape("pins", "GET", f"{_CLUSTER}/pins", Action.CLUSTER),
-    Shape("pin", "PUT", _PIN, Action.CLUSTER),
-    Shape("unpin", "DELETE", _PIN, Action.CLUSTER),
-    # The node itself.
-    Shape("ping", "GET", "/ping", Action.CLUSTER),
-    Shape("service_status", "GET", "/v3/system/services/{service}/status", Action.CLUSTER),
-    Shape("healthz", "GET", "/healthz", Action.CLUSTER),
-    Shape("readyz", "GET", "/readyz", Action.CLUSTER),
-    Shape("metrics", "GET", "/metrics", Action.CLUSTER),
-    Shape("openapi", "GET", "/openapi.json", Action.CLUSTER),
-)
-
-
-_READS: Final = {shape.name for shape in SHAPES if shape.method == "GET"} | {
-    "browse_as",
-    "arrow_as",
-    "blockers",
-}
 _TIMED_INSIDE: Final = {"events", "poll", "publish", "publish_stages", "store", "store_staged"}
-_ROLES: Final = {_NAMESPACES: Role.TOPICS, TRANSACTIONS: Role.TRANSACTIONS}
-"""The role that serves the routes under a path. Every node serves all other routes."""
+"""Operations whose handlers end at the deadline of a request by themselves."""
 
 
 def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
@@ -223,26 +83,15 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }
-    refuse = _refusing(config.server.role)
-    for shape in SHAPES:
-        if _role_of(shape) not in (Role.ALL, config.server.role) and config.server.role != Role.ALL:
-            handlers[shape.name] = refuse
     return [
-        Route(*shape[:4], handlers[shape.name], shape.query, shape.body_bytes_max)
-        for shape in SHAPES
+        Route(each, _of_role(each, config.server.role, handlers[each.name])) for each in OPERATIONS
     ]
 
 
-def _role_of(shape: Shape) -> Role:
-    """Return the role that serves a route. ALL means that every node serves it."""
-    if shape.template == _PRUNE:
-        return Role.TOPICS  # Pruning needs the topics' records: they tell which messages are left.
-    roles = (role for prefix, role in _ROLES.items() if shape.template.startswith(prefix))
-    return next(roles, Role.ALL)
-
-
-def _refusing(role: Role) -> Handler:
-    """Return a handler that refuses each request: a node of this role does not serve it."""
+def _of_role(operation: Operation, role: Role, handler: Handler) -> Handler:
+    """Return the handler, or one that refuses each request if a node of this role does not serve the operation."""
+    if role == Role.ALL or operation.role in ("", role):
+        return handler
 
     async def refuse(_: Request) -> Answer:
         raise NotFound(
@@ -320,7 +169,7 @@ def _topic_handlers(
     }
     handlers = _in_time(topics.around.clock, handlers)
     if routed is not None:
-        handlers = {name: routed.bind(name, handler) for name, handler in handlers.items()}
+        handlers = routed.bound(handlers)
     return {**handlers, "purge": admin.pinned(handlers["purge"])}
 
 
@@ -330,7 +179,7 @@ def _in_time(clock: Clock, handlers: Mapping[str, Handler]) -> dict[str, Handler
     def bounded(name: str, handler: Handler) -> Handler:
         if name in _TIMED_INSIDE:
             return handler
-        bound = in_time if name in _READS else answered_in_time
+        bound = in_time if BY_NAME[name].effect.is_reading else answered_in_time
 
         async def in_bounds(request: Request) -> Answer:
             async with bound(clock, request.deadline):
@@ -356,9 +205,7 @@ def _transaction_handlers(transactions: Transactions, routed: Routed | None) -> 
         "invalidate_transaction": api.invalidate,
         "checkpoint_transaction": api.checkpoint,
     }
-    if routed is None:
-        return handlers
-    return {name: routed.bind(name, handler) for name, handler in handlers.items()}
+    return handlers if routed is None else routed.bound(handlers)
 
 
 def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]:

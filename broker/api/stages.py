@@ -17,10 +17,11 @@ from broker.api.publish import (
     stored_reply,
 )
 from broker.errors import BadRequest, BodyTooLarge
-from broker.http.reply import AVRO, Answer, json_reply
+from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
 from broker.moments import rfc3339
+from broker.operations.media_types import AVRO
 from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
 from broker.wire.json_numbers import read_long

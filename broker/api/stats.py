@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.api.asked_places import id_in
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
-from broker.http.request import Request, whole_number
+from broker.http.request import Request
 from broker.model import (
     ROW_ID_BYTES,
     ROW_ID_MIN,
@@ -14,7 +14,8 @@ from broker.model import (
     timestamp_of,
 )
 from broker.moments import rfc3339
-from broker.topics.ranges import AMOUNT_MAX, PARTS_MAX, RangeQuery
+from broker.operations.parameters import RANGE_BYTES, RANGE_MESSAGES, RANGE_PARTS
+from broker.topics.ranges import RangeQuery
 from broker.topics.topics import Topics
 
 
@@ -61,9 +62,9 @@ class Stats:
         wanted = RangeQuery(
             _row(request, "after"),
             _row(request, "through"),
-            whole_number(query, "messages", least=1, most=AMOUNT_MAX, default=AMOUNT_MAX),
-            whole_number(query, "bytes", least=1, most=AMOUNT_MAX, default=AMOUNT_MAX),
-            whole_number(query, "parts", least=1, most=PARTS_MAX, default=1),
+            RANGE_MESSAGES.of(query),
+            RANGE_BYTES.of(query),
+            RANGE_PARTS.of(query),
             request.generation,
         )
         found = await self._topics.range(request.topic, wanted)

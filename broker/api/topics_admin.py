@@ -9,9 +9,10 @@ from typing import Final
 from broker.api.asked_places import parse_place
 from broker.api.router import Handler
 from broker.errors import BadRequest
-from broker.http.reply import EMPTY, JSON, Answer, ChunkedReply, Piece, Reply, json_reply
+from broker.http.reply import EMPTY, Answer, ChunkedReply, Piece, Reply, json_reply
 from broker.http.request import Request
 from broker.moments import rfc3339
+from broker.operations.media_types import JSON
 from broker.topics.topics import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
 

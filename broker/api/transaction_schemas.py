@@ -1,37 +1,21 @@
-"""The schemas and operations of transactions, for the OpenAPI document."""
+"""The schemas of transactions, of blockers and of pruning, for the OpenAPI document."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from broker.api.json_schemas import (
-    BOOLEAN,
-    BYTES,
-    INTEGER,
-    LONG,
-    LONG_SENT,
-    SNAPSHOT,
-    STRING,
-    Spec,
-    array,
-    nullable,
-    of,
-    record,
-)
-from broker.api.specs import body, ok, query
-from broker.api.transactions import LISTED_DEFAULT, LISTED_MAX, TEPHRA_SNAPSHOT
-from broker.http.reply import JSON
-from broker.wire.transaction import THRIFT
+from broker.api.json_schemas import LONG, LONG_SENT, MOMENT, SNAPSHOT, array, nullable, record
+from broker.operations.operation import BOOLEAN, INTEGER, MESSAGE_ID, NUMBER, STRING, Schema
 
 _NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
 _LISTS = ("invalids", "in_progress", "checkpoint_pointers")
-_PARTS: Final[dict[str, Spec]] = {
+_PARTS: Final[dict[str, Schema]] = {
     **SNAPSHOT["anyOf"][1]["properties"],
     **dict.fromkeys(_NUMBERS, LONG),
     **dict.fromkeys(_LISTS, array(LONG)),
 }
-_POINTER: Final[Spec] = LONG_SENT
-_TYPE: Final[Spec] = {"enum": ["short", "long"]}
+_POINTER: Final[Schema] = LONG_SENT
+_TYPE: Final[Schema] = {"enum": ["short", "long"]}
 _TRANSACTION = record(
     id=LONG,
     type=_TYPE,
@@ -43,11 +27,52 @@ _TRANSACTION = record(
 )
 
 
-def _optional(**properties: Spec) -> Spec:
+def _optional(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
+_STATE: Final[Schema] = {"enum": ["in_progress", "committing", "invalid", "unknown", None]}
+_BLOCKER: Final[Schema] = record(
+    transaction=LONG,
+    write_pointer=LONG,
+    first=record(id=MESSAGE_ID, time=MOMENT, timestamp_ms=INTEGER),
+    since_s=NUMBER,
+    messages=INTEGER,
+    waiting=INTEGER,
+    state={
+        **_STATE,
+        "description": "The transaction's state in the service. null: the service does not answer. unknown: the "
+        "transaction has ended, or another service gave its number.",
+    },
+    type=nullable(STRING),
+    client=nullable(STRING),
+    started_at=nullable(MOMENT),
+    expires_at=nullable(MOMENT),
+    advice=STRING,
+)
+_PLAN: Final[dict[str, Schema]] = {
+    "invalid": INTEGER,
+    "prunable": INTEGER,
+    "oldest_prunable": nullable(LONG),
+    "newest_prunable": nullable(LONG),
+    "oldest_left": nullable(LONG),
+    "reason": nullable(STRING),
+    "settled_at": nullable(MOMENT),
+    "in_progress": nullable(LONG),
+    "unpassed": nullable(
+        record(
+            namespace=STRING,
+            topic=STRING,
+            generation=INTEGER,
+            passed_below=LONG,
+            page=MESSAGE_ID,
+            page_time=nullable(MOMENT),
+        )
+    ),
+}
+
+
+TRANSACTION_SCHEMAS: Final[dict[str, Schema]] = {
     "Transaction": {
         **record(**_PARTS),
         "description": "The snapshot of a transaction. A snapshot without a transaction has the id 0.",
@@ -88,91 +113,13 @@ TRANSACTION_SCHEMAS: Final[dict[str, Spec]] = {
         "required": ["id", "state"],
         "additionalProperties": False,
     },
-}
-_ANSWERED = {
-    "responses": {"200": ok("The transaction.", (JSON, of("Transaction")), (THRIFT, BYTES))}
-}
-_DONE = ok("Done.", (JSON, of("Nothing")))
-
-TRANSACTION_OPERATIONS: Final[dict[str, Spec]] = {
-    "start_transaction": {
-        "summary": "Begin a transaction.",
-        "requestBody": body((JSON, of("TransactionSent")), required=False),
-        **_ANSWERED,
-        "errors": ("409", "507"),
-    },
-    "list_transactions": {
-        "summary": "List the transactions in progress, the oldest first.",
-        "parameters": [
-            query(
-                "limit",
-                "How many transactions to list.",
-                {"type": "integer", "minimum": 0, "maximum": LISTED_MAX, "default": LISTED_DEFAULT},
-            )
-        ],
-        "responses": {
-            "200": ok("The transactions, and the counts of all.", (JSON, of("TransactionList")))
-        },
-    },
-    "transactions_snapshot": {
-        "summary": "Show a snapshot as of now, without beginning a transaction; or the whole state in Tephra's snapshot format.",
-        "responses": {
-            "200": ok(
-                "The snapshot.",
-                (JSON, of("Transaction")),
-                (THRIFT, BYTES),
-                (TEPHRA_SNAPSHOT, BYTES),
-            )
-        },
-    },
-    "truncate_transactions": {
-        "summary": "Remove pointers from the invalid list. No topic may have messages of them any more.",
-        "requestBody": body((JSON, of("TruncateSent"))),
-        "responses": {"200": ok("How many of them were invalid.", (JSON, of("Truncated")))},
-        "errors": ("507",),
-    },
-    "reset_transactions": {
-        "summary": "Forget all transactions, also those in progress. The service is then as new.",
-        "responses": {
-            "200": ok(
-                "How many transactions in progress and invalid pointers no longer hide messages.",
-                (JSON, of("Reset")),
-            )
-        },
-        "errors": ("507",),
-    },
-    "show_transaction": {
-        "summary": "Show a transaction.",
-        "responses": {"200": ok("The transaction.", (JSON, of("TransactionShown")))},
-        "errors": ("404",),
-    },
-    "can_commit_transaction": {
-        "summary": "Send the keys that a transaction changed, and learn whether it conflicts.",
-        "requestBody": body((JSON, of("ChangesSent"))),
-        "responses": {"200": _DONE},
-        "errors": ("409", "507"),
-    },
-    "commit_transaction": {
-        "summary": "Commit a transaction: its writes become visible.",
-        "requestBody": body((JSON, of("CommitSent")), required=False),
-        "responses": {"200": _DONE},
-        "errors": ("409", "507"),
-    },
-    "abort_transaction": {
-        "summary": "Abort a transaction whose client has undone its writes. A long transaction becomes invalid.",
-        "responses": {"200": _DONE},
-        "errors": ("507",),
-    },
-    "invalidate_transaction": {
-        "summary": "Make a transaction invalid: its writes are never seen.",
-        "responses": {
-            "200": ok("True if the transaction was in progress.", (JSON, of("Invalidated")))
-        },
-        "errors": ("507",),
-    },
-    "checkpoint_transaction": {
-        "summary": "Give a transaction a further write pointer.",
-        **_ANSWERED,
-        "errors": ("409", "507"),
-    },
+    "Blockers": record(
+        snapshot_of={"enum": ["request", "transaction", "now"]},
+        read_pointer=LONG,
+        blockers=array(_BLOCKER),
+        complete=BOOLEAN,
+        service_problem=nullable(STRING),
+    ),
+    "PrunePlan": record(**_PLAN),
+    "Pruned": record(**_PLAN, removed=INTEGER),
 }

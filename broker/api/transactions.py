@@ -10,21 +10,20 @@ from broker.api import body_reader
 from broker.api.fields import record
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
-from broker.http.request import Request, whole_number
+from broker.http.request import Request
 from broker.model import POINTER_MAX, Snapshot
+from broker.operations.media_types import TEPHRA_SNAPSHOT, THRIFT
+from broker.operations.parameters import TRANSACTION_LIMIT
 from broker.slices import Slice, in_slices
 from broker.transactions.service import Transactions
 from broker.wire.json_numbers import read_long
 from broker.wire.jsontext import parse_steps
 from broker.wire.read_steps import Steps, Take
 from broker.wire.snapshotjson import encode_steps
-from broker.wire.transaction import THRIFT, encode_transaction
+from broker.wire.transaction import encode_transaction
 
-TEPHRA_SNAPSHOT: Final = "application/x-tephra-snapshot"
 NAME_EPOCH: Final = "Broker-Name-Epoch"
 """The header of a start under a name: the epoch of the program that owns the name."""
-LISTED_MAX: Final = 10_000
-LISTED_DEFAULT: Final = 100
 _STEP_KEYS: Final = 1_000
 
 
@@ -109,9 +108,7 @@ class TransactionsApi:
 
     async def list(self, request: Request) -> Answer:
         """Answer the transactions in progress, the oldest first, and the counts of each state."""
-        limit = whole_number(
-            request.query, "limit", least=0, most=LISTED_MAX, default=LISTED_DEFAULT
-        )
+        limit = TRANSACTION_LIMIT.of(request.query)
         return json_reply(await self._service.listing(limit, request.deadline))
 
     async def show(self, request: Request) -> Answer:

@@ -10,8 +10,9 @@ import json
 from urllib.parse import quote
 
 from broker.client import answer_shapes
-from broker.client.protocol import JSON, ClientRequest, read
+from broker.client.protocol import ClientRequest, read
 from broker.model import TopicId
+from broker.operations.media_types import JSON
 
 _CLUSTER = "/v1/cluster"
 

@@ -29,6 +29,7 @@ from broker.client.tail import ANSWER_S, Backoff, TailSource
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
 from broker.model import MessageId, Snapshot
+from broker.operations.media_types import ARROW
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch as RecordBatch  # noqa: PLC0414 - The client names it, too.
@@ -91,7 +92,7 @@ async def _batches(
     arrow: Any, request: ClientRequest, reply: StreamedReply
 ) -> AsyncGenerator[RecordBatch]:
     """Yield the batches of one reply. Raises Unavailable if it was cut off, or is not by a broker."""
-    if reply.headers.get("content-type", protocol.ARROW) != protocol.ARROW:
+    if reply.headers.get("content-type", ARROW) != ARROW:
         raise outcomes.foreign(request, reply)
     splitter, schema = MessageSplitter(), None
     async for chunk in reply.chunks:

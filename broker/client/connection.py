@@ -45,6 +45,7 @@ from broker.errors import BrokerError
 from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 
 OURS: Final = "x-request-id"
 """An answer with this header shows that the server is this project's."""
@@ -60,8 +61,6 @@ Moved = Callable[[TopicId, str], Awaitable[bool]]
 
 LIMIT_SHARE: Final = 0.9
 """A node may take this share of the time for which the client waits."""
-REQUEST_TIMEOUT_S_MAX: Final = 300.0
-"""The longest time for which a broker lets a request wait."""
 
 
 class ClientConnection(outbound.OutboundConnection):

@@ -13,9 +13,10 @@ from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
-from broker.client.protocol import JSON, ClientRequest, Reply
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.values import IdPlace, TopicName
 from broker.model import MessageId, TopicId, check_cursor
+from broker.operations.media_types import JSON
 
 
 class CursorLag(NamedTuple):

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.client.protocol import AVRO, JSON, ClientRequest, Reply
+from broker.client.protocol import ClientRequest, Reply
 from broker.errors import (
     AlreadyPublished,
     BadName,
@@ -69,7 +69,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.http.answer import HttpAnswer, json_of
-from broker.wire.transaction import THRIFT
+from broker.operations.media_types import AVRO, JSON, THRIFT
 
 T = TypeVar("T")
 

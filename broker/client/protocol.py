@@ -51,13 +51,11 @@ from broker.model import (
     check_topic,
     message_id_from_hex,
 )
+from broker.operations.media_types import ARROW, AVRO, JSON, MESSAGES, THRIFT
 from broker.places import GENERATION_HEADER, Place
 from broker.wire import avro, messages
-from broker.wire.transaction import THRIFT, encode_transaction
+from broker.wire.transaction import encode_transaction
 
-AVRO = avro.CONTENT_TYPE
-JSON = "application/json"
-ARROW = "application/vnd.apache.arrow.stream"
 FIRST_ID = "broker-first-id"
 LAST_ID = "broker-last-id"
 COUNT = "broker-count"
@@ -368,7 +366,7 @@ def poll(
         raise ValueError("Give committed or a snapshot, but not both.")
     asked = {"wait": f"{wait_s:g}" if wait_s else None, "committed": "true" if committed else None}
     path = _with_query(f"{topic_path(topic)}/poll", asked)
-    headers = {"Content-Type": AVRO, "Accept": messages.CONTENT_TYPE, **_in(request.generation)}
+    headers = {"Content-Type": AVRO, "Accept": MESSAGES, **_in(request.generation)}
     return read("POST", path, headers, avro.encode_poll(request), topic)
 
 

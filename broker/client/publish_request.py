@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from broker.client.values import NewMessage, Payload, Publishable, shown
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, PublishRequest
+from broker.operations.operation import TTL_MAX_S
 from broker.wire import attributes
-from broker.wire.topics import TTL_MAX_S
 
 SINGLE: Final = (bytes, str, NewMessage)
 """The types of one message."""

@@ -21,11 +21,12 @@ from urllib.parse import urlencode
 
 from broker.client import answer_shapes, protocol
 from broker.client.calls import Calls
-from broker.client.protocol import JSON, ClientRequest, Reply
+from broker.client.protocol import ClientRequest, Reply
 from broker.errors import BadRequest
 from broker.model import Snapshot
+from broker.operations.media_types import JSON, THRIFT
 from broker.wire.snapshotjson import decode_snapshot
-from broker.wire.transaction import THRIFT, decode_transaction
+from broker.wire.transaction import decode_transaction
 
 T = TypeVar("T")
 

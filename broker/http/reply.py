@@ -16,13 +16,8 @@ from http import HTTPStatus
 import orjson
 
 from broker.errors import BrokerError, CursorMoved, UnavailableError
+from broker.operations.media_types import AVRO_JSON, JSON, PLAIN
 
-AVRO = "avro/binary"
-MESSAGES = "avro/message"
-AVRO_JSON = "avro/json"
-JSON = "application/json"
-PLAIN = "text/plain; charset=utf-8"
-EVENTS = "text/event-stream"
 _OF_JSON = (JSON, AVRO_JSON)
 
 RETRY_AFTER_S = 1.0

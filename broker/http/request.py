@@ -14,7 +14,6 @@ from urllib.parse import parse_qsl
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind, Hold
 from broker.model import MessageId, TopicId
-from broker.moments import whole_s
 from broker.places import GENERATION_HEADER, Place, generation_of
 
 QUERY_FIELDS_MAX = 50
@@ -186,44 +185,3 @@ def _parse_query(text: str) -> Mapping[str, str]:
             raise BadRequest(f"{name!a:.80} comes twice in the query. Give it once.")
         query[name] = value
     return query
-
-
-# --- Query parameters of several handlers ---------------------------------------------------------
-
-
-def whole_number(
-    query: Mapping[str, str], name: str, *, least: int, most: int, default: int
-) -> int:
-    """Return a whole number from the query, or ``default`` if it is absent. Raises BadRequest."""
-    text = query.get(name)
-    if text is None:
-        return default
-    # Refuse too many digits before int() spends time on them. No bound has more than 19.
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else -1
-    if not least <= number <= most:
-        raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {text!r}.")
-    return number
-
-
-def whole_seconds(
-    query: Mapping[str, str], name: str, *, most: int, default: int | None = None
-) -> int | None:
-    """Return the whole seconds, at least 1, of a span in the query; ``default`` if it is absent. Raises BadRequest."""
-    text = query.get(name)
-    if text is None:
-        return default
-    try:
-        seconds = whole_s(text)
-    except ValueError as error:
-        raise BadRequest(f"{name}: {error}") from None
-    if seconds > most:
-        raise BadRequest(f"{name} must be at most {most} seconds, not {text!a:.80}.")
-    return seconds
-
-
-def one_of(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """Return one of ``choices``; the first one if the parameter is absent. Raises BadRequest."""
-    text = query.get(name, choices[0])
-    if text not in choices:
-        raise BadRequest(f"{name} must be one of {', '.join(choices)}, not {text!r}.")
-    return text

@@ -21,9 +21,9 @@ from typing import Final
 
 from broker.errors import BadRequest, Overloaded
 from broker.moments import span_s
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 
 REQUEST_TIMEOUT: Final = "Request-Timeout"
-REQUEST_TIMEOUT_S_MAX: Final = 300.0
 
 
 def parse_timeout_s(text: str) -> float:

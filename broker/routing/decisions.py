@@ -31,47 +31,11 @@ from broker.errors import (
     OutcomeUnknown,
     UnavailableError,
 )
+from broker.operations.operation import RepeatEffect
 
 LOOK_AGAIN = frozenset({NoLeader.code, NotLeader.code, Forbidden.code})
 """A leader's refusals with these codes may disappear when the sender looks up the leader again. The sender has already
 checked the caller's rights, so *forbidden* means that the other node does not accept this node's secret yet."""
-
-
-class RepeatEffect(enum.Enum):
-    """The effect of repeating a request."""
-
-    READING = "reading"
-    """If no leader answers, any node can do it from storage."""
-    LED_READING = "led_reading"
-    """A read of the leader's memory. No other node can do it."""
-    POLL = "poll"
-    """A read that may wait. Any node can do it, too."""
-    KEYED = "keyed"
-    """Has only one effect under its key: publish and store."""
-    IDEMPOTENT = "idempotent"
-    """Has the same effect when done twice: rollback."""
-    ONCE = "once"
-    """Must not be sent again once it may have been done: create, update, delete."""
-
-    @property
-    def is_reading(self) -> bool:
-        """Return whether it has no effect."""
-        return self.is_for_any_node or self is RepeatEffect.LED_READING
-
-    @property
-    def is_for_any_node(self) -> bool:
-        """Return whether any node can answer it from storage."""
-        return self in (RepeatEffect.READING, RepeatEffect.POLL)
-
-    @property
-    def is_in_a_lane(self) -> bool:
-        """Return whether its order among other requests of the client counts."""
-        return self in (RepeatEffect.KEYED, RepeatEffect.IDEMPOTENT)
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Return whether it may be sent again although it may have been done."""
-        return self is not RepeatEffect.ONCE
 
 
 class Next(enum.Enum):

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from broker.clock import Clock
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent, json_of
 from broker.model import TopicId
+from broker.operations.operation import RepeatEffect
 from broker.routing.deadlines import on_the_wire_ms
-from broker.routing.decisions import RepeatEffect
 from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, RelayedAnswer, whole

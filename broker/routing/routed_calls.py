@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from broker.http.answer import HttpAnswer
 from broker.model import TopicId
-from broker.routing.decisions import PeerAnswer, RepeatEffect
+from broker.operations.operation import RepeatEffect
+from broker.routing.decisions import PeerAnswer
 from broker.routing.peers import RelayedAnswer
 
 MOVED = "Broker-Moved"

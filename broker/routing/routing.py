@@ -40,10 +40,10 @@ from broker.errors import BrokerError, NoLeader, NotLeader
 from broker.http.answer import NoAnswer, NotSent
 from broker.metrics import OK, Metrics
 from broker.model import TopicId
+from broker.operations.operation import RepeatEffect
 from broker.routing.decisions import (
     Next,
     PeerAnswer,
-    RepeatEffect,
     after_answer,
     after_loss,
     at_the_deadline,

@@ -15,6 +15,7 @@ from broker.coordination import instances
 from broker.coordination.claims import Written
 from broker.errors import NotFound
 from broker.model import MessageId, RowId, Topic, first_row_at
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 from broker.routing import deadlines
 from broker.routing.lanes import LaneDecision, ReceivedLanes
 from broker.storage.log_reader import LogReader
@@ -72,7 +73,7 @@ def _lane_order(_: Any) -> Any:
 def _deadline(_: Any) -> Any:
     def mutant(deadline_ms: int, monotonic: float, now_ms: int) -> float:
         del deadline_ms, now_ms
-        return monotonic + deadlines.REQUEST_TIMEOUT_S_MAX
+        return monotonic + REQUEST_TIMEOUT_S_MAX
 
     return mutant
 

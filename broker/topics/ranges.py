@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from broker.model import RowId, Topic, row_before
+from broker.operations.parameters import AMOUNT_MAX
 from broker.storage.gaps import Gap, decode_gaps, gaps_key
 from broker.storage.keys import LogId
 from broker.storage.ordinals import LogCount, Numbering
@@ -23,12 +24,8 @@ from broker.topics.surroundings import Surroundings
 
 KEPT_MAX: Final = 100_000
 """The most pages and entries kept in memory, of all topics together: about 30 MB."""
-PARTS_MAX: Final = 100
-"""The most parts of a range. Each part may end inside a page, which must be read then."""
 PAGES_A_PART: Final = 8
 """If parts have at least this many pages on average, they end where pages end, and no page is read for them."""
-AMOUNT_MAX: Final = 1 << 62
-"""More messages, or bytes, than any log has."""
 
 
 class RangeQuery(NamedTuple):

@@ -33,6 +33,7 @@ from broker.model import (
     row_id,
     unpack_row_id,
 )
+from broker.operations.media_types import AVRO
 from broker.wire.blocks import END
 from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, free
 from broker.wire.transaction import encode_transaction, transaction_steps
@@ -46,7 +47,7 @@ from broker.wire.varint import (
     read_size,
 )
 
-CONTENT_TYPE: Final = "avro/binary"
+CONTENT_TYPE: Final = AVRO
 
 _NULL_POINTER = b"\x02"
 _STEP_MESSAGES: Final = 4_096

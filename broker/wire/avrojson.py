@@ -34,6 +34,7 @@ from broker.model import (
     ShownMessage,
     unpack_row_id,
 )
+from broker.operations.media_types import AVRO_JSON
 from broker.wire.avro import (
     checked_limit,
     checked_message_id,
@@ -47,7 +48,7 @@ from broker.wire.read_steps import Steps, Take, free
 from broker.wire.transaction import transaction_steps
 from broker.wire.varint import INT_MAX, LONG_MAX
 
-CONTENT_TYPE: Final = "avro/json"
+CONTENT_TYPE: Final = AVRO_JSON
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
 """The longest answer to a publish that is read."""

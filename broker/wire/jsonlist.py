@@ -21,7 +21,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
-from broker.wire.jsontext import BYTES_MAX, decoder, parse_steps, too_many_values
+from broker.operations.operation import JSON_TEXT_BYTES_MAX as BYTES_MAX
+from broker.wire.jsontext import decoder, parse_steps, too_many_values
 from broker.wire.read_steps import STEP_BYTES, Steps
 
 WINDOW_BYTES: Final = 16 * 1024

@@ -24,10 +24,9 @@ from itertools import islice
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
+from broker.operations.operation import JSON_TEXT_BYTES_MAX as BYTES_MAX
 from broker.wire.read_steps import Steps, finish
 
-BYTES_MAX: Final = 2 * 1024 * 1024
-"""The longest text, and the longest message of a list. Python's parser takes up to 10 ms for it."""
 VALUES_MAX: Final = 100_000
 """The default for the maximum number of values in a text."""
 BRACKETS_MAX: Final = 2_000

@@ -20,12 +20,13 @@ from typing import Final
 
 from broker.errors import BadRequest, OutcomeUnknown, Unavailable
 from broker.model import Message, PublishRequest
+from broker.operations.media_types import MESSAGES
 from broker.wire import attributes, avro
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, finish, free
 from broker.wire.varint import Malformed, encode_bytes, encode_long, read_int, read_long, read_size
 
-CONTENT_TYPE: Final = "avro/message"
+CONTENT_TYPE: Final = MESSAGES
 
 _ONE_PAGE: Final = encode_long(1)
 _NO_ATTRIBUTES: Final = b"\0\0"

@@ -28,7 +28,6 @@ TTL = "ttl"
 GENERATION = "generation"
 PURGED = "purged_ms"
 TRANSACTIONS = "transactions"
-TTL_MAX_S: Final = (1 << 31) - 1
 PROPERTIES_BYTES_MAX: Final = 64 * 1024
 """The maximum size of the names and values of a topic's properties together, in UTF-8."""
 BODY_BYTES_MAX: Final = 8 * PROPERTIES_BYTES_MAX

@@ -31,7 +31,6 @@ from broker.wire import pointers
 from broker.wire.read_steps import Steps, Take, finish, free
 from broker.wire.thriftskip import FIELD, I32, I64, LIST, LIST_HEAD, STOP, Skipper
 
-THRIFT: Final = "application/x-thrift"
 """The content type of these bytes."""
 _FIELD_TYPES = {1: I64, 2: I64, 3: LIST, 4: LIST, 5: I64, 6: I32, 7: I64, 8: LIST, 9: I32}
 _SHORT, _LONG = 1, 2

@@ -25,10 +25,10 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from broker.api import routes
-from broker.api.openapi import OPERATIONS, make_document
+from broker.api.openapi import make_document
 from broker.clock import SystemClock
 from broker.config.sections import Config, LimitsConfig, TransactionsConfig
+from broker.operations.table import BY_NAME
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
@@ -88,8 +88,7 @@ schemathesis.openapi.media_type(AVRO, st.sampled_from(BODIES) | st.binary(max_si
 schemathesis.serializer.alias(AVRO_JSON, "application/json")
 schemathesis.openapi.media_type("application/octet-stream", st.binary(max_size=60))
 SCHEMA = schemathesis.openapi.from_dict(make_document())
-SHAPES = {shape.name: shape for shape in routes.SHAPES}
-OPERATION_NAMES = sorted(set(OPERATIONS) - ENDLESS)
+OPERATION_NAMES = sorted(set(BY_NAME) - ENDLESS)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +171,7 @@ def answers(url: str, name: str, mode: GenerationMode, known: dict[str, str]) ->
 
 @pytest.mark.parametrize("name", OPERATION_NAMES)
 def test_answers_to_allowed_requests(url: str, name: str) -> None:
-    template = SHAPES[name].template
+    template = BY_NAME[name].template
     known = {key: value for key, value in KNOWN.items() if f"{{{key}}}" in template}
     if name in {"create_topic", "delete_topic"}:
         known = {}
@@ -186,5 +185,5 @@ def test_answers_to_forbidden_requests(url: str, name: str) -> None:
 
 
 def test_only_endless_operations_are_left_out() -> None:
-    assert len(OPERATION_NAMES) == len(OPERATIONS) - len(ENDLESS)
-    assert set(OPERATIONS) >= ENDLESS | NOTHING_TO_GET_WRONG
+    assert len(OPERATION_NAMES) == len(BY_NAME) - len(ENDLESS)
+    assert set(BY_NAME) >= ENDLESS | NOTHING_TO_GET_WRONG

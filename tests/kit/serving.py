@@ -18,9 +18,8 @@ from aiohttp import ClientSession, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
-from broker.api.access import Authorize, allow_all
 from broker.api.cluster import ClusterView
-from broker.api.dispatch import Dispatch
+from broker.api.dispatch import Authorize, Dispatch, allow_all
 from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.router import Router

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from broker.api.routes import SHAPES, Shape
 from broker.clock import SystemClock
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
+from broker.operations.operation import Operation
+from broker.operations.table import OPERATIONS
 from broker.wire import avro, avrojson, messages, snapshotjson
 from broker.wire.attributes import encode as encode_attributes
 from tests.kit.request_bodies import poll_in_avro_json, publish_in_avro_json
@@ -68,8 +69,10 @@ class Grammar:
         """Draw all random numbers from ``rng``."""
         self._rng = rng
         self._now_ms = SystemClock().now_ms()
-        self._common = [shape for shape in SHAPES if shape.name not in RARE | STREAMS]
-        self._all = list(SHAPES)
+        self._common = [
+            operation for operation in OPERATIONS if operation.name not in RARE | STREAMS
+        ]
+        self._all = list(OPERATIONS)
         self._common += [s for s in self._common if s.name in OFTEN] * 4
         self._bodies: Mapping[str, Callable[[], tuple[str, bytes]]] = {
             "publish": self._publish,
@@ -90,17 +93,17 @@ class Grammar:
         rng = self._rng
         return self.of(rng.choice(self._common if rng.random() < 0.97 else self._all))
 
-    def of(self, shape: Shape) -> Case:
+    def of(self, operation: Operation) -> Case:
         """Make a case of this route."""
         headers: list[tuple[str, str]] = []
         body = b""
-        if make := self._bodies.get(shape.name):
+        if make := self._bodies.get(operation.name):
             content_type, body = make()
             headers.append(("Content-Type", content_type))
         if self._rng.random() < 0.3:
             headers += self._headers()
-        target = self._path(shape.template) + self._query(shape)
-        return Case(shape.name, shape.method, target, tuple(headers), body)
+        target = self._path(operation.template) + self._query(operation)
+        return Case(operation.name, operation.method, target, tuple(headers), body)
 
     # --- Parts of the head ------------------------------------------------------------------------
 
@@ -110,9 +113,9 @@ class Grammar:
         path = path.replace("{stage}", str(self.number())).replace("{node}", str(self.number()))
         return path.replace("{service}", "messaging.service")
 
-    def _query(self, shape: Shape) -> str:
+    def _query(self, operation: Operation) -> str:
         rng = self._rng
-        given = [name for name in shape.query if rng.random() < 0.4]
+        given = [name for name in operation.query if rng.random() < 0.4]
         if rng.random() < 0.02:
             given += rng.choices(("tll", "limit", "wait", "x"), k=2)
         pairs = [f"{name}={quote(self._parameter(name), safe=':')}" for name in given]

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from broker.api import bulk
-from broker.api.arrow import ARROW
 from broker.api.polls import BLOCKED_BY
 from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.operations.media_types import ARROW
 from broker.topics import streams, topics
 from broker.topics.pages import PollPage
 from broker.topics.topic_state import TopicState

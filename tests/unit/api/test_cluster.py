@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.clock import SystemClock
 from broker.coordination.placement import drain, pin
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
 from broker.model import TopicId
+from broker.operations.parameters import TOPICS_NAMED_MAX
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Record
@@ -171,7 +171,7 @@ async def test_others_get_less_time_than_the_request_has_left(few: FewNodes) -> 
     few.wrong[few.nodes[1].url] = None
     member = Broker(cluster=patient)
     found = member.dispatch.router.find("GET", STATUS)
-    assert found.route.name == "cluster"
+    assert found.route.operation.name == "cluster"
     answer = await member.answer("GET", STATUS, {}, deadline=few.clock.monotonic() + 0.1)
     assert answer.status == 200
     await member.close()

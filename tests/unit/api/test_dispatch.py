@@ -6,12 +6,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from broker.api.access import Action
-from broker.api.routes import SHAPES, Shape
 from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
 from broker.http.budget import Cut
 from broker.http.reply import Reply
 from broker.http.request import PathNames
+from broker.operations.operation import Action, Operation
+from broker.operations.table import OPERATIONS
 from tests.kit.serving import Broker, Http, topic_path
 
 
@@ -24,12 +24,12 @@ async def test_every_handler_is_authorized_first() -> None:
 
     broker = Broker(authorize=refuse)
     for route in broker.dispatch.router.routes:
-        target = route.template.format(
+        target = route.operation.template.format(
             namespace="n", topic="t", service="s", node="1", stage="7", cursor="c", transaction="7"
         )
-        reply = await broker.call(route.method, target)
+        reply = await broker.call(route.operation.method, target)
         assert (reply.status, reply.headers["Broker-Error"]) == (403, "forbidden"), route
-        assert asked[-1][1] is route.action
+        assert asked[-1][1] is route.operation.action
     assert {action for _, action, _ in asked} == set(Action)
     await broker.close()
 
@@ -119,15 +119,15 @@ async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) 
     assert missing.body == b"Problem accessing: /no/such/path. Reason: Not Found"
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 async def test_every_route_refuses_parameters_that_it_does_not_take(
-    http: Http, shape: Shape
+    http: Http, operation: Operation
 ) -> None:
-    path = re.sub(r"\{\w+\}", "t", shape.template)
-    reply = await http(shape.method, f"{path}?nonsense=1")
+    path = re.sub(r"\{\w+\}", "t", operation.template)
+    reply = await http(operation.method, f"{path}?nonsense=1")
     assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
-    taken = ", ".join(shape.query) or "none"
-    told = f"nonsense: there is no such parameter. {shape.method} {shape.template} takes {taken}."
+    taken = ", ".join(operation.query) or "none"
+    told = f"nonsense: there is no such parameter. {operation.method} {operation.template} takes {taken}."
     assert reply.body.decode() == told
 
 

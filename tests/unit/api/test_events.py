@@ -14,9 +14,10 @@ from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import HERE, Everything, TopicPlacement
 from broker.errors import Overloaded
 from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
-from broker.http.reply import MESSAGES, ChunkedReply
+from broker.http.reply import ChunkedReply
 from broker.http.request import PathNames, Request
 from broker.model import TopicId
+from broker.operations.media_types import MESSAGES
 from broker.testing.virtual_time import pass_time
 from broker.wire import messages
 from broker.wire.blocks import END

@@ -6,12 +6,12 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.api import body_reader
-from broker.api.routes import SNAPSHOT_BYTES_MAX
 from broker.config.sections import Config, LimitsConfig
 from broker.http.budget import BudgetKind, Budgets, Hold
 from broker.http.reply import ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
+from broker.operations.table import SNAPSHOT_BYTES_MAX
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.pointers import POINTERS_MAX

@@ -5,11 +5,10 @@ import gc
 
 import pytest
 
-from broker.api.routed import KINDS
-from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS
 from broker.config.sections import LimitsConfig
 from broker.model import PublishRequest, RollbackRange
-from broker.routing.decisions import RepeatEffect
+from broker.operations.operation import Answerer, RepeatEffect
+from broker.operations.table import OPERATIONS, TOPIC, TRANSACTIONS
 from broker.storage.table import Space
 from broker.testing.virtual_time import pass_time
 from broker.topics.topic_state import TopicState
@@ -27,17 +26,20 @@ BODIES = {
 }
 
 
-def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
+LED = {each.name: each.effect for each in OPERATIONS if each.by is Answerer.LEADER}
+
+
+def test_every_operation_about_a_topic_is_answered_by_its_leader() -> None:
     about_topics = {
-        shape.name for shape in SHAPES if shape.template.startswith((TOPIC, TRANSACTIONS))
+        each.name for each in OPERATIONS if each.template.startswith((TOPIC, TRANSACTIONS))
     }
-    # Polls have a handler of their own, streams of events are made of polls, and any node reads in bulk.
-    anywhere = {"poll", "events", "arrow", "arrow_as"}
+    # Streams of events are made of polls, and any node reads in bulk.
+    anywhere = {"events", "arrow", "arrow_as"}
     # Cursors are records, which change by compare-and-set wherever the request comes.
     anywhere |= {"cursors", "show_cursor", "put_cursor", "delete_cursor"}
     # Pruning reads records, and asks the service like a client.
     anywhere |= {"prune_plan", "prune_transactions"}
-    assert about_topics == set(KINDS) | anywhere
+    assert about_topics == set(LED) | anywhere
 
 
 VERBS = ("start", "can_commit", "commit", "abort", "invalidate", "checkpoint")
@@ -51,13 +53,13 @@ def test_only_repeatable_requests_are_sent_twice() -> None:
         "reset_transactions",
     }
     keyed = {"publish", "store", "store_staged"}
-    assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
-    assert {name for name, kind in KINDS.items() if kind is RepeatEffect.KEYED} == keyed
+    assert {name for name, effect in LED.items() if not effect.is_reading} == writes
+    assert {name for name, effect in LED.items() if effect is RepeatEffect.KEYED} == keyed
 
 
 def test_only_the_leader_of_the_service_answers_reads_of_transactions() -> None:
     led = {"list_transactions", "transactions_snapshot", "show_transaction"}
-    assert {name for name, kind in KINDS.items() if kind is RepeatEffect.LED_READING} == led
+    assert {name for name, effect in LED.items() if effect is RepeatEffect.LED_READING} == led
 
 
 @on_cluster(nodes=2)

@@ -1,11 +1,11 @@
 import pytest
 
-from broker.api.access import Action
 from broker.api.router import Route, Router
 from broker.errors import BadName, MethodNotAllowed, NotFound
 from broker.http.reply import EMPTY, Answer
 from broker.http.request import Request
 from broker.model import TopicId
+from broker.operations.operation import Action, Answerer, Operation, RepeatEffect
 
 TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
 
@@ -15,7 +15,10 @@ async def handler(_: Request) -> Answer:
 
 
 def route(name: str, method: str, template: str) -> Route:
-    return Route(name, method, template, Action.ADMIN, handler)
+    return Route(
+        Operation(name, method, template, Action.ADMIN, "", RepeatEffect.READING, Answerer.ANY),
+        handler,
+    )
 
 
 @pytest.fixture
@@ -34,10 +37,12 @@ def router() -> Router:
 
 def test_finds_the_route_and_the_names(router: Router) -> None:
     found = router.find("POST", "/v1/namespaces/ns1/topics/a-b/publish")
-    assert found.route.name == "publish"
+    assert found.route.operation.name == "publish"
     assert found.names.topic == TopicId("ns1", "a-b")
     assert router.find("GET", "/v1/namespaces/ns1/topics").names.namespace == "ns1"
-    assert router.find("GET", "/v3/system/services/any.thing/status").route.name == "status"
+    assert (
+        router.find("GET", "/v3/system/services/any.thing/status").route.operation.name == "status"
+    )
 
 
 def test_a_known_path_is_found_without_searching(router: Router) -> None:
@@ -78,7 +83,7 @@ def test_other_methods_of_a_known_path_are_not_allowed(router: Router) -> None:
 
 @pytest.mark.parametrize("path", ["/ping/", "/ping//"])
 def test_slashes_at_the_end_are_ignored(router: Router, path: str) -> None:
-    assert router.find("GET", path).route.name == "ping"
+    assert router.find("GET", path).route.operation.name == "ping"
 
 
 def test_several_slashes_in_a_row_are_one(router: Router) -> None:
@@ -94,7 +99,7 @@ def test_many_invented_paths_do_not_break_the_router(
         router.find("GET", f"/v1/namespaces/n/topics/t{number}")
     name = "t" * 10_000
     assert router.find("GET", f"/v1/namespaces/n/topics/{name}").names.topic == TopicId("n", name)
-    assert router.find("GET", "/ping").route.name == "ping"
+    assert router.find("GET", "/ping").route.operation.name == "ping"
 
 
 def test_two_routes_with_one_path_are_a_bug() -> None:

@@ -15,10 +15,11 @@ from broker.api.routed_polls import RoutedPolls
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import TopicPlacement
 from broker.http.answer import NoAnswer
-from broker.http.reply import AVRO, Reply
+from broker.http.reply import Reply
 from broker.http.request import PathNames, Request
 from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId
+from broker.operations.media_types import AVRO
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.peer_requests import Receiving

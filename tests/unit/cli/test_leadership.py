@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
-from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.cli import app, leadership
 from broker.client import outcomes
 from broker.client.protocol import ClientRequest, Reply
@@ -16,6 +15,7 @@ from broker.clock import SystemClock
 from broker.coordination.placement import drain, pin, read_placement
 from broker.coordination.ports import Contact
 from broker.model import TopicId
+from broker.operations.parameters import TOPICS_NAMED_MAX
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.testing.memory import MemoryRecords

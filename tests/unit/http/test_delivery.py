@@ -196,7 +196,10 @@ def serve_polls(broker: Broker, make: Callable[[], ChunkedReply]) -> None:
 
     routes = broker.dispatch.router.routes
     broker.dispatch.router = Router(
-        [route._replace(handler=handler) if route.name == "poll" else route for route in routes]
+        [
+            route._replace(handler=handler) if route.operation.name == "poll" else route
+            for route in routes
+        ]
     )
 
 

@@ -12,14 +12,8 @@ from broker.errors import (
     TopicNotFound,
     registry,
 )
-from broker.http.reply import (
-    JSON,
-    Reply,
-    error_reply,
-    json_reply,
-    names_json,
-    unexpected_reply,
-)
+from broker.http.reply import Reply, error_reply, json_reply, names_json, unexpected_reply
+from broker.operations.media_types import JSON
 
 
 def header(reply: Reply, name: str) -> str | None:

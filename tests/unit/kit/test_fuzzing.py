@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.routes import SHAPES
 from broker.model import Poll
+from broker.operations.table import OPERATIONS
 from broker.wire import avro
 from tests.kit.fuzzing.corpus import Answer, Corpus, load, save
 from tests.kit.fuzzing.grammar import Case, Grammar
@@ -22,7 +22,7 @@ def rng() -> random.Random:
 
 def test_there_are_cases_of_every_route(rng: random.Random) -> None:
     grammar = Grammar(rng)
-    assert {grammar.case().route for _ in range(20_000)} == {shape.name for shape in SHAPES}
+    assert {grammar.case().route for _ in range(20_000)} == {each.name for each in OPERATIONS}
 
 
 async def test_most_cases_of_the_grammar_are_well_formed(
@@ -31,10 +31,10 @@ async def test_most_cases_of_the_grammar_are_well_formed(
     """A grammar whose cases all fail the first check would find no errors behind it."""
     broker, grammar = Broker(), Grammar(rng)
     statuses: list[int] = []
-    for shape in SHAPES:
-        if shape.name in {"publish", "store", "poll", "rollback", "browse", "browse_as"}:
+    for operation in OPERATIONS:
+        if operation.name in {"publish", "store", "poll", "rollback", "browse", "browse_as"}:
             for _ in range(60):
-                case = grammar.of(shape)
+                case = grammar.of(operation)
                 answered = await broker.ask(case.method, case.target, case.body, dict(case.headers))
                 statuses.append(answered.status)
     await broker.close()

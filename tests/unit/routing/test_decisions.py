@@ -14,11 +14,11 @@ from broker.errors import (
     Unavailable,
     registry,
 )
+from broker.operations.operation import RepeatEffect
 from broker.routing.decisions import (
     SUCCESS,
     Next,
     PeerAnswer,
-    RepeatEffect,
     after_answer,
     after_loss,
     at_the_deadline,

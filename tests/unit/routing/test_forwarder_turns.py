@@ -8,7 +8,7 @@ from typing import ClassVar
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.model import TopicId
-from broker.routing.decisions import RepeatEffect
+from broker.operations.operation import RepeatEffect
 from broker.routing.forwarder import TURNS_MAX, Forwarder
 from broker.routing.nodeheaders import Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, RelayedAnswer

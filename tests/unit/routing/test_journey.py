@@ -16,7 +16,7 @@ from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.routing.decisions import RepeatEffect
+from broker.operations.operation import RepeatEffect
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.peers import RelayedAnswer

@@ -1,0 +1,1 @@
+"""The operations of the interface, each declared once."""
