@@ -34,6 +34,7 @@ ALLOWED = {
         "retries",
         "shield",
         "typed_options",
+        "operations",
         "user_code",
     )
 }

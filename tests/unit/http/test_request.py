@@ -1,7 +1,7 @@
 import pytest
 
 from broker.errors import BadRequest
-from broker.http.request import QUERY_FIELDS_MAX, Request, one_of, whole_number
+from broker.http.request import QUERY_FIELDS_MAX, Request
 
 
 def query(text: str) -> Request:
@@ -30,21 +30,6 @@ def test_no_query_is_empty() -> None:
 def test_a_query_that_cannot_be_read_is_malformed(text: str) -> None:
     with pytest.raises(BadRequest):
         _ = query(text).query
-
-
-def test_whole_numbers_have_bounds() -> None:
-    assert whole_number({"n": "7"}, "n", least=1, most=9, default=0) == 7
-    assert whole_number({}, "n", least=1, most=9, default=0) == 0
-    for text in ("0", "10", "-1", "+1", "1.0", "", " 1", "x", "9" * 5000, "\uff11"):
-        with pytest.raises(BadRequest, match="n must be"):
-            whole_number({"n": text}, "n", least=1, most=9, default=0)
-
-
-def test_choices_are_named_when_none_fits() -> None:
-    assert one_of({}, "order", ("asc", "desc")) == "asc"
-    assert one_of({"order": "desc"}, "order", ("asc", "desc")) == "desc"
-    with pytest.raises(BadRequest, match="asc, desc"):
-        one_of({"order": "up"}, "order", ("asc", "desc"))
 
 
 def test_asking_for_the_topic_of_a_path_without_one_is_a_bug() -> None:
