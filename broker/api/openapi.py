@@ -13,7 +13,14 @@ from broker.api.json_schemas import RESPONSES, SCHEMAS
 from broker.api.plainschemas import PLAIN_SCHEMAS
 from broker.api.transaction_schemas import TRANSACTION_SCHEMAS
 from broker.config.sections import LimitsConfig
-from broker.operations.operation import IN_PATH, STRING, Contents, Operation, Parameter, Schema
+from broker.operations.operation import (
+    IN_PATH,
+    STRING,
+    Contents,
+    DeclaredOperation,
+    Parameter,
+    Schema,
+)
 from broker.operations.parameters import GENERATION, IN_GENERATION, LEADER, TIMEOUT
 from broker.operations.table import OPERATIONS, TOPIC, TRANSACTIONS
 
@@ -44,7 +51,7 @@ def make_document(limits: LimitsConfig = _LIMITS) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, limits: LimitsConfig) -> Schema:
+def _described(operation: DeclaredOperation, limits: LimitsConfig) -> Schema:
     parameters, headers = operation.parameters, dict(operation.reply_headers)
     errors = {*_ALWAYS, *operation.errors}
     if operation.template.startswith((TOPIC, TRANSACTIONS)):

@@ -20,7 +20,7 @@ from broker.errors import MethodNotAllowed, NotFound
 from broker.http.reply import Answer
 from broker.http.request import NO_NAMES, PathNames, Request
 from broker.model import check_namespace, check_topic
-from broker.operations.operation import Operation
+from broker.operations.operation import DeclaredOperation
 from broker.topics.reserved import TRANSACTIONS
 
 PATHS_KEPT_MAX = 20_000
@@ -35,7 +35,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class Route(NamedTuple):
     """An operation and its handler on this node."""
 
-    operation: Operation
+    operation: DeclaredOperation
     handler: Handler
 
 

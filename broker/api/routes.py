@@ -32,7 +32,7 @@ from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
-from broker.operations.operation import Operation
+from broker.operations.operation import DeclaredOperation
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.topics.overdue import answered_in_time, in_time
 from broker.topics.topics import Topics
@@ -88,7 +88,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     ]
 
 
-def _of_role(operation: Operation, role: Role, handler: Handler) -> Handler:
+def _of_role(operation: DeclaredOperation, role: Role, handler: Handler) -> Handler:
     """Return the handler, or one that refuses each request if a node of this role does not serve the operation."""
     if role == Role.ALL or operation.role in ("", role):
         return handler

@@ -82,7 +82,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class WholeNumber(Parameter):
+class NumberParameter(Parameter):
     """A whole number with bounds."""
 
     default: int = 0
@@ -106,7 +106,7 @@ class WholeNumber(Parameter):
 
 
 @dataclass(frozen=True)
-class Choice(Parameter):
+class WordParameter(Parameter):
     """One of some words. The first one is the default."""
 
     def of(self, query: Mapping[str, str]) -> str:
@@ -119,7 +119,7 @@ class Choice(Parameter):
 
 
 @dataclass(frozen=True)
-class Life(Parameter):
+class SpanParameter(Parameter):
     """A span of whole seconds, at least one."""
 
     def of(self, query: Mapping[str, str]) -> int | None:
@@ -143,17 +143,17 @@ def header(name: str, text: str, schema: Schema) -> Parameter:
 
 def whole(
     name: str, text: str, least: int, most: int | str, default: int, *, shown: bool = True
-) -> WholeNumber:
+) -> NumberParameter:
     """Return a whole number. ``most`` may name a key of ``limits``. ``shown``: the document shows the default."""
     schema: Schema = {"type": "integer", "minimum": least, "maximum": most}
     if shown:
         schema["default"] = default
-    return WholeNumber(name, text, schema, default=default)
+    return NumberParameter(name, text, schema, default=default)
 
 
-def choice(name: str, text: str, *words: str, **more: Any) -> Choice:
+def choice(name: str, text: str, *words: str, **more: Any) -> WordParameter:
     """Return one of some words, the first of which is the default."""
-    return Choice(name, text, {**more, "enum": list(words), "default": words[0]})
+    return WordParameter(name, text, {**more, "enum": list(words), "default": words[0]})
 
 
 class Action(enum.StrEnum):
@@ -219,7 +219,7 @@ Contents = tuple[tuple[str, Schema], ...]
 """The media types that a body may have, each with its schema."""
 
 
-class Operation(NamedTuple):
+class DeclaredOperation(NamedTuple):
     """One operation of the interface.
 
     Attributes:

@@ -14,10 +14,10 @@ from broker.operations.operation import (
     STRING,
     TOPIC_NAME,
     TTL_SENT,
-    Choice,
-    Life,
     Parameter,
     Schema,
+    SpanParameter,
+    WordParameter,
     choice,
     header,
     whole,
@@ -33,7 +33,7 @@ REQUEST_TIMEOUT_S_MAX: Final = 300.0
 # --- Parameters of the query ----------------------------------------------------------------------
 
 _PLACE = "A message id (40 hex digits, or digits@generation), milliseconds since 1970, or a moment of RFC 3339"
-TTL: Final = Life(
+TTL: Final = SpanParameter(
     "ttl",
     "How long these messages live, in seconds or with a unit (`1d`); at most the topic's `ttl`.",
     TTL_SENT,
@@ -43,7 +43,7 @@ WAIT: Final = Parameter(
     "Seconds to wait for a message.",
     {"type": "number", "minimum": 0, "maximum": "wait_max_s"},
 )
-COMMITTED: Final = Choice(
+COMMITTED: Final = WordParameter(
     "committed",
     "`true`: only committed messages, by a new snapshot of the broker's transaction service.",
     {"type": "string", "enum": ["true", "false"], "default": "false"},

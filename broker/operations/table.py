@@ -30,7 +30,7 @@ from broker.operations.operation import (
     Action,
     Answerer,
     Contents,
-    Operation,
+    DeclaredOperation,
     RepeatEffect,
     of,
 )
@@ -97,13 +97,15 @@ _WRITE_ERRORS = ("404", "409", "422", "507")
 
 # --- The operations -------------------------------------------------------------------------------
 
-_admin = partial(Operation, action=Action.ADMIN, role="topics")
-_publish = partial(Operation, action=Action.PUBLISH, role="topics", by=_LEADER)
-_consume = partial(Operation, action=Action.CONSUME, role="topics", errors=("404",))
-_browse = partial(Operation, action=Action.BROWSE, role="topics", effect=_READ)
-_transaction = partial(Operation, action=Action.TRANSACTIONS, role="transactions", by=_LEADER)
-_cluster = partial(Operation, action=Action.CLUSTER, by=_ANY, errors=("404",))
-_node = partial(Operation, method="GET", action=Action.CLUSTER, effect=_READ, by=_NODE)
+_admin = partial(DeclaredOperation, action=Action.ADMIN, role="topics")
+_publish = partial(DeclaredOperation, action=Action.PUBLISH, role="topics", by=_LEADER)
+_consume = partial(DeclaredOperation, action=Action.CONSUME, role="topics", errors=("404",))
+_browse = partial(DeclaredOperation, action=Action.BROWSE, role="topics", effect=_READ)
+_transaction = partial(
+    DeclaredOperation, action=Action.TRANSACTIONS, role="transactions", by=_LEADER
+)
+_cluster = partial(DeclaredOperation, action=Action.CLUSTER, by=_ANY, errors=("404",))
+_node = partial(DeclaredOperation, method="GET", action=Action.CLUSTER, effect=_READ, by=_NODE)
 
 # fmt: off
 OPERATIONS: Final = (

@@ -14,6 +14,7 @@ from tests.tidy.sources import ROOT, text, tracked
 LINTER = Path(sys.executable).with_name("lint-imports")
 CLIENT_RESTS_ON = {
     "moments",
+    "operations",
     "places",
     "retries",
     "typed_options",

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from broker.clock import SystemClock
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
-from broker.operations.operation import Operation
+from broker.operations.operation import DeclaredOperation
 from broker.operations.table import OPERATIONS
 from broker.wire import avro, avrojson, messages, snapshotjson
 from broker.wire.attributes import encode as encode_attributes
@@ -93,7 +93,7 @@ class Grammar:
         rng = self._rng
         return self.of(rng.choice(self._common if rng.random() < 0.97 else self._all))
 
-    def of(self, operation: Operation) -> Case:
+    def of(self, operation: DeclaredOperation) -> Case:
         """Make a case of this route."""
         headers: list[tuple[str, str]] = []
         body = b""
@@ -113,7 +113,7 @@ class Grammar:
         path = path.replace("{stage}", str(self.number())).replace("{node}", str(self.number()))
         return path.replace("{service}", "messaging.service")
 
-    def _query(self, operation: Operation) -> str:
+    def _query(self, operation: DeclaredOperation) -> str:
         rng = self._rng
         given = [name for name in operation.query if rng.random() < 0.4]
         if rng.random() < 0.02:

@@ -10,7 +10,7 @@ from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
 from broker.http.budget import Cut
 from broker.http.reply import Reply
 from broker.http.request import PathNames
-from broker.operations.operation import Action, Operation
+from broker.operations.operation import Action, DeclaredOperation
 from broker.operations.table import OPERATIONS
 from tests.kit.serving import Broker, Http, topic_path
 
@@ -121,7 +121,7 @@ async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 async def test_every_route_refuses_parameters_that_it_does_not_take(
-    http: Http, operation: Operation
+    http: Http, operation: DeclaredOperation
 ) -> None:
     path = re.sub(r"\{\w+\}", "t", operation.template)
     reply = await http(operation.method, f"{path}?nonsense=1")

@@ -5,7 +5,7 @@ from broker.errors import BadName, MethodNotAllowed, NotFound
 from broker.http.reply import EMPTY, Answer
 from broker.http.request import Request
 from broker.model import TopicId
-from broker.operations.operation import Action, Answerer, Operation, RepeatEffect
+from broker.operations.operation import Action, Answerer, DeclaredOperation, RepeatEffect
 
 TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
 
@@ -16,7 +16,9 @@ async def handler(_: Request) -> Answer:
 
 def route(name: str, method: str, template: str) -> Route:
     return Route(
-        Operation(name, method, template, Action.ADMIN, "", RepeatEffect.READING, Answerer.ANY),
+        DeclaredOperation(
+            name, method, template, Action.ADMIN, "", RepeatEffect.READING, Answerer.ANY
+        ),
         handler,
     )
 
