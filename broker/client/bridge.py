@@ -12,7 +12,8 @@ thread to make a call, because handlers and participants belong to the thread th
   finalizers of collected objects. A call that would wait raises RuntimeError there; ``ask`` does not wait.
 * An error of any type crosses: futures take neither a StopIteration nor an exit of the program as they are.
 * The bridge ends when its client is closed, or at the exit of the program, while daemon threads still run. After
-  that, work is refused, and finalizers do not wait for a loop that has stopped.
+  that, work is refused, and finalizers do not wait for a loop that has stopped. A daemon thread that waits for work at
+  the exit ends with the program, without an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -42,6 +43,8 @@ EXIT_S: Final = 3.0
 """How long the exit of the program waits for the end of a bridge."""
 
 _OPEN: Final = weakref.WeakSet["Bridge"]()
+_exits: Final = threading.Event()
+"""Set at the exit of the program."""
 
 
 class Bridge:
@@ -73,6 +76,8 @@ class Bridge:
                 if not self._ended:
                     return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
         _give_up(work)
+        if not self.is_here:
+            _stay_at_exit()
         raise RuntimeError("This client is closed.")
 
     def ask(self, work: Awaitable[Any]) -> None:
@@ -96,8 +101,10 @@ class Bridge:
         future = self.submit(work)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:
             future.cancel()
+            if isinstance(error, CancelledError):
+                _stay_at_exit()
             raise
         finally:
             del future  # Without this, the error's traceback would hold the error.
@@ -174,6 +181,8 @@ class CallersThread(Executor):
                     interrupted()
             if interrupt is not None:
                 raise interrupt
+            if done.cancelled():
+                _stay_at_exit()
             return done.result()
         finally:
             del done, interrupt, interrupted
@@ -189,8 +198,14 @@ async def _awaited(work: Awaitable[T]) -> T:
     return await work
 
 
+def _stay_at_exit() -> None:
+    """At the exit of the program, keep a daemon thread here: the program ends it."""
+    if _exits.is_set() and threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()
+
+
 async def _end_others() -> None:
-    """Wait until every other task of the loop has ended: another thread may wait for its result.
+    """Wait until every other task of the loop has ended: another thread may wait for its result. Close iterators, too.
 
     The calls of a closed client end by themselves, within a few turns of the loop. Later ones are cancelled.
     """
@@ -201,11 +216,13 @@ async def _end_others() -> None:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=ENDING_S)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 @atexit.register
 def _end_all() -> None:
     """End the bridges of this process before Python stops its daemon threads."""
+    _exits.set()
     for bridge in tuple(_OPEN):
         if bridge.process_id == os.getpid():
             bridge.end(EXIT_S)

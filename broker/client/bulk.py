@@ -28,6 +28,7 @@ from broker.client.protocol import ClientRequest
 from broker.client.tail import ANSWER_S, Backoff, TailSource
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
+from broker.http.outbound import REPLY_BYTES_MAX
 from broker.model import MessageId, Snapshot
 from broker.operations.media_types import ARROW
 
@@ -188,6 +189,6 @@ def _body_bytes(metadata: memoryview) -> int:
             (found,) = _LONG.unpack_from(metadata, table + place)
     except struct.error:
         found = -1
-    if found < 0:
-        raise OutcomeUnknown("The answer has an Arrow message without a size.")
+    if not 0 <= found <= REPLY_BYTES_MAX:
+        raise OutcomeUnknown("The answer has an Arrow message of no possible size.")
     return found

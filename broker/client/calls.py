@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -14,7 +14,7 @@ from broker.client.blocked_polls import BLOCKED_BY, BlockedPolls
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.retrier import Retrier
 from broker.client.room import Room
-from broker.client.transport import StreamedReply, Transport
+from broker.client.transport import OpenedStream, StreamedReply, Transport
 from broker.errors import BodyTooLarge, UnavailableError
 from broker.http.outbound import REPLY_BYTES_MAX
 from broker.model import Message, PublishRequest
@@ -83,22 +83,24 @@ class Calls:
 
         return await self._retrier.run(request, attempt, ends=ends, waits_s=wait_s)
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self, request: ClientRequest, timeout_s: float
-    ) -> AsyncGenerator[StreamedReply]:
+    ) -> AbstractAsyncContextManager[StreamedReply]:
         """Send a read once, and yield its answer as a stream."""
-        self._retrier.loop()
-        async with self._transport.stream(request, timeout_s) as reply:
-            if not outcomes.is_success(reply.status):
+        return OpenedStream(partial(self._stream, request, timeout_s))
+
+    async def _stream(
+        self, request: ClientRequest, timeout_s: float, undo: AsyncExitStack
+    ) -> StreamedReply:
+        now_s = self._retrier.loop().time
+        reply = await undo.enter_async_context(self._transport.stream(request, timeout_s))
+        if not outcomes.is_success(reply.status):
+            async with within(request, now_s() + timeout_s):
                 body = await _whole(reply.chunks, ERROR_BYTES_MAX)
-                raise outcomes.error_of(
-                    request, Reply(reply.status, reply.headers, body, reply.url)
-                )
-            if request.topic is not None and request.path.partition("?")[0].endswith("/poll"):
-                now_s = asyncio.get_running_loop().time()
-                self._blocked.note(request.topic, reply.headers.get(BLOCKED_BY), now_s)
-            yield reply
+            raise outcomes.error_of(request, Reply(reply.status, reply.headers, body, reply.url))
+        if request.topic is not None and request.path.partition("?")[0].endswith("/poll"):
+            self._blocked.note(request.topic, reply.headers.get(BLOCKED_BY), now_s())
+        return reply
 
 
 @asynccontextmanager
@@ -130,8 +132,12 @@ async def pages(request: ClientRequest, reply: StreamedReply) -> AsyncGenerator[
     decoder = messages.decoder(reply.headers.get("content-type", messages.CONTENT_TYPE))
     if decoder is None:
         raise outcomes.foreign(request, reply)
+    waiting = 0
     async for chunk in reply.chunks:
         found = decoded(request, reply, partial(decoder.feed, chunk))
+        waiting = 0 if found else waiting + len(chunk)
+        if waiting > REPLY_BYTES_MAX:
+            raise outcomes.foreign(request, reply)
         if found:
             yield found
     decoded(request, reply, decoder.finish)

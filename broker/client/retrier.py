@@ -55,6 +55,11 @@ class Retrier:
         self.in_new_loop: Callable[[], None] = lambda: None
         """Called in the first call in another loop, after the former one has ended."""
 
+    @property
+    def deadline_s(self) -> float:
+        """The time limit of a call, in seconds."""
+        return self._settings.deadline_s
+
     def close(self) -> None:
         """End all waits. From now on no failure is retried."""
         self._closed.set()
@@ -101,7 +106,7 @@ class Retrier:
 
     def ends(self) -> float:
         """Return the deadline of a call that begins now, by the loop's clock. Raises RuntimeError, as ``loop`` does."""
-        return self.loop().time() + self._settings.deadline_s
+        return self.loop().time() + self.deadline_s
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the call that begins now.
@@ -156,7 +161,7 @@ class Retrier:
 
     def attempt_s(self, request: ClientRequest, left_s: float) -> float:
         """Return the time limit of one attempt. For a repeatable request it leaves time for a second attempt."""
-        longest_s = self._settings.deadline_s
+        longest_s = self.deadline_s
         if request.repeatable:
             longest_s /= 2
         return min(left_s, longest_s)

@@ -17,7 +17,8 @@ connection; then the tail asks another node at once.
 
 The tail yields messages while the answer still arrives. A slow consumer slows the connection down, and no
 messages pile up in memory. An answer without its final zero block was cut off. The tail treats it as a lost
-connection, never as the end.
+connection, never as the end. So it does with an answer that goes on for the wait and the client's ``deadline_s`` without a
+whole message.
 """
 
 from __future__ import annotations
@@ -115,8 +116,11 @@ class Backoff:
         return self._since + self._give_up_after_s - self._now_s()
 
     def ends(self, waits_s: float = 0) -> float:
-        """Return when it gives up without a success, by the loop's clock; ``waits_s`` is what the broker may wait."""
-        return self._now_s() + waits_s + max(0.0, self._left_s())
+        """Return by when the next part of an answer must come, by the loop's clock.
+
+        This is the deadline of a call that begins now, or when this gives up; ``waits_s`` is what the broker may wait.
+        """
+        return self._now_s() + waits_s + self.attempt_s(self._retrier.deadline_s)
 
     async def failed(self, error: BrokerError) -> None:
         """Wait before the next attempt. Raises the error if there is no time for one."""
@@ -187,6 +191,7 @@ async def events(
     same moment, however often the stream is resumed. The broker's ids of events have the topic's generation.
     """
     backoff = Backoff(source.retrier, None)
+    ends = partial(backoff.ends, SILENCE_S)
     place, last = start, None
     generation: int | None = None
     leaving = False
@@ -201,7 +206,7 @@ async def events(
         try:
             async with (
                 source.stream(request, SILENCE_S) as reply,
-                aclosing(_event_blocks(request, reply)) as blocks,
+                aclosing(each_within(request, _event_blocks(request, reply), ends)) as blocks,
             ):
                 generation = protocol.generation(reply.headers) or generation
                 # After a forwarded reply, ask the leader itself. If that is forwarded, too, it can't be reached: read on.

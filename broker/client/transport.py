@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
+
+from typing_extensions import override
 
 from broker.client import outcomes, protocol
 from broker.client.connection import ClientConnection
@@ -65,6 +67,29 @@ class StreamedReply(NamedTuple):
     def closing(self) -> bool:
         """True if the server closes the connection after it, as a node does that is about to stop."""
         return self.headers.get("connection", "").lower() == "close"
+
+
+class OpenedStream(AbstractAsyncContextManager[T]):
+    """A context that ``enter`` enters. What the exit must undo, it pushes on the stack that it gets.
+
+    Iterators use it in place of a generator with ``asynccontextmanager``. An iterator may be left open; at the end of a
+    loop asyncio closes all generators in any order, and such a context does not bear to be closed before its iterator.
+    """
+
+    def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[T]]) -> None:
+        self._enter = enter
+        self._undo = AsyncExitStack()
+
+    @override
+    async def __aenter__(self) -> T:
+        async with AsyncExitStack() as undo:
+            entered = await self._enter(undo)
+            self._undo = undo.pop_all()
+            return entered
+
+    @override
+    async def __aexit__(self, *_: object) -> None:
+        await self._undo.aclose()
 
 
 class Transport(Protocol):
@@ -221,25 +246,26 @@ class HttpTransport:
         except TimeoutError as error:
             raise outcomes.never_sent(NO_CONNECTION) from bare(error)
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self, request: ClientRequest, timeout_s: float
-    ) -> AsyncGenerator[StreamedReply]:
+    ) -> AbstractAsyncContextManager[StreamedReply]:
         """Send a read and yield its answer as a stream."""
+        return OpenedStream(partial(self._stream, request, timeout_s))
+
+    async def _stream(
+        self, request: ClientRequest, timeout_s: float, undo: AsyncExitStack
+    ) -> StreamedReply:
         self._check_loop()
         ends = _now() + timeout_s  # One limit for all nodes that are tried until one answers.
-        if not await self._reads.enter(timeout_s):
+        reads = self._reads
+        if not await reads.enter(timeout_s):
             raise outcomes.never_sent(NO_CONNECTION)
-        try:
-            begin = partial(self._begin, request, ends)
-            connection, streamed = await self._try_nodes(request.topic, begin, ends)
-            try:
-                yield self._streamed(connection, streamed, request, timeout_s)
-            finally:
-                streamed.close()
-                self._reads.put_back(connection)
-        finally:
-            self._reads.leave()
+        undo.callback(reads.leave)
+        begin = partial(self._begin, request, ends)
+        connection, streamed = await self._try_nodes(request.topic, begin, ends)
+        undo.callback(reads.put_back, connection)
+        undo.callback(streamed.close)
+        return self._streamed(connection, streamed, request, timeout_s)
 
     async def _begin(
         self, request: ClientRequest, ends: float, url: str, connect_s: float
@@ -300,11 +326,11 @@ class HttpTransport:
         if not await self._reads.enter(LOOK_S_MAX):
             return None
         try:
-            began = self._begin(request, _now() + LOOK_S_MAX, url, LOOK_S_MAX)
-            connection, streamed = await began
+            ends = _now() + LOOK_S_MAX
+            connection, streamed = await self._begin(request, ends, url, LOOK_S_MAX)
             try:
                 body = b""
-                while chunk := await connection.chunk(streamed, request, LOOK_S_MAX):
+                while chunk := await connection.chunk(streamed, request, max(0.0, ends - _now())):
                     body += chunk
                     if len(body) > LEADER_BYTES_MAX:
                         return None

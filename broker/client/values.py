@@ -182,7 +182,8 @@ class Settings:
         ca_file: a PEM file with the certificates to trust for https addresses, if not the system's.
         deadline_s: the time limit of a call, from the call on: with its retries and its waits for room, for earlier
             publishes and for a connection. For ``publish_later`` it is the time until the message is settled. The
-            wait of a poll is not included; an answer that is arriving is read to its end.
+            wait of a poll is not included. A tail or a stream of events has no such limit, but gives up an answer that
+            brings no whole message for so long, and asks again.
         connect_timeout_s: the time limit of one attempt to connect.
         retry_delay_min_s: the first pause before a retry; it doubles up to ``retry_delay_max_s``
             and is jittered. It is never shorter than the broker's ``Retry-After``.

@@ -216,6 +216,8 @@ class OutboundConnection(asyncio.Protocol):
 
     def _end(self, error: NoAnswer | NotSent) -> None:
         self._closing = True
+        if self._loop.is_closed():
+            return  # Its futures have no waiters any more, and its socket is closed with its transport.
         waiting, self._waiting = self._waiting, deque()
         for answer in waiting:
             if isinstance(answer, Streamed):

@@ -31,24 +31,41 @@ def run_program(program: str, *arguments: str) -> str:
 
 
 PROGRAM = """
-import sys
+import sys, threading
 from broker.client import SyncClient, TailOptions
 client = SyncClient(sys.argv[1])
 tail = client.tail("ns1/t1", options=TailOptions(page_messages_max=2))
 print(next(tail).payload)
 """
+READ = """
+import asyncio
+from broker.client import Client
+async def read():
+    global own, events, more
+    own = Client(sys.argv[1])
+    events, *more = [own.events('ns1/t1') for _ in range(4)]
+    for each in events, *more:
+        await anext(each)
+"""
+OPEN = {
+    "tail": "",
+    "events": "events = client.events('ns1/t1'); next(events)",
+    "closed events": "events = client.events('ns1/t1'); next(events); client.close()",
+    "reading": "pages = client.read_arrow('ns1/t1', through='00' * 20); next(pages)",
+    "later": "client.publish_later('ns1/t1', b'x')",
+    "a thread": "threading.Thread(target=list, args=(client.events('ns1/t1'),), daemon=True).start()",
+    "a subscriber": "mine = client.subscriber('ns1/t1', 'c', print)\n"
+    "threading.Thread(target=mine.run, daemon=True).start()",
+    "an iterator of a former loop": READ
+    + "loop = asyncio.new_event_loop(); loop.run_until_complete(read()); loop.close()\n"
+    + "asyncio.run(events.aclose())",
+    "iterators of a loop": READ + "asyncio.run(read())",
+}
 
 
-def test_a_program_with_an_open_tail_ends(url):
-    assert run_program(PROGRAM, url) == "b'0'\n"
-
-
-def test_a_program_ends_while_another_thread_waits(url):
-    waiting = (
-        "import threading\n"
-        "threading.Thread(target=lambda: list(client.tail('ns1/t1')), daemon=True).start()\n"
-    )
-    assert run_program(PROGRAM + waiting, url).startswith("b'0'\n")
+@pytest.mark.parametrize("name", OPEN)
+def test_a_program_ends_without_a_word_whatever_is_open(url, name):
+    assert run_program(PROGRAM + OPEN[name], url) == "b'0'\n"
 
 
 def test_a_client_that_is_used_after_the_end_says_so(url):

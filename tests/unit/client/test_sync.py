@@ -39,7 +39,7 @@ class Broker(BaseHTTPRequestHandler):
 
     It answers bulk reads with four messages in two batches.
 
-    It sends only the beginning of its answer to a poll of ``endless``.
+    It sends only the beginning of its answer to a poll of ``endless``, and one event of a stream.
     """
 
     protocol_version = "HTTP/1.1"
@@ -70,6 +70,14 @@ class Broker(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def do_GET(self):
+        if "/events" in self.path:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(b'data: {"id": "%s", "payload": "0"}\n\n' % bytes(20).hex().encode())
+            self.rfile.read(1)  # Until the client hangs up.
+            self.close_connection = True
+            return
         answer = test_bulk.stream([0, 1, 2], [3])
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
