@@ -13,7 +13,18 @@ import orjson
 
 from broker.api.router import Handler
 from broker.clock import Clock
-from broker.errors import BrokerError, OutcomeUnknown, RequestError, Unavailable, registry
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    RequestError,
+    Unavailable,
+    registry,
+)
+from broker.http.answer import HttpAnswer
 from broker.http.reply import Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
@@ -23,7 +34,11 @@ from broker.wire.transaction import decode_transaction
 
 DEADLINE_S: Final = 10.0
 _PATH: Final = "/v1/transactions"
-_BY_CODE: Final = {error.code: error for error in reversed(registry())}
+_FIRST: Final[list[type[BrokerError]]] = [BadRequest, NoLeader, Overloaded]
+"""The errors that stand for a code which others have, too."""
+_BY_CODE: Final = {
+    error.code: error for error in (*reversed(registry()), *_FIRST) if error is not NotLeader
+}
 
 
 class AnyService(Protocol):
@@ -117,7 +132,8 @@ class OwnService:
         reply = await handler(request)
         assert isinstance(reply, Reply), "these answers are no streams"
         if reply.status >= 400:
-            raise _error_of(reply)
+            headers = {header.lower(): value for header, value in reply.headers}
+            raise error_of(HttpAnswer(reply.status, headers, bytes(reply.body)))
         return reply
 
 
@@ -126,14 +142,13 @@ def _object(reply: Reply) -> dict[str, Any]:
     return value
 
 
-def _error_of(reply: Reply) -> BrokerError:
+def error_of(reply: HttpAnswer) -> BrokerError:
     """Return the error in another node's reply. Its body is JSON or plain text, as the request asked for."""
-    headers = dict(reply.headers)
     try:
-        message = str(_object(reply)["message"])
+        message = str(orjson.loads(reply.body)["message"])
     except (ValueError, KeyError, TypeError):
-        message = bytes(reply.body).decode("utf-8", "replace")
-    if headers.get("Broker-Outcome") != "refused":
+        message = reply.body.decode("utf-8", "replace")
+    if reply.headers.get("broker-outcome") != "refused":
         return OutcomeUnknown(message)
     other = RequestError if reply.status < 500 else Unavailable
-    return _BY_CODE.get(headers.get("Broker-Error", ""), other)(message)
+    return _BY_CODE.get(reply.headers.get("broker-error", ""), other)(message)

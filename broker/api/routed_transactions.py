@@ -10,29 +10,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
-from broker.errors import (
-    BadRequest,
-    BrokerError,
-    ChangesTooLarge,
-    NoLeader,
-    OutcomeUnknown,
-    Overloaded,
-    RequestError,
-    StorageFull,
-    TransactionConflict,
-    TransactionNotInProgress,
-    Unavailable,
-)
-from broker.http.answer import HttpAnswer
+from broker.api.own_service import error_of
+from broker.errors import OutcomeUnknown
 from broker.model import Snapshot
 from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.table import BY_NAME
 from broker.operations.table import TRANSACTIONS as PATH
-from broker.routing.routed_calls import ERROR, OUTCOME, Call, Relayed
+from broker.routing.routed_calls import Call, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
@@ -40,19 +28,6 @@ from broker.wire.json_numbers import shown_long
 from broker.wire.transaction import decode_transaction
 
 Result = TypeVar("Result")
-
-_ERRORS: Final[Mapping[str, type[BrokerError]]] = {
-    error.code: error
-    for error in (
-        BadRequest,
-        ChangesTooLarge,
-        NoLeader,
-        Overloaded,
-        StorageFull,
-        TransactionConflict,
-        TransactionNotInProgress,
-    )
-}
 
 
 class RoutedTransactions:
@@ -209,21 +184,6 @@ class RoutedTransactions:
             raise OutcomeUnknown(
                 f"{answer.reply.url} answered, but not as a node does: {error}"
             ) from error
-
-
-def error_of(reply: HttpAnswer) -> BrokerError:
-    """Return the error in another node's reply."""
-    code, refused = reply.headers.get(ERROR, ""), reply.headers.get(OUTCOME) == "refused"
-    try:
-        message = str(orjson.loads(reply.body)["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = reply.body.decode("utf-8", "replace")
-    if not refused:
-        return OutcomeUnknown(message)
-    known = _ERRORS.get(code)
-    if known is not None:
-        return known(message)
-    return RequestError(message) if reply.status < 500 else Unavailable(message)
 
 
 def _read_nothing(_: bytes) -> None:

@@ -7,14 +7,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from broker.api.routed_transactions import RoutedTransactions, error_of
+from broker.api.own_service import error_of
+from broker.api.routed_transactions import RoutedTransactions
 from broker.errors import (
     BadRequest,
     BrokerError,
     NoLeader,
     OutcomeUnknown,
+    Overloaded,
     RequestError,
     TransactionConflict,
+    TransactionFenced,
     TransactionNotInProgress,
     Unavailable,
 )
@@ -119,6 +122,10 @@ async def test_without_a_leader_nothing_is_done(cluster: HttpCluster) -> None:
     ("status", "code", "outcome", "expected"),
     [
         (409, "transaction_conflict", "refused", TransactionConflict),
+        (409, "transaction_fenced", "refused", TransactionFenced),
+        (503, "no_leader", "refused", NoLeader),
+        (503, "not_leader", "refused", Unavailable),
+        (503, "overloaded", "refused", Overloaded),
         (400, "something new", "refused", RequestError),
         (503, "something new", "refused", Unavailable),
         (409, "transaction_conflict", "unknown", OutcomeUnknown),
